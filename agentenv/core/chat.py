@@ -3,20 +3,56 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from agentenv.core.images import ImageReader, expanded, images_of, refuse_images
 from agentenv.core.model_families import family_of
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
 
 _SAID = "Tuvq7."  # stands in no template
+TEXT_ALONE = (
+    "the policy reads text alone: take a vision-language model (Qwen2-VL, Qwen2.5-VL, Qwen3-VL) whose folder has its "
+    "preprocessor_config.json, or set the environment's option pixels=false"
+)
+"""Why an image is refused where a chat format has no ``ImageReader``."""
+_INLINE = "the format 'inline' has no place for one: use the format 'template' or 'native', or pixels=false"
 
 
-def _plain(messages: Sequence[Message], tokenizer: Any) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": defused(message.text, tokenizer)} for message in messages]
+def _plain(
+    messages: Sequence[Message], tokenizer: Any, reader: ImageReader | None = None
+) -> list[dict[str, Any]]:
+    return [{"role": message.role, "content": content_of(message, tokenizer, reader)} for message in messages]
 
 
-def defused(text: str, tokenizer: Any) -> str:
+def content_of(
+    message: Message, tokenizer: Any, reader: ImageReader | None = None
+) -> str | list[dict[str, str]]:
+    """What a chat template takes as the content of ``message``: its text, or a list of its parts where there is an image."""
+    if isinstance(message.content, str) or not images_of([message]):
+        return defused(message.text, tokenizer, reader)
+    return [
+        {"type": "image"}
+        if part.kind == "image"
+        else {"type": "text", "text": defused(part.text, tokenizer, reader)}
+        for part in message.content
+    ]
+
+
+def encode_shown(tokenizer: Any, text: str, messages: Sequence[Any], reader: ImageReader | None) -> list[int]:
+    """The ids of what a chat template made of ``messages``, with as many placeholders as their images have tokens.
+
+    Raises:
+        ConfigurationError: the template shows fewer or more images than there are.
+        EnvFault: an image cannot be read.
+    """
+    ids = _encode(tokenizer, text)
+    images = images_of(messages)
+    return ids if reader is None or not images else expanded(ids, images, reader)
+
+
+def defused(text: str, tokenizer: Any, reader: ImageReader | None = None) -> str:
     """``text`` in which no control token can be read: a page that quotes ``<|im_end|>`` must not end a turn."""
-    for token in getattr(tokenizer, "all_special_tokens", ()):
+    placeholder = () if reader is None else (tokenizer.decode([reader.placeholder]),)
+    for token in (*getattr(tokenizer, "all_special_tokens", ()), *placeholder):
         text = text.replace(token, f"{token[:1]} {token[1:]}")
     return text
 
@@ -32,7 +68,12 @@ class InlineFormat:
         self._tokenizer = tokenizer
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The opening messages under the chat template, then the head of the assistant turn."""
+        """The opening messages under the chat template, then the head of the assistant turn.
+
+        Raises:
+            ConfigurationError: there is an image among them.
+        """
+        refuse_images(messages, _INLINE)
         if self._tokenizer.chat_template is None:
             text = "\n\n".join(message.text for message in messages) + "\n"
         else:
@@ -40,7 +81,12 @@ class InlineFormat:
         return _encode(self._tokenizer, text)
 
     def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """``ids``, then the text of the observation and nothing around it."""
+        """``ids``, then the text of the observation and nothing around it.
+
+        Raises:
+            ConfigurationError: there is an image in it.
+        """
+        refuse_images(messages, _INLINE)
         text = "".join(defused(message.text, self._tokenizer) for message in messages)
         return [*ids, *_encode(self._tokenizer, text)]
 
@@ -56,12 +102,15 @@ class TemplateFormat:
     template that renders earlier turns the same way whatever follows them can be used.
     """
 
-    def __init__(self, tokenizer: Any, ends: Collection[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, ends: Collection[int] = (), *, image_reader: ImageReader | None = None
+    ) -> None:
         """Checks the template.
 
         Args:
             tokenizer: With a chat template.
             ends: Ids beside the template's own with which the policy may end a turn.
+            image_reader: Of the policy; None where it reads text alone.
 
         Raises:
             ConfigurationError: the tokenizer has no chat template or no end-of-turn token.
@@ -76,23 +125,37 @@ class TemplateFormat:
         self._end = end
         self._mark = tokenizer.eos_token if end == tokenizer.eos_token_id else tokenizer.decode([end])
         self._ends = {end, *ends}
+        self.image_reader = image_reader
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The opening messages, then the head of the first assistant turn."""
-        return _encode(
-            self._tokenizer, _render(self._tokenizer, _plain(messages, self._tokenizer), open_assistant=True)
-        )
+        """The opening messages, then the head of the first assistant turn.
+
+        Raises:
+            ConfigurationError: there is an image among them that the policy or its template cannot show.
+            EnvFault: an image cannot be read.
+        """
+        self._refuse(messages)
+        form = _plain(messages, self._tokenizer, self.image_reader)
+        text = _render(self._tokenizer, form, open_assistant=True)
+        return encode_shown(self._tokenizer, text, messages, self.image_reader)
+
+    def _refuse(self, messages: Sequence[Message]) -> None:
+        if self.image_reader is None:
+            refuse_images(messages, TEXT_ALONE)
 
     def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """``ids`` (which end with the end-of-turn token), then the observation and the head of the next turn.
 
         Raises:
             ConfigurationError: the template rewrites earlier turns when a message follows, or ends them with
-                another mark than its end-of-turn token.
+                another mark than its end-of-turn token, or there is an image that cannot be shown.
+            EnvFault: an image cannot be read.
         """
+        self._refuse(messages)
         opening = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
         before = _render(self._tokenizer, opening, open_assistant=False)
-        after = _render(self._tokenizer, opening + _plain(messages, self._tokenizer), open_assistant=True)
+        form = _plain(messages, self._tokenizer, self.image_reader)
+        after = _render(self._tokenizer, opening + form, open_assistant=True)
         end = self._mark
         head = before[: before.rfind(end) + len(end)]
         if end not in before or not after.startswith(head):
@@ -100,7 +163,7 @@ class TemplateFormat:
                 "the chat template rewrites an earlier turn when a message follows it, or does not end it "
                 f"with {end!r}; use the inline format"
             )
-        return [*ids, *_encode(self._tokenizer, after[len(head) :])]
+        return [*ids, *encode_shown(self._tokenizer, after[len(head) :], messages, self.image_reader)]
 
     def closing(self, ids: Sequence[int]) -> list[int]:
         """The template's end-of-turn token where the policy sampled no end."""
@@ -146,7 +209,7 @@ def _family_ends(tokenizer: Any) -> list[int]:
     return [ids[name] for name in names if name in ids]
 
 
-def _render(tokenizer: Any, messages: list[dict[str, str]], *, open_assistant: bool) -> str:
+def _render(tokenizer: Any, messages: list[dict[str, Any]], *, open_assistant: bool) -> str:
     text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_assistant)
     return text
 

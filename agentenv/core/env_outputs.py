@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from agentenv.core.episodes import replace_surrogates
+from agentenv.core.images import images_of
 from agentenv.core.types import (
     EndReason,
     Info,
@@ -25,6 +26,7 @@ from agentenv.errors import EnvFault
 
 TOKEN_CHARS = 128
 """Characters that one token stands for at most, as runs of spaces do in common vocabularies."""
+_PNG = b"\x89PNG"
 _MOST_CHARS = 8_000_000
 _MOST_REWARD = 1e15
 """Beyond it the squares of rewards are no numbers of 32 bits any more."""
@@ -142,6 +144,9 @@ def _check_form(message: Any, what: str) -> None:
     parts = isinstance(content, tuple) and all(isinstance(part, MessagePart) for part in content)
     if not (isinstance(content, str) or (parts and all(isinstance(part.text, str) for part in content))):
         raise EnvFault(f"{what} gave a message of {_shown(content)}; it must be text or a tuple of Part")
+    for image in images_of([message]):
+        if not (isinstance(image, bytes) and image.startswith(_PNG)):
+            raise EnvFault(f"{what} gave {_shown(image)} as an image; it must be the bytes of a PNG")
 
 
 def _cut(observation: Observation, most: int) -> Observation:

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from agentenv.core.conversation import Conversation
 from agentenv.core.env import Env
-from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
+from agentenv.core.images import PlacedImage
+from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn, placed_in
 from agentenv.core.types import EndReason, Observation, Task
 from agentenv.core.validation import Frozen
 from agentenv.errors import ContextTooSmall, Fault
@@ -85,6 +86,11 @@ class EpisodeState:
         """Sum of the rewards so far."""
         return sum(turn.reward for turn in self.turns)
 
+    @property
+    def images(self) -> tuple[PlacedImage, ...]:
+        """The images of the current row, with their places in it."""
+        return placed_in([segment for segment in self.segments if segment.row == self.row])
+
     def copy(self) -> "EpisodeState":
         """A copy of the state that an episode can return to. The environment is not copied."""
         return replace(self, ids=[*self.ids], segments=[*self.segments], turns=[*self.turns])
@@ -95,11 +101,11 @@ class EpisodeState:
             self.segments.append(Segment(kind, tuple(ids), turn, row=self.row, **extra))
             self.ids.extend(ids)
 
-    def reopen(self, ids: Sequence[int], turn: int) -> None:
-        """Opens a new row with ``ids``, which did not extend the current one."""
+    def reopen(self, ids: Sequence[int], turn: int, images: tuple[PlacedImage, ...] = ()) -> None:
+        """Opens a new row with ``ids`` and ``images``, which did not extend the current one."""
         self.row += 1
         self.ids = []
-        self.add(SegmentKind.PROMPT, ids, turn)
+        self.add(SegmentKind.PROMPT, ids, turn, images=images)
 
     def close(self, reward: float, end: EndReason, info: dict[str, Any], error: str = "") -> None:
         """Ends the episode."""

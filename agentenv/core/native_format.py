@@ -13,8 +13,9 @@ from datetime import date
 from typing import Any
 
 from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
-from agentenv.core.chat import defused, end_of_turn
+from agentenv.core.chat import TEXT_ALONE, content_of, defused, encode_shown, end_of_turn
 from agentenv.core.conversation import Conversation, Unrenderable
+from agentenv.core.images import ImageReader, refuse_images
 from agentenv.core.model_families import Family, family_of, get_family
 from agentenv.core.tool_replies import call_id
 from agentenv.core.types import Message
@@ -35,6 +36,7 @@ class NativeFormat:
         family: str = "",
         options: Mapping[str, Any] | None = None,
         ends: Collection[int] = (),
+        image_reader: ImageReader | None = None,
     ) -> None:
         """Checks the template.
 
@@ -43,6 +45,7 @@ class NativeFormat:
             family: Name of the model family; empty reads it from the template.
             options: Arguments of the template, such as ``enable_thinking``; ``date`` is what a template takes for today.
             ends: Ids with which the policy ends a turn.
+            image_reader: Of the policy; None where it reads text alone.
 
         Raises:
             ConfigurationError: no chat template, or one that cannot be rendered or ends no turn.
@@ -56,6 +59,7 @@ class NativeFormat:
         self._template = _default_template(tokenizer)
         self.family: Family = get_family(family) if family else family_of(self._template)
         self._options = _template_options(options or {})
+        self.image_reader = image_reader
         self._ends = set(ends)
         self._closers = self._closing_texts(ends)
         self._thinking_key, self._json_arguments, self._tool_without_call = "", False, False
@@ -68,7 +72,7 @@ class NativeFormat:
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a prompt without tools."""
-        return self._encode(self._render(messages, ()))
+        return self._encode(self._render(messages, ()), messages)
 
     def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """Refuses: what a message becomes depends on the conversation before it.
@@ -95,7 +99,7 @@ class NativeFormat:
         """
         self._check(tools)
         text = self._render(messages, tools)
-        return Conversation(self.family, tuple(messages), tuple(tools), text), self._encode(text)
+        return Conversation(self.family, tuple(messages), tuple(tools), text), self._encode(text, messages)
 
     def go_on(
         self, ids: Sequence[int], conversation: Conversation, new: Sequence[Message]
@@ -118,8 +122,8 @@ class NativeFormat:
         except ConfigurationError as error:
             raise Unrenderable(str(error)) from error
         later = replace(conversation, messages=messages, prompt=after)
-        added = self._after_end(ids, self._encode(rest)) if rest is not None else None
-        return later, self._encode(after) if added is None else [*ids, *added]
+        added = self._after_end(ids, self._encode(rest, new)) if rest is not None else None
+        return later, self._encode(after, messages) if added is None else [*ids, *added]
 
     def _after_end(self, ids: Sequence[int], added: list[int]) -> list[int] | None:
         """``added`` without the end of the turn where that was sampled; None where another one was."""
@@ -152,6 +156,8 @@ class NativeFormat:
         *,
         open_assistant: bool = True,
     ) -> str:
+        if self.image_reader is None:
+            refuse_images(messages, TEXT_ALONE)
         texts: dict[str, str] = {}
         form = [self._message(message, texts) for message in messages]
         try:
@@ -175,9 +181,9 @@ class NativeFormat:
     def _message(self, message: Message | AssistantTurn, texts: dict[str, str]) -> dict[str, Any]:
         if isinstance(message, AssistantTurn):
             return self._assistant(message)
-        text = defused(message.text, self._tokenizer)
+        text = defused(message.text, self._tokenizer, self.image_reader)
         if message.role != "tool":
-            return {"role": message.role, "content": text}
+            return {"role": message.role, "content": content_of(message, self._tokenizer, self.image_reader)}
         if self._in_users_name(message):
             return {"role": "user", "content": text}
         if self.family.plain_results:
@@ -192,13 +198,15 @@ class NativeFormat:
 
     def _assistant(self, turn: AssistantTurn) -> dict[str, Any]:
         raw = [call.text for call in turn.calls if isinstance(call, MalformedCall)]
-        content = defused("\n".join(part for part in (turn.content, *raw) if part), self._tokenizer)
+        content = defused(
+            "\n".join(part for part in (turn.content, *raw) if part), self._tokenizer, self.image_reader
+        )
         calls = [
             self._call(call, place) for place, call in enumerate(turn.calls) if isinstance(call, NativeCall)
         ]
         form: dict[str, Any] = {"role": "assistant", "content": content}
         if turn.thinking:
-            thinking = defused(turn.thinking, self._tokenizer)
+            thinking = defused(turn.thinking, self._tokenizer, self.image_reader)
             if self._thinking_key:
                 form[self._thinking_key] = thinking
             else:
@@ -216,9 +224,8 @@ class NativeFormat:
         function = {"name": call.name, "arguments": arguments}
         return {"type": "function", "id": call.id or call_id(place), "function": function}
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
+    def _encode(self, text: str, messages: Sequence[Message | AssistantTurn]) -> list[int]:
+        return encode_shown(self._tokenizer, text, messages, self.image_reader)
 
     def _check(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """Tries the template on a conversation that is made up.

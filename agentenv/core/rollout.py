@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 from agentenv.core.acting import act, capture, check_task, fork, opening_of, release, rewind, step_env
 from agentenv.core.concurrency.batching import DeterministicBatcher
@@ -13,6 +14,7 @@ from agentenv.core.concurrency.deadlines import within
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.conversation import Unrenderable
 from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, never_fitted, replace_surrogates
+from agentenv.core.images import ImageReader, PlacedImage, images_of, placed
 from agentenv.core.native_format import NativeFormat
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.trajectory import SegmentKind, Trajectory
@@ -52,7 +54,8 @@ async def open_episode(
     spec.env.native = isinstance(chat, NativeFormat)
     try:
         state.prompt = await opening_of(spec, config)
-        state.add(SegmentKind.PROMPT, _opened(state, chat, state.prompt), 0)
+        ids = _opened(state, chat, state.prompt)
+        state.add(SegmentKind.PROMPT, ids, 0, images=_placed(chat, ids, state.prompt))
     except ConfigurationError:
         raise
     except Exception as error:
@@ -71,6 +74,12 @@ def _opened(state: EpisodeState, chat: ChatFormat, messages: Observation) -> lis
     tools = [tool.to_openai() for tool in state.spec.env.native_tools()]
     state.conversation, ids = chat.open(messages, tools)
     return ids
+
+
+def _placed(chat: ChatFormat, ids: Sequence[int], messages: Sequence[object]) -> tuple[PlacedImage, ...]:
+    """Where the images of ``messages`` stand in what ``chat`` made of them; none where the format does not place them."""
+    reader: ImageReader | None = getattr(chat, "image_reader", None)
+    return placed(ids, images_of(messages), reader) if reader is not None else ()
 
 
 async def play(state: EpisodeState, policy: Policy, chat: ChatFormat, config: RolloutConfig) -> Trajectory:
@@ -161,7 +170,9 @@ async def _generate(
         stop=() if state.conversation is not None else config.stop,  # natively, tokens end a turn
         seed=state.spec.seed * 1_000_003 + len(state.turns) + (attempt << 52),
     )
-    generating = policy.generate(state.ids, sampling, episode=state.episode)
+    images = state.images
+    shown: dict[str, Any] = {"images": images} if images else {}  # policies of text alone do not take them
+    generating = policy.generate(state.ids, sampling, episode=state.episode, **shown)
     completion = await within(config.deadline_s, generating, PolicyFault("the policy"))
     if completion.exact_tokens and not all(map(math.isfinite, completion.logprobs)):
         raise PolicyFault("the policy's log-probs are not finite: its weights have diverged or overflow")
@@ -194,7 +205,8 @@ def _append(state: EpisodeState, chat: ChatFormat, observation: Observation, lim
     turn = len(state.turns) - 1
     format_tokens = chat.closing(state.ids)
     held = [*state.ids, *format_tokens]
-    if observation and observation[0].role == "system":
+    whole = observation and observation[0].role == "system"
+    if whole:
         extended = _opened(state, chat, observation)
     elif isinstance(chat, NativeFormat) and state.conversation is not None:
         state.conversation, extended = chat.go_on(held, state.conversation, observation)
@@ -202,11 +214,20 @@ def _append(state: EpisodeState, chat: ChatFormat, observation: Observation, lim
         extended = chat.extend(held, observation)
     if len(extended) >= limit:
         state.ids = extended
-    elif extended[: len(held)] != held:
-        state.reopen(extended, turn + 1)
+        return
+    goes_on = extended[: len(held)] == held
+    if goes_on and not whole:
+        new = _placed(chat, extended[len(held) :], observation)
+        images = (*state.images, *(image.moved(len(held)) for image in new))
     else:
-        state.add(SegmentKind.FORMAT, format_tokens, turn)
-        state.add(SegmentKind.ENV, extended[len(held) :], turn)
+        messages = observation if state.conversation is None else state.conversation.messages
+        images = _placed(chat, extended, messages)
+    if not goes_on or images[: len(state.images)] != state.images:
+        state.reopen(extended, turn + 1, images)
+        return
+    added = tuple(image.moved(-len(held)) for image in images[len(state.images) :])
+    state.add(SegmentKind.FORMAT, format_tokens, turn)
+    state.add(SegmentKind.ENV, extended[len(held) :], turn, images=added)
 
 
 async def rollout(

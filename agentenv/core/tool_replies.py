@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentenv.core.assistant_turns import AssistantTurn, Call, MalformedCall
-from agentenv.core.types import Message, Observation
+from agentenv.core.types import Message, MessagePart, Observation
 
 NOT_RUN = "Only the first tool call of a turn is run; this one was not."
 
@@ -13,8 +13,13 @@ def replies(turn: AssistantTurn, observation: Observation) -> Observation:
     """``observation`` with one message of the role ``tool`` for each call of ``turn``, in their order.
 
     What a tool said where nothing was called goes in the user's name: it answers no call. A malformed call is told what is
-    wrong with it. Where the environment shows one thing for several calls, it answers the first that could be read.
+    wrong with it. Where the environment shows one thing for several calls, it answers the first that could be read. Images
+    of results follow in the user's name, as templates show none in a result.
     """
+    shown = tuple(part for message in observation for part in _images(message) if message.role == "tool")
+    observation = tuple(replace(m, content=m.text) if m.role == "tool" else m for m in observation)
+    if shown:
+        observation = (*observation, Message("user", shown))
     texts = [message.text for message in observation if message.role == "tool"]
     others = [message for message in observation if message.role != "tool"]
     if not turn.calls:
@@ -24,11 +29,15 @@ def replies(turn: AssistantTurn, observation: Observation) -> Observation:
         )
     if not texts and others:
         return tuple(others)
-    shown = _shared_out(turn.calls, texts)
+    told = _shared_out(turn.calls, texts)
     answers = (
-        _answer(call, text, place) for place, (call, text) in enumerate(zip(turn.calls, shown, strict=True))
+        _answer(call, text, place) for place, (call, text) in enumerate(zip(turn.calls, told, strict=True))
     )
     return (*answers, *others)
+
+
+def _images(message: Message) -> tuple[MessagePart, ...]:
+    return () if isinstance(message.content, str) else tuple(p for p in message.content if p.kind == "image")
 
 
 def _shared_out(calls: Sequence[Call], texts: Sequence[str]) -> list[str]:

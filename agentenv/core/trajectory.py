@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agentenv.core.images import PlacedImage
 from agentenv.core.scene import TurnScene
 from agentenv.core.types import EndReason, Message, Observation, Task, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError
@@ -66,6 +67,8 @@ class Segment:
     not trained."""
     row: int = 0
     """A row is one token sequence. A new row is opened when a prompt does not begin with the ids so far."""
+    images: tuple[PlacedImage, ...] = ()
+    """The images that some of the ids stand for, in the order of their places, which count from the segment's first id."""
 
     def __post_init__(self) -> None:
         expected = len(self.ids) if self.kind is SegmentKind.POLICY else 0
@@ -74,6 +77,28 @@ class Segment:
                 f"a {self.kind} segment of {len(self.ids)} ids needs {expected} log-probs, "
                 f"got {len(self.logprobs)}"
             )
+
+    def part(self, start: int, end: int) -> "Segment":
+        """Its tokens from ``start`` to before ``end``, with the images that stand there as a whole."""
+        held = tuple(
+            image.moved(-start) for image in self.images if start <= image.start and image.end <= end
+        )
+        return replace(self, ids=self.ids[start:end], logprobs=self.logprobs[start:end], images=held)
+
+    def joined(self, other: "Segment") -> "Segment":
+        """Its tokens and those of ``other`` after them; log-probs are not looked at."""
+        later = tuple(image.moved(len(self.ids)) for image in other.images)
+        return replace(self, ids=self.ids + other.ids, images=self.images + later)
+
+
+def placed_in(segments: Sequence[Segment]) -> tuple[PlacedImage, ...]:
+    """The images of the row that ``segments`` make up, with their places in it."""
+    found: list[PlacedImage] = []
+    start = 0
+    for segment in segments:
+        found += [image.moved(start) for image in segment.images]
+        start += len(segment.ids)
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +197,12 @@ class Trajectory:
         bounds = [0, *edges.tolist(), len(rows)] if len(rows) else []
         return [slice(a, b) for a, b in pairwise(bounds)]
 
+    @cached_property
+    def row_images(self) -> list[tuple[PlacedImage, ...]]:
+        """The images of each row with their places in it, in the order of ``row_slices``."""
+        held = (segment for segment in self.segments if segment.ids)
+        return [placed_in(list(row)) for _, row in groupby(held, key=lambda segment: segment.row)]
+
     @property
     def guided(self) -> bool:
         """Whether the policy had help: the episode is a retry, a reflection, or a demonstration of the expert."""
@@ -226,6 +257,7 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
             | ({"context_mismatch": True} if s.context_mismatch else {})
             | ({} if s.trained else {"trained": False})
             | ({} if s.exact_tokens else {"exact_tokens": False})
+            | ({"images": [(i.start, i.rows, i.columns, i.digest) for i in s.images]} if s.images else {})
             for s in trajectory.segments
         ],
         "turns": [

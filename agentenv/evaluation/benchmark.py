@@ -25,6 +25,7 @@ from agentenv.evaluation.endpoint_usage import EndpointUsage
 from agentenv.evaluation.eval_agent import (
     EXPERT,
     EvalAgent,
+    chat_format_of,
     make_eval_agent,
     open_eval_agent,
 )
@@ -213,9 +214,7 @@ def _in_format(benchmark: Benchmark, agent: EvalAgent) -> EvalAgent:
     card = agent.card if agent.card.format == benchmark.format else replace(agent.card, prompt=None)
     options = dict(benchmark.template_options)
     card = replace(card, format=benchmark.format, family=benchmark.family, template_options=options)
-    return replace(
-        agent, card=card, chat=card.chat_format(agent.tokenizer, getattr(agent.policy, "ends", ()))
-    )
+    return replace(agent, card=card, chat=chat_format_of(card, agent.policy, agent.tokenizer))
 
 
 def _finished(out: Path) -> dict[str, Any]:

@@ -177,8 +177,14 @@ def _agent(
         config = with_byte_budgets(config)
     chat: ChatFormat | None = getattr(policy, "chat", None)  # of one that takes messages
     if chat is None:
-        chat = card.chat_format(tokenizer, getattr(policy, "ends", ()))
+        chat = chat_format_of(card, policy, tokenizer)
     return EvalAgent(policy, tokenizer, chat, config, batch, card)
+
+
+def chat_format_of(card: EpisodeCard, policy: Policy | None, tokenizer: Any) -> ChatFormat:
+    """How messages become ids of ``policy``, with whatever it knows of ends of turns and of images."""
+    ends, reader = getattr(policy, "ends", ()), getattr(policy, "image_reader", None)
+    return card.chat_format(tokenizer, ends, reader)
 
 
 def play_missing(

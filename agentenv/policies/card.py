@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from agentenv.core.chat_formats import make_chat_format
+from agentenv.core.images import ImageReader
 from agentenv.core.io.model_files import read_settings
 from agentenv.core.protocols import ChatFormat
 from agentenv.core.validation import sentence
@@ -42,10 +43,17 @@ class EpisodeCard:
     context_tokens: int = 4096
     """Tokens of prompt, actions and observations together."""
 
-    def chat_format(self, tokenizer: Any, ends: Collection[int] = ()) -> ChatFormat:
+    def chat_format(
+        self, tokenizer: Any, ends: Collection[int] = (), image_reader: ImageReader | None = None
+    ) -> ChatFormat:
         """How messages become ids of ``tokenizer``, whose turns end with one of ``ends``."""
         return make_chat_format(
-            self.format, tokenizer, ends, family=self.family, template_options=self.template_options
+            self.format,
+            tokenizer,
+            ends,
+            family=self.family,
+            template_options=self.template_options,
+            image_reader=image_reader,
         )
 
 

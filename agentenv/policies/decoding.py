@@ -9,6 +9,7 @@ Shapes: B rows of one batch, V vocabulary, U tokens that a row may sample at mos
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Self
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agentenv.core.chat import cut_at_stop
+from agentenv.core.images import PlacedImage
 from agentenv.core.types import FinishReason, Sampling
 
 
@@ -25,6 +27,7 @@ class Cached:
 
     ids: list[int]
     kv: Tensor  # [L, 2, H, len(ids), D]
+    images: tuple[PlacedImage, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Request:
     ids: list[int]
     sampling: Sampling
     episode: str | None
+    images: tuple[PlacedImage, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ class Row:
         self.limit = min(request.sampling.max_tokens, context_tokens - len(request.ids))
         self.sampling = request.sampling
         self.cached = held.get(request.episode) if request.episode is not None else None
-        self.start = common_prefix(self.cached.ids, self.ids) if self.cached else 0
+        self.images = request.images
+        self.start = reusable(self.cached, request) if self.cached else 0
         self.sampled: list[int] = []
         self.logprobs: list[float] = []
         self.text = ""
@@ -93,6 +98,16 @@ class Row:
             self.finish, self.text = FinishReason.STOP, cut[1]
         elif len(self.sampled) == self.limit:
             self.finish, self.text = FinishReason.LENGTH, decode(self.sampled)
+
+
+def reusable(cached: Cached, request: Request) -> int:
+    """Cached tokens that a request goes on from: ids that are the same, and before the first image that is another one."""
+    start = common_prefix(cached.ids, request.ids)
+    for mine, theirs in zip_longest(request.images, cached.images):
+        first = min(image.start for image in (mine, theirs) if image is not None)
+        if mine != theirs or start < mine.end:
+            return min(start, first)
+    return start
 
 
 def common_prefix(cached: list[int], ids: list[int]) -> int:

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, Self
 
 from pydantic import Field
 
+from agentenv.core.images import PlacedImage
 from agentenv.core.types import Sampling
 from agentenv.core.validation import Frozen
 
@@ -60,6 +61,8 @@ class Request:
     """``max_tokens`` fits the context."""
     ends: tuple[int, ...]
     """The end-of-turn tokens: the first that is sampled ends the sample and is its last id."""
+    images: tuple[PlacedImage, ...] = ()
+    """What some of ``ids`` stand for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +88,17 @@ class Engine(Protocol):
 
         Raises:
             PolicyFault: the engine failed.
+            ConfigurationError: it takes no images.
         """
 
-    async def logprobs(self, ids: tuple[int, ...], temperature: float) -> tuple[float, ...]:
+    async def logprobs(
+        self, ids: tuple[int, ...], temperature: float, images: tuple[PlacedImage, ...] = ()
+    ) -> tuple[float, ...]:
         """Log-prob of every id but the first given those before it.
 
         Raises:
             PolicyFault: the engine failed.
+            ConfigurationError: it takes no images.
         """
 
     async def load(self, folder: Path, version: int) -> None:

@@ -19,6 +19,13 @@ def write_weights(model: Any, folder: Path) -> None:
         write_model(model, folder)
 
 
+def write_readers(policy: Any, folder: Path) -> None:
+    """Writes what turns messages into inputs of the model: the tokenizer, and the image processor where it has one."""
+    policy.tokenizer.save_pretrained(folder)
+    if policy.image_reader is not None:
+        policy.image_reader.save(folder)
+
+
 def merged_state(model: Any) -> dict[str, Any]:
     """State of a peft model under the names of its base model: W + scale * B A where there is an adapter.
 

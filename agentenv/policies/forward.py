@@ -173,7 +173,7 @@ def require_support(model: Any, context_tokens: int) -> CacheShape:
     for window in _OTHER_WINDOWS:
         size = getattr(text_config(model), window, None)
         if isinstance(size, int) and 0 < size < context_tokens:
-            raise _refusal(
+            raise refusal(
                 model, f"of {context_tokens} tokens they read {window}={size} in a way that is not known here"
             )
     try:
@@ -181,26 +181,36 @@ def require_support(model: Any, context_tokens: int) -> CacheShape:
             shape = _cache_shape(model)
             gap = _largest_gap(model, shape)
     except _Unsupported as error:
-        raise _refusal(model, str(error)) from error
+        raise refusal(model, str(error)) from error
     except Exception as error:  # each architecture fails in a way of its own
         reason = f"{type(error).__name__} {error}".partition("\n")[0][:160]
-        raise _refusal(
+        raise refusal(
             model, f"a forward pass with positions, attention mask and cache of our own failed ({reason})"
         ) from error
+    require_small(model, gap)
+    return shape
+
+
+def require_small(model: Any, gap: float) -> None:
+    """Refuses ``model`` where its log-probs here are ``gap`` nats from its own ``forward``, and that is no rounding.
+
+    Raises:
+        ConfigurationError: it is refused.
+    """
     if gap > _TOLERANCE.get(model.dtype, _ROUNDED):
-        raise _refusal(
+        raise refusal(
             model,
             f"their log-probs would be wrong by {gap:.2g} nats, as they do not follow the positions and masks that they are "
             "given",
         )
-    return shape
 
 
 class _Unsupported(Exception):
     """Why a model cannot be used."""
 
 
-def _refusal(model: Any, reason: str) -> ConfigurationError:
+def refusal(model: Any, reason: str) -> ConfigurationError:
+    """The error that says why ``model`` is refused."""
     return ConfigurationError(
         f"models of the type {model.config.model_type!r} can be neither sampled from nor trained here: {reason}. vllm:PATH "
         "may evaluate them"
@@ -226,7 +236,7 @@ def _cache_shape(model: Any) -> CacheShape:
     positions = torch.arange(2, device=model.device)[None]
     visible = torch.ones((1, 1, 2, 2), dtype=torch.bool, device=model.device).tril()
     model.forward(
-        input_ids=_probe(model)[None, :2],
+        input_ids=probe(model)[None, :2],
         attention_mask=attention(model, visible, positions, positions),
         position_ids=positions,
         past_key_values=witness,
@@ -251,7 +261,7 @@ def _largest_gap(model: Any, shape: CacheShape) -> float:
 
     0 where the plain pass itself is not finite, which is seen elsewhere.
     """
-    ids = _probe(model)
+    ids = probe(model)
     plain = torch.log_softmax(model.forward(input_ids=ids[None], use_cache=False).logits[0].float(), -1)
     if not bool(plain.isfinite().all()):
         return 0.0
@@ -269,10 +279,11 @@ def _largest_gap(model: Any, shape: CacheShape) -> float:
     wanted = plain[[3, 1, 4, 2, 2, 3]]
     shared = _shared(model, ids)
     gaps = [torch.log_softmax(torch.cat(cached).float(), -1) - wanted, shared - plain[[3, 3]]]
-    return max(_span(gap) for gap in gaps)
+    return max(span(gap) for gap in gaps)
 
 
-def _span(gap: Tensor) -> float:
+def span(gap: Tensor) -> float:
+    """The largest distance in ``gap``; infinite where one is not finite."""
     return float(gap.abs().max()) if bool(gap.isfinite().all()) else float("inf")
 
 
@@ -293,13 +304,20 @@ def _shared(model: Any, ids: Tensor) -> Tensor:
     return torch.log_softmax(logits.float(), -1)
 
 
-def _probe(model: Any) -> Tensor:
+def probe(model: Any) -> Tensor:
     """Six ids, int64[6], that no tokenizer gives a meaning of its own."""
     return torch.tensor([7, 11, 3, 9, 5, 12], device=model.device) % int(text_config(model).vocab_size)
 
 
 def step(
-    model: Any, cache: RowCache, ids: Tensor, positions: Tensor, last: Tensor | None = None, *, seen: int
+    model: Any,
+    cache: RowCache,
+    ids: Tensor,
+    positions: Tensor,
+    last: Tensor | None = None,
+    *,
+    seen: int,
+    vision: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """Feeds a cache more tokens.
 
@@ -310,6 +328,7 @@ def step(
         positions: int64[B, Q].
         last: int64[B], of each row the token whose logits are wanted; None is the final one.
         seen: One more than the largest position; read from the device it would cost a wait for it.
+        vision: What ``forward`` takes for images, with the positions that embeddings turn by in the place of ``positions``.
 
     Returns:
         Logits [B, V].
@@ -325,7 +344,7 @@ def step(
         rows,
         torch.full_like(rows, ids.shape[1] - 1) if last is None else last,
         attention_mask=attention(model, visible, positions, keys[None]),
-        position_ids=positions,
         past_key_values=view,
         use_cache=True,
+        **{"position_ids": positions, **(vision or {})},
     )

@@ -15,15 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentenv.core.chat import ends_of_turn
+from agentenv.core.chat import TEXT_ALONE, ends_of_turn
 from agentenv.core.concurrency.batching import Batcher
+from agentenv.core.images import PlacedImage
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.policies.decoding import Cached, Draws, Request, Row, Vocabulary, draw, fetched
 from agentenv.policies.forward import RowCache, require_support, step, text_config
 from agentenv.policies.loading import load_model
-from agentenv.policies.lora import load_weights
+from agentenv.policies.lora import base_and_adapter, load_weights
+from agentenv.policies.vision import PixelReader, require_images, shift_of
 
 _COMPACT_BELOW = 0.5  # share of unfinished rows under which a decoding batch is cut down to them
 
@@ -39,13 +41,21 @@ class HFPolicy:
     broken = False
     """It samples in this process, and ends with it."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, context_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        context_tokens: int | None = None,
+        image_reader: PixelReader | None = None,
+    ) -> None:
         """Wraps a model.
 
         Args:
-            model: A transformers causal language model.
+            model: A transformers causal language model, or a vision-language model.
             tokenizer: Its tokenizer.
             context_tokens: Longest sequence; None takes the model's own limit.
+            image_reader: Of its images; None reads text alone.
 
         Raises:
             ConfigurationError: models of this type cannot be sampled from here; see ``require_support``.
@@ -54,6 +64,9 @@ class HFPolicy:
         self.tokenizer = tokenizer
         self.context_tokens = context_tokens or _longest(model)
         self._shape = require_support(model, self.context_tokens)
+        self.image_reader = image_reader
+        if image_reader is not None:
+            require_images(model, image_reader, self._shape)
         self.ends = ends_of_turn(tokenizer, getattr(model, "generation_config", None))
         """Ids that end a turn."""
         self.version = 0
@@ -83,23 +96,33 @@ class HFPolicy:
             MissingExtra: the folder holds an adapter, and peft is not installed.
         """
         model, tokenizer = load_model(Path(path), compute or process_compute())
-        return cls(model, tokenizer)
+        return cls(
+            model, tokenizer, image_reader=PixelReader.load(base_and_adapter(Path(path))[0], model.config)
+        )
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        episode: str | None = None,
+        images: Sequence[PlacedImage] = (),
     ) -> Completion:
-        """Samples one chunk after ``prompt_ids``.
+        """Samples one chunk after ``prompt_ids``, some of which may stand for ``images``.
 
         Raises:
             PolicyFault: the model failed, or its log-probs are not finite.
             ContextTooSmall: the prompt alone fills the context.
+            ConfigurationError: there are images, and the policy reads text alone.
         """
+        if images and self.image_reader is None:
+            raise ConfigurationError(f"an observation holds an image, and {TEXT_ALONE}")
         if len(prompt_ids) >= self.context_tokens:
             raise ContextTooSmall(
                 f"a prompt of {len(prompt_ids)} tokens fills the context of {self.context_tokens}"
             )
         try:
-            done = await self._batcher.submit(Request(list(prompt_ids), sampling, episode))
+            done = await self._batcher.submit(Request(list(prompt_ids), sampling, episode, tuple(images)))
         except Exception as error:
             raise PolicyFault(f"generation failed: {error}") from error
         if done.finish is FinishReason.ABORT:
@@ -137,7 +160,9 @@ class HFPolicy:
         """Drops every cache."""
         self._cache.clear()
 
-    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+    async def score(
+        self, ids: Sequence[int], *, temperature: float = 1.0, images: Sequence[PlacedImage] = ()
+    ) -> Sequence[float]:
         """Log-probability of every token of ``ids`` given the ones before it, at a temperature; the first is 0.
 
         Raises:
@@ -145,7 +170,7 @@ class HFPolicy:
         """
         with self._weights, torch.inference_mode():
             tokens = self._ids([list(ids)])
-            logits = self.model(input_ids=tokens, use_cache=False).logits[0].float()
+            logits = self._plain(ids, images).float()
             logprobs = torch.log_softmax(logits / temperature, dim=-1)
             picked = logprobs[:-1].gather(-1, tokens[0, 1:, None])[:, 0]
         if not bool(picked.isfinite().all()):
@@ -157,14 +182,31 @@ class HFPolicy:
             return self._run(requests)
 
     async def top_two(
-        self, ids: Sequence[int], first: int, *, temperature: float = 1.0
+        self,
+        ids: Sequence[int],
+        first: int,
+        *,
+        temperature: float = 1.0,
+        images: Sequence[PlacedImage] = (),
     ) -> list[tuple[tuple[int, float], tuple[int, float]]]:
         """The two most likely tokens at each place of ``ids`` from ``first`` (at least 1) on, with their log-probs."""
         with self._weights, torch.inference_mode():
-            logits = self.model(input_ids=self._ids([list(ids)]), use_cache=False).logits[0, first - 1 : -1]
+            logits = self._plain(ids, images)[first - 1 : -1]
             found = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1).topk(2)
         rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
         return [((a, p), (b, q)) for (a, b), (p, q) in rows]
+
+    def _plain(self, ids: Sequence[int], images: Sequence[PlacedImage]) -> Tensor:
+        """Logits [Q, V] after each of ``ids``, from one pass without a cache."""
+        tokens, vision = self._fed(self._ids([list(ids)]), [(len(ids), images)], [0])
+        logits: Tensor = self.model(input_ids=tokens, use_cache=False, **vision).logits[0]
+        return logits
+
+    def _fed(
+        self, ids: Tensor, rows: Sequence[tuple[int, Sequence[PlacedImage]]], starts: Sequence[int]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See ``PixelReader.batch``; a policy of text feeds ids as they are."""
+        return (ids, {}) if self.image_reader is None else self.image_reader.batch(ids, rows, starts)
 
     @torch.inference_mode()
     def _run(self, requests: list[Request]) -> list[Completion]:
@@ -172,6 +214,7 @@ class HFPolicy:
         rows = [Row(request, self.context_tokens, vocabulary, self._cache) for request in requests]
         cache, logits = self._prefill(rows)
         batch, draws = rows, Draws.of(rows, self.model.device)
+        shifts = self._ids([[shift_of(row.images)] for row in rows]) if any(r.images for r in rows) else None
         positions = moving = self._ids([[0] for _ in rows])
         running = 0  # rows that were not finished a token ago: while they stay the same, positions are counted on the device
         for count in itertools.count():
@@ -186,13 +229,16 @@ class HFPolicy:
                 cache, chosen = RowCache(cache.kv[:, :, places].contiguous()), chosen[places]
                 batch = [batch[place] for place in places]
                 draws = draws.picked(places, batch)
+                shifts = shifts[places] if shifts is not None else None
             if len(places) == running:
                 positions = positions + moving
             else:
                 positions = self._ids([[row.length - 1] for row in batch])
                 moving = self._ids([[int(row.finish is None)] for row in batch])
             running = len(places)
-            logits = self._forward(cache, chosen[:, None], positions, max(row.length for row in batch))
+            vision = {"position_ids": (positions + shifts).expand(3, -1, -1)} if shifts is not None else None
+            fed = chosen[:, None] if self.image_reader is None else self.image_reader.fed(chosen[:, None])
+            logits = self._forward(cache, fed, positions, max(row.length for row in batch), vision=vision)
         _keep(cache, batch)
         return [self._finish(row) for row in rows]
 
@@ -201,11 +247,11 @@ class HFPolicy:
 
     def _prefill(self, rows: list[Row]) -> tuple[RowCache, Tensor]:
         """Feeds what each row's cache lacks; rows with equal prompts and no cache are fed once."""
-        first: dict[tuple[int, ...], int] = {}
+        first: dict[tuple[Any, ...], int] = {}
         unique: list[int] = []
         source: list[int] = []
         for i, row in enumerate(rows):
-            key = tuple(row.ids) if row.start == 0 else (-1 - i,)
+            key = (*row.ids, *row.images) if row.start == 0 else (-1 - i,)
             if key not in first:
                 first[key] = len(unique)
                 unique.append(i)
@@ -218,7 +264,9 @@ class HFPolicy:
         ids = self._ids([[*tokens, *[0] * (width - len(tokens))] for tokens in new])
         positions = self._ids([list(range(row.start, row.start + width)) for row in fed])
         last = torch.tensor([len(tokens) - 1 for tokens in new], device=ids.device)
-        logits = self._forward(cache, ids, positions, max(row.start for row in fed) + width, last)
+        ids, vision = self._fed(ids, [(len(row.ids), row.images) for row in fed], [row.start for row in fed])
+        seen = max(row.start for row in fed) + width
+        logits = self._forward(cache, ids, positions, seen, last, vision=vision)
         if len(fed) < len(rows):
             cache = RowCache(cache.kv[:, :, source].contiguous())
             logits = logits[source]
@@ -239,11 +287,18 @@ class HFPolicy:
         return self._memory[:count].view(shape).zero_()
 
     def _forward(
-        self, cache: RowCache, ids: Tensor, positions: Tensor, seen: int, last: Tensor | None = None
+        self,
+        cache: RowCache,
+        ids: Tensor,
+        positions: Tensor,
+        seen: int,
+        last: Tensor | None = None,
+        *,
+        vision: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Feeds ids [B, Q]; see ``step``. The seconds that are counted end when the device has its orders."""
         began = time.perf_counter()
-        logits = step(self.model, cache, ids, positions, last, seen=seen).float()
+        logits = step(self.model, cache, ids, positions, last, seen=seen, vision=vision).float()
         self.forward_seconds += time.perf_counter() - began
         return logits
 
@@ -251,7 +306,8 @@ class HFPolicy:
         episode = row.request.episode
         if episode is not None and row.kv is not None and row.finish is not FinishReason.ABORT:
             held = row.length - 1  # the last sampled token was never fed
-            self._cache[episode] = Cached((row.ids + row.sampled)[:held], row.kv[:, :, :, :held].clone())
+            ids, kv = (row.ids + row.sampled)[:held], row.kv[:, :, :, :held].clone()
+            self._cache[episode] = Cached(ids, kv, row.images)
         assert row.finish is not None
         return Completion(
             ids=tuple(row.sampled),

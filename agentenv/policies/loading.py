@@ -62,12 +62,12 @@ def moved(model: Any, device: Any) -> Any:
 
 
 def _read(path: Path, base: Path, compute: Compute) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = _class_of(base).from_pretrained(
             str(base), dtype=compute.dtype, output_loading_info=True, use_safetensors=True, **LOCAL
         )
         tokenizer = AutoTokenizer.from_pretrained(str(base), **LOCAL)
@@ -78,6 +78,20 @@ def _read(path: Path, base: Path, compute: Compute) -> tuple[Any, Any]:
         odd = sorted(report["missing_keys"] or report["unexpected_keys"])[:3]
         raise CheckpointMismatch(f"the weights in {path} are of another architecture than its config: {odd}")
     return model, tokenizer
+
+
+def _class_of(base: Path) -> Any:
+    """What opens the model in ``base``: transformers has a class of its own for most vision-language models."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    kind = AutoConfig.from_pretrained(str(base), **LOCAL).model_type
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText
 
 
 def _attend(model: Any, compute: Compute, *, chosen: bool) -> None:

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentenv.core.chat import cut_at_stop, ends_of_turn
+from agentenv.core.chat import TEXT_ALONE, cut_at_stop, ends_of_turn
 from agentenv.core.concurrency.background import BackgroundLoop
+from agentenv.core.images import PlacedImage, without_strays
 from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
@@ -20,6 +21,7 @@ from agentenv.policies.engine import COLDEST, HOTTEST, Engine, EngineConfig, Req
 from agentenv.policies.export import write_weights
 from agentenv.policies.lora import base_and_adapter, load_weights
 from agentenv.policies.soundness import refuse_not_finite
+from agentenv.policies.vision import PixelReader
 from agentenv.policies.vllm_local import LocalEngine
 from agentenv.policies.vllm_remote import RemoteEngine
 
@@ -45,6 +47,7 @@ class VLLMPolicy:
         model: Any = None,
         *,
         ends: Sequence[int] = (),
+        image_reader: PixelReader | None = None,
     ) -> None:
         """Opens engines; ``load`` says which.
 
@@ -55,6 +58,7 @@ class VLLMPolicy:
             engines: What opens each replica.
             model: The model in training, with the weights that the engines begin with; None where nothing is trained.
             ends: Ids that end a turn; those of the tokenizer where none is named.
+            image_reader: Of the model's images; None where it reads text alone.
 
         Raises:
             AgentEnvError: an engine did not open.
@@ -64,6 +68,7 @@ class VLLMPolicy:
         self.context_tokens = context_tokens
         self.ends = tuple(ends) or ends_of_turn(tokenizer)
         """Ids that end a turn."""
+        self.image_reader = image_reader
         self.version = 0
         self.forward_seconds = 0.0
         """What this process spends in forward passes; those of the engines are in their own."""
@@ -103,7 +108,7 @@ class VLLMPolicy:
         """
         config, path = config or EngineConfig(kind="vllm"), Path(folder)
         config = config.resolved(rounds=process_compute().rounds)
-        tokenizer, most, ends = _read(path)
+        tokenizer, most, ends, reader = _read(path)
         if model is None and not config.urls:  # one in training was checked when it was loaded
             refuse_not_finite(path)
         context_tokens = min(most, context_tokens or most)
@@ -111,7 +116,7 @@ class VLLMPolicy:
         engines = [partial(RemoteEngine.open, url) for url in config.urls]
         if not engines:
             engines = [partial(LocalEngine.open, path, config, context_tokens)] * config.replicas
-        policy = cls(tokenizer, context_tokens, config, engines, model, ends=ends)
+        policy = cls(tokenizer, context_tokens, config, engines, model, ends=ends, image_reader=reader)
         if model is not None and config.urls:  # nobody knows what a running server was given before
             try:
                 policy.resumed(0)
@@ -127,14 +132,19 @@ class VLLMPolicy:
         self.close()
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        episode: str | None = None,
+        images: Sequence[PlacedImage] = (),
     ) -> Completion:
-        """Samples one chunk after ``prompt_ids``.
+        """Samples one chunk after ``prompt_ids``, some of which may stand for ``images``.
 
         Raises:
             PolicyFault: the engine failed or missed its deadline.
             ContextTooSmall: the prompt alone fills the context.
-            ConfigurationError: a temperature that vLLM would change or refuse.
+            ConfigurationError: a temperature that vLLM would change or refuse, or images for a server or a model of text.
         """
         if sampling.temperature and not COLDEST <= sampling.temperature <= HOTTEST:
             raise ConfigurationError(
@@ -146,7 +156,7 @@ class VLLMPolicy:
                 f"a prompt of {len(prompt_ids)} tokens fills the context of {self.context_tokens}"
             )
         bounded = replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        request = Request(tuple(prompt_ids), bounded, self.ends)
+        request = Request(self._fed(prompt_ids, images), bounded, self.ends, tuple(images))
         engine = self._engines[self._home(episode)]
         return self._completion(await self._within(engine.sample(request)), bounded)
 
@@ -154,7 +164,9 @@ class VLLMPolicy:
         """Forgets which engine the episode stayed with."""
         self._homes.pop(episode, None)
 
-    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+    async def score(
+        self, ids: Sequence[int], *, temperature: float = 1.0, images: Sequence[PlacedImage] = ()
+    ) -> Sequence[float]:
         """Log-probability of every token of ``ids`` given the ones before it, at a temperature; the first is 0.
 
         At another temperature than 1 the log-probs of the whole vocabulary travel: score with the trainer where you can.
@@ -165,8 +177,21 @@ class VLLMPolicy:
         """
         if len(ids) >= self.context_tokens:
             raise ContextTooSmall(f"{len(ids)} tokens leave no room in the context of {self.context_tokens}")
-        found = await self._within(self._engines[self._home(None)].logprobs(tuple(ids), temperature))
-        return [0.0, *found]
+        engine = self._engines[self._home(None)]
+        asked = engine.logprobs(self._fed(ids, images), temperature, tuple(images))
+        return [0.0, *await self._within(asked)]
+
+    def _fed(self, ids: Sequence[int], images: Sequence[PlacedImage]) -> tuple[int, ...]:
+        """``ids`` as the learner feeds them.
+
+        Raises:
+            ConfigurationError: there are images, and the model reads text alone.
+        """
+        if self.image_reader is not None:
+            return tuple(without_strays(ids, images, self.image_reader.placeholder))
+        if images:
+            raise ConfigurationError(f"an observation holds an image, and {TEXT_ALONE}")
+        return tuple(ids)
 
     @property
     def broken(self) -> bool:
@@ -249,8 +274,8 @@ class VLLMPolicy:
         return Completion(ids[:count], text, sampled.logprobs[:count], finish, min(versions), versions=mixed)
 
 
-def _read(folder: Path) -> tuple[Any, int, tuple[int, ...]]:
-    """The tokenizer in ``folder``, the longest sequence of its model, and the ids that end a turn of it."""
+def _read(folder: Path) -> tuple[Any, int, tuple[int, ...], PixelReader | None]:
+    """The tokenizer in ``folder``, the longest sequence of its model, the ids that end its turns, who reads its images."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     base, _ = base_and_adapter(folder)
@@ -264,4 +289,4 @@ def _read(folder: Path) -> tuple[Any, int, tuple[int, ...]]:
         reason = str(error).partition("\n")[0][:200]
         raise CheckpointMismatch(f"{folder} holds no model that can be loaded: {reason}") from error
     longest = int(config.get_text_config(decoder=True).max_position_embeddings)
-    return tokenizer, longest, ends_of_turn(tokenizer, generation)
+    return tokenizer, longest, ends_of_turn(tokenizer, generation), PixelReader.load(base, config)

@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from agentenv.core.images import PlacedImage, collapsed
 from agentenv.core.io.model_files import ADAPTER_CONFIG
 from agentenv.errors import CheckpointMismatch, MissingExtra, PolicyFault
 from agentenv.policies.engine import EngineConfig, Request, Sampled
 from agentenv.policies.lora import base_and_adapter
+from agentenv.policies.vision import opened_picture
 
 TAKE_UP = "take_up_weights"
 """What a worker does with the folder of new weights."""
@@ -96,15 +98,17 @@ class LocalEngine:
 
     async def sample(self, request: Request) -> Sampled:
         """Samples after a prompt."""
-        (done,) = (await self._ask(request.ids, sampling_fields(request))).outputs
+        (done,) = (await self._ask(request.ids, sampling_fields(request), request.images)).outputs
         ids = tuple(done.token_ids)
         logprobs = tuple(position[i].logprob for i, position in zip(ids, done.logprobs, strict=True))
         spans = [(span.version, span.start, span.end) for span in done.weight_versions or ()]
         return sampled(ids, logprobs, spans)
 
-    async def logprobs(self, ids: tuple[int, ...], temperature: float) -> tuple[float, ...]:
+    async def logprobs(
+        self, ids: tuple[int, ...], temperature: float, images: tuple[PlacedImage, ...] = ()
+    ) -> tuple[float, ...]:
         """Log-probs of a prompt."""
-        done = await self._ask(ids, scoring_fields(temperature))
+        done = await self._ask(ids, scoring_fields(temperature), images)
         positions = [{i: entry.logprob for i, entry in place.items()} for place in done.prompt_logprobs[1:]]
         return tempered(ids, positions, temperature)
 
@@ -126,19 +130,38 @@ class LocalEngine:
         finally:
             self._children.end()
 
-    async def _ask(self, ids: tuple[int, ...], fields: Mapping[str, Any]) -> Any:
+    async def _ask(
+        self, ids: tuple[int, ...], fields: Mapping[str, Any], images: tuple[PlacedImage, ...]
+    ) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(**fields, output_kind=RequestOutputKind.FINAL_ONLY)
-        prompt = {"prompt_token_ids": list(ids)}
+        prompt = prompt_of(ids, images)
         name = str(next(self._numbers))
         try:
             outputs = self._llm.generate(prompt, params, name, lora_request=self._adapter)
             (output,) = [output async for output in outputs]  # the finished one alone
         except Exception as error:
             raise PolicyFault(f"vLLM: {type(error).__name__} {error}".strip()) from error
+        if images and list(output.prompt_token_ids) != list(ids):
+            raise PolicyFault(
+                f"vLLM reads {len(output.prompt_token_ids)} tokens where the prompt with its images has {len(ids)}: its "
+                "image processor is set otherwise than preprocessor_config.json of the policy"
+            )
         return output
+
+
+def prompt_of(ids: Sequence[int], images: Sequence[PlacedImage]) -> dict[str, Any]:
+    """A prompt as vLLM takes it: with images it wants one placeholder for each, and reads the pictures itself.
+
+    Raises:
+        MissingExtra: there are images, and pillow is not installed.
+    """
+    if not images:
+        return {"prompt_token_ids": list(ids)}
+    pictures = [opened_picture(image.image) for image in images]
+    return {"prompt_token_ids": collapsed(ids, images), "multi_modal_data": {"image": pictures}}
 
 
 def sampling_fields(request: Request) -> dict[str, Any]:

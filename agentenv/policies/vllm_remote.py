@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from agentenv.core.images import PlacedImage
 from agentenv.core.types import Sampling
 from agentenv.errors import ConfigurationError, PolicyFault
 from agentenv.policies.engine import Request, Sampled
@@ -69,6 +70,7 @@ class RemoteEngine:
 
     async def sample(self, request: Request) -> Sampled:
         """Samples after a prompt; a call that is cancelled closes its connection, which ends the request."""
+        self._refuse(request.images)
         answer = await self._generate(request.ids, sampling_fields(request))
         try:
             (choice,) = answer["choices"]
@@ -78,8 +80,11 @@ class RemoteEngine:
         except (LookupError, TypeError, ValueError) as error:
             raise PolicyFault(f"{self._url} gives no sample of token ids: {error!r}") from error
 
-    async def logprobs(self, ids: tuple[int, ...], temperature: float) -> tuple[float, ...]:
+    async def logprobs(
+        self, ids: tuple[int, ...], temperature: float, images: tuple[PlacedImage, ...] = ()
+    ) -> tuple[float, ...]:
         """Log-probs of a prompt."""
+        self._refuse(images)
         answer = await self._generate(ids, scoring_fields(temperature))
         try:
             tables = [
@@ -88,6 +93,13 @@ class RemoteEngine:
             return tempered(ids, tables, temperature)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise PolicyFault(f"{self._url} gives no log-probs of a prompt: {error!r}") from error
+
+    def _refuse(self, images: tuple[PlacedImage, ...]) -> None:
+        if images:
+            raise ConfigurationError(
+                f"{self._url} takes token ids alone, and an observation holds an image: sample with vllm:PATH without an "
+                "address, or with hf:PATH"
+            )
 
     async def load(self, folder: Path, version: int) -> None:
         """The server reads ``folder`` itself."""

@@ -26,7 +26,7 @@ from agentenv.errors import AgentEnvError, Diverged, Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.compute import use_compute
-from agentenv.policies.export import write_model_card, write_weights
+from agentenv.policies.export import write_model_card, write_readers, write_weights
 from agentenv.progress import Display
 from agentenv.trainers.config.config_files import resume_command
 from agentenv.trainers.config.train_config import TrainConfig
@@ -225,7 +225,7 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     for name, policy in trained.items():
         with new_folder(run.folder.path / name, replace=True) as part:
             write_weights(policy.model, part)
-            policy.tokenizer.save_pretrained(part)
+            write_readers(policy, part)
             write_card(part, episode_card(run.config))
     scorer = run.config.evaluation.scorers[0]
     history = run.folder.history()

@@ -124,6 +124,7 @@ def make_learner(
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
         reference=reference,
+        image_reader=policy.image_reader,
     )
 
 
@@ -149,7 +150,12 @@ def make_objective(loss: LossSettings, memory: MemorySettings, budgets: EpisodeB
 def make_chat_format(name: str, chat: ChatSettings, policy: TrainedPolicy) -> ChatFormat:
     """How messages become ids of ``policy``: ``inline``, ``template`` or ``native``."""
     return chat_formats.make_chat_format(
-        name, policy.tokenizer, policy.ends, family=chat.family, template_options=chat.options
+        name,
+        policy.tokenizer,
+        policy.ends,
+        family=chat.family,
+        template_options=chat.options,
+        image_reader=policy.image_reader,
     )
 
 

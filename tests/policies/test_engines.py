@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from agentenv.core.images import PlacedImage
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
@@ -49,7 +50,9 @@ class WrittenEngine:
         versions = self.versions or (len(self.loaded),) * len(ids)
         return Sampled(ids, tuple(-0.1 * place for place in range(len(ids))), versions[: len(ids)])
 
-    async def logprobs(self, ids: tuple[int, ...], temperature: float) -> tuple[float, ...]:
+    async def logprobs(
+        self, ids: tuple[int, ...], temperature: float, images: tuple[PlacedImage, ...] = ()
+    ) -> tuple[float, ...]:
         return tuple(-float(i) / temperature for i in ids[1:])
 
     async def load(self, folder: Path, version: int) -> None:

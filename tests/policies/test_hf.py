@@ -89,9 +89,9 @@ def test_turns_with_a_cache_equal_turns_without(monkeypatch: pytest.MonkeyPatch)
     policy, fed = fresh(), []
     forward = policy._forward
 
-    def counting(cache: Any, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def counting(cache: Any, ids: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
         fed.append(ids.shape[1])
-        return forward(cache, ids, *rest)
+        return forward(cache, ids, *rest, **more)
 
     monkeypatch.setattr(policy, "_forward", counting)
     for sampling in (GREEDY, Sampling(5, temperature=0.8, seed=5)):
@@ -150,9 +150,9 @@ def test_equal_prompts_are_fed_once_and_sampled_apart(monkeypatch: pytest.Monkey
     policy, rows = fresh(), []
     forward = policy._forward
 
-    def counting(cache: Any, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def counting(cache: Any, ids: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
         rows.append(len(ids))
-        return forward(cache, ids, *rest)
+        return forward(cache, ids, *rest, **more)
 
     monkeypatch.setattr(policy, "_forward", counting)
     prompts = [[65, 66, 67]] * 8 + [[68, 69]]

@@ -14,6 +14,7 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from agentenv.core.images import PlacedImage
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError
@@ -40,8 +41,10 @@ class Visitor:
     async def sample(self, request: Request) -> Sampled:
         return await self._background.join(self._engine.sample(request), 60)
 
-    async def logprobs(self, ids: tuple[int, ...], temperature: float) -> tuple[float, ...]:
-        return await self._background.join(self._engine.logprobs(ids, temperature), 60)
+    async def logprobs(
+        self, ids: tuple[int, ...], temperature: float, images: tuple[PlacedImage, ...] = ()
+    ) -> tuple[float, ...]:
+        return await self._background.join(self._engine.logprobs(ids, temperature, images), 60)
 
     async def load(self, folder: Path, version: int) -> None:
         await self._background.join(self._engine.load(folder, version), 60)

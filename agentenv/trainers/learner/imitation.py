@@ -40,6 +40,7 @@ def imitate(learner: Learner, demonstrations: Sequence[Trajectory], rate: float)
         learning_rate=rate,
         max_grad_norm=learner.max_grad_norm,
         optimizer=learner.optimizer,
+        image_reader=learner.image_reader,
     )
     supervised.set_learning_rate(rate)
     metrics = supervised.step(rows_of(demonstrations, [np.ones(len(t.ids)) for t in demonstrations]))

@@ -21,6 +21,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError, Diverged
 from agentenv.policies.forward import autocast
 from agentenv.policies.lora import load_weights, trained_state, without_adapters
+from agentenv.policies.vision import PixelReader
 from agentenv.trainers.learner.logprobs import layout_of, token_logprobs
 from agentenv.trainers.learner.losses import (
     OBJECTIVES,
@@ -96,7 +97,7 @@ def rows_of(
     rows = []
     for trajectory, values in zip(trajectories, advantages, strict=True):
         trained = int(trajectory.loss_mask.sum())
-        for part in trajectory.row_slices:
+        for part, images in zip(trajectory.row_slices, trajectory.row_images, strict=True):
             mask = trajectory.loss_mask[part]
             if (mask & (keep_zero_variance | (values[part] != 0))).any():
                 sampled = trajectory.policy_version[part]
@@ -111,6 +112,7 @@ def rows_of(
                         age=None
                         if version is None
                         else np.where(sampled < 0, 0, np.maximum(version - sampled, 0)),
+                        images=images,
                     )
                 )
     return rows
@@ -129,6 +131,7 @@ class Learner:
         max_grad_norm: float = 1.0,
         reference: Any | None = None,
         optimizer: Any | None = None,
+        image_reader: PixelReader | None = None,
     ) -> None:
         """What the sections leave to the run (None) is taken for a sampler that computes as the learner does.
 
@@ -140,6 +143,7 @@ class Learner:
             max_grad_norm: The gradient is scaled down to this norm.
             reference: The model that penalties compare with.
             optimizer: Who moves the weights; None makes one as the section ``memory`` says.
+            image_reader: Of the images that the model reads; None where it reads text alone.
 
         Raises:
             ConfigurationError: a correction compares the sampler's log-probs with themselves.
@@ -155,6 +159,7 @@ class Learner:
             )
         self.max_grad_norm = max_grad_norm
         self.reference = reference
+        self.image_reader = image_reader
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer: Any = optimizer or make_optimizer(
             trained, objective, learning_rate=learning_rate, weight_decay=weight_decay
@@ -399,7 +404,9 @@ class Learner:
         return weights
 
     def _logprobs(self, model: Any, packed: Packed, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        return token_logprobs(model, packed, self.objective.temperature, entropy=entropy)
+        return token_logprobs(
+            model, packed, self.objective.temperature, entropy=entropy, image_reader=self.image_reader
+        )
 
 
 __all__ = [

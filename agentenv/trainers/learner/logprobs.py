@@ -10,9 +10,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from agentenv.errors import ConfigurationError
 from agentenv.policies.forward import attention, logits_at, text_config
 from agentenv.policies.line_attention import line_attention
 from agentenv.policies.output_head import hidden_at, logit_tail, output_layer
+from agentenv.policies.vision import PixelReader
 from agentenv.trainers.learner.chunked import chunked_logprobs, whole_logprobs
 from agentenv.trainers.learner.packing import Layout, Packed
 
@@ -39,7 +41,13 @@ def checkpoint_layers(model: Any) -> None:
 
 
 def token_logprobs(
-    model: Any, packed: Packed, temperature: float, *, entropy: bool = False, whole: int = WHOLE
+    model: Any,
+    packed: Packed,
+    temperature: float,
+    *,
+    entropy: bool = False,
+    whole: int = WHOLE,
+    image_reader: PixelReader | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs [N] of the trained tokens, and on demand the entropy [N] of the distributions they are from.
 
@@ -49,6 +57,10 @@ def token_logprobs(
         temperature: Logits are divided by it.
         entropy: Whether it is wanted.
         whole: Most values of a matrix of logits.
+        image_reader: Of the model's images; None where it reads text alone.
+
+    Raises:
+        ConfigurationError: there are images, and no reader.
     """
     inputs: dict[str, Any] = {"use_cache": False}
     if packed.attends is not None and packed.positions is not None:
@@ -58,13 +70,23 @@ def token_logprobs(
         inputs["position_ids"] = packed.positions
         if packed.line is not None:
             inputs["attention_mask"] = line_attention(model, packed.line, packed.positions)
+    ids = packed.ids
+    if packed.images and image_reader is None:
+        raise ConfigurationError(
+            "an episode with images was given to a learner of text alone: train a policy that reads images"
+        )
+    if image_reader is not None:
+        ids = image_reader.fed(ids, packed.images)
+        inputs |= image_reader.inputs(packed.images, ids.device)
+    if packed.turns is not None:
+        inputs["position_ids"] = packed.turns
     words = getattr(output_layer(model), "out_features", 0)
     if len(packed.targets) * words > whole and (tail := logit_tail(model)) is not None:
-        hidden = hidden_at(model, packed.ids, packed.strips, packed.before, **inputs)
+        hidden = hidden_at(model, ids, packed.strips, packed.before, **inputs)
         chunk = max(1, whole // words)
         layer = output_layer(model)
         return chunked_logprobs(
             hidden, packed.targets, layer, tail, temperature, chunk=chunk, entropy=entropy
         )
-    logits = logits_at(model, packed.ids, packed.strips, packed.before, **inputs)
+    logits = logits_at(model, ids, packed.strips, packed.before, **inputs)
     return whole_logprobs(logits, packed.targets, temperature, entropy=entropy)

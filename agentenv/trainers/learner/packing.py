@@ -21,6 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentenv.core.images import PlacedImage, rope_positions
+
 Ints = NDArray[np.int64]
 Layout = Literal["padded", "shared_line", "line"]
 """Strips padded to one length; all strips in one line; or all rows in one line, each with a prompt of its own."""
@@ -46,11 +48,19 @@ class TrainingRow:
     """Versions between the weights that sampled each token and those at the start of the update; None is none."""
     proximal: NDArray[np.float32] | None = None
     """Log-probs of the trained tokens under the weights at the start of the update, where they were computed."""
+    images: tuple[PlacedImage, ...] = ()
+    """What some of the ids stand for, with their places."""
 
     @cached_property
     def trained(self) -> Ints:
         """Places of the trained tokens."""
         return np.flatnonzero(self.mask)
+
+    @property
+    def prompt(self) -> tuple[bytes, tuple[PlacedImage, ...]]:
+        """What stands before the first trained token."""
+        end = int(self.trained[0])
+        return self.ids[:end].tobytes(), tuple(image for image in self.images if image.end <= end)
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,22 @@ class PackedRows:
         """Position of each token in its own row."""
         tails = [np.arange(self.shared, len(row.ids)) for row in self.rows]
         return np.concatenate([np.arange(self.shared), *tails])
+
+    @cached_property
+    def images(self) -> tuple[PlacedImage, ...]:
+        """The images of the shared tokens, then those of each tail, with their places in the strip."""
+        found = [image for image in self.rows[0].images if image.end <= self.shared]
+        start = self.shared
+        for row in self.rows:
+            found += [i.moved(start - self.shared) for i in row.images if i.start >= self.shared]
+            start += len(row.ids) - self.shared
+        return tuple(found)
+
+    @cached_property
+    def turns(self) -> Ints:
+        """Positions in time, height and width of each token in its own row, int64[3, T]."""
+        rows = [rope_positions(len(row.ids), row.images) for row in self.rows]
+        return np.concatenate([rows[0][:, : self.shared], *(row[:, self.shared :] for row in rows)], axis=1)
 
     @cached_property
     def owners(self) -> Ints:
@@ -112,6 +138,8 @@ class Packed:
     )  # [B, T]; None where no strip holds several rows, and attention is plainly causal
     attends: Tensor | None  # bool[B, 1, T, T]: query, key
     line: Tensor | None = None  # int64[2, T] where B is 1: strip and row of each token, row -1 where shared
+    images: tuple[tuple[PlacedImage, ...], ...] = ()  # of each strip; empty where no strip has any
+    turns: Tensor | None = None  # int64[3, B, T], positions in time, height and width where there are images
 
     def to(self, device: torch.device) -> "Packed":
         """The same micro-batch with its tensors on ``device``."""
@@ -126,9 +154,9 @@ def strips_of(rows: Sequence[TrainingRow], micro_tokens: int) -> list[PackedRows
     For rows of equal length the strip then also has at most 1/sqrt(rows) of their tokens. A strip never exceeds
     ``micro_tokens``.
     """
-    by_prompt: dict[bytes, list[TrainingRow]] = {}
+    by_prompt: dict[tuple[bytes, tuple[PlacedImage, ...]], list[TrainingRow]] = {}
     for row in rows:
-        by_prompt.setdefault(row.ids[: row.trained[0]].tobytes(), []).append(row)
+        by_prompt.setdefault(row.prompt, []).append(row)
     strips = []
     for group in by_prompt.values():
         shared = int(group[0].trained[0])
@@ -149,8 +177,9 @@ def micro_batches(
         rows: Of the whole step.
         micro_tokens: Most tokens of a batch, padding included.
         padding: Largest share of padding in a batch, and so in the step; a line has none but at its end.
-        layout: How strips become tensors.
+        layout: How strips become tensors; where some row has an image, they are padded.
     """
+    layout = "padded" if any(row.images for row in rows) else layout
     apart = [PackedRows((row,), len(row.ids)) for row in rows]
     strips = apart if layout == "line" else strips_of(rows, micro_tokens)
     if layout == "padded":
@@ -194,6 +223,7 @@ def pack(batch: Sequence[PackedRows]) -> Packed:
     """The tensors of one micro-batch of padded strips."""
     before = [strip.before for strip in batch]
     shared = any(len(strip.rows) > 1 for strip in batch)
+    seen = tuple(strip.images for strip in batch)
     return Packed(
         **_trained(batch),
         ids=_padded([strip.ids for strip in batch]),
@@ -202,6 +232,10 @@ def pack(batch: Sequence[PackedRows]) -> Packed:
         padding=_padding(batch),
         positions=_padded([strip.positions for strip in batch]) if shared else None,
         attends=_attends(_padded([strip.owners for strip in batch])) if shared else None,
+        images=seen if any(seen) else (),
+        turns=torch.stack([_padded(lines) for lines in zip(*(strip.turns for strip in batch), strict=True)])
+        if any(seen)
+        else None,
     )
 
 

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from agentenv.errors import ConfigurationError, Diverged
 from agentenv.policies.lora import trained_state
 from agentenv.policies.quantized import is_quantized
+from agentenv.policies.vision import PixelReader
 from agentenv.trainers.learner.learner import Learner, Objective
 from agentenv.trainers.learner.logprobs import token_logprobs
 from agentenv.trainers.learner.packing import Packed
@@ -74,6 +75,7 @@ class ShardedLearner(Learner):
         weight_decay: float = 0.0,
         max_grad_norm: float = 1.0,
         reference: Any | None = None,
+        image_reader: PixelReader | None = None,
     ) -> None:
         """As ``Learner``; ``model`` is sharded in place, and equal in every process before.
 
@@ -112,6 +114,7 @@ class ShardedLearner(Learner):
             weight_decay=weight_decay,
             max_grad_norm=max_grad_norm,
             reference=reference,
+            image_reader=image_reader,
         )
 
     def follow(self) -> None:
@@ -185,14 +188,14 @@ class ShardedLearner(Learner):
     def _logprobs(self, model: Any, packed: Packed, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         if model is not self.model:
             return super()._logprobs(model, packed, entropy=entropy)
-        taken, spread = model.sharded_logprobs(packed, self.objective.temperature, entropy)
+        taken, spread = model.sharded_logprobs(packed, self.objective.temperature, entropy, self.image_reader)
         return taken, spread
 
 
 def _sharded_logprobs(
-    model: Any, packed: Packed, temperature: float, entropy: bool
+    model: Any, packed: Packed, temperature: float, entropy: bool, image_reader: PixelReader | None
 ) -> tuple[Tensor, Tensor | None]:
-    taken, spread = token_logprobs(model, packed, temperature, entropy=entropy)
+    taken, spread = token_logprobs(model, packed, temperature, entropy=entropy, image_reader=image_reader)
     return taken.clone(), spread  # FSDP hangs its hook on what is no view
 
 

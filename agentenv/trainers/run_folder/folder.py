@@ -35,7 +35,7 @@ from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.evaluation.records import RESULTS, read_evaluation, read_json
 from agentenv.evaluation.report.report import CHANGES
 from agentenv.policies.card import EpisodeCard, write_card
-from agentenv.policies.export import write_weights
+from agentenv.policies.export import write_readers, write_weights
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import load_weights, on_host, read_trained, weights_digest, write_trained
 from agentenv.policies.policy_spec import policy_folder
@@ -238,7 +238,7 @@ class RunFolder:
         state |= {"base": self._base} | {name: held.state_dict() for name, held in parts.items()}
         with new_folder(folder / f"step-{step:06d}", replace=True) as part:
             write_trained(policy.model, part, shard_gib=self.config.checkpoint_shard_gib)
-            policy.tokenizer.save_pretrained(part)
+            write_readers(policy, part)
             _save(state, part / "trainer.pt")
             self.logs.keep(part)
             (part / IDENTITY).write_text(self._identity.text(), encoding="utf-8")
@@ -259,7 +259,7 @@ class RunFolder:
         refuse_diverged(policy.model, f"the weights after step {step}")
         with new_folder(self.path / "best" / f"step-{step:06d}", replace=True) as part:
             write_weights(policy.model, part)
-            policy.tokenizer.save_pretrained(part)
+            write_readers(policy, part)
             write_card(part, card)
 
     def keep_version(self, step: int, policy: TrainedPolicy) -> None:
@@ -271,7 +271,7 @@ class RunFolder:
         refuse_diverged(policy.model, f"the weights after step {step}")
         with new_folder(self.path / "league" / f"step-{step:06d}", replace=True) as part:
             write_weights(policy.model, part)
-            policy.tokenizer.save_pretrained(part)
+            write_readers(policy, part)
 
     def results(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
         """What the finished run has found; None where there is no such file, or it or the trained policy is damaged."""

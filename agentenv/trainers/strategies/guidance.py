@@ -69,7 +69,7 @@ def guide(state: EpisodeState, chat: ChatFormat, text: str) -> int:
     """
     at, ids = place_guidance(chat, state.ids, text)
     last, kept = state.segments[-1], at - len(state.ids) + len(state.segments[-1].ids)
-    halves = [replace(last, ids=last.ids[:kept]), replace(last, ids=last.ids[kept:])]
+    halves = [last.part(0, kept), last.part(kept, len(last.ids))]
     injected = Segment(SegmentKind.INJECTED, tuple(ids), last.turn, row=last.row)
     state.segments[-1:] = [s for s in (halves[0], injected, halves[1]) if s.ids]
     state.ids[at:at] = ids
@@ -97,7 +97,7 @@ def unguided(guided: Trajectory) -> Trajectory:
         if (
             told and joins and segment.kind is kept[-1].kind
         ):  # the two halves of what the guidance was put into
-            kept[-1] = replace(kept[-1], ids=kept[-1].ids + segment.ids)
+            kept[-1] = kept[-1].joined(segment)
         else:
             kept.append(segment)
         joins = False

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from typing import Literal
+from typing import Any, Literal
 
 from agentenv.core.protocols import Policy
 from agentenv.core.tools import ToolCall, read_calls
@@ -135,8 +135,9 @@ async def rescore_logprobs(trajectory: Trajectory, policy: Policy, temperature: 
     if not any(segment.context_mismatch for segment in trajectory.segments):
         return trajectory
     scores: list[float] = []
-    for row in trajectory.row_slices:
-        scores += await policy.score(trajectory.ids[row].tolist(), temperature=temperature)
+    for row, images in zip(trajectory.row_slices, trajectory.row_images, strict=True):
+        shown: dict[str, Any] = {"images": images} if images else {}
+        scores += await policy.score(trajectory.ids[row].tolist(), temperature=temperature, **shown)
     segments, start = [], 0
     for segment in trajectory.segments:
         end = start + len(segment.ids)
@@ -153,7 +154,7 @@ def _take(segments: Sequence[Segment], count: int) -> list[Segment]:
     kept: list[Segment] = []
     for segment in segments:
         if count > 0:
-            kept.append(_cut(segment, 0, count))
+            kept.append(segment.part(0, count))
         count -= len(segment.ids)
     return kept
 
@@ -163,10 +164,6 @@ def _drop(segments: Sequence[Segment], count: int) -> list[Segment]:
     kept: list[Segment] = []
     for segment in segments:
         if count < len(segment.ids):
-            kept.append(_cut(segment, max(count, 0), len(segment.ids)))
+            kept.append(segment.part(max(count, 0), len(segment.ids)))
         count -= len(segment.ids)
     return kept
-
-
-def _cut(segment: Segment, start: int, end: int) -> Segment:
-    return replace(segment, ids=segment.ids[start:end], logprobs=segment.logprobs[start:end])

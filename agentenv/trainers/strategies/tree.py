@@ -223,7 +223,8 @@ class _TreeBuilder:
         if self.strategy.fork_at != "token" or top_two is None:
             return None
         ids = [*before.ids, *completion.ids]
-        ranked = await top_two(ids, len(before.ids), temperature=self.context.config.temperature)
+        shown: dict[str, Any] = {"images": before.images} if before.images else {}
+        ranked = await top_two(ids, len(before.ids), temperature=self.context.config.temperature, **shown)
         return alternative_of(
             completion.ids,
             ranked,

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from hashlib import blake2b
 from typing import Any
 
+from agentenv.core.images import PlacedImage
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Sampling
 
@@ -37,7 +38,12 @@ class RecordedPolicy:
         return getattr(self.__dict__["policy"], name)
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        episode: str | None = None,
+        images: Sequence[PlacedImage] = (),
     ) -> Completion:
         """The answer of the interrupted run to the same request, where there is one; otherwise the policy's.
 
@@ -45,10 +51,13 @@ class RecordedPolicy:
             PolicyFault: the engine failed.
             ContextTooSmall: the prompt alone fills the context.
         """
-        key = _key(prompt_ids, sampling, episode)
+        key = _key(prompt_ids, sampling, episode, images)
+        shown: dict[str, Any] = (
+            {"images": images} if images else {}
+        )  # policies of text alone do not take them
         answer = self._given.pop(key, None)
         if answer is None:
-            answer = await self.policy.generate(prompt_ids, sampling, episode=episode)
+            answer = await self.policy.generate(prompt_ids, sampling, episode=episode, **shown)
         self._kept[key] = answer
         return answer
 
@@ -56,9 +65,12 @@ class RecordedPolicy:
         """Forgets what the policy kept for ``episode``; its answers stay."""
         self.policy.release(episode)
 
-    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+    async def score(
+        self, ids: Sequence[int], *, temperature: float = 1.0, images: Sequence[PlacedImage] = ()
+    ) -> Sequence[float]:
         """As the policy."""
-        return await self.policy.score(ids, temperature=temperature)
+        shown: dict[str, Any] = {"images": images} if images else {}
+        return await self.policy.score(ids, temperature=temperature, **shown)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Every answer so far in plain values, those not yet asked for again included."""
@@ -66,8 +78,12 @@ class RecordedPolicy:
         return {key: asdict(answer) | {"finish": str(answer.finish)} for key, answer in answers.items()}
 
 
-def _key(prompt_ids: Sequence[int], sampling: Sampling, episode: str | None) -> str:
+def _key(
+    prompt_ids: Sequence[int], sampling: Sampling, episode: str | None, images: Sequence[PlacedImage]
+) -> str:
     request = f"{episode}/{sampling}/{list(prompt_ids)}"
+    if images:
+        request += "".join(f"/{image.start} {image.digest}" for image in images)
     return blake2b(request.encode(), digest_size=16).hexdigest()
 
 

@@ -1,0 +1,161 @@
+"""Images among token ids: which tokens stand for an image, where they are, and where each token is in position.
+
+A chat template writes one placeholder for an image. A vision-language model reads as many tokens in its place as its vision
+tower gives features: a grid of rows and columns. The ids of an episode hold all of them, and a segment says which of its ids
+stand for which image, so that whoever computes with the ids later (the sampler in a later turn, the learner) reads the same.
+
+Shapes: T tokens of a row, rows x columns tokens of an image.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentenv.core.types import Message
+from agentenv.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image, and the tokens of a sequence that stand for it."""
+
+    image: bytes = field(repr=False)
+    """As PNG."""
+    start: int
+    """Place of its first token."""
+    rows: int
+    columns: int
+    """Of the grid that its tokens make up, row after row."""
+
+    @property
+    def end(self) -> int:
+        """Place after its last token."""
+        return self.start + self.rows * self.columns
+
+    @property
+    def digest(self) -> str:
+        """Of the image, by which records name it."""
+        return image_digest(self.image)
+
+    def moved(self, by: int) -> "PlacedImage":
+        """The same image where its tokens stand ``by`` places later."""
+        return replace(self, start=self.start + by) if by else self
+
+
+class ImageReader(Protocol):
+    """What a chat format must know of the images of a model."""
+
+    @property
+    def placeholder(self) -> int:
+        """The id that the chat template writes once for an image, and that all its tokens have."""
+
+    def grid(self, image: bytes) -> tuple[int, int]:
+        """Rows and columns of the tokens of an image.
+
+        Raises:
+            EnvFault: the image cannot be read.
+        """
+
+
+def image_digest(image: bytes) -> str:
+    """Twenty hexadecimal digits of the bytes of an image."""
+    return hashlib.sha256(image).hexdigest()[:20]
+
+
+def images_of(messages: Sequence[Any]) -> list[bytes]:
+    """The images of messages in their order; a turn of the policy has none."""
+    shown = [m.content for m in messages if isinstance(m, Message) and not isinstance(m.content, str)]
+    return [part.image for content in shown for part in content if part.kind == "image"]
+
+
+def refuse_images(messages: Sequence[Any], why: str) -> None:
+    """Refuses messages with an image where none can be shown.
+
+    Args:
+        messages: What is to be shown.
+        why: Why it cannot, and what to do.
+
+    Raises:
+        ConfigurationError: there is an image among them.
+    """
+    if images_of(messages):
+        raise ConfigurationError(f"an observation holds an image, and {why}")
+
+
+def expanded(ids: Sequence[int], images: Sequence[bytes], reader: ImageReader) -> list[int]:
+    """``ids`` with each placeholder as often as its image has tokens.
+
+    Raises:
+        ConfigurationError: the chat template shows fewer or more images than there are.
+        EnvFault: an image cannot be read.
+    """
+    found = sum(i == reader.placeholder for i in ids)
+    if found != len(images):
+        raise ConfigurationError(
+            f"the chat template writes {found} placeholders for {len(images)} images of an observation: take the chat "
+            "template that came with the model, or set the environment's option pixels=false"
+        )
+    sizes = iter([rows * columns for rows, columns in map(reader.grid, images)])
+    return [i for i in ids for _ in range(next(sizes) if i == reader.placeholder else 1)]
+
+
+def placed(ids: Sequence[int], images: Sequence[bytes], reader: ImageReader) -> tuple[PlacedImage, ...]:
+    """Where ``images`` stand in ids that were made by ``expanded``."""
+    found, at = [], 0
+    for image in images:
+        rows, columns = reader.grid(image)
+        at = ids.index(reader.placeholder, at)
+        found.append(PlacedImage(image, at, rows, columns))
+        at += rows * columns
+    return tuple(found)
+
+
+def substitute(placeholder: int) -> int:
+    """The id that is fed for a placeholder that stands for no image, because the policy sampled it."""
+    return int(placeholder == 0)
+
+
+def without_strays(ids: Sequence[int], images: Sequence[PlacedImage], placeholder: int) -> list[int]:
+    """``ids`` as they are fed: a placeholder outside of ``images`` becomes another id."""
+    held = {place for image in images for place in range(image.start, image.end)}
+    other = substitute(placeholder)
+    return [other if i == placeholder and place not in held else i for place, i in enumerate(ids)]
+
+
+def collapsed(ids: Sequence[int], images: Sequence[PlacedImage]) -> list[int]:
+    """``ids`` with a single placeholder for each image, as an engine takes them that reads the images itself."""
+    found: list[int] = []
+    place = 0
+    for image in images:
+        found += ids[place : image.start + 1]
+        place = image.end
+    return [*found, *ids[place:]]
+
+
+def rope_positions(length: int, images: Sequence[PlacedImage]) -> NDArray[np.int64]:
+    """Positions in time, height and width of a row's tokens, int64[3, T].
+
+    Source: multimodal rotary position embedding (Qwen2-VL, Wang et al. 2024, section 2.1). A token of text counts on in all
+    three. Those of an image that begins at position p are at (p, p + row, p + column), and what follows begins one after the
+    largest of these.
+
+    Args:
+        length: T.
+        images: In the order of their places.
+    """
+    positions = np.empty((3, length), np.int64)
+    place = position = 0
+    for image in images:
+        text = image.start - place
+        positions[:, place : image.start] = np.arange(position, position + text)
+        position += text
+        height, width = np.divmod(np.arange(image.rows * image.columns), image.columns)
+        positions[:, image.start : image.end] = position + np.stack([np.zeros_like(height), height, width])
+        position += max(image.rows, image.columns)
+        place = image.end
+    positions[:, place:] = np.arange(position, position + length - place)
+    return positions
