@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentenv.core.chat import TEXT_ALONE, cut_at_stop, ends_of_turn
 from agentenv.core.concurrency.background import BackgroundLoop
@@ -21,9 +21,11 @@ from agentenv.policies.engine import COLDEST, HOTTEST, Engine, EngineConfig, Req
 from agentenv.policies.export import write_weights
 from agentenv.policies.lora import base_and_adapter, load_weights
 from agentenv.policies.soundness import refuse_not_finite
-from agentenv.policies.vision import PixelReader
 from agentenv.policies.vllm_local import LocalEngine
 from agentenv.policies.vllm_remote import RemoteEngine
+
+if TYPE_CHECKING:
+    from agentenv.policies.vision import PixelReader
 
 T = TypeVar("T")
 
@@ -47,7 +49,7 @@ class VLLMPolicy:
         model: Any = None,
         *,
         ends: Sequence[int] = (),
-        image_reader: PixelReader | None = None,
+        image_reader: "PixelReader | None" = None,
     ) -> None:
         """Opens engines; ``load`` says which.
 
@@ -274,9 +276,11 @@ class VLLMPolicy:
         return Completion(ids[:count], text, sampled.logprobs[:count], finish, min(versions), versions=mixed)
 
 
-def _read(folder: Path) -> tuple[Any, int, tuple[int, ...], PixelReader | None]:
+def _read(folder: Path) -> "tuple[Any, int, tuple[int, ...], PixelReader | None]":
     """The tokenizer in ``folder``, the longest sequence of its model, the ids that end its turns, who reads its images."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    from agentenv.policies.vision import PixelReader
 
     base, _ = base_and_adapter(folder)
     check_model_files(base)

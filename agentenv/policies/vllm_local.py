@@ -22,7 +22,6 @@ from agentenv.core.io.model_files import ADAPTER_CONFIG
 from agentenv.errors import CheckpointMismatch, MissingExtra, PolicyFault
 from agentenv.policies.engine import EngineConfig, Request, Sampled
 from agentenv.policies.lora import base_and_adapter
-from agentenv.policies.vision import opened_picture
 
 TAKE_UP = "take_up_weights"
 """What a worker does with the folder of new weights."""
@@ -160,6 +159,8 @@ def prompt_of(ids: Sequence[int], images: Sequence[PlacedImage]) -> dict[str, An
     """
     if not images:
         return {"prompt_token_ids": list(ids)}
+    from agentenv.policies.vision import opened_picture
+
     pictures = [opened_picture(image.image) for image in images]
     return {"prompt_token_ids": collapsed(ids, images), "multi_modal_data": {"image": pictures}}
 
