@@ -149,6 +149,18 @@ class TrainConfig(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _pivots_agree(self) -> Self:
+        if self.rollout.strategy == "reflect_retry" and self.loss.estimator == "pivotal":
+            masked = self.rollout.strategy_options.get("pivotal", True)
+            credited = self.loss.estimator_options.get("from_pivot", True)
+            if masked != credited:
+                raise ValueError(
+                    f"rollout.strategy_options.pivotal={masked} and loss.estimator_options.from_pivot={credited} change "
+                    "nothing of what is learned unless both are equal: R3L without pivotal credit sets both to false"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _fits(self) -> Self:
         rollout = self.rollout
         if rollout.turn_tokens >= rollout.context_tokens:

@@ -28,6 +28,7 @@ def pivotal(
     amplify: Literal["paper", "repo"] = "paper",
     baseline: Literal["mean", "soft"] = "mean",
     temperature: float = 1.0,
+    from_pivot: bool = True,
 ) -> list[Values]:
     """Credits the turns from the pivot on with R - b, times ``alpha`` where that is positive; turns before it get 0.
 
@@ -43,6 +44,8 @@ def pivotal(
             baseline, and multiplies the other positive ones.
         baseline: ``soft`` is temperature * log mean exp(R / temperature).
         temperature: Of the soft baseline.
+        from_pivot: False credits the turns before the pivot like the others, which is R3L without pivotal credit. The
+            strategy has to leave these turns in the loss then (``pivotal = false`` of ``reflect_retry``).
     """
     rewards = np.asarray(rewards_of(group), dtype=np.float64)
     base = 0.0
@@ -53,7 +56,7 @@ def pivotal(
     if amplify == "repo":
         scores = np.where(rewards >= 1.0, 1.0, scores)
     return [
-        np.where(trajectory.turn_index < _pivot(trajectory, group), 0.0, score)
+        np.where(trajectory.turn_index < (_pivot(trajectory, group) if from_pivot else 0), 0.0, score)
         for trajectory, score in zip(group, scores, strict=True)
     ]
 

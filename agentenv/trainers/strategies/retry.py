@@ -55,7 +55,8 @@ class ReflectRetryStrategy:
     guidance: bool = True
     """False retries from the pivot without telling anything."""
     pivotal: bool = True
-    """False leaves the turns before the pivot in the loss: no pivotal credit."""
+    """False leaves the turns before the pivot in the loss. What they are credited with is the estimator's: ``pivotal`` gives
+    them 0 unless its option ``from_pivot`` is false."""
 
     def __post_init__(self) -> None:
         check_reflector(self.reflector, self.reflection_tokens)

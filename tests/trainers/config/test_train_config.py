@@ -87,6 +87,14 @@ def test_overrides_reach_every_kind_of_value() -> None:
         ("--pln", r"'pln'"),
         ("--optimizer.step", "'optimizer.steps'"),
         ("--rollout.strategy tre", "'tree'"),
+        (
+            "--rollout.strategy reflect_retry --rollout.strategy_options.pivotal false --loss.estimator pivotal",
+            r"pivotal=False.*from_pivot=True",
+        ),
+        (
+            "--rollout.strategy reflect_retry --loss.estimator pivotal --loss.estimator_options.from_pivot false",
+            r"pivotal=True.*from_pivot=False",
+        ),
         ("5", "'5'"),
     ],
 )

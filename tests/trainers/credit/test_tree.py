@@ -67,6 +67,18 @@ def test_only_the_suffix_from_the_pivot_counts(turns: Turns) -> None:
     assert (values[5:] == -0.5).all()
 
 
+def test_without_pivotal_credit_the_turns_before_the_pivot_count_as_well(turns: Turns) -> None:
+    """The ablation of R3L: every turn has the score of its trajectory, before the pivot too."""
+    base = turns([0.0, 0.0, 0.0], id="base")
+    retry = turns([0.0, 1.0], id="retry", parent_id="base", fork_turn=1)
+    # b = 1/2: the failure has -1/2 and the success 3 * 1/2
+    assert by_turn("pivotal", [base, retry]) == [[0.0, -0.5, -0.5], [0.0, 1.5]]
+    assert by_turn("pivotal", [base, retry], from_pivot=False) == [[-0.5, -0.5, -0.5], [1.5, 1.5]]
+    # a guided retry in a group of its own: b = 0
+    assert by_turn("pivotal", [retry]) == [[0.0, 3.0]]
+    assert by_turn("pivotal", [retry], from_pivot=False) == [[3.0, 3.0]]
+
+
 def test_a_retry_from_the_start_and_two_retries(turns: Turns) -> None:
     base = turns([0.0, 0.0, 0.0], id="base")
     whole = turns([1.0], id="whole", parent_id="base", fork_turn=0)

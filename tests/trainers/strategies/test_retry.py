@@ -172,6 +172,23 @@ def test_the_pivot_mask_is_data_in_base_retry_and_guided_retry() -> None:
     assert [trained(base), trained(retry)] == [SAVED[0] + WRONG, SAVED[0] + VELL + RIGHT]
 
 
+def test_without_pivotal_credit_what_came_before_the_pivot_is_trained_and_credited() -> None:
+    """Both options together; a mask that is open over tokens that the estimator gives 0 removes nothing."""
+    explore = by_group(retried(*SAVED, reflection=report(), pivotal=False))[0]
+
+    def credits(**options: Any) -> list[list[float]]:
+        """The values on the trained tokens of the first turn and of the last, of base and retry."""
+        values = get_estimator("pivotal", options)(explore)
+        turns = [t.turn_index for t in explore]
+        return [
+            [*{*v[t.loss_mask & (at == 0)].tolist()}, *{*v[t.loss_mask & (at == at.max())].tolist()}]
+            for v, t, at in zip(values, explore, turns, strict=True)
+        ]
+
+    assert credits() == [[0.0, -0.5], [0.0, 1.5]]
+    assert credits(from_pivot=False) == [[-0.5, -0.5], [1.5, 1.5]]
+
+
 def test_flags_mark_what_was_sampled_under_guidance() -> None:
     base, retry, dialogue, guided = retried(*SAVED, reflection=report())
     for t in (base, dialogue, guided):
