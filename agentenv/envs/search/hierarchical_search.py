@@ -18,10 +18,10 @@ from agentenv.core.protocols import ChatFormat, Policy, Retriever
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, run_episode
 from agentenv.core.scoring.scorers import Scorer
 from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
-from agentenv.envs.search.local_search import LocalSearch
-from agentenv.envs.search.outcomes import Reward, score_of
+from agentenv.envs.search.local_search import SURE, UNSURE, LocalSearch
+from agentenv.envs.search.outcomes import Reward, is_one_action, score_of
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_passages
-from agentenv.envs.search.search_env import SearchEnv, SearchParts, on_small_world
+from agentenv.envs.search.search_env import SearchEnv, SearchParts, on_small_world, thinking
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
 from agentenv.envs.search.search_tools import TagParser
 from agentenv.errors import ConfigurationError, EnvFault
@@ -90,9 +90,27 @@ def refine(passages: Sequence[Passage], question: str, reranker: Reranker, share
     return [passages[i] for i in order[: max(1, math.ceil(share * len(passages)))]]
 
 
-def coverage_reward(score: float, used: int, offered: int, mistakes: int) -> float:
-    """HierSearch: 0 for a malformed episode, the score where it is above 0, else a tenth of the share of tools tried."""
-    if mistakes:
+def is_complete(actions: Sequence[str], tools: Sequence[str]) -> bool:
+    """HierSearch's format, over what the policy wrote in each turn.
+
+    There is one answer. Thoughts are closed as often as they are opened, and there is one at least. A turn calls one tool at
+    most, so that its result comes before the next call.
+    """
+    text = "".join(actions)
+    thoughts = text.count("<think>")
+    return (
+        text.count("<answer>") == text.count("</answer>") == 1
+        and thoughts == text.count("</think>") > 0
+        and all(is_one_action(action, tools) for action in actions)
+    )
+
+
+def coverage_reward(score: float, used: int, offered: int, complete: bool) -> float:
+    """HierSearch: 0 for a broken format or no answer, the score above 0, else a tenth of the share of tools tried.
+
+    As published, a score between 0 and that tenth pays less than a wrong answer that tried every tool.
+    """
+    if not complete:
         return 0.0
     return score if score > 0 else 0.1 * used / offered
 
@@ -102,7 +120,7 @@ class HierarchicalState(SearchState):
     """All that changes within an episode."""
 
     used: set[str] = field(default_factory=set)
-    """Agents asked so far."""
+    """Tags of the tools called so far."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +146,7 @@ class AgentsTool:
             best = refine(found, call.text, self.reranker, self.keep)
             evidence |= {passage.id: passage for passage in best}
             told += [f"The {name} agent answers: {answer}"] * bool(answer)
-            state.used.add(name)
+        state.used.add(call.tag)
         kept = list(evidence.values())
         if len(self.agents) > 1:
             kept = refine(kept, call.text, self.reranker, self.keep)
@@ -140,19 +158,19 @@ class AgentsTool:
 
 
 def hierarchical_reward(
-    state: HierarchicalState, *, answer: Reward, scorer: Scorer, offered: int
+    state: HierarchicalState, *, answer: Reward, scorer: Scorer, tools: Sequence[str]
 ) -> Mapping[str, float]:
     """HierSearch: `coverage_reward` at the end, and before it what `answer` gives for a page with an accepted answer."""
     if state.last.end is None:
         return answer(state)
-    score = score_of(state, scorer)
-    return {"coverage": coverage_reward(score, len(state.used), offered, state.mistakes)}
+    whole = state.answer is not None and not state.mistakes
+    complete = whole and is_complete([turn.action for turn in state.record], tools)
+    return {"coverage": coverage_reward(score_of(state, scorer), len(state.used), len(tools), complete)}
 
 
 class HierarchicalSearch(SearchEnv):
-    """A planner over search agents; the reward is token F1, or a little for trying them."""
+    """A planner over search agents; the reward is token F1, or a little for an answer that tried them."""
 
-    reward_floor = 0.1  # what asking every agent pays
     call_markers = ("<local_search_agent>", "<web_search_agent>", "<all_search_agent>")
     stop = (*(marker.replace("<", "</") for marker in call_markers), "</answer>")
     state: HierarchicalState
@@ -203,16 +221,17 @@ class HierarchicalSearch(SearchEnv):
             parser=TagParser((*asked, "answer"), filled=tuple(asked)),
             tools={tag: AgentsTool(some, keep, judge, self.search.format) for tag, some in asked.items()},
             reward=partial(
-                hierarchical_reward, answer=self.answer_reward, scorer=self.scorer, offered=len(agents)
+                hierarchical_reward, answer=self.answer_reward, scorer=self.scorer, tools=tuple(asked)
             ),
             state=HierarchicalState,
         )
 
     def expert(self) -> Sequence[str] | None:
-        """Asks for every hop where the task carries its path, then answers."""
+        """Thinks and asks for every hop where the task carries its path, then answers."""
         task = self.state.task
         asked = [
-            f"<local_search_agent>{hop['query']}</local_search_agent>" for hop in task.data.get("path", ())
+            thinking(UNSURE, f"<local_search_agent>{hop['query']}</local_search_agent>")
+            for hop in task.data.get("path", ())
         ]
         known = asked[: self.max_turns] if "local_search_agent" in self.parts.tools else []
-        return (*known, f"<answer>{task.answers[0]}</answer>")
+        return (*known, thinking(SURE, f"<answer>{task.answers[0]}</answer>"))

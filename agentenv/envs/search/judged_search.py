@@ -3,19 +3,25 @@
 After each page the next action may say ``<judge>yes</judge>`` or ``<judge>no</judge>`` beside its own block. A reranker
 knows whether the page holds what is looked for; agreeing with it is rewarded at once. That a page judged useless leaves the
 policy's context is the rollout strategy ``judge``.
+
+As published, the rewards of the verdicts are summed. A sum can be farmed: searches for nonsense, each judged useless, earn
+more than a right answer, and the paper has no bound. The default is therefore their mean over the pages (`verdict_mean`),
+and an episode that gives no answer is worth less than any that does.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from agentenv.core.env import run_sync
 from agentenv.core.grammar import earliest_block
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.search.outcomes import Reward
-from agentenv.envs.search.search_state import SearchState
+from agentenv.envs.search.search_state import SearchState, ToolReply
+from agentenv.errors import UnknownName
 from agentenv.retrievers.rerank import Reranker, make_reranker
 
 PROMPT = """\
@@ -38,12 +44,14 @@ class Judge:
     """A page that scores more is useful."""
 
     async def __call__(self, action: str, state: SearchState) -> dict[str, bool]:
-        """``judged_right``, where the turn before has searched and ``action`` holds a verdict of yes or no."""
+        """``judged_useful`` and ``judged_right``, where the turn before has searched and ``action`` says yes or no."""
         page, block = searched_page(state), earliest_block(action, ("judge",))
         verdict = block.content.lower() if block else ""
         if not page or verdict not in ("yes", "no"):
             return {}
-        return {"judged_right": (verdict == "yes") == await self.is_useful(page, state.task.answers)}
+        said = verdict == "yes"
+        useful = await self.is_useful(page, state.task.answers)
+        return {"judged_useful": said, "judged_right": said == useful}
 
     async def is_useful(self, page: str, answers: Sequence[str]) -> bool:
         """Whether the reranker scores ``page`` above the threshold for one of ``answers``."""
@@ -54,15 +62,62 @@ class Judge:
 
 def searched_page(state: SearchState) -> str:
     """The page that the latest turn searched; empty where it did something else."""
-    result = state.last.result if state.record else None
-    return state.last.page if result is not None and result.name == "search" else ""
+    return state.last.page if state.record and has_searched(state.last) else ""
 
 
-def judged_reward(state: SearchState, *, answer: Reward, judge_reward: float) -> dict[str, float]:
-    """ReSeek: the reward of the answer, and of a verdict that agrees with the reranker or does not."""
-    right = state.last.info.get("judged_right")
-    verdict = 0.0 if right is None else judge_reward if right else -judge_reward
-    return {**answer(state), "verdict": verdict}
+def has_searched(turn: ToolReply) -> bool:
+    """Whether a turn showed the page of a search."""
+    return turn.result is not None and turn.result.name == "search"
+
+
+def verdict_reward(said_useful: bool, right: bool, unit: float) -> float:
+    """ReSeek (version 3): one unit for a verdict that is right, -1 for a useful page judged useless, -2 for the reverse."""
+    return unit if right else -2 * unit if said_useful else -unit
+
+
+def verdicts_of(record: Sequence[ToolReply], unit: float) -> list[float | None]:
+    """The reward of the verdict on each page that a later action of ``record`` could judge; None where it did not."""
+    return [
+        verdict_reward(after.info["judged_useful"], after.info["judged_right"], unit)
+        if "judged_right" in after.info
+        else None
+        for before, after in pairwise(record)
+        if has_searched(before)
+    ]
+
+
+def verdict_sum(verdicts: Sequence[float | None], *, discount: float = 1.0) -> float:
+    """ReSeek (version 3), as published: the sum of discount^(t - 1) r_t over the verdicts that were given.
+
+    The paper names no discount. With 1, four pages of nonsense judged useless are worth 1.2.
+    """
+    given = [reward for reward in verdicts if reward is not None]
+    return sum(discount**t * reward for t, reward in enumerate(given))
+
+
+def verdict_mean(verdicts: Sequence[float | None]) -> float:
+    """Ours: the mean over all pages, 0 for one without a verdict, so that further pages cannot raise it above one unit."""
+    return sum(reward or 0.0 for reward in verdicts) / max(1, len(verdicts))
+
+
+def judged_reward(
+    state: SearchState, *, answer: Reward, unit: float, total: Callable[[Sequence[float | None]], float]
+) -> dict[str, float]:
+    """The reward of the answer, and by how much the latest turn changed ``total``, so that an episode earns ``total``.
+
+    Under `verdict_mean` an episode that ends without an answer is worth -3 units instead, one less than the worst mean. So
+    silence is worth less than any answer, and a wrong answer (1 unit at most) less than a right one (1 - 2 units at least)
+    as long as the unit is below a third.
+    """
+    *before, _ = state.record
+    now = total(verdicts_of(state.record, unit))
+    if total is verdict_mean and state.last.end is not None and state.answer is None:
+        now = -3 * unit
+    return {**answer(state), "verdict": now - total(verdicts_of(before, unit))}
+
+
+TOTALS: Mapping[str, Callable[[Sequence[float | None]], float]] = {"mean": verdict_mean, "sum": verdict_sum}
+"""What the verdicts of an episode are worth together, by name."""
 
 
 class JudgedSearch(LocalSearch):
@@ -74,6 +129,8 @@ class JudgedSearch(LocalSearch):
         reranker: Reranker | str = "overlap",
         threshold: float = 0.7,
         judge_reward: float = 0.3,
+        verdicts: str = "mean",
+        discount: float = 1.0,
         prompt: str = PROMPT,
         **options: Any,
     ) -> None:
@@ -83,19 +140,27 @@ class JudgedSearch(LocalSearch):
             reranker: Scores a page against the accepted answers; ``overlap`` is the share of an answer's words in it, a
                 folder holds a cross-encoder.
             threshold: A page that scores more is useful.
-            judge_reward: Added for a verdict that agrees, subtracted for one that does not.
+            judge_reward: Reward of a verdict that agrees; a useful page judged useless costs as much, a useless page judged
+                useful twice as much.
+            verdicts: What the verdicts of an episode are worth together: their ``mean`` over the pages, or their ``sum`` as
+                published, which searches for nonsense can farm.
+            discount: Factor of the sum for each further verdict; of no use to the mean.
             prompt: Opening message; must hold ``{question}``.
             **options: Further arguments of `LocalSearch`.
 
         Raises:
             ConfigurationError: no such reranker.
+            UnknownName: no such total of verdicts.
         """
         super().__init__(prompt=prompt, **options)
+        if verdicts not in TOTALS:
+            raise UnknownName.among("total of verdicts", verdicts, TOTALS)
+        total = partial(verdict_sum, discount=discount) if verdicts == "sum" else TOTALS[verdicts]
         self.judge = Judge(make_reranker(reranker) if isinstance(reranker, str) else reranker, threshold)
         self.parts = replace(
             self.parts,
             beside=self.judge,
-            reward=partial(judged_reward, answer=self.answer_reward, judge_reward=judge_reward),
+            reward=partial(judged_reward, answer=self.answer_reward, unit=judge_reward, total=total),
         )
 
     def expert(self) -> Sequence[str] | None:

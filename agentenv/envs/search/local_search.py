@@ -10,10 +10,12 @@ from typing import Any, ClassVar
 
 from agentenv.envs.search.native_tools import NativeActions
 from agentenv.envs.search.page_format import QuestionPrompt
-from agentenv.envs.search.search_env import SearchEnv, SearchParts
+from agentenv.envs.search.search_env import SearchEnv, SearchParts, thinking
 from agentenv.envs.search.search_tools import ReadTool, TagParser
 
 TAGS = ("search", "read", "answer")
+UNSURE, SURE = "I look it up.", "I know it."
+"""What an expert thinks before it searches, and before it answers."""
 STOP = tuple(f"</{tag}>" for tag in TAGS)
 """Stop strings for the engine: nothing after the deciding block is sampled."""
 
@@ -58,12 +60,16 @@ class LocalSearch(SearchEnv):
     def expert(self) -> Sequence[str] | None:
         """One search a hop where the task carries its path, then the first accepted answer.
 
-        Where ``queries`` names more than one a turn, those that do not wait for each other's answers go together.
+        Where ``queries`` names more than one a turn, those that do not wait for each other's answers go together. Each
+        action begins with a thought where the outcome asks for one.
         """
         task = self.state.task
         together = as_turns(task.data.get("path", ()), self.search.queries or 1)
-        searches = ["<search>" + "\n".join(queries) + "</search>" for queries in together]
-        return (*searches[: self.max_turns], f"<answer>{task.answers[0]}</answer>")
+        searches = ["<search>" + "\n".join(queries) + "</search>" for queries in together][: self.max_turns]
+        answer = f"<answer>{task.answers[0]}</answer>"
+        if not self.expert_thinks:
+            return (*searches, answer)
+        return (*[thinking(UNSURE, search) for search in searches], thinking(SURE, answer))
 
 
 def as_turns(path: Sequence[Mapping[str, Any]], most: int) -> list[list[str]]:

@@ -1,16 +1,22 @@
 """``agentenv/LongSearch-v0``: many turns of searching and of reading whole pages, part by part (ASearcher).
 
 ``<search>`` shows documents with their addresses, ``<access>`` the first part of the page at an address and, asked again,
-the part after it.
+the part after it. The reward is that of the answer where every action is well formed. A share of the tasks says that the
+question can be answered; there an answer that doubts the question costs .5.
 """
 
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from agentenv.core.protocols import Retriever
-from agentenv.core.types import ToolResult, ToolStatus
-from agentenv.envs.search.native_tools import NativeActions
+from agentenv.core.scoring.scorers import Scorer
+from agentenv.core.types import Task, ToolResult, ToolStatus
+from agentenv.envs.search.native_tools import NATIVE_PROMPT, NativeActions
+from agentenv.envs.search.outcomes import Reward, is_one_action, score_of
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_addresses
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
@@ -28,6 +34,11 @@ When you know the answer, write it between <answer> and </answer>, short and wit
 as in <answer> Beijing </answer>.
 Question: {question}
 """
+DOUBTFUL = "If the question itself is not valid, you may say so in the answer."
+CERTAIN = "The question can be answered. If you are not certain, answer with your best guess."
+TAGS = ("search", "access", "answer")
+
+_DOUBTS = re.compile(r"\b(?:questions?|in?valid|valid|in?appropriate|appropriate)\b", re.IGNORECASE)
 
 
 @dataclass
@@ -36,6 +47,74 @@ class LongState(SearchState):
 
     parts: dict[str, int] = field(default_factory=dict)
     """How many parts of each page were shown."""
+
+
+def is_well_formed(actions: Sequence[str]) -> bool:
+    """ASearcher's format gate, over what the policy wrote in each turn.
+
+    Every action tag is closed as often as it is opened, a turn holds one action and one end of a thought at most, and no
+    role is named ("Assistant", "assistant"), which is how a model that runs on writes the next turn itself.
+    """
+    return all(
+        is_one_action(action, TAGS)
+        and action.count("</think>") <= 1
+        and "Assistant" not in action
+        and "assistant" not in action
+        for action in actions
+    )
+
+
+def doubts_question(answer: str, accepted: Sequence[str]) -> bool:
+    """ASearcher: whether an answer speaks of a question, of validity or of appropriateness instead of answering.
+
+    Published with substrings, by which "Validus" doubts as well. Here whole words count, and none that an accepted answer
+    holds too.
+    """
+    known = {word.lower() for text in accepted for word in _DOUBTS.findall(text)}
+    return any(word.lower() not in known for word in _DOUBTS.findall(answer))
+
+
+def augmented_score(state: SearchState, scorer: Scorer) -> float:
+    """ASearcher: .7 s + .3 max(s, s') with the score s' against ``data["augmented_answers"]`` where the task has them."""
+    score, further = score_of(state, scorer), state.task.data.get("augmented_answers")
+    if state.answer is None or not further:
+        return score
+    return 0.7 * score + 0.3 * max(score, scorer(state.answer, further).value)
+
+
+def is_certain(task: Task, share: float) -> bool:
+    """Whether ``task`` is one of the ``share`` of all tasks that are said to have an answer, drawn by its id."""
+    digest = hashlib.sha256(task.id.encode()).digest()
+    return int.from_bytes(digest[:8]) < share * 2**64
+
+
+@dataclass(frozen=True)
+class LongOpening:
+    """The opening message of a task, which says whether its question may be doubted."""
+
+    template: str
+    share: float
+    """Of the tasks whose question may not be doubted."""
+
+    def __call__(self, task: Task) -> str:
+        """The template with the question of ``task`` and one of the two sentences before it."""
+        sentence = CERTAIN if is_certain(task, self.share) else DOUBTFUL
+        return QuestionPrompt(self.template.replace("Question:", f"{sentence}\nQuestion:"))(task)
+
+
+def long_reward(
+    state: LongState, *, answer: Reward, certain: Callable[[Task], bool], doubt_penalty: float
+) -> dict[str, float]:
+    """ASearcher (Gao et al. 2025): the reward of the answer times 0 where an action is not well formed, else times 1.
+
+    Where the task says that its question can be answered, an answer that doubts it earns ``-doubt_penalty`` whatever its
+    form. A part below 0 is kept, so that a malformed turn is no way out of it.
+    """
+    ends = state.last.end is not None
+    if ends and state.answer and certain(state.task) and doubts_question(state.answer, state.task.answers):
+        return {"doubt": -doubt_penalty}
+    gate = not ends or is_well_formed([turn.action for turn in state.record])
+    return {name: part if gate else min(part, 0.0) for name, part in answer(state).items()}
 
 
 @dataclass(frozen=True)
@@ -98,6 +177,7 @@ class LongSearch(SearchEnv):
 
     call_markers = ("<search>", "<access>")
     stop = ("</search>", "</access>", "</answer>")
+    client_data: ClassVar[Mapping[str, Any]] = {**SearchEnv.client_data, "augmented_answers": tuple[str, ...]}
     state: LongState
 
     def __init__(
@@ -108,6 +188,8 @@ class LongSearch(SearchEnv):
         part_chars: int = 25_000,
         parts: int = 10,
         observation_tokens: int = 8192,
+        certain_share: float = 0.3,
+        doubt_penalty: float = 0.5,
         prompt: str = PROMPT,
         **options: Any,
     ) -> None:
@@ -119,27 +201,41 @@ class LongSearch(SearchEnv):
             part_chars: Most characters of a page that one turn shows; fewer where an observation holds fewer.
             parts: Most parts of a page; what comes after them is never shown.
             observation_tokens: Bound of one observation.
-            prompt: Opening message; must hold ``{question}``.
+            certain_share: Share of the tasks, drawn by their ids, whose opening message says that the question can be
+                answered. The others are told that it may be doubted. Only the environment's own message says either.
+            doubt_penalty: Subtracted where an answer doubts a question that can be answered.
+            prompt: Opening message; must hold ``{question}``. Under another one than the default nothing counts as a doubt.
             **options: Further arguments of `SearchEnv`.
 
         Raises:
-            ConfigurationError: a bound below 1.
+            ConfigurationError: a bound below 1, a share outside of [0, 1] or a negative penalty.
         """
         super().__init__(max_turns=max_turns, k=k, observation_tokens=observation_tokens, **options)
-        if min(part_chars, parts) < 1:
-            raise ConfigurationError(f"part_chars={part_chars} and parts={parts} must be at least 1")
+        if min(part_chars, parts) < 1 or not 0 <= certain_share <= 1 or doubt_penalty < 0:
+            raise ConfigurationError(
+                f"part_chars={part_chars} and parts={parts} must be at least 1, certain_share={certain_share} in [0, 1] "
+                f"and doubt_penalty={doubt_penalty} at least 0"
+            )
         retriever, page_format = self.search.retriever, replace(self.search.format, write=format_addresses)
         corpus = getattr(retriever, "corpus", None)
         pages = Pages(corpus) if isinstance(corpus, Corpus) else None
         self.search = replace(self.search, format=page_format)
         self.access = AccessTool(retriever, page_format, part_chars, parts, pages)
+        usual, native = prompt == PROMPT, NativeActions.of(TAGS, prompt, PROMPT)
+        if usual:
+            native = replace(native, opening=LongOpening(NATIVE_PROMPT, certain_share))
         self.parts = SearchParts(
-            opening=QuestionPrompt(prompt),
-            parser=TagParser(("search", "access", "answer")),
+            opening=LongOpening(prompt, certain_share) if usual else QuestionPrompt(prompt),
+            parser=TagParser(TAGS),
             tools={"search": self.search, "access": self.access},
-            reward=self.answer_reward,
+            reward=partial(
+                long_reward,
+                answer=partial(self.answer_reward, score=augmented_score),
+                certain=partial(is_certain, share=certain_share if usual else 0.0),
+                doubt_penalty=doubt_penalty,
+            ),
             state=LongState,
-            native=NativeActions.of(("search", "access", "answer"), prompt, PROMPT),
+            native=native,
         )
 
     def expert(self) -> Sequence[str]:

@@ -4,7 +4,8 @@ A reward is a pure function of the state of an episode, which holds the task and
 latest turn earns, in parts by name; their sum is the reward of the turn.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +24,15 @@ class Ending:
     score: float
     """Of the answer; 0 without one."""
     searches: int = 0
-    """Turns that searched or read."""
+    """Queries that were asked and pages that were read, however many of them shared a turn."""
     mistakes: int = 0
     """Turns that could not be acted on."""
+    tool_turns: int = 0
+    """Turns that searched or read."""
+    answered: bool = True
+    """Whether there is an answer."""
+    thought: bool = True
+    """Whether the policy thought at all between tags that are whole; see `thinks_in_tags`."""
 
 
 def answer_alone(ending: Ending) -> float:
@@ -34,16 +41,20 @@ def answer_alone(ending: Ending) -> float:
 
 
 def knowledge_boundary(ending: Ending) -> float:
-    """IKEA (Huang et al. 2025): 1 + max(0, .6 - .2 n) for a right answer after n searches, else .05 if n > 0; malformed -1.
+    """IKEA (Huang et al. 2025): 1 + max(0, .6 - .2 n) for a right answer after n queries, else .05 if n > 0; malformed -1.
 
     A right answer from memory is worth most, a wrong one from memory nothing: search pays where memory ends. Malformed is
-    an episode with a turn that could not be acted on.
+    an episode with a turn that could not be acted on, or without a thought between whole tags.
+
+    The published program also pays .05 where a search was made and no answer was given, and the paper does not say whether
+    it means to. Here such an episode earns nothing, because a query without an intention would otherwise earn as much as an
+    honest attempt that went wrong.
     """
-    if ending.mistakes:
+    if ending.mistakes or not ending.thought:
         return -1.0
     if ending.score >= 1:
         return 1.0 + max(0.0, 0.6 - 0.2 * ending.searches)
-    return 0.05 * (ending.searches > 0)
+    return 0.05 * (ending.searches > 0 and ending.answered)
 
 
 def deliberative(ending: Ending) -> float:
@@ -51,7 +62,7 @@ def deliberative(ending: Ending) -> float:
 
     Published with messages: score + .1 (messages - 2) / 2, of which a tool turn adds two.
     """
-    return 1.0 if ending.score >= 1 else min(-0.6, -1.0 + 0.1 * ending.searches)
+    return 1.0 if ending.score >= 1 else min(-0.6, -1.0 + 0.1 * ending.tool_turns)
 
 
 OUTCOMES: Mapping[str, Callable[[Ending], float]] = {
@@ -59,6 +70,8 @@ OUTCOMES: Mapping[str, Callable[[Ending], float]] = {
     "knowledge_boundary": knowledge_boundary,
     "deliberative": deliberative,
 }
+THOUGHTFUL = frozenset({"knowledge_boundary"})
+"""Outcomes by which an episode without a thought is malformed, so the expert has to think as well."""
 
 
 def get_outcome(name: str) -> Callable[[Ending], float]:
@@ -73,6 +86,20 @@ def get_outcome(name: str) -> Callable[[Ending], float]:
 
 
 _HOLDS = get_scorer("em_cover")
+_GLUED = re.compile(r"[(\[](?:think|search|answer)|(?:think|search|answer)[)\]]")
+
+
+def thinks_in_tags(actions: Sequence[str]) -> bool:
+    """IKEA: whether a pair of think tags stands in ``actions``, and no name of a tag next to a bracket of another kind."""
+    text = "".join(actions)
+    return "<think>" in text and "</think>" in text and _GLUED.search(text) is None
+
+
+def is_one_action(action: str, tags: Sequence[str]) -> bool:
+    """Whether each of ``tags`` is opened in ``action`` as often as it is closed, and all of them at most once."""
+    opened = [action.count(f"<{tag}>") for tag in tags]
+    closed = [action.count(f"</{tag}>") for tag in tags]
+    return opened == closed and sum(opened) <= 1
 
 
 def score_of(state: SearchState, scorer: Scorer) -> float:
@@ -97,9 +124,21 @@ def answer_reward(
     scorer: Scorer,
     outcome: Callable[[Ending], float] = answer_alone,
     found: float = 0.0,
+    score: Callable[[SearchState, Scorer], float] = score_of,
 ) -> dict[str, float]:
     """The outcome where the episode ends, and before that ``found`` for the page that shows an accepted answer first."""
     if state.last.end is None:
         return {"found": found * shows_answer_first(state)} if found else {}
-    ending = Ending(score_of(state, scorer), state.turns - state.mistakes, state.mistakes)
-    return {"outcome": outcome(ending)}
+    return {"outcome": outcome(ending_of(state, score(state, scorer)))}
+
+
+def ending_of(state: SearchState, score: float) -> Ending:
+    """How the episode of ``state`` ended, whose answer has ``score``."""
+    return Ending(
+        score,
+        searches=state.lookups,
+        mistakes=state.mistakes,
+        tool_turns=state.turns - state.mistakes,
+        answered=state.answer is not None,
+        thought=not state.tagged or thinks_in_tags([turn.action for turn in state.record]),
+    )

@@ -25,7 +25,7 @@ from agentenv.envs.search.native_tools import (
     action_of,
     untagged,
 )
-from agentenv.envs.search.outcomes import Reward, answer_reward, get_outcome
+from agentenv.envs.search.outcomes import THOUGHTFUL, Reward, answer_reward, get_outcome
 from agentenv.envs.search.page_format import PageFormat, as_question, count_words
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolFunction, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, submit_answer
@@ -135,6 +135,7 @@ class SearchEnv(AsyncEnv[SearchState]):
         page_format = PageFormat(observation_tokens, count_tokens or count_words, snippet_words)
         self.search = SearchTool(retriever, k, page_format, queries)
         self.scorer = get_scorer(scorer)
+        self.expert_thinks = outcome in THOUGHTFUL
         self.answer_reward = partial(
             answer_reward, scorer=self.scorer, outcome=get_outcome(outcome), found=found_reward
         )
@@ -158,6 +159,7 @@ class SearchEnv(AsyncEnv[SearchState]):
             raise DatasetError("there is no task to pose")
         self.state = self.parts.state(task, seed or 0)
         native = self._native_actions()
+        self.state.tagged = native is None
         opening = self.parts.opening(task) if native is None else native.opening(task)
         return (Message("user", opening),), {"task_id": task.id}
 
@@ -251,6 +253,11 @@ class SearchEnv(AsyncEnv[SearchState]):
         """The question, what was searched and the answer so far."""
         state = self.state
         return f"{as_question(state.task.question)} [{len(state.retrieved)} queries] -> {state.answer}"
+
+
+def thinking(thought: str, action: str) -> str:
+    """``action`` after ``thought``."""
+    return f"<think>{thought}</think>{action}"
 
 
 def on_small_world(

@@ -67,6 +67,8 @@ class SearchState:
     record: list[ToolReply] = field(default_factory=list)
     """Every turn so far, the one that ended the episode included."""
     answer: str | None = None
+    tagged: bool = True
+    """Whether actions are written with tags; a model that calls tools in its own form keeps its thoughts elsewhere."""
 
     @property
     def last(self) -> ToolReply:
@@ -83,6 +85,13 @@ class SearchState:
         """Turns that could not be acted on."""
         results = [turn.result for turn in self.record]
         return sum(result is not None and result.status is ToolStatus.FORMAT_ERROR for result in results)
+
+    @property
+    def lookups(self) -> int:
+        """Queries that were asked and pages that were read, several of them in one turn included."""
+        results = [turn.result for turn in self.record if turn.result is not None]
+        done = [result for result in results if result.status is not ToolStatus.FORMAT_ERROR]
+        return sum(len(result.data.get("ids", (None,))) for result in done)
 
     @property
     def pages(self) -> list[str]:

@@ -20,7 +20,14 @@ from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.local_search import STOP, LocalSearch
 from agentenv.envs.search.outcomes import Reward
 from agentenv.envs.search.page_format import QuestionPrompt, information
-from agentenv.envs.search.proposals import Proposal, QuestionRules, as_documents, documents_shown, refusal
+from agentenv.envs.search.proposals import (
+    Proposal,
+    QuestionRules,
+    as_documents,
+    documents_shown,
+    holds,
+    refusal,
+)
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
 from agentenv.envs.search.search_tools import ReadTool, TagParser
@@ -180,9 +187,16 @@ class ProposalTool:
 
 
 def proposer_reward(state: SearchState) -> dict[str, float]:
-    """1 for a proposal that keeps every rule."""
+    """1 for a proposal that keeps every rule and whose answer stands on a page that was shown.
+
+    SSP leaves to a verifier whether a proposal is true. Alone nobody asks one, and any words would earn as much as a
+    question; what stands on no page, no verifier would find there either.
+    """
     last = state.last
-    return {"kept_rules": float(last.end is EndReason.SUBMITTED and last.info["refused"] is None)}
+    if last.end is not EndReason.SUBMITTED or last.info["refused"] is not None:
+        return {"kept_rules": 0.0}
+    proposal: Proposal = last.info["proposal"]
+    return {"kept_rules": float(any(holds(page, proposal.answer) for page in proposal.documents))}
 
 
 class SearchProposer(SearchEnv):
@@ -190,7 +204,8 @@ class SearchProposer(SearchEnv):
 
     ``Task.data`` may hold ``searches``, the fewest that are asked for (1), and ``reference``, a question of the kind that is
     wanted. Where the task has answers, the first of them is the gold and the proposer's own is ignored (SSP). The last info
-    holds the ``proposal`` and, as ``refused``, the rule that it breaks; the reward is 1 where it breaks none.
+    holds the ``proposal`` and, as ``refused``, the rule that it breaks; the reward is 1 where it breaks none and its answer
+    stands on a page that was shown.
     """
 
     final_tag: ClassVar[str] = "question"
@@ -223,8 +238,9 @@ class SearchProposer(SearchEnv):
             world = FictionalWorld.generate(
                 WorldConfig(documents=200, questions=50, families=("lookup", "bridge"))
             )
-            tasks = [_as_topic(task) for task in world.questions]
-            options = {"retriever": InMemoryRetriever(world.documents)} | options
+            words = InMemoryRetriever(world.documents)
+            tasks = [_as_topic(task) for task in world.questions if _is_found(task, words)]
+            options = {"retriever": words} | options
         super().__init__(tasks=tasks, **options)
         self.parts = SearchParts(
             opening=partial(topic_prompt, template=prompt),
@@ -283,6 +299,14 @@ def opening_of(form: str, topic: str, searches: int, reference: str) -> str:
 def proposal_text(question: str, answer: str) -> str:
     """A proposal as a proposer writes it."""
     return f"<question> {question} </question> <answer> {answer} </answer>"
+
+
+def _is_found(task: Task, retriever: InMemoryRetriever) -> bool:
+    """Whether the expert's search of the last hop shows the document with the answer first."""
+    last = task.data["path"][-1]
+    ((row, _),) = retriever.rank([last["entity"]], 1)[0]
+    found: str = retriever.corpus[row].id
+    return found == last["document"]
 
 
 def _as_topic(task: Task) -> Task:

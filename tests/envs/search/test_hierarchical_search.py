@@ -25,6 +25,7 @@ LOCAL = [
 ]
 WEB = [Document("w0", "Ketterby", "Ketterby is in Rome .")]
 TASK = Task("q", "Where is Halvik?", ("Norland",))
+THINK = "<think>I know it.</think>"
 
 
 def lower(documents: list[Document]) -> LocalSearch:
@@ -54,14 +55,14 @@ def test_refinement_keeps_the_best_share_and_one_at_least() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reward"),
     [
-        ((0.5, 0, 2, 0), 0.5),
-        ((0.0, 1, 2, 0), 0.05),
-        ((0.0, 2, 2, 0), 0.1),
-        ((0.0, 0, 2, 0), 0.0),
-        ((1.0, 2, 2, 1), 0.0),
+        ((0.5, 0, 2, True), 0.5),
+        ((0.0, 1, 2, True), 0.05),
+        ((0.0, 2, 2, True), 0.1),
+        ((0.0, 0, 2, True), 0.0),
+        ((1.0, 2, 2, False), 0.0),
     ],
 )
-def test_the_reward_by_hand(arguments: tuple[float, int, int, int], reward: float) -> None:
+def test_the_reward_by_hand(arguments: tuple[float, int, int, bool], reward: float) -> None:
     assert coverage_reward(*arguments) == pytest.approx(reward)
 
 
@@ -71,23 +72,48 @@ def test_an_agent_searches_in_its_own_environment_and_its_best_evidence_goes_up(
     text = step.observation[0].text
     assert "Halvik 2" in text
     assert text.count("Doc ") == 2  # ceil(.3 * 4)
-    assert env.state.used == {"local"}
+    assert env.state.used == {"local_search_agent"}
     assert step.info["tool_results"][0].data["ids"][0][0] == "l2"
-    assert env.step("<answer>Norland</answer>").reward == 1.0
+    assert env.step(THINK + "<answer>Norland</answer>").reward == 1.0
 
 
 def test_all_agents_are_asked_and_refined_together() -> None:
     env = begun(keep=0.5)
     step = ask(env, "all", "Halvik is in Norland")
-    assert env.state.used == {"local", "web"}
+    assert env.state.used == {"all_search_agent"}
+    assert "Ketterby" in step.observation[0].text
     assert len(step.info["tool_results"][0].data["ids"][0]) == 2  # ceil(.5 * (2 + 1))
-    assert env.step("<answer>Paris</answer>").reward == pytest.approx(0.1)
+    assert env.step(THINK + "<answer>Paris</answer>").reward == pytest.approx(0.1 / 3)
+
+
+LOCAL_CALL = "<local_search_agent>Halvik</local_search_agent>"
+ALL_CALLS = [LOCAL_CALL] + [LOCAL_CALL.replace("local_", other) for other in ("web_", "all_")]
+
+
+@pytest.mark.parametrize(
+    ("actions", "reward"),
+    [
+        (
+            [*ALL_CALLS, "<think>It is</think><answer>Paris</answer>"],
+            0.1,
+        ),  # an honest attempt that goes wrong
+        ([*ALL_CALLS, *["<think>again</think>" + LOCAL_CALL] * 6], 0.0),  # never answers
+        ([*ALL_CALLS, "<answer>Paris</answer>"], 0.0),  # never thinks
+        ([*ALL_CALLS, "<think>It is<answer>Norland</answer>"], 0.0),
+        ([LOCAL_CALL * 2, "<think>It is</think><answer>Norland</answer>"], 0.0),  # two calls before a result
+        (["<think>I know.</think><answer>Norland</answer><answer>Rome</answer>"], 0.0),
+        (["<think>I know.</think><answer>Norland</answer>"], 1.0),
+    ],
+)
+def test_only_an_answer_in_form_is_paid(actions: list[str], reward: float) -> None:
+    env = begun()
+    assert sum(env.step(action).reward for action in actions) == pytest.approx(reward)
 
 
 def test_a_malformed_turn_costs_everything() -> None:
     env = begun()
     env.step("hello")
-    assert env.step("<answer>Norland</answer>").reward == 0.0
+    assert env.step(THINK + "<answer>Norland</answer>").reward == 0.0
 
 
 def test_a_fault_below_is_a_fault_of_ours() -> None:

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.types import Document, Task
-from agentenv.envs.search.judged_search import JudgedSearch
+from agentenv.envs.search.judged_search import JudgedSearch, verdict_mean, verdict_sum
 from agentenv.envs.search.local_search import STOP
+from agentenv.errors import UnknownName
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.trainers.strategies.rollout_context import RolloutContext
@@ -24,8 +26,8 @@ YES, NO = "<judge>yes</judge>", "<judge>no</judge>"
 ANSWER = "<answer>cold Norland</answer>"
 
 
-def rewards(*actions: str) -> list[float]:
-    env = JudgedSearch(tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), k=1)
+def rewards(*actions: str, **options: Any) -> list[float]:
+    env = JudgedSearch(tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), k=1, **options)
     env.reset(seed=0)
     return [env.step(action).reward for action in actions]
 
@@ -35,15 +37,59 @@ def rewards(*actions: str) -> list[float]:
     [
         (["<search>Halvik</search>", YES + ANSWER], [0.0, 1.3]),
         (["<search>Halvik</search>", NO + ANSWER], [0.0, 0.7]),
-        (["<search>Ketterby</search>", NO + "<search>Halvik</search>", YES + ANSWER], [0.0, 0.3, 1.3]),
-        (["<search>Ketterby</search>", YES + "<search>Halvik</search>", ANSWER], [0.0, -0.3, 1.0]),
+        (["<search>Ketterby</search>", NO + "<search>Halvik</search>", YES + ANSWER], [0.0, 0.3, 1.0]),
+        (["<search>Ketterby</search>", YES + "<search>Halvik</search>", ANSWER], [0.0, -0.6, 1.3]),
+        (["<search>Ketterby</search>", YES + "<search>Halvik</search>", NO + ANSWER], [0.0, -0.6, 1.15]),
         (["<search>Halvik</search>", "<judge>maybe</judge>" + ANSWER], [0.0, 1.0]),
         ([YES + "<search>Halvik</search>", YES + "what?", YES + ANSWER], [0.0, 0.3, 1.0]),  # once a page
         (["<search>Halvik</search>", "<judge> No </judge><answer>Rome</answer>"], [0.0, -0.3]),
     ],
 )
-def test_a_verdict_is_worth_what_the_reranker_says(actions: list[str], expected: list[float]) -> None:
+def test_the_mean_of_the_verdicts_follows_the_reranker(actions: list[str], expected: list[float]) -> None:
     assert rewards(*actions) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("actions", "expected"),
+    [
+        (["<search>Ketterby</search>", NO + "<search>Halvik</search>", YES + ANSWER], [0.0, 0.3, 1.3]),
+        (["<search>Ketterby</search>", YES + "<search>Halvik</search>", NO + ANSWER], [0.0, -0.6, 0.7]),
+    ],
+)
+def test_the_published_sum_by_hand(actions: list[str], expected: list[float]) -> None:
+    assert rewards(*actions, verdicts="sum") == pytest.approx(expected)
+
+
+def test_the_discount_of_the_sum_counts_the_verdicts() -> None:
+    """0.3 - 0.5 * 0.6 + 0.25 * 0.3; the page without a verdict moves nothing."""
+    assert verdict_sum([0.3, None, -0.6, 0.3], discount=0.5) == pytest.approx(0.075)
+    assert verdict_mean([0.3, None, -0.6, 0.3]) == pytest.approx(0.0)
+    assert verdict_mean([]) == verdict_sum([]) == 0.0
+
+
+NONSENSE = NO + "<search>lighthouse</search>"
+
+
+def test_judging_nonsense_useless_is_worth_less_than_an_honest_wrong_answer() -> None:
+    """Four pages of nonsense, all judged rightly, no answer: 1.2 as published, less than anything else here."""
+    farm = ["<search>lighthouse</search>", *[NONSENSE] * 3, NO]
+    assert sum(rewards(*farm, verdicts="sum")) == pytest.approx(1.2)
+    assert sum(rewards(*farm)) == pytest.approx(-0.9)
+    wrong = sum(rewards("<search>Halvik</search>", YES + "<answer>Rome</answer>"))
+    careless = sum(rewards("<search>Ketterby</search>", YES + "<answer>Rome</answer>"))
+    right = sum(rewards("<search>Ketterby</search>", YES + ANSWER))
+    assert (wrong, careless, right) == pytest.approx((0.3, -0.6, 0.4))
+
+
+def test_further_pages_do_not_raise_the_mean() -> None:
+    once = sum(rewards("<search>Halvik</search>", YES + ANSWER))
+    padded = sum(rewards("<search>Ketterby</search>", NONSENSE, NO + "<search>Halvik</search>", YES + ANSWER))
+    assert padded == pytest.approx(once) == pytest.approx(1.3)
+
+
+def test_another_total_is_refused() -> None:
+    with pytest.raises(UnknownName, match="'sums'"):
+        rewards(verdicts="sums")
 
 
 def test_the_threshold_is_passed_by_more_than_it() -> None:
@@ -54,7 +100,7 @@ def test_the_threshold_is_passed_by_more_than_it() -> None:
             assert [answer for answer, _ in pairs] == list(TASK.answers)
             return [0.1, 0.7]
 
-    for threshold, reward in ((0.7, -0.3), (0.69, 0.3)):
+    for threshold, reward in ((0.7, -0.6), (0.69, 0.3)):
         env = JudgedSearch(
             tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), reranker=Fixed(), threshold=threshold
         )
@@ -73,7 +119,7 @@ def test_a_page_judged_useless_leaves_the_context_and_the_verdict_is_paid() -> N
     text = policy.tokenizer.decode([int(i) for i in played.ids])
     assert "lighthouse" not in text
     assert "Norland" in text
-    assert played.reward == pytest.approx(1.6)
+    assert played.reward == pytest.approx(1.3)
     assert played.info["strategy"] == {"judge_dropped": 1}
 
 
@@ -84,4 +130,4 @@ def test_the_expert_judges_each_page_in_the_action_after_it() -> None:
     env.reset(seed=0)
     actions = env.expert()
     assert actions == ["<search>Ketterby</search>", NO + "<search>Halvik</search>", YES + ANSWER]
-    assert [env.step(action).reward for action in actions] == pytest.approx([0.0, 0.3, 1.3])
+    assert [env.step(action).reward for action in actions] == pytest.approx([0.0, 0.3, 1.0])

@@ -8,7 +8,14 @@ import pytest
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.types import Document, EndReason, Step, Task, ToolStatus
-from agentenv.envs.search.long_search import LongSearch
+from agentenv.envs.search.long_search import (
+    CERTAIN,
+    DOUBTFUL,
+    LongSearch,
+    doubts_question,
+    is_certain,
+    is_well_formed,
+)
 from agentenv.errors import ConfigurationError
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
@@ -145,3 +152,80 @@ def test_the_expert_opens_what_the_search_did_not_show() -> None:
     ]
     assert env.state.parts == {}
     assert [env.step(action).reward for action in actions][-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("actions", "well_formed"),
+    [
+        (["<think>a</think><search>b</search>", "<think>c</think><answer>d</answer>"], True),
+        (["I do not know."], True),
+        (["<search>a</search><search>b</search>"], False),
+        (["<search>a</search><answer>b</answer>"], False),
+        (["<search>a", "<answer>d</answer>"], False),
+        (["a</access>", "<answer>d</answer>"], False),
+        (["<think>a</think><think>b</think><search>c</search>"], False),
+        (["<search>a</search>\nAssistant: <think>"], False),
+        (["assistant", "<answer>d</answer>"], False),
+    ],
+)
+def test_the_format_gate_by_hand(actions: list[str], well_formed: bool) -> None:
+    assert is_well_formed(actions) is well_formed
+
+
+@pytest.mark.parametrize(
+    ("answer", "doubts"),
+    [
+        ("The question is invalid.", True),
+        ("not APPROPRIATE", True),
+        ("Validus", False),  # a substring, which the published program takes for a doubt
+        ("Norland", False),
+        ("Question Time", False),  # as the accepted answer says
+        ("Question Time is invalid", True),
+    ],
+)
+def test_a_doubt_is_a_word_that_no_accepted_answer_holds(answer: str, doubts: bool) -> None:
+    assert doubts_question(answer, ("Question Time",)) is doubts
+
+
+def ended(*actions: str, **options: Any) -> float:
+    env = begun(scorer="f1_set", **options)
+    return sum(env.step(action).reward for action in actions)
+
+
+def test_the_reward_is_gated_and_a_doubt_costs_half() -> None:
+    """F1 of "Norland coast" against "Norland": precision 1/2, recall 1, so 2/3."""
+    answer, doubt = "<answer>Norland coast</answer>", "<answer>The question is invalid</answer>"
+    assert ended("<search>Halvik</search>", answer) == pytest.approx(2 / 3)
+    assert ended("<search>Halvik</search>assistant", answer) == 0.0
+    assert ended("<search>Halvik</search>", doubt, certain_share=1.0) == -0.5
+    assert ended("<search>Halvik</search>assistant", doubt, certain_share=1.0) == -0.5
+    assert ended("<search>Halvik</search>", doubt, certain_share=0.0) == 0.0
+    assert ended("<search>Halvik</search>", doubt, certain_share=1.0, prompt="{question}") == 0.0
+    assert ended("<search>Halvik</search>", answer, certain_share=1.0) == pytest.approx(2 / 3)
+
+
+def test_augmented_answers_weigh_three_tenths() -> None:
+    """.7 * 0 + .3 * 1, and never less than the score itself."""
+    task = Task("q", "Where?", ("Norland",), data={"augmented_answers": ("the far north",)})
+    assert ended("<answer>the far north</answer>", tasks=[task]) == pytest.approx(0.3)
+    assert ended("<answer>Norland</answer>", tasks=[task]) == 1.0
+    assert ended("what?", tasks=[task], max_turns=0) == 0.0
+
+
+def test_a_share_of_the_tasks_is_said_to_have_an_answer() -> None:
+    tasks = [Task(f"q-{n}", "Where?", ("Norland",)) for n in range(200)]
+    certain = [is_certain(task, 0.3) for task in tasks]
+    assert 40 <= sum(certain) <= 80
+    assert not any(is_certain(task, 0.0) for task in tasks)
+    assert all(is_certain(task, 1.0) for task in tasks)
+    env = begun()
+    for task, sure in zip(tasks[:20], certain, strict=False):
+        for native in (False, True):
+            env.native = native
+            opening = env.reset(seed=0, options={"task": task})[0][0].text
+            assert ((CERTAIN in opening), (DOUBTFUL in opening)) == (sure, not sure)
+
+
+def test_a_share_above_one_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"certain_share=1\.5"):
+        LongSearch(certain_share=1.5)

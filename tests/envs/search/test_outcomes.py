@@ -7,7 +7,7 @@ import pytest
 from agentenv.core.types import Step
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.local_search import LocalSearch
-from agentenv.envs.search.outcomes import Ending, deliberative, knowledge_boundary
+from agentenv.envs.search.outcomes import Ending, deliberative, is_one_action, knowledge_boundary
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.retrievers.fakes import InMemoryRetriever
 
@@ -29,6 +29,8 @@ WORLD = FictionalWorld.generate(
         (Ending(0.0, 4), 0.05),
         (Ending(1.0, 1, mistakes=1), -1.0),
         (Ending(0.0, 0, mistakes=2), -1.0),
+        (Ending(1.0, 1, thought=False), -1.0),
+        (Ending(0.0, 4, answered=False), 0.0),  # published: .05
     ],
 )
 def test_the_knowledge_boundary_as_published(ending: Ending, reward: float) -> None:
@@ -38,11 +40,11 @@ def test_the_knowledge_boundary_as_published(ending: Ending, reward: float) -> N
 @pytest.mark.parametrize(
     ("ending", "reward"),
     [
-        (Ending(1.0, 7), 1.0),
-        (Ending(0.0, 0), -1.0),
-        (Ending(0.0, 2), -0.8),
-        (Ending(0.0, 4), -0.6),
-        (Ending(0.0, 9), -0.6),
+        (Ending(1.0, tool_turns=7), 1.0),
+        (Ending(0.0, tool_turns=0), -1.0),
+        (Ending(0.0, tool_turns=2), -0.8),
+        (Ending(0.0, tool_turns=4), -0.6),
+        (Ending(0.0, tool_turns=9), -0.6),
     ],
 )
 def test_deliberation_is_paid_where_the_answer_is_wrong(ending: Ending, reward: float) -> None:
@@ -57,22 +59,55 @@ def played(*actions: str, **options: Any) -> list[Step]:
 
 
 RIGHT, WRONG = f"<answer>{WORLD.questions[0].answers[0]}</answer>", "<answer>nobody</answer>"
+THINK, SEARCH = "<think>Who is it?</think>", "<search>a</search>"
 
 
 @pytest.mark.parametrize(
     ("actions", "reward"),
     [
-        ([RIGHT], 1.6),
-        (["<search>a</search>", RIGHT], 1.4),
-        (["<search>a</search>", WRONG], 0.05),
-        ([WRONG], 0.0),
-        (["what?", RIGHT], -1.0),
-        (["<search>a</search>", "<search>b</search>", "<search>c</search>"], 0.05),  # never answers
+        ([THINK + RIGHT], 1.6),
+        ([THINK + SEARCH, RIGHT], 1.4),  # one thought in all is enough
+        ([THINK + "<search>a\nb\nc\nd\ne</search>", RIGHT], 1.0),  # five queries of one block are five
+        ([THINK + "<search>a\nb</search>", RIGHT], 1.2),
+        ([THINK + SEARCH, "<read>nowhere</read>", RIGHT], 1.2),
+        ([THINK + SEARCH, WRONG], 0.05),
+        ([THINK + WRONG], 0.0),
+        ([RIGHT], -1.0),  # no thought
+        ([SEARCH, "<think>Who?" + RIGHT], -1.0),
+        ([THINK + "(search) a" + SEARCH, RIGHT], -1.0),
+        ([THINK, RIGHT], -1.0),  # a turn without an action
+        ([THINK + SEARCH, SEARCH, SEARCH], 0.0),  # never answers
     ],
 )
 def test_the_environment_ends_with_the_outcome_that_it_was_given(actions: list[str], reward: float) -> None:
     steps = played(*actions, outcome="knowledge_boundary", max_turns=2)
     assert [step.reward for step in steps] == [0.0] * (len(steps) - 1) + [pytest.approx(reward)]
+
+
+def test_the_expert_thinks_where_the_outcome_asks_for_it() -> None:
+    """Two searches, each with a thought: 1 + .6 - .2 * 2."""
+    env = LocalSearch(
+        tasks=WORLD.questions,
+        retriever=InMemoryRetriever(WORLD.documents),
+        outcome="knowledge_boundary",
+        queries=1,
+    )
+    env.reset(seed=0)
+    assert sum(env.step(action).reward for action in env.expert() or ()) == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(
+    ("action", "one"),
+    [
+        ("<search>a</search>", True),
+        ("nothing", True),
+        ("<search>a", False),
+        ("a</search>", False),
+        ("<search>a</search><answer>b</answer>", False),
+    ],
+)
+def test_one_action_is_one_whole_block(action: str, one: bool) -> None:
+    assert is_one_action(action, ("search", "answer")) is one
 
 
 def test_an_unknown_outcome_and_no_queries_are_refused() -> None:
