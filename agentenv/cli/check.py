@@ -1,12 +1,13 @@
 """The command ``agentenv check``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
+from rich.table import Table
 
 from agentenv.core.env import Env
 from agentenv.core.registry import describe_error, env_class, is_remote, make
@@ -17,7 +18,7 @@ MARKS = {"ok": "[green]ok     [/]", "failed": "[red]failed [/]", "skipped": "[ye
 
 @dataclass(frozen=True)
 class Check:
-    """Tests sixteen properties of an environment. The exit code is 1 if one of them fails.
+    """Tests seventeen properties of an environment. The exit code is 1 if one of them fails.
 
     Example: agentenv check agentenv/LocalSearch-v0
     """
@@ -27,7 +28,8 @@ class Check:
 
     def run(self) -> dict[str, Any]:
         """One row for each check, and whether none failed."""
-        from agentenv.core.env_contract import CHECK_S, check_env, in_time
+        from agentenv.core.concurrency.threads import in_time
+        from agentenv.core.env_contract import CHECK_S, check_env
 
         factory = factory_of(self.env)
         try:
@@ -52,14 +54,25 @@ class Check:
         }
 
     def show(self, result: dict[str, Any], console: Console) -> None:
-        """One line for each check, then the count."""
+        """One line for each check, a table of the probes of the reward, then the count."""
         from rich.markup import escape
 
         for row in result["checks"]:
             line = f"{MARKS[row['status']]} {row['name']:<13} {escape(row['detail'])}"
             console.print(line.rstrip(), highlight=False, soft_wrap=True)
+            if row["probes"]:
+                console.print(probe_table(row["probes"]))
         failed = sum(row["status"] == "failed" for row in result["checks"])
         console.print(f"{result['env']}: {failed} of {len(result['checks'])} checks failed", highlight=False)
+
+
+def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What each probe of the reward earns beside the expert."""
+    table = Table("probe of the reward", "earns", "expert", "episodes", "masked", "cut", box=None)
+    for row in rows:
+        earned = [f"{row[name]:.3f}" if row[name] is not None else "-" for name in ("reward", "expert")]
+        table.add_row(row["probe"], *earned, *(str(row[name]) for name in ("episodes", "masked", "cut")))
+    return table
 
 
 def factory_of(env: str, **arguments: Any) -> Callable[[], Env[Any]]:

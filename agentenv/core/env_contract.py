@@ -12,22 +12,22 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import numpy as np
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 from gymnasium.utils.passive_env_checker import env_render_passive_checker
 
-from agentenv.core.concurrency.threads import DaemonThreads
+from agentenv.core.concurrency.threads import in_time
 from agentenv.core.env import Env
 from agentenv.core.env_contract_tasks import check_splits, check_task, require
 from agentenv.core.floors import FLOORS, floor_action
+from agentenv.core.probes import ProbeRow, probe_env
 from agentenv.core.scene import Mark
 from agentenv.core.types import EndReason, StateCapability, Step, ToolResult
-from agentenv.errors import EnvFault, EpisodeOver, SnapshotError
+from agentenv.errors import EpisodeOver, SnapshotError
 
-T = TypeVar("T")
 MakeEnv = Callable[[], Env[Any]]
 
 SEEDS = (0, 1, 2)
@@ -45,6 +45,16 @@ class CheckResult:
     status: Literal["ok", "failed", "skipped"]
     detail: str = ""
     """What was found, what went wrong, or why it was skipped."""
+    probes: tuple[ProbeRow, ...] = ()
+    """What each probe of the reward earned; empty for every other check."""
+
+
+class FarmFound(AssertionError):
+    """A probe earns what the expert earns; carries the rows of all probes."""
+
+    def __init__(self, complaint: str, probes: Sequence[ProbeRow]) -> None:
+        super().__init__(complaint)
+        self.probes = tuple(probes)
 
 
 def check_env(make: MakeEnv) -> list[CheckResult]:
@@ -56,40 +66,19 @@ def check_env(make: MakeEnv) -> list[CheckResult]:
     return [run_check(name, make) for name in CHECKS]
 
 
-def in_time(seconds: float, work: Callable[[], T]) -> T:
-    """The result of ``work``, which runs in a daemon thread.
-
-    Raises:
-        TimeoutError: it took too long, and is left behind.
-        EnvFault: it raised what is no ``Exception``, such as ``SystemExit``.
-    """
-    thread = DaemonThreads(1, "agentenv-check")
-    call = thread.submit(work)
-    try:
-        return call.result(seconds)
-    except TimeoutError:
-        if call.done():
-            raise
-        call.cancel()
-        raise TimeoutError(f"it took longer than {seconds:g} s") from None
-    except Exception:
-        raise
-    except BaseException as error:
-        if not call.done():  # the wait itself was interrupted
-            raise
-        raise EnvFault(f"{type(error).__name__} was raised: {error}") from error
-    finally:
-        thread.shutdown()
-
-
 def run_check(name: str, make: MakeEnv) -> CheckResult:
     """Runs one check of ``CHECKS``; whatever is raised inside it is a failure and not an error, and so is hanging."""
     try:
-        return CheckResult(name, "ok", in_time(CHECK_S, lambda: CHECKS[name](make)) or "")
+        found = in_time(CHECK_S, lambda: CHECKS[name](make))
+        if isinstance(found, list):
+            return CheckResult(name, "ok", _told(found), tuple(found))
+        return CheckResult(name, "ok", found or "")
     except unittest.SkipTest as reason:
         return CheckResult(name, "skipped", str(reason))
     except TimeoutError as error:
         return CheckResult(name, "failed", str(error))
+    except FarmFound as error:
+        return CheckResult(name, "failed", str(error), error.probes)
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if isinstance(error, AssertionError) else f" ({frame.name}, line {frame.lineno})"
@@ -367,7 +356,28 @@ def check_floors(make: MakeEnv) -> str:
     return ", ".join(FLOORS)
 
 
-CHECKS: dict[str, Callable[[MakeEnv], str | None]] = {
+def check_probes(make: MakeEnv) -> list[ProbeRow]:
+    """No policy that does not try earns what the expert earns, or has its episodes left out."""
+    rows = probe_env(make)
+    if farms := [row for row in rows if row.is_farm]:
+        raise FarmFound("; ".join(_complaint(row) for row in farms), rows)
+    return rows
+
+
+def _complaint(row: ProbeRow) -> str:
+    if row.reward is None:
+        return f"{row.probe!r} ends each of {row.masked} episodes by a fault ({row.fault}), by {row.action!r}"
+    return f"{row.probe!r} earns {row.reward:g} where the expert earns {row.expert:g}, by {row.action!r}"
+
+
+def _told(rows: Sequence[ProbeRow]) -> str:
+    """What the best of ``rows`` earns."""
+    earning = [row for row in rows if row.reward is not None]
+    best = max(earning, key=lambda row: (row.reward or 0.0) - (row.expert or 0.0))
+    return f"{best.probe!r} earns most: {best.reward:.3g} where the expert earns {best.expert:.3g}"
+
+
+CHECKS: dict[str, Callable[[MakeEnv], str | list[ProbeRow] | None]] = {
     "gymnasium": check_gymnasium,
     "render": check_render,
     "determinism": check_determinism,
@@ -384,6 +394,7 @@ CHECKS: dict[str, Callable[[MakeEnv], str | None]] = {
     "scene": check_scene,
     "expert": check_expert,
     "floors": check_floors,
+    "probes": check_probes,
 }
 """Every check by name, in the order in which they run."""
 

@@ -8,6 +8,7 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.core.env_contract import CHECKS, run_check
+from agentenv.core.probes import PROBES
 from agentenv.envs.calculator import Calculator
 
 BROKEN = """
@@ -26,8 +27,11 @@ class Demanding(Calculator):
 def test_a_good_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "agentenv/Calculator-v0"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[:-1]] == [["ok", name] for name in CHECKS]
-    assert lines[-1] == "agentenv/Calculator-v0: 0 of 16 checks failed"
+    assert [line.split()[:2] for line in lines[: len(CHECKS)]] == [["ok", name] for name in CHECKS]
+    table = lines[len(CHECKS) + 1 : -1]
+    assert len(table) == len(PROBES)
+    assert all(line.strip().startswith(name) for line, name in zip(table, PROBES, strict=True))
+    assert lines[-1] == "agentenv/Calculator-v0: 0 of 17 checks failed"
 
 
 def test_json_has_a_row_for_each_check(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,6 +39,8 @@ def test_json_has_a_row_for_each_check(capsys: pytest.CaptureFixture[str]) -> No
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is True
     assert [row["name"] for row in document["checks"]] == list(CHECKS)
+    assert [row["probe"] for row in document["checks"][-1]["probes"]] == list(PROBES)
+    assert {row["expert"] for row in document["checks"][-1]["probes"]} == {1.0}
 
 
 def test_a_class_of_this_folder_that_fails(
@@ -45,7 +51,9 @@ def test_a_class_of_this_folder_that_fails(
     assert main(["check", "broken_env:Generous", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is False
-    assert [row["name"] for row in document["checks"] if row["status"] == "failed"] == ["floors"]
+    assert [row["name"] for row in document["checks"] if row["status"] == "failed"] == ["floors", "probes"]
+    earned = {row["probe"]: row["reward"] for row in document["checks"][-1]["probes"]}
+    assert (earned["answer at once"], earned["first action repeated"]) == (1.0, 0.0)
     assert main(["check", "broken_env:Demanding"]) == 1
     assert "cannot be made without arguments" in capsys.readouterr().err
 

@@ -201,6 +201,38 @@ class DaemonThreads(ThreadPoolExecutor):
 _pools: "weakref.WeakSet[_Pool]" = weakref.WeakSet()
 
 
+def in_time(seconds: float, work: Callable[[], T], threads: DaemonThreads | None = None) -> T:
+    """The result of ``work``, which runs in a daemon thread.
+
+    Args:
+        seconds: That it may take.
+        work: Takes no arguments.
+        threads: Where it runs; None starts a thread for it, which ends with it.
+
+    Raises:
+        TimeoutError: it took too long, and is left behind.
+        EnvFault: it raised what is no ``Exception``, such as ``SystemExit``.
+    """
+    pool = threads or DaemonThreads(1, "agentenv-in-time")
+    call = pool.submit(work)
+    try:
+        return call.result(seconds)
+    except TimeoutError:
+        if call.done():
+            raise
+        call.cancel()
+        raise TimeoutError(f"it took longer than {seconds:g} s") from None
+    except Exception:
+        raise
+    except BaseException as error:
+        if not call.done():  # the wait itself was interrupted
+            raise
+        raise EnvFault(f"{type(error).__name__} was raised: {error}") from error
+    finally:
+        if threads is None:
+            pool.shutdown()
+
+
 def settled(seconds: float) -> bool:
     """Waits so long for calls that run; whether none is left in any pool, those that were given up included.
 

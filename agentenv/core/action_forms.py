@@ -1,0 +1,133 @@
+"""The form of the actions of an environment, without their content: what a probe writes that knows nothing of the task.
+
+The form is learned from the expert. A text in its actions that it writes after at least two different openings belongs to
+the form ("yes", the name of a tool), every other one is content. Without an expert the tags that end an action are the form.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agentenv.core.grammar import read_json
+from agentenv.core.types import Observation
+
+_BLOCK = re.compile(r"<([A-Za-z_][\w-]*)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
+
+
+def mapped(action: str, change: Callable[[str], str]) -> str:
+    """``action`` with ``change`` applied to the content of each block.
+
+    Content that is JSON has every text in it changed, and an action without blocks is changed as a whole.
+
+    Example: ``mapped('<search>who</search>', str.upper)`` is ``<search>WHO</search>``.
+    """
+    if _BLOCK.search(action) is None:
+        return change(action)
+    return _BLOCK.sub(lambda block: f"<{block[1]}>{_mapped_content(block[2], change)}</{block[1]}>", action)
+
+
+def _mapped_content(content: str, change: Callable[[str], str]) -> str:
+    try:
+        document = read_json(content)
+    except ValueError:
+        return change(content)
+    return (
+        json.dumps(_mapped_json(document, change)) if isinstance(document, dict | list) else change(content)
+    )
+
+
+def _mapped_json(value: object, change: Callable[[str], str]) -> object:
+    match value:
+        case str():
+            return change(value)
+        case dict():
+            return {key: _mapped_json(part, change) for key, part in value.items()}
+        case list():
+            return [_mapped_json(part, change) for part in value]
+        case _:
+            return value
+
+
+@dataclass(frozen=True)
+class Form:
+    """An action of which only the form counts."""
+
+    action: str
+    constants: frozenset[str] = frozenset()
+    """Texts of it that belong to the form."""
+
+    def filled(self, *texts: str) -> str:
+        """The action with ``texts`` in the place of its contents, in turn and from the first one again after the last."""
+        given = itertools.cycle(texts)
+        return mapped(self.action, lambda content: content if content in self.constants else next(given))
+
+    @property
+    def has_content(self) -> bool:
+        """Whether anything of it is content."""
+        return self.filled("a") != self.filled("b")
+
+
+@dataclass(frozen=True)
+class ExpertEpisode:
+    """What the expert would do after an opening."""
+
+    seed: int
+    opening: Observation
+    actions: tuple[str, ...]
+    """Empty without an expert."""
+    reward: float
+    """What they earn; without an expert the reward that the environment declares for it."""
+
+
+@dataclass(frozen=True)
+class ActionForms:
+    """The forms of the actions of an environment."""
+
+    middle: tuple[Form, ...]
+    """After which the episode goes on."""
+    last: tuple[Form, ...]
+    """Which end it; at least one."""
+    constants: frozenset[str]
+
+
+def learn_forms(episodes: Sequence[ExpertEpisode], stop: Sequence[str], most: int) -> ActionForms:
+    """The forms in ``episodes``, at most ``most`` of each kind; without an expert those of the closing tags in ``stop``."""
+    constants = _constants(episodes)
+    middle = [Form(action, constants) for one in episodes for action in one.actions[:-1]]
+    last = [Form(one.actions[-1], constants) for one in episodes if one.actions]
+    if not last:
+        tags = [Form(f"<{tag[2:-1]}>?</{tag[2:-1]}>") for tag in stop if tag.startswith("</")]
+        middle, last = tags[:-1], tags[-1:] or [Form("?")]
+    return ActionForms(_distinct(middle)[:most], _distinct(last)[:most], constants)
+
+
+def _constants(episodes: Sequence[ExpertEpisode]) -> frozenset[str]:
+    """The contents that the expert writes after at least two different openings."""
+    openings: dict[str, set[Observation]] = {}
+    for one in episodes:
+        for action in one.actions:
+            for content in contents(action):
+                openings.setdefault(content, set()).add(one.opening)
+    return frozenset(content for content, found in openings.items() if len(found) > 1)
+
+
+def contents(action: str) -> list[str]:
+    """The texts that `mapped` would change, in order."""
+    found: list[str] = []
+
+    def note(content: str) -> str:
+        found.append(content)
+        return content
+
+    mapped(action, note)
+    return found
+
+
+def _distinct(forms: Sequence[Form]) -> tuple[Form, ...]:
+    """One of those that are equal but for their content, in the order of their first appearance."""
+    first: dict[str, Form] = {}
+    for form in forms:
+        first.setdefault(form.filled(""), form)
+    return tuple(first.values())

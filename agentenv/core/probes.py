@@ -1,0 +1,310 @@
+"""Probes of a reward: what a policy earns that does not try to solve the task, beside what the expert earns.
+
+A probe knows the form of an action (`agentenv.core.action_forms`) and nothing of the task. A reward by which one of them
+earns what the expert earns can be farmed: training would find that way, because it is the shorter one.
+"""
+
+import itertools
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agentenv.core.action_forms import ActionForms, ExpertEpisode, Form, learn_forms
+from agentenv.core.concurrency.threads import DaemonThreads, in_time
+from agentenv.core.env import Env
+from agentenv.core.floors import floor_action
+from agentenv.core.grammar import shortened
+
+MakeEnv = Callable[[], Env[Any]]
+
+SEEDS = range(5)
+"""Of the episodes of each probe."""
+MOST_FORMS = 6
+"""Most forms of an action that a probe tries one after the other."""
+PROBE_TURNS = 256
+"""Turns after which an episode of a probe is cut."""
+EPISODE_S = 20.0
+"""Seconds after which an episode of a probe is cut."""
+FORMS_S = 10.0
+"""Seconds after which a probe tries no further form."""
+FLOOD = 50
+"""Queries, or actions, that a flood puts into one action."""
+
+_TAG = re.compile(r"</?[A-Za-z_][\w-]*>")
+_WORDS = ("vlurb zonka prix quelto dramb siv", "yorth mabek")
+
+
+@dataclass
+class Seen:
+    """What one episode of a probe goes by."""
+
+    forms: ActionForms
+    episodes: Sequence[ExpertEpisode]
+    expert: ExpertEpisode
+    """Of this episode."""
+    number: int
+    """Of the form that is tried."""
+    texts: list[str] = field(default_factory=list)
+    """Everything that was shown so far, without tags."""
+
+    @property
+    def middle(self) -> Sequence[Form]:
+        """The one form that is tried of an action after which the episode goes on, or none."""
+        return self.forms.middle[self.number : self.number + 1]
+
+    @property
+    def last(self) -> Form:
+        """The form that is tried of the last action."""
+        return self.forms.last[min(self.number, len(self.forms.last) - 1)]
+
+    @property
+    def honest_last(self) -> Form | None:
+        """The form of the expert's own last action; None where it has no content that could be wrong."""
+        form = Form(self.expert.actions[-1], self.forms.constants) if self.expert.actions else self.last
+        return form if form.has_content else None
+
+    def see(self, messages: Sequence[Any]) -> None:
+        """Notes what was shown."""
+        self.texts.append(_TAG.sub(" ", "\n".join(message.text for message in messages)))
+
+
+Probe = Callable[[Seen], Iterator[str]]
+"""From what an episode goes by to its actions; where they run out, the episode is left there."""
+
+
+def _floor(name: str) -> Probe:
+    def play(seen: Seen) -> Iterator[str]:
+        rng, opening = np.random.default_rng(seen.expert.seed), seen.expert.opening
+        while True:
+            yield floor_action(name, opening, rng)
+
+    return play
+
+
+def _answer(text: Callable[[Seen], tuple[str, ...]]) -> Probe:
+    return lambda seen: itertools.repeat(seen.last.filled(*text(seen)))
+
+
+def _nonsense(seen: Seen) -> Iterator[str]:
+    for form in seen.middle:
+        yield from itertools.repeat(form.filled(*_WORDS))
+
+
+def _nonsense_answered(seen: Seen) -> Iterator[str]:
+    for form in seen.middle:
+        yield from [form.filled(*_WORDS)] * 3
+        yield from itertools.repeat(seen.last.filled(*_WORDS))
+
+
+def _repetition(seen: Seen) -> Iterator[str]:
+    for action in seen.expert.actions[:-1][:1]:
+        yield from itertools.repeat(action)
+
+
+def _many_queries(seen: Seen) -> Iterator[str]:
+    for form in seen.middle:
+        yield form.filled("\n".join(f"{_WORDS[0]} {number}" for number in range(FLOOD)))
+        yield from itertools.repeat(seen.last.filled(*_WORDS))
+
+
+def _many_actions(seen: Seen) -> Iterator[str]:
+    for form in seen.middle or (seen.last,):
+        yield form.filled(*_WORDS) * FLOOD
+        yield from itertools.repeat(seen.last.filled(*_WORDS) * FLOOD)
+
+
+def _other_answer(seen: Seen) -> Iterator[str]:
+    others = [one.actions[-1] for one in seen.episodes if one.actions and one.opening != seen.expert.opening]
+    for action in others[seen.number : seen.number + 1]:
+        yield from itertools.repeat(action)
+
+
+def _everything(seen: Seen) -> Iterator[str]:
+    if (last := seen.honest_last) is not None:
+        yield from seen.expert.actions[:-1]
+        yield last.filled("\n".join(seen.texts))
+
+
+def _honest(seen: Seen) -> Iterator[str]:
+    if (last := seen.honest_last) is not None:
+        yield from seen.expert.actions[:-1]
+        yield last.filled(*_WORDS)
+
+
+PROBES: Mapping[str, Probe] = {
+    "silence": _floor("no-op"),
+    "random text": _floor("random text"),
+    "prompt copied": _floor("copy the prompt"),
+    "nonsense, no answer": _nonsense,
+    "nonsense, then an answer": _nonsense_answered,
+    "first action repeated": _repetition,
+    "flood of queries": _many_queries,
+    "flood of actions": _many_actions,
+    "answer at once": _answer(lambda _: _WORDS),
+    "empty answer": _answer(lambda seen: ("",)),
+    "question as answer": _answer(lambda seen: (seen.texts[0],)),
+    "answer of another task": _other_answer,
+    "everything as answer": _everything,
+    "expert, wrong answer": _honest,
+}
+"""Every probe by name; the last one tries and fails, so it shows what an honest attempt is worth."""
+
+
+@dataclass(frozen=True)
+class ProbeRow:
+    """What a probe earns, with the form of an action by which it earns most."""
+
+    probe: str
+    reward: float | None
+    """Mean over its episodes; None where none counts."""
+    expert: float | None
+    """Mean of the expert over the same tasks; without an expert the reward that the environment declares for it."""
+    episodes: int
+    """That count: all but the masked ones."""
+    masked: int
+    """That a fault ended, so that training would leave them out."""
+    cut: int
+    """That were not over after ``PROBE_TURNS`` turns or ``EPISODE_S`` seconds; they count as far as they came."""
+    action: str
+    """Its first action, shortened."""
+    fault: str = ""
+    """What ended the first of the masked episodes."""
+
+    @property
+    def is_farm(self) -> bool:
+        """Whether it earns at least what the expert earns, or can end every episode by a fault."""
+        if self.reward is None or self.expert is None:
+            return self.masked > 0
+        return self.reward >= self.expert - 1e-9
+
+
+class _Played(NamedTuple):
+    reward: float
+    expert: float
+    fault: str
+    """What masked it; empty where it counts."""
+    cut: bool
+    action: str
+
+
+def probe_env(make: MakeEnv) -> list[ProbeRow]:
+    """What each of ``PROBES`` earns in an environment.
+
+    Args:
+        make: Makes a fresh environment, the same each time; every one is closed.
+    """
+    with closing(make()) as env:
+        episodes = [_expert_episode(env, seed) for seed in SEEDS]
+        forms = learn_forms(episodes, env.stop, MOST_FORMS)
+    threads = DaemonThreads(
+        1, "agentenv-probes"
+    )  # a sandbox loses its processes with the thread that started them
+    try:
+        return [_probed(make, name, forms, episodes, threads) for name in PROBES]
+    finally:
+        threads.shutdown()
+
+
+def _expert_episode(env: Env[Any], seed: int) -> ExpertEpisode:
+    opening, _ = env.reset(seed=seed)
+    actions = tuple(env.expert() or ())
+    reward = sum(env.step(action).reward for action in actions) if actions else env.reward_ceiling
+    return ExpertEpisode(seed, opening, actions, float(reward))
+
+
+def _probed(
+    make: MakeEnv, name: str, forms: ActionForms, episodes: Sequence[ExpertEpisode], threads: DaemonThreads
+) -> ProbeRow:
+    """What a probe earns by the form that is best for it."""
+    rows, stage, started = [], _Stage(make, threads), time.monotonic()
+    with closing(stage):
+        for number in range(MOST_FORMS):
+            scripts = _scripts(name, forms, episodes, number)
+            if scripts and time.monotonic() - started < FORMS_S:
+                rows.append(_row(name, [stage.play(name, seen, first) for seen, first in scripts]))
+    return max(rows, key=_gain, default=_row(name, []))
+
+
+def _gain(row: ProbeRow) -> float:
+    """Most for a row of which every episode is masked, because that is worth seeing."""
+    return np.inf if row.reward is None or row.expert is None else row.reward - row.expert
+
+
+def _scripts(
+    name: str, forms: ActionForms, episodes: Sequence[ExpertEpisode], number: int
+) -> list[tuple[Seen, str]]:
+    """What the episodes of a probe with the form of this number go by, and how they begin; none where it is nothing new."""
+    scripts = []
+    for expert in episodes:
+        seen = Seen(forms, episodes, expert, number)
+        first = _first(name, seen)
+        if first is None or (number and first == _first(name, Seen(forms, episodes, expert, number - 1))):
+            continue
+        if expert.actions[-1:] == (first,) and Form(first, forms.constants).has_content:
+            continue  # by chance it is what the expert says here
+        scripts.append((seen, first))
+    return scripts
+
+
+def _first(name: str, seen: Seen) -> str | None:
+    seen.texts.clear()
+    seen.see(seen.expert.opening)
+    return next(PROBES[name](seen), None)
+
+
+class _Stage:
+    """Plays the episodes of probes one after the other in one environment, and in another one after a fault."""
+
+    def __init__(self, make: MakeEnv, threads: DaemonThreads) -> None:
+        self._make, self._threads = make, threads
+        self._env = make()
+
+    def play(self, name: str, seen: Seen, first: str) -> _Played:
+        """An episode; masked where anything was raised or hung, because training would mask it too."""
+        expert, shown, env = seen.expert.reward, shortened(first, 120), self._env
+        try:
+            reward, cut = in_time(2 * EPISODE_S, lambda: _play(env, name, seen), self._threads)
+        except Exception as error:
+            self._env = self._make()  # the one before may still be busy and is left behind
+            return _Played(0.0, expert, f"{type(error).__name__}: {error}", cut=False, action=shown)
+        return _Played(reward, expert, "", cut, shown)
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self._env.close()
+
+
+def _play(env: Env[Any], name: str, seen: Seen) -> tuple[float, bool]:
+    """The reward of an episode, and whether it was cut."""
+    started, reward = time.monotonic(), 0.0
+    opening, _ = env.reset(seed=seen.expert.seed)
+    seen.texts.clear()
+    seen.see(opening)
+    for turn, action in enumerate(PROBES[name](seen)):
+        if turn >= PROBE_TURNS or time.monotonic() - started > EPISODE_S:
+            return reward, True
+        step = env.step(action)
+        reward += float(step.reward)
+        if step.terminated or step.truncated:
+            return reward, False
+        seen.see(step.observation)
+    return reward, True
+
+
+def _row(name: str, played: Sequence[_Played]) -> ProbeRow:
+    counted = [one for one in played if not one.fault]
+    return ProbeRow(
+        name,
+        float(np.mean([one.reward for one in counted])) if counted else None,
+        float(np.mean([one.expert for one in counted])) if counted else None,
+        len(counted),
+        len(played) - len(counted),
+        sum(one.cut for one in counted),
+        played[0].action if played else "",
+        next((one.fault for one in played if one.fault), ""),
+    )

@@ -1,0 +1,80 @@
+"""What probes of a reward earn in every registered environment, and in the variants of a reward that can be chosen.
+
+A probe does not try to solve the task: it says nothing, repeats itself, floods, answers at once or with everything it saw.
+The table shows what the best of them earns beside the expert and beside an honest attempt that goes wrong.
+"""
+
+from functools import partial
+from typing import Any
+
+from common import common_arguments, finish
+
+from agentenv.core.probes import PROBES, ProbeRow, probe_env
+from agentenv.core.registry import make, registered
+
+VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("agentenv/LocalSearch-v0", {"outcome": "knowledge_boundary"}),
+    ("agentenv/LocalSearch-v0", {"outcome": "deliberative"}),
+    ("agentenv/LocalSearch-v0", {"found_reward": 0.5}),
+    ("agentenv/LocalSearch-v0", {"scorer": "f1_squad"}),
+    ("agentenv/LocalSearch-v0", {"scorer": "em_cover"}),
+    ("agentenv/LongSearch-v0", {"scorer": "f1_set"}),
+    ("agentenv/JudgedSearch-v0", {"verdicts": "sum"}),
+    ("agentenv/Code-v0", {"reward": "fraction"}),
+)
+"""Rewards that are not the default of their environment."""
+HONEST = list(PROBES)[-1]
+
+
+def main() -> None:
+    """Probes one environment after the other and writes what was earned."""
+    parser = common_arguments(__doc__)
+    parser.add_argument("--only", nargs="*", help="ids of environments; all by default")
+    args = parser.parse_args()
+    cases: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in registered()] + list(VARIANTS)
+    found = {}
+    for name, options in cases:
+        if not args.only or name in args.only:
+            found[_named(name, options)] = [_row(row) for row in probe_env(partial(make, name, **options))]
+    finish("reward_probes", args, {"environments": found}, _table(found))
+
+
+def _named(name: str, options: dict[str, Any]) -> str:
+    given = ", ".join(f"{key} = {value!r}" for key, value in options.items())
+    return name.removeprefix("agentenv/") + (f" ({given})" if given else "")
+
+
+def _row(row: ProbeRow) -> dict[str, Any]:
+    kept = ("probe", "reward", "expert", "episodes", "masked", "cut", "fault")
+    return {key: getattr(row, key) for key in kept} | {"farm": row.is_farm}
+
+
+def _table(found: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Rows of Markdown: the best probe of each environment."""
+    lines = [
+        "| environment | expert | honest, but wrong | best probe | earns | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, rows in found.items():
+        honest = next(row for row in rows if row["probe"] == HONEST)
+        probes = [row for row in rows if row["probe"] != HONEST and row["reward"] is not None]
+        best = max(probes, key=lambda row: row["reward"] - row["expert"])
+        farms = "can be farmed" if any(row["farm"] for row in rows) else ""
+        cells = (
+            name,
+            _short(best["expert"]),
+            _short(honest["reward"]),
+            best["probe"],
+            _short(best["reward"]),
+            farms,
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    main()
