@@ -305,8 +305,8 @@ def _is_found(task: Task, retriever: InMemoryRetriever) -> bool:
     """Whether the expert's search of the last hop shows the document with the answer first."""
     last = task.data["path"][-1]
     ((row, _),) = retriever.rank([last["entity"]], 1)[0]
-    found: str = retriever.corpus[row].id
-    return found == last["document"]
+    wanted: str = last["document"]
+    return retriever.corpus[row].id == wanted
 
 
 def _as_topic(task: Task) -> Task:
