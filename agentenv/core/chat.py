@@ -64,8 +64,15 @@ class InlineFormat:
     without it a base model loses about 8 points of exact match.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, unread: bool = False) -> None:
+        """Begins.
+
+        Args:
+            tokenizer: Of the policy.
+            unread: Whether nobody reads the prompts, as with a script that acts: images are then left out of them.
+        """
         self._tokenizer = tokenizer
+        self._unread = unread
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The opening messages under the chat template, then the head of the assistant turn.
@@ -73,7 +80,7 @@ class InlineFormat:
         Raises:
             ConfigurationError: there is an image among them.
         """
-        refuse_images(messages, _INLINE)
+        self._refuse(messages)
         if self._tokenizer.chat_template is None:
             text = "\n\n".join(message.text for message in messages) + "\n"
         else:
@@ -86,9 +93,13 @@ class InlineFormat:
         Raises:
             ConfigurationError: there is an image in it.
         """
-        refuse_images(messages, _INLINE)
+        self._refuse(messages)
         text = "".join(defused(message.text, self._tokenizer) for message in messages)
         return [*ids, *_encode(self._tokenizer, text)]
+
+    def _refuse(self, messages: Sequence[Message]) -> None:
+        if not self._unread:
+            refuse_images(messages, _INLINE)
 
     def closing(self, ids: Sequence[int]) -> list[int]:
         """Nothing: the assistant turn stays open."""

@@ -8,13 +8,16 @@ Shapes: T tokens of a row, rows x columns tokens of an image.
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agentenv.core.io.files import write_bytes
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
 
@@ -64,6 +67,29 @@ class ImageReader(Protocol):
 def image_digest(image: bytes) -> str:
     """Twenty hexadecimal digits of the bytes of an image."""
     return hashlib.sha256(image).hexdigest()[:20]
+
+
+def keep_image(image: PlacedImage, folder: Path) -> None:
+    """Writes an image to ``folder`` under its digest, unless it is there."""
+    path = folder / f"{image.digest}.png"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, image.image)
+
+
+def read_image(folder: Path | None, digest: str) -> bytes:
+    """The image that ``keep_image`` wrote.
+
+    Raises:
+        ConfigurationError: there is no such file, or it holds another image.
+    """
+    path = None if folder is None else folder / f"{digest}.png"
+    if path is None or not re.fullmatch("[0-9a-f]{20}", digest) or not path.is_file():
+        raise ConfigurationError(f"a record names the image {digest!r:.40}, and there is no file of it")
+    image = path.read_bytes()
+    if image_digest(image) != digest:
+        raise ConfigurationError(f"{path} holds another image than the record names: it was changed")
+    return image
 
 
 def images_of(messages: Sequence[Any]) -> list[bytes]:

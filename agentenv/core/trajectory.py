@@ -7,17 +7,19 @@ segments.
 
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentenv.core.images import PlacedImage
+from agentenv.core.images import PlacedImage, read_image
 from agentenv.core.scene import TurnScene
 from agentenv.core.types import EndReason, Message, Observation, Task, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError
@@ -238,9 +240,16 @@ def _stands_before(segment: Segment, turn: int) -> bool:
     return segment.turn < turn or (segment.kind is SegmentKind.PROMPT and segment.turn == turn)
 
 
-def to_record(trajectory: Trajectory) -> dict[str, Any]:
-    """The trajectory in plain values for JSON: everything that credit and loss depend on, and no times."""
-    return {
+def to_record(trajectory: Trajectory, *, whole: bool = False) -> dict[str, Any]:
+    """The trajectory in plain values for JSON: everything that credit and loss depend on, and no times.
+
+    Args:
+        trajectory: The episode.
+        whole: Whether its images are part of the record; else it has their digests; see ``keep_image``.
+    """
+    images = {image.digest: image.image for segment in trajectory.segments for image in segment.images}
+    held = {digest: b64encode(image).decode() for digest, image in images.items()}
+    return ({"images": held} if whole and held else {}) | {
         "id": trajectory.id,
         "group_id": trajectory.group_id,
         "parent_id": trajectory.parent_id,
@@ -277,15 +286,30 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def from_record(record: Mapping[str, Any], task: Task) -> Trajectory:
+def from_record(record: Mapping[str, Any], task: Task, images: Path | None = None) -> Trajectory:
     """The trajectory that ``to_record`` wrote, with everything that credit and loss read.
 
     It lacks what ``to_record`` leaves out: the opening messages, times, scenes and the data of tool results. Each
-    observation is one message.
+    observation is one message of text.
+
+    Args:
+        record: As it was written.
+        task: Its task.
+        images: The folder of images that the record does not hold itself; see ``keep_image``.
+
+    Raises:
+        ConfigurationError: it names an image that is not there, or is another one.
     """
+    held = {digest: b64decode(image) for digest, image in record.get("images", {}).items()}
+
+    def image_of(digest: str) -> bytes:
+        if digest not in held:
+            held[digest] = read_image(images, digest)
+        return held[digest]
+
     return Trajectory(
         task=task,
-        segments=tuple(_segment(segment) for segment in record["segments"]),
+        segments=tuple(_segment(segment, image_of) for segment in record["segments"]),
         turns=tuple(_turn(turn) for turn in record["turns"]),
         reward=record["reward"],
         end_reason=EndReason(record["end_reason"]),
@@ -299,7 +323,7 @@ def from_record(record: Mapping[str, Any], task: Task) -> Trajectory:
     )
 
 
-def _segment(record: Mapping[str, Any]) -> Segment:
+def _segment(record: Mapping[str, Any], image_of: Callable[[str], bytes]) -> Segment:
     kind, ids = SegmentKind(record["kind"]), tuple(record["ids"])
     unknown = len(ids) if kind is SegmentKind.POLICY else 0  # an endpoint gives no log-probs
     return Segment(
@@ -312,6 +336,7 @@ def _segment(record: Mapping[str, Any]) -> Segment:
         trained=record.get("trained", True),
         exact_tokens=record.get("exact_tokens", True),
         row=record["row"],
+        images=tuple(PlacedImage(image_of(digest), *place) for *place, digest in record.get("images", ())),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.chat import InlineFormat
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.env_lifecycle import reason_of
 from agentenv.core.protocols import ChatFormat, Policy
@@ -182,7 +183,9 @@ def _agent(
 
 
 def chat_format_of(card: EpisodeCard, policy: Policy | None, tokenizer: Any) -> ChatFormat:
-    """How messages become ids of ``policy``, with whatever it knows of ends of turns and of images."""
+    """How messages become ids of ``policy``, with whatever it knows of ends of turns and of images; None is a script."""
+    if policy is None and card.format == "inline":
+        return InlineFormat(tokenizer, unread=True)
     ends, reader = getattr(policy, "ends", ()), getattr(policy, "image_reader", None)
     return card.chat_format(tokenizer, ends, reader)
 

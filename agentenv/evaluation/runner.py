@@ -125,7 +125,7 @@ def play_expert(
             shown_only=shown_only,
         )
         failed += policy.failures.values()
-        chat, budgets = InlineFormat(policy.tokenizer), with_byte_budgets(config)
+        chat, budgets = InlineFormat(policy.tokenizer, unread=True), with_byte_budgets(config)
         done += asyncio.run(
             play_batch(policy, chat, make_env, chunk, budgets, begin, seed=seed, name="expert")
         )

@@ -86,7 +86,12 @@ def load_weights(model: Any, weights: "Mapping[str, Tensor]") -> list[str]:
 
 
 def write_model(
-    model: Any, folder: Path, state: "Mapping[str, Tensor] | None" = None, *, shard_gib: float = 5.0
+    model: Any,
+    folder: Path,
+    state: "Mapping[str, Tensor] | None" = None,
+    *,
+    shard_gib: float = 5.0,
+    own_names: bool = False,
 ) -> None:
     """Writes a transformers model, or ``state`` under its configuration; weights pass through the memory of the host.
 
@@ -95,10 +100,12 @@ def write_model(
         folder: Where to.
         state: Weights in place of the model's own.
         shard_gib: Weights larger than this become several files, at most as large, and an index of them.
+        own_names: Whether weights are named as in ``state_dict``; published folders of some types have other names.
     """
     if state is not None or model.device.type != "cpu":
         state = on_host(state or model.state_dict(keep_vars=True))
-    model.save_pretrained(folder, state_dict=state, max_shard_size=int(shard_gib * 2**30))
+    most = int(shard_gib * 2**30)
+    model.save_pretrained(folder, state_dict=state, max_shard_size=most, save_original_format=not own_names)
 
 
 def on_host(state: Any) -> Any:
@@ -126,7 +133,7 @@ def write_trained(model: Any, folder: Path, *, shard_gib: float = 5.0) -> None:
         shard_gib: A model larger than this is written as several files, at most as large, and an index of them.
     """
     if not is_adapted(model):
-        write_model(model, folder, shard_gib=shard_gib)
+        write_model(model, folder, shard_gib=shard_gib, own_names=True)
         return
     from safetensors.torch import save_file
 

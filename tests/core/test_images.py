@@ -1,14 +1,25 @@
 """Images among ids: positions by hand, placeholders, segments and rows with images, formats that cannot show one."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from agentenv.core.chat import InlineFormat, TemplateFormat
-from agentenv.core.images import PlacedImage, collapsed, expanded, placed, rope_positions, without_strays
+from agentenv.core.images import (
+    PlacedImage,
+    collapsed,
+    expanded,
+    image_digest,
+    keep_image,
+    placed,
+    rope_positions,
+    without_strays,
+)
 from agentenv.core.native_format import NativeFormat
-from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
+from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, from_record, to_record
 from agentenv.core.types import EndReason, Message, MessagePart, Task
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fake_vision import vision_tokenizer
@@ -110,3 +121,37 @@ def test_formats_without_a_reader_refuse_an_image_and_take_text() -> None:
             ask()
     words = Message("user", (MessagePart("text", "see"),))
     assert template.prompt([words]) == template.prompt([Message("user", "see")])
+
+
+def test_a_record_names_images_or_holds_them_and_comes_back(tmp_path: Path) -> None:
+    played = Trajectory(
+        Task("t", ""),
+        (segment(SegmentKind.PROMPT, range(9), PlacedImage(b"a", 1, 1, 2), PlacedImage(b"b", 5, 2, 2)),),
+        (),
+        0.0,
+        EndReason.TURN_LIMIT,
+    )
+    named, whole = (json.loads(json.dumps(to_record(played, whole=held))) for held in (False, True))
+    assert from_record(whole, played.task).segments == played.segments
+    for image in (*played.row_images[0], *played.row_images[0]):
+        keep_image(image, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert from_record(named, played.task, tmp_path).segments == played.segments
+    digest = image_digest(b"a")
+    with pytest.raises(ConfigurationError, match=digest):
+        from_record(named, played.task)
+    (tmp_path / f"{digest}.png").write_bytes(b"c")
+    with pytest.raises(ConfigurationError, match=digest):
+        from_record(named, played.task, tmp_path)
+    named["segments"][0]["images"][0][-1] = "../../etc/passwd"
+    with pytest.raises(ConfigurationError, match="passwd"):
+        from_record(named, played.task, tmp_path)
+
+
+def test_records_of_text_are_as_they_were() -> None:
+    played = Trajectory(
+        Task("t", ""), (segment(SegmentKind.PROMPT, range(3)),), (), 0.0, EndReason.TURN_LIMIT
+    )
+    record = to_record(played, whole=True)
+    assert "images" not in record
+    assert "images" not in record["segments"][0]

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from agentenv.core.images import keep_image
 from agentenv.core.io.digests import file_digests
 from agentenv.core.io.files import (
     append_lines,
@@ -215,9 +216,11 @@ class RunFolder:
         return [*self.logs.lines(name)]
 
     def dump(self, step: int, trajectories: Sequence[Trajectory]) -> None:
-        """Writes all trajectories of a step; equal trajectories give equal bytes."""
+        """Writes all trajectories of a step, and beside them the images that they name; equal ones give equal bytes."""
         folder = self.path / "trajectories"
         folder.mkdir(exist_ok=True)
+        for image in (image for t in trajectories for row in t.row_images for image in row):
+            keep_image(image, folder / "images")
         text = "".join(json.dumps(to_record(trajectory)) + "\n" for trajectory in trajectories)
         path = folder / f"step-{step:06d}.jsonl.gz"
         write_bytes(path, gzip.compress(text.encode(), compresslevel=3, mtime=0))

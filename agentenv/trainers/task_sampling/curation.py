@@ -144,7 +144,7 @@ class AdaptiveCuration:
             whole = trajectory.origin is Origin.DEMONSTRATION or not trajectory.guided
             if trajectory.valid and whole and self._is_success(trajectory.reward):
                 self._lengths[place] = max(self._lengths.get(place, 0), len(trajectory.turns))
-                self._stored[place] = json.loads(json.dumps(to_record(trajectory)))
+                self._stored[place] = json.loads(json.dumps(to_record(trajectory, whole=True)))
 
     def _fill(self, tasks: Sequence[Task]) -> None:
         places = {task.id: place for place, task in enumerate(tasks)}

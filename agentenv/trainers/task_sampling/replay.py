@@ -132,4 +132,4 @@ class TargetedReplay:
 
 
 def _frozen(group: Group) -> tuple[int, list[dict[str, Any]]]:
-    return group.task, [json.loads(json.dumps(to_record(t))) for t in group.members if t.valid]
+    return group.task, [json.loads(json.dumps(to_record(t, whole=True))) for t in group.members if t.valid]

@@ -37,7 +37,7 @@ def record_expert(config: TrainConfig, path: Path) -> int:
         ConfigurationError: the environment has no expert for a task, or the configuration cannot be used.
     """
     shown = expert_episodes(config)
-    lines = "".join(json.dumps(to_record(trajectory)) + "\n" for trajectory in shown)
+    lines = "".join(json.dumps(to_record(trajectory, whole=True)) + "\n" for trajectory in shown)
     write_text(path, lines)
     return len(shown)
 
