@@ -1,7 +1,7 @@
 # One command a chore; CI runs the same ones. `make train` needs nothing but Python 3.11 or newer.
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= train,quantized,retrieval,serve,sandbox,docker,gui,eval,report,tensorboard,interop,cluster,dev
+EXTRAS ?= train,quantized,retrieval,serve,sandbox,docker,providers,gui,eval,report,tensorboard,interop,cluster,dev
 BIN := $(VENV)/bin
 # The tests' bound, where the system has timeout(1); in two processes on two cores they take less than half an hour.
 BOUND := $(shell command -v timeout >/dev/null && echo timeout 50m)

@@ -21,8 +21,10 @@
         │   └── ReplayDivergence              a replay gave other observations than the record
         │       └── StateLost                 by its own doing a program's state cannot be brought back: nothing is masked
         ├── PolicyFault                       the engine that samples tokens failed
+        │   └── PolicyRefusal                 a content filter refuses the conversation: the policy's doing, never masked
         ├── CassetteMiss (LookupError)        a replay was asked what was never recorded
         ├── EndpointFault                     a model behind an HTTP address failed, refused or spent its budget
+        │   └── EndpointRefusal               its content filter refuses the messages
         ├── JudgeFault                        a judge gave no verdict that can be read
         └── WorkerLost                        a worker of a cluster died, was cut off or missed its deadline
 
@@ -134,12 +136,23 @@ class PolicyFault(Fault):
     """The engine that samples tokens failed."""
 
 
+class PolicyRefusal(PolicyFault):
+    """The service of the policy's model refuses to go on with the conversation.
+
+    It is the policy's doing: its episode ends there and counts. Where a model of ours refuses so, it is a `PolicyFault`.
+    """
+
+
 class CassetteMiss(Fault, LookupError):
     """A replay was asked for a call that was never recorded."""
 
 
 class EndpointFault(Fault):
     """A model behind an HTTP address failed, refused the request, or has spent its budget."""
+
+
+class EndpointRefusal(EndpointFault):
+    """A content filter of a model behind an HTTP address refuses the messages."""
 
 
 class JudgeFault(Fault):

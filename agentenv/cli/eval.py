@@ -43,9 +43,10 @@ class Eval:
     policy: str = "tiny"
     """A policy that `agentenv list` shows; ``scripted`` is the environment's own expert. A model behind an endpoint is
     'openai:MODEL@URL#option=value&option=value' (in quotes: the shell would read # and &), its key the environment
-    variable OPENAI_API_KEY. Prices, for the cost of the run: prompt_price, reply_price (of a million tokens). What it may
-    use: max_requests, max_total_tokens, max_cost. How hard it is asked: concurrency, per_minute, tokens_per_minute,
-    retries, backoff_s, deadline_s. How: turn_tokens, context_tokens, limit_field."""
+    variable OPENAI_API_KEY; 'anyllm:PROVIDER/MODEL#...' is one of Anthropic, Google, Bedrock or another service. Prices, for
+    the cost of the run: prompt_price, reply_price (of a million tokens). What it may use: max_requests, max_total_tokens,
+    max_cost. How hard it is asked: concurrency, per_minute, tokens_per_minute, retries, backoff_s, deadline_s. How: wire
+    (chat or responses), stream, leave_out, effort, send_reasoning, images, turn_tokens, context_tokens, limit_field."""
     retriever: str = ""
     """``faiss:DIR``, ``bm25:DIR`` and so on; ``bm25`` indexes the set's own corpus. Default: FAISS over MiniLM of it."""
     corpus: str = ""

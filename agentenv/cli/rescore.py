@@ -80,13 +80,16 @@ class Rescore:
         return judge_folder(directory, judge)
 
     def _chat(self) -> "ChatClient":
-        from agentenv.policies.endpoint import ChatClient, Endpoint
+        from agentenv.policies.endpoint import ChatClient
+        from agentenv.policies.endpoint_spec import Endpoint
+        from agentenv.policies.policy_spec import is_endpoint
 
         get_rubric(self.rubric)
-        kind, _, rest = self.judge.partition(":")
-        if kind != "openai":
-            raise ConfigurationError(f"A judge is written openai:MODEL@URL, not {self.judge!r}.")
-        return ChatClient(Endpoint.parse(rest))
+        if not is_endpoint(self.judge):
+            raise ConfigurationError(
+                f"A judge is written openai:MODEL@URL or anyllm:PROVIDER/MODEL, not {self.judge!r}."
+            )
+        return ChatClient(Endpoint.of(self.judge))
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Prints the new scores."""

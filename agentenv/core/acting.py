@@ -54,19 +54,27 @@ async def opening_of(spec: EpisodeSpec, config: RolloutConfig) -> Observation:
     return opening
 
 
-async def act(state: EpisodeState, action: str, config: RolloutConfig) -> Observation | None:
+async def act(
+    state: EpisodeState, action: str, config: RolloutConfig, given: AssistantTurn | None = None
+) -> Observation | None:
     """The environment acts on ``action``, whose ids stand in ``state``; the turn is appended.
+
+    Args:
+        state: The episode.
+        action: What the policy wrote.
+        config: Budgets and deadlines.
+        given: What the action holds, where a service read it; None reads it here.
 
     Returns:
         What is new, for ``observe``; None where the action ended the episode.
     """
     most, began = most_chars(config.context_tokens), time.perf_counter()
     try:
-        turn = _read(state, action)
+        turn = _read(state, action, given)
         said = action if turn is None else state.spec.env.native_action(turn)
-        found, scene, given = await _step(state.spec.env, said, config.deadline_s)
-        given = given if not _wrote_surrogate(state, action) else mended_step(given)
-        key, (step, size) = checked_key(found), checked_step(given, most)
+        found, scene, gave = await _step(state.spec.env, said, config.deadline_s)
+        gave = gave if not _wrote_surrogate(state, action) else mended_step(gave)
+        key, (step, size) = checked_key(found), checked_step(gave, most)
     except Exception as error:
         state.fail(EndReason.ENV_FAULT, error)
         return None
@@ -82,11 +90,11 @@ async def act(state: EpisodeState, action: str, config: RolloutConfig) -> Observ
     return None if state.ended else step.observation
 
 
-def _read(state: EpisodeState, action: str) -> AssistantTurn | None:
+def _read(state: EpisodeState, action: str, given: AssistantTurn | None) -> AssistantTurn | None:
     """What ``action`` holds, where the policy speaks in its native form; the conversation then has it too."""
     if state.conversation is None:
         return None
-    turn = state.conversation.read(action)
+    turn = given or state.conversation.read(action)
     state.conversation = state.conversation.said(turn)
     return turn
 

@@ -1,7 +1,7 @@
 """What an assistant's turn holds, read from its text: thinking, content and tool calls."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -23,6 +23,8 @@ class MalformedCall:
     """The call as it was written, marks included."""
     complaint: str
     """What is wrong with it, for the policy."""
+    id: str = ""
+    """The id under which it has to be answered; empty where there is none."""
 
 
 Call = NativeCall | MalformedCall
@@ -40,6 +42,8 @@ class AssistantTurn:
     calls: tuple[Call, ...] = ()
     closed: bool = True
     """Whether the thinking ended within the turn."""
+    as_sent: Mapping[str, Any] | None = field(default=None, compare=False)
+    """The turn as a model behind an endpoint gave it and wants it back; None where the policy's ids are the record."""
 
 
 class ToolForm(Protocol):

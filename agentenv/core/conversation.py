@@ -1,8 +1,8 @@
 """A conversation in the format ``native``, as an episode carries it from turn to turn."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.model_families import Family
@@ -34,3 +34,31 @@ class Conversation:
     def said(self, turn: AssistantTurn) -> "Conversation":
         """With a turn of the policy."""
         return replace(self, messages=(*self.messages, turn))
+
+
+@runtime_checkable
+class ConversationFormat(Protocol):
+    """A chat format that makes each prompt of the whole conversation, and declares the tools of the environment."""
+
+    def open(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[Conversation, list[int]]:
+        """The conversation that ``messages`` begin, and its ids.
+
+        Raises:
+            ConfigurationError: the model cannot be shown these tools or messages.
+        """
+
+    def go_on(
+        self, ids: Sequence[int], conversation: Conversation, new: Sequence[Message]
+    ) -> tuple[Conversation, list[int]]:
+        """The conversation after ``new``, and its ids: those of ``ids`` and more, or others where earlier turns change.
+
+        Args:
+            ids: The row so far, the turn of the policy included.
+            conversation: Ends with that turn.
+            new: What the environment shows.
+
+        Raises:
+            Unrenderable: what the policy wrote cannot be part of a prompt.
+        """

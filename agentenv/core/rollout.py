@@ -12,14 +12,13 @@ from agentenv.core.acting import act, capture, check_task, fork, opening_of, rel
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.deadlines import within
 from agentenv.core.concurrency.tasks import gather_all
-from agentenv.core.conversation import Unrenderable
+from agentenv.core.conversation import ConversationFormat, Unrenderable
 from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, never_fitted, replace_surrogates
 from agentenv.core.images import ImageReader, PlacedImage, images_of, placed
-from agentenv.core.native_format import NativeFormat
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Completion, EndReason, Observation, Sampling
-from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
+from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault, PolicyRefusal
 
 
 async def run_episode(
@@ -51,7 +50,7 @@ async def open_episode(
         ConfigurationError: the environment cannot pose this task, or the format cannot render it.
     """
     state = EpisodeState(spec, episode)
-    spec.env.native = isinstance(chat, NativeFormat)
+    spec.env.native = isinstance(chat, ConversationFormat)
     try:
         state.prompt = await opening_of(spec, config)
         ids = _opened(state, chat, state.prompt)
@@ -69,7 +68,7 @@ async def open_episode(
 
 def _opened(state: EpisodeState, chat: ChatFormat, messages: Observation) -> list[int]:
     """The ids of a context that ``messages`` begin."""
-    if not isinstance(chat, NativeFormat):
+    if not isinstance(chat, ConversationFormat):
         return chat.prompt(messages)
     tools = [tool.to_openai() for tool in state.spec.env.native_tools()]
     state.conversation, ids = chat.open(messages, tools)
@@ -97,7 +96,7 @@ async def take_turn(state: EpisodeState, policy: Policy, chat: ChatFormat, confi
     completion = await sample(state, policy, config)
     if completion is None:
         return
-    observation = await act(state, completion.text, config)
+    observation = await act(state, completion.text, config, completion.turn)
     if observation is not None:
         observe(state, chat, observation, config.context_tokens)
 
@@ -131,6 +130,9 @@ async def sample(
         return None
     except ConfigurationError:  # the same for every episode: a wrong key or model
         raise
+    except PolicyRefusal as error:  # the policy's own doing: masked, it would choose what it is measured on
+        state.close(state.reward, EndReason.REFUSED, {}, str(error))
+        return None
     except Exception as error:
         state.fail(EndReason.POLICY_FAULT, error)
         return None
@@ -208,7 +210,7 @@ def _append(state: EpisodeState, chat: ChatFormat, observation: Observation, lim
     whole = observation and observation[0].role == "system"
     if whole:
         extended = _opened(state, chat, observation)
-    elif isinstance(chat, NativeFormat) and state.conversation is not None:
+    elif isinstance(chat, ConversationFormat) and state.conversation is not None:
         state.conversation, extended = chat.go_on(held, state.conversation, observation)
     else:
         extended = chat.extend(held, observation)

@@ -49,7 +49,7 @@ def _shared_out(calls: Sequence[Call], texts: Sequence[str]) -> list[str]:
 
 def _answer(call: Call, text: str, place: int) -> Message:
     if isinstance(call, MalformedCall):
-        return Message("tool", call.complaint)
+        return Message("tool", call.complaint, call_id=call.id)
     return Message("tool", text, name=call.name, call_id=call.id or call_id(place))
 
 

@@ -15,7 +15,7 @@ from agentenv.core.registry import is_class
 from agentenv.errors import ConfigurationError
 
 _OUTWARD = re.compile(
-    r"://|(^|[@:,=])\s*(remote|openai|web|https?):|^vllm:.*@|(^|[@:])unsafe-local$", re.IGNORECASE
+    r"://|(^|[@:,=])\s*(remote|openai|anyllm|web|https?):|^vllm:.*@|(^|[@:])unsafe-local$", re.IGNORECASE
 )
 _ENV_KEY = re.compile(r"(^|\.)env(\.id)?$")
 _SHOWN = 100

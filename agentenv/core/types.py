@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, Literal, NamedTuple
 
+from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.errors import ConfigurationError
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -26,6 +27,9 @@ class EndReason(StrEnum):
     PATCH_BUDGET = "patch_budget"  # a semi-online episode used all its expert patches
     PARSE_ERROR = (
         "parse_error"  # the policy's text could not be acted on and the environment gives no second chance
+    )
+    REFUSED = (
+        "refused"  # the service of the policy's model refuses the conversation, as a content filter does
     )
     ENV_FAULT = "env_fault"  # ours: the environment broke; the sample is masked
     POLICY_FAULT = "policy_fault"  # ours: the engine broke; the sample is masked
@@ -66,7 +70,7 @@ class MessagePart:
     image: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Message:
     """One message of a conversation."""
 
@@ -214,3 +218,5 @@ class Completion:
     """False where the engine gave text alone: ``ids`` are a coding of it and no log-prob is known (NaN)."""
     versions: tuple[int, ...] = ()
     """Version of each id where an update came while they were sampled; empty where ``version`` is that of all."""
+    turn: AssistantTurn | None = None
+    """What the policy said, where a service reads it (an endpoint); None where it is read from the text."""

@@ -214,6 +214,9 @@ def _in_format(benchmark: Benchmark, agent: EvalAgent) -> EvalAgent:
     card = agent.card if agent.card.format == benchmark.format else replace(agent.card, prompt=None)
     options = dict(benchmark.template_options)
     card = replace(card, format=benchmark.format, family=benchmark.family, template_options=options)
+    if isinstance(agent.policy, OpenAIPolicy):
+        policy = agent.policy.in_format(benchmark.format, benchmark.family, options)
+        return replace(agent, card=card, policy=policy, chat=policy.chat)
     return replace(agent, card=card, chat=chat_format_of(card, agent.policy, agent.tokenizer))
 
 

@@ -5,7 +5,6 @@ Such an agent shows no tokens. An episode records each message under one id of a
 """
 
 import asyncio
-import base64
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,9 +15,10 @@ from agentenv.core.io.digests import value_digest
 from agentenv.core.registry import describe_error
 from agentenv.core.types import Completion, FinishReason, Message, Sampling
 from agentenv.errors import ConfigurationError, PolicyFault
-from agentenv.policies.endpoint import Reply
+from agentenv.policies.endpoint_formats import content_of
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.openai import restored
+from agentenv.policies.wires import Reply
 
 AGENT = "agent:"
 """How the names of agents begin in results."""
@@ -63,17 +63,7 @@ class MessageTable:
 
 
 def _as_sent(message: Message) -> dict[str, Any]:
-    role = "user" if message.role == "tool" else message.role
-    if isinstance(message.content, str):
-        return {"role": role, "content": message.content}
-    parts: list[dict[str, Any]] = []
-    for part in message.content:
-        if part.kind == "text":
-            parts.append({"type": "text", "text": part.text})
-        else:
-            address = f"data:image/png;base64,{base64.b64encode(part.image).decode()}"
-            parts.append({"type": "image_url", "image_url": {"url": address}})
-    return {"role": role, "content": parts}
+    return {"role": "user" if message.role == "tool" else message.role, "content": content_of(message)}
 
 
 class AgentPolicy:

@@ -1,6 +1,7 @@
-"""An OpenAI-compatible chat endpoint on this machine whose answers are written beforehand, for tests.
+"""An endpoint on this machine whose answers are written beforehand, for tests.
 
-It is a real HTTP server on a free port of the loopback interface, so that clients are tested through a socket.
+It is a real HTTP server on a free port of the loopback interface, so that clients are tested through a socket. It speaks
+Chat Completions and Responses of OpenAI, whole and as streams.
 """
 
 import json
@@ -12,14 +13,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-from agentenv.policies.openai import PieceTokenizer
+from agentenv.policies.fake_wires import FORMS
 
 Body = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One HTTP response. Where ``raw`` is None it is a chat completion of ``text``."""
+    """One HTTP response. Where ``raw`` is None it is a completion of ``text`` in the form that was asked for."""
 
     text: str = ""
     status: int = 200
@@ -29,12 +30,22 @@ class Answer:
     says_stop: bool = False
     """Whether it names the stop string that ended it, as vLLM does."""
     delay_s: float = 0.0
+    calls: tuple[tuple[str, str, str], ...] = ()
+    """Id, name and arguments of each tool call."""
+    reasoning: str = ""
+    reasoning_key: str = "reasoning_content"
+    """The field of Chat Completions that holds it."""
+    refusal: str = ""
+    finish: str = ""
+    """Why it ended; empty says that by itself."""
+    cut: int | None = None
+    """Bytes after which the connection is closed; None sends all."""
 
 
 class FakeEndpoint:
-    """Serves ``answer(body)`` for every chat request while used as a context manager.
+    """Serves ``answer(body)`` for every request while used as a context manager.
 
-    A completion is cut at the request's stop strings, which it leaves out, and at its ``max_tokens`` pieces.
+    A completion is cut at the request's stop strings, which it leaves out, and at its bound of pieces.
 
     Example:
         ```python
@@ -70,18 +81,19 @@ class FakeEndpoint:
         self._server.server_close()
         self._thread.join(10)
 
-    def _serve(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> Answer:
+    def _serve(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> tuple[Answer, bytes]:
         with self._lock:
             self.bodies.append(body)
             self.headers.append(headers)
             self._under_way += 1
             self.most_at_once = max(self.most_at_once, self._under_way)
         try:
-            if not path.startswith("/v1/chat/completions"):
-                return Answer(status=404, raw='{"error": {"message": "no such path"}}')
+            form = FORMS.get(path.partition("?")[0].removeprefix("/v1"))
+            if form is None:
+                return Answer(status=404), b'{"error": {"message": "no such path"}}'
             answer = self._answer(body)
             time.sleep(answer.delay_s)
-            return answer
+            return answer, (form(body, answer) if answer.raw is None else answer.raw).encode()
         finally:
             with self._lock:
                 self._under_way -= 1
@@ -92,39 +104,21 @@ class FakeEndpoint:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                answer = fake._serve(self.path, {k.lower(): v for k, v in self.headers.items()}, body)
-                content = (completion(body, answer) if answer.raw is None else answer.raw).encode()
+                answer, content = fake._serve(
+                    self.path, {k.lower(): v for k, v in self.headers.items()}, body
+                )
                 try:
                     self.send_response(answer.status)
                     for name, value in answer.headers.items():
                         self.send_header(name, value)
                     self.send_header("Content-Length", str(len(content)))
                     self.end_headers()
-                    self.wfile.write(content)
+                    self.wfile.write(content[: answer.cut])
                 except (BrokenPipeError, ConnectionResetError):  # the client has given up
                     self.close_connection = True
+                self.close_connection = self.close_connection or answer.cut is not None
 
             def log_message(self, format: str, *args: Any) -> None:
                 """Nothing: tests print nothing."""
 
         return Handler
-
-
-def completion(body: Body, answer: Answer) -> str:
-    """The response of an endpoint that samples ``answer.text``."""
-    tokenizer = PieceTokenizer()
-    text, finish = answer.text, "stop"
-    stops = [(text.index(stop), stop) for stop in body.get("stop", ()) if stop in text]
-    text, reason = (text[: min(stops)[0]], min(stops)[1]) if stops else (text, None)
-    pieces = tokenizer.encode(text)
-    if len(pieces) > body.get("max_tokens", len(pieces)):
-        pieces = pieces[: body["max_tokens"]]
-        text, finish, reason = tokenizer.decode(pieces), "length", None
-    message = {"role": "assistant", "content": text}
-    reply: dict[str, Any] = {"choices": [{"index": 0, "message": message, "finish_reason": finish}]}
-    if answer.says_stop:
-        reply["choices"][0]["stop_reason"] = reason
-    if answer.usage:
-        asked = sum(len(tokenizer.encode(m["content"])) for m in body["messages"])
-        reply["usage"] = {"prompt_tokens": asked, "completion_tokens": len(pieces)}
-    return json.dumps(reply)

@@ -1,4 +1,4 @@
-"""A policy behind an OpenAI-compatible chat endpoint: text in, text out.
+"""A policy behind an endpoint: text in, text out.
 
 Such an endpoint shows neither the ids that it sampled nor their log-probs. What is recorded is a coding of the
 text, marked ``exact_tokens=False``: an episode can be read, scored and counted, and training on it is refused
@@ -6,93 +6,60 @@ text, marked ``exact_tokens=False``: an episode can be read, scored and counted,
 """
 
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentenv.core.types import Completion, FinishReason, Message, Role, Sampling
-from agentenv.errors import ConfigurationError, EndpointFault, PolicyFault
+from agentenv.core.assistant_turns import AssistantTurn
+from agentenv.core.types import Completion, FinishReason, Sampling
+from agentenv.errors import ConfigurationError, EndpointFault, EndpointRefusal, PolicyFault, PolicyRefusal
 from agentenv.policies.card import EpisodeCard
-from agentenv.policies.endpoint import ChatClient, Reply
+from agentenv.policies.endpoint import ChatClient
+from agentenv.policies.endpoint_formats import END, MessageFormat, PieceTokenizer, ToolFormat, spoken
+from agentenv.policies.wires import Reply
 
-END = 0
-_ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")  # the id of a role is its place from 1
-_FIRST_PIECE = 256  # below are marks; a piece has a leading byte of 1 before its own bytes
-_PIECE = re.compile(rb" ?[0-9A-Za-z\x80-\xff]{1,6}|[^0-9A-Za-z\x80-\xff]{1,3}")
-
-
-class PieceTokenizer:
-    """Cuts text into pieces of at most seven bytes, about as many as a real tokenizer would.
-
-    An id holds the bytes of its piece, so that decoding needs no vocabulary and gives exactly what went in.
-    """
-
-    chat_template = None
-    eos_token = ""
-    eos_token_id = END
-
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The ids of ``text``; no text can give the id of a mark."""
-        data = text.encode(errors="replace")  # half a surrogate pair is no character
-        return [int.from_bytes(b"\x01" + piece, "big") for piece in _PIECE.findall(data)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids`` without marks; a cut character becomes U+FFFD."""
-        pieces = (i.to_bytes((i.bit_length() + 7) // 8, "big")[1:] for i in ids if i >= _FIRST_PIECE)
-        return b"".join(pieces).decode(errors="replace")
-
-
-class MessageFormat:
-    """A conversation as ids: a mark for the role, the text, a mark for the end."""
-
-    def __init__(self) -> None:
-        self._tokenizer = PieceTokenizer()
-
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The messages, then the mark of the assistant's turn."""
-        return self.extend([], messages)
-
-    def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """``ids``, the messages, and the mark of the assistant's turn."""
-        added: list[int] = []
-        for message in messages:
-            added += [_mark(message.role), *self._tokenizer.encode(message.text), END]
-        return [*ids, *added, _mark("assistant")]
-
-    def closing(self, ids: Sequence[int]) -> list[int]:
-        """The end of the assistant's turn where it is still open."""
-        return [] if ids and ids[-1] == END else [END]
-
-    def messages(self, ids: Sequence[int]) -> list[dict[str, str]]:
-        """The conversation of ``ids`` as an endpoint takes it, without the open turn.
-
-        What a tool said goes in the user's name: the role ``tool`` needs calls by id, which tags do not have.
-        """
-        found: list[dict[str, str]] = []
-        start = 0
-        for place, i in enumerate(ids):
-            if 0 < i <= len(_ROLES):
-                start = place
-            elif i == END:
-                role = _ROLES[ids[start] - 1]
-                text = self._tokenizer.decode(ids[start:place])
-                found.append({"role": "user" if role == "tool" else role, "content": text})
-        return found
-
-
-def _mark(role: Role) -> int:
-    return _ROLES.index(role) + 1
+_FINISHES = {"length": FinishReason.LENGTH}
 
 
 class OpenAIPolicy:
-    """Asks a chat endpoint for every turn; for evaluation only."""
+    """Asks a model behind an endpoint for every turn; for evaluation only.
+
+    Args:
+        client: Who asks.
+        chat: How a conversation is sent: `ToolFormat` declares tools and reads calls. None sends messages of text and
+            pictures, in which tools are called by the tags of the environment.
+    """
 
     version = 0
 
-    def __init__(self, client: ChatClient) -> None:
+    def __init__(self, client: ChatClient, chat: MessageFormat | ToolFormat | None = None) -> None:
         self.client = client
         self.tokenizer = PieceTokenizer()
-        self.chat = MessageFormat()
+        self.chat: MessageFormat | ToolFormat = chat or MessageFormat(images=client.endpoint.images)
+
+    def in_format(self, name: str, family: str, template_options: Mapping[str, Any]) -> "OpenAIPolicy":
+        """The same model, asked in the format ``native``, or by messages of text in ``inline`` and ``template`` alike.
+
+        Raises:
+            ConfigurationError: a model family is named, which a service decides itself, or options go where none are heeded.
+        """
+        endpoint = self.client.endpoint
+        if family:
+            raise ConfigurationError(
+                f"the family {family!r} cannot be chosen for {self.client.model}: the service itself renders and reads"
+            )
+        if template_options and (endpoint.provider or endpoint.wire != "chat"):
+            raise ConfigurationError(
+                f"the template option {min(template_options)!r} needs a server that renders a chat template (wire=chat of "
+                "openai:MODEL@URL); what other services take are the options behind the # of the policy"
+            )
+        if name != "native":
+            return OpenAIPolicy(self.client)
+        chat = ToolFormat(
+            images=endpoint.images,
+            sends_reasoning=endpoint.send_reasoning,
+            template_options=template_options,
+        )
+        return OpenAIPolicy(self.client, chat)
 
     @property
     def card(self) -> EpisodeCard:
@@ -111,26 +78,48 @@ class OpenAIPolicy:
         """The model's next turn; its stop string, which an endpoint leaves out, is put back.
 
         Raises:
+            PolicyRefusal: a content filter of the service refuses the conversation.
             PolicyFault: the endpoint failed.
             ContextTooSmall: the conversation does not fit the model's context.
             ConfigurationError: the endpoint refuses the key or has no such model.
         """
         try:
-            reply = await self.client.complete(
-                self.chat.messages(prompt_ids),
-                max_tokens=sampling.max_tokens,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                stop=sampling.stop,
-                seed=sampling.seed % 2**31,
-            )
+            reply = await self._ask(prompt_ids, sampling)
+        except EndpointRefusal as error:
+            raise PolicyRefusal(str(error)) from error
         except EndpointFault as error:
             raise PolicyFault(str(error)) from error
-        text, finish = restored(reply, sampling.stop)
+        turn = None
+        if isinstance(self.chat, ToolFormat):
+            turn = AssistantTurn(
+                reply.reasoning or None, reply.text.strip(), reply.calls, as_sent=reply.message
+            )
+            text, finish = spoken(turn), _FINISHES.get(reply.finish, FinishReason.EOS)
+        else:
+            text, finish = restored(reply, sampling.stop)
         ids = self.tokenizer.encode(text)
         if finish is FinishReason.EOS:
             ids.append(END)
-        return Completion(tuple(ids), text, (math.nan,) * len(ids), finish, self.version, exact_tokens=False)
+        logprobs = (math.nan,) * len(ids)
+        return Completion(tuple(ids), text, logprobs, finish, self.version, exact_tokens=False, turn=turn)
+
+    async def _ask(self, prompt_ids: Sequence[int], sampling: Sampling) -> Reply:
+        declared: dict[str, Any] = {}
+        if isinstance(self.chat, ToolFormat):
+            conversation = self.chat.conversation(prompt_ids)
+            messages = self.chat.messages(conversation)
+            declared = {"tools": conversation.tools, "template_options": self.chat.template_options}
+        else:
+            messages = self.chat.messages(prompt_ids)
+        return await self.client.complete(
+            messages,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            stop=sampling.stop,
+            seed=sampling.seed % 2**31,
+            **declared,
+        )
 
     def release(self, episode: str) -> None:
         """Nothing is kept."""

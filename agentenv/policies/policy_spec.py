@@ -10,6 +10,7 @@ from agentenv.core.io.digests import PathState, file_digests, path_state, value_
 from agentenv.core.validation import sentence
 from agentenv.errors import CheckpointMismatch, ConfigurationError, MissingExtra, UnknownName
 from agentenv.policies.compute import ComputeSettings, process_compute
+from agentenv.policies.endpoint_spec import ANYLLM, OPENAI
 from agentenv.policies.lora import base_and_adapter
 from agentenv.policies.tiny import shipped_weights
 
@@ -26,14 +27,14 @@ KINDS = (
     "vllm:PATH",
     "vllm:PATH@URL",
     "openai:MODEL@URL",
+    "anyllm:PROVIDER/MODEL",
 )
-_ENDPOINT = "openai:"
 _ENGINE = "vllm:"
 
 
 def is_endpoint(spec: str) -> bool:
-    """Whether ``spec`` names a model behind an HTTP address."""
-    return spec.startswith(_ENDPOINT)
+    """Whether ``spec`` names a model behind an HTTP address or of a service."""
+    return spec.startswith((OPENAI, ANYLLM))
 
 
 def is_engine(spec: str) -> bool:
@@ -97,15 +98,17 @@ def make_policy(spec: str, compute: ComputeSettings | None = None) -> "HFPolicy"
 
 
 def make_endpoint_policy(spec: str) -> "OpenAIPolicy":
-    """The policy behind ``openai:MODEL@URL#options``; nothing is sent yet.
+    """The policy behind ``openai:MODEL@URL#options`` or ``anyllm:PROVIDER/MODEL#options``; nothing is sent yet.
 
     Raises:
-        ConfigurationError: no such address or option.
+        ConfigurationError: no such address, service or option.
+        MissingExtra: any-llm is not installed.
     """
-    from agentenv.policies.endpoint import ChatClient, Endpoint
+    from agentenv.policies.endpoint import ChatClient
+    from agentenv.policies.endpoint_spec import Endpoint
     from agentenv.policies.openai import OpenAIPolicy
 
-    return OpenAIPolicy(ChatClient(Endpoint.parse(spec.removeprefix(_ENDPOINT))))
+    return OpenAIPolicy(ChatClient(Endpoint.of(spec)))
 
 
 def make_engine_policy(spec: str) -> "VLLMPolicy":

@@ -10,7 +10,7 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.data.sealed import seal
 from agentenv.errors import UnknownName
-from agentenv.policies.endpoint import KEY_VARIABLE, Endpoint
+from agentenv.policies.endpoint_spec import KEY_VARIABLE, Endpoint
 from agentenv.policies.fake_endpoint import Answer, Body, FakeEndpoint
 
 DOCUMENTS = [

@@ -16,7 +16,7 @@ from agentenv.evaluation.compare import compare, rescore
 from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation, write_results
 from agentenv.evaluation.rubrics import get_rubric
-from agentenv.policies.endpoint import ChatMessage, Reply
+from agentenv.policies.wires import ChatMessage, Reply
 
 Maker = Callable[..., EpisodeRecord]
 Writer = Callable[..., None]

@@ -17,8 +17,8 @@ from agentenv.errors import ConfigurationError, DatasetError, EndpointFault, Jud
 from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.rubrics import RUBRICS, Grade, get_rubric
-from agentenv.policies.endpoint import ChatMessage, Reply
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
+from agentenv.policies.wires import ChatMessage, Reply
 
 
 @dataclass

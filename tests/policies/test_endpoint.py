@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 import pytest
 
 from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointFault, UnknownName
-from agentenv.policies.endpoint import KEY_VARIABLE, ChatClient, Endpoint, Reply
+from agentenv.policies.endpoint import ChatClient
+from agentenv.policies.endpoint_spec import KEY_VARIABLE, Endpoint
 from agentenv.policies.fake_endpoint import Answer, Body, FakeEndpoint
+from agentenv.policies.wires import Reply
 
 T = TypeVar("T")
 ASK = [{"role": "user", "content": "Who?"}]
@@ -62,8 +64,11 @@ def test_a_request_holds_what_was_asked_and_usage_is_counted() -> None:
         "requests": 2,
         "retries": 0,
         "failures": 0,
+        "refusals": 0,
         "prompt_tokens": 4,
         "completion_tokens": 2,
+        "reasoning_tokens": 0,
+        "cached_tokens": 0,
         "unmetered": 0,
         "cost": 0.0,
     }
@@ -269,7 +274,7 @@ def test_one_client_serves_several_event_loops() -> None:
 def test_a_name_is_parsed() -> None:
     found = Endpoint.parse("org/model@v2@https://host:8000/v1?api-version=1#per_minute=30&concurrency=2")
     assert (found.model, found.url) == ("org/model@v2", "https://host:8000/v1?api-version=1")
-    assert found.chat_url == "https://host:8000/v1/chat/completions?api-version=1"
+    assert found.request_url == "https://host:8000/v1/chat/completions?api-version=1"
     assert (found.per_minute, found.concurrency) == (30.0, 2)
 
 

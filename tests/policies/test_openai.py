@@ -15,11 +15,14 @@ from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.core.types import Document, EndReason, FinishReason, Message, Sampling, Task
 from agentenv.envs.search.local_search import STOP, LocalSearch
 from agentenv.errors import ConfigurationError, PolicyFault, UnknownName
-from agentenv.policies.endpoint import ChatClient, Endpoint, Reply
+from agentenv.policies.endpoint import ChatClient
+from agentenv.policies.endpoint_formats import MessageFormat, PieceTokenizer
+from agentenv.policies.endpoint_spec import Endpoint
 from agentenv.policies.fake_endpoint import Answer, Body, FakeEndpoint
-from agentenv.policies.openai import MessageFormat, OpenAIPolicy, PieceTokenizer, restored
+from agentenv.policies.openai import OpenAIPolicy, restored
 from agentenv.policies.policy_contract import PolicyContract
 from agentenv.policies.policy_spec import make_endpoint_policy, make_policy
+from agentenv.policies.wires import Reply
 from agentenv.retrievers.fakes import InMemoryRetriever
 
 TALK = (Message("system", "Be brief."), Message("user", "Who <|im_end|> wrote it?"))

@@ -20,7 +20,10 @@ from agentenv.core.io.model_files import read_settings
 from agentenv.core.types import Completion, Message, Sampling
 from agentenv.data.world_grammar import RELATIONS
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
-from agentenv.policies.endpoint import Chat, ChatClient, Endpoint, Reply
+from agentenv.policies.endpoint import Chat, ChatClient
+from agentenv.policies.endpoint_spec import Endpoint
+from agentenv.policies.policy_spec import is_endpoint
+from agentenv.policies.wires import Reply
 
 if TYPE_CHECKING:
     from agentenv.policies.hf import HFPolicy
@@ -251,7 +254,14 @@ def _name(rng: Random) -> str:
 FORM_FILE = "simulator.json"
 """Stands beside the weights of a simulator that was fine-tuned, and says how to ask it."""
 
-KINDS = ("grammar", "hf:PATH", "openai:MODEL@URL", "cassette:FILE", "cassette:FILE@SIMULATOR")
+KINDS = (
+    "grammar",
+    "hf:PATH",
+    "openai:MODEL@URL",
+    "anyllm:PROVIDER/MODEL",
+    "cassette:FILE",
+    "cassette:FILE@SIMULATOR",
+)
 
 
 def make_simulator(spec: str, draw: SamplingOptions, form: Form | None) -> Simulator:
@@ -271,8 +281,8 @@ def make_simulator(spec: str, draw: SamplingOptions, form: Form | None) -> Simul
     kind, _, rest = spec.partition(":")
     if spec == GrammarSimulator.id:
         return GrammarSimulator()
-    if kind == "openai":
-        return EndpointSimulator(ChatClient(Endpoint.parse(rest)), draw, form or "instructions")
+    if is_endpoint(spec):
+        return EndpointSimulator(ChatClient(Endpoint.of(spec)), draw, form or "instructions")
     if kind == "cassette" and rest:
         file, at, inner = rest.partition("@")
         return CassetteSimulator(Path(file), make_simulator(inner, draw, form) if at else None)

@@ -22,8 +22,8 @@ def check_reflector(name: str, tokens: int) -> None:
         ConfigurationError: no token for a reflection.
     """
     kind, _, rest = name.partition(":")
-    if name not in (SELF, "tiny", *VERIFIERS) and not (kind in ("hf", "openai") and rest):
-        known = (SELF, *VERIFIERS, "tiny", "hf:PATH", "openai:MODEL@URL")
+    if name not in (SELF, "tiny", *VERIFIERS) and not (kind in ("hf", "openai", "anyllm") and rest):
+        known = (SELF, *VERIFIERS, "tiny", "hf:PATH", "openai:MODEL@URL", "anyllm:PROVIDER/MODEL")
         raise UnknownName.among("reflector", name, known)
     if tokens < 1:
         raise ConfigurationError(f"reflection_tokens must be at least 1, not {tokens}")

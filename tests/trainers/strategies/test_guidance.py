@@ -12,8 +12,8 @@ from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Message, Task
 from agentenv.errors import ConfigurationError
+from agentenv.policies.endpoint_formats import MessageFormat
 from agentenv.policies.fakes import ByteTokenizer
-from agentenv.policies.openai import MessageFormat
 from agentenv.trainers.strategies.guidance import (
     guide,
     is_guided,

@@ -27,7 +27,7 @@ from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.simulated_search import SimulatedSearch
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.policies.chat_server import ChatRequest, chat_completion, make_chat_app
-from agentenv.policies.endpoint import KEY_VARIABLE
+from agentenv.policies.endpoint_spec import KEY_VARIABLE
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.fakes import random_policy
 from agentenv.policies.hf import HFPolicy

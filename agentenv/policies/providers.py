@@ -1,0 +1,105 @@
+"""Services with a wire form of their own (Anthropic, Google, Amazon Bedrock, ...), asked through the library any-llm.
+
+The library takes and gives what Chat Completions takes and gives, and keeps what a service wants back, such as the signature
+of its thinking, in fields of the message. Its own retries are off where it can turn them off: those of the client count and
+wait.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.policies.endpoint_spec import Endpoint
+from agentenv.policies.refusals import without_keys
+from agentenv.web.client import Response
+from agentenv.web.retries import TryAgain
+
+_EXTRA = "providers"
+_BAD_REQUEST, _UNAUTHORISED, _NOT_FOUND, _TOO_MANY = 400, 401, 404, 429
+
+
+class Provider:
+    """Asks the service that an endpoint names.
+
+    Raises:
+        MissingExtra: any-llm, or what the service needs beside it, is not installed.
+        ConfigurationError: there is no such service, or it cannot be asked as it is set up.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
+        self._open()
+
+    async def send(self, body: Mapping[str, Any]) -> Response:
+        """One try, its answer as an address would give it that speaks Chat Completions.
+
+        Raises:
+            TryAgain: the service could not be reached.
+        """
+        from any_llm.exceptions import AnyLLMError
+
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            self._clients[loop] = self._open()
+        try:
+            answer = await self._clients[loop].acompletion(**body)
+        except AnyLLMError as error:
+            return _refusal(error)
+        return Response(200, {}, answer.model_dump_json(exclude_none=True).encode(errors="replace"))
+
+    def _open(self) -> Any:
+        """The library's own client, which is bound to one event loop."""
+        try:
+            from any_llm import AnyLLM
+            from any_llm.exceptions import AnyLLMError
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of(error.name or "any-llm-sdk", _EXTRA) from error
+        logging.getLogger("any_llm").setLevel(logging.ERROR)  # it warns at each request of some services
+        name, address = self._endpoint.provider, self._endpoint.url or None
+        try:
+            retries = AnyLLM.get_provider_class(name).MAX_RETRIES_SUPPORT in ("native", "mapped")
+            options = {"max_retries": 0} if retries else {}
+            return AnyLLM.create(name, api_base=address, unified_exceptions=True, **options)
+        except AnyLLMError as error:
+            raise ConfigurationError(f"{name!r} cannot be asked: {without_keys(str(error))}") from error
+        except ImportError as error:
+            raise MissingExtra.of(f"What any-llm needs for {name!r}", _EXTRA) from error
+
+
+def _refusal(error: Any) -> Response:
+    """An error of any-llm as the answer that an address would have given.
+
+    Raises:
+        TryAgain: the service could not be reached.
+    """
+    from any_llm import exceptions as known
+
+    kind = type(error)
+    codes = {
+        known.ContentFilterError: "content_filter",
+        known.ContextLengthExceededError: "context_length_exceeded",
+        known.UnsupportedParameterError: "unsupported_parameter",
+    }
+    statuses = dict.fromkeys((*codes, known.InvalidRequestError), _BAD_REQUEST)
+    statuses |= {known.AuthenticationError: _UNAUTHORISED, known.ModelNotFoundError: _NOT_FOUND}
+    statuses |= {known.RateLimitError: _TOO_MANY}
+    status = error.status_code or _boto_status(error.original_exception) or statuses.get(kind)
+    if status is None:
+        raise TryAgain(f"{kind.__name__}: {without_keys(error.message)}")
+    field = getattr(error, "parameter_name", error.param)
+    said = {"message": error.message, "code": codes.get(kind, error.code), "param": field}
+    after = getattr(error, "retry_after", None)
+    return Response(status, {"retry-after": after} if after else {}, json.dumps({"error": said}).encode())
+
+
+def _boto_status(error: Any) -> int | None:
+    """The status in an error of Amazon's library; None of another."""
+    answer = getattr(error, "response", None)
+    metadata = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
+    status: int | None = metadata.get("HTTPStatusCode")
+    return status

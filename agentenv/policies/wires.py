@@ -1,0 +1,275 @@
+"""The two wire forms of OpenAI: the body of a request, and what an answer holds.
+
+A request is asked with the messages of Chat Completions. An assistant's turn among them is the `Reply.message` of an earlier
+answer in the same form, so that calls keep their ids and what a service wants back (encrypted reasoning, signatures) comes
+back unchanged.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agentenv.core.assistant_turns import Call
+from agentenv.core.episodes import replace_surrogates
+from agentenv.policies.wire_calls import read_wire_calls
+from agentenv.policies.wire_streams import chat_stream, responses_stream
+from agentenv.web.retries import TryAgain
+
+ChatMessage = Mapping[str, Any]
+WireName = Literal["chat", "responses"]
+CONTENT_FILTER = "content_filter"
+"""Why a reply ended that a content filter cut off."""
+
+_REASONING_KEYS = ("reasoning_content", "reasoning")
+_KEPT_REASONING = (*_REASONING_KEYS, "reasoning_details")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, whatever its form."""
+
+    messages: Sequence[ChatMessage]
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stop: Sequence[str] = ()
+    seed: int | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    """In the form of Chat Completions."""
+    template_options: Mapping[str, Any] | None = None
+    """Arguments of the chat template that the server renders, which servers of open models take."""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a model wants to be asked; the fields of an `Endpoint` say what they mean."""
+
+    model: str
+    limit_field: str
+    leave_out: frozenset[str]
+    effort: str
+    stream: bool
+    send_reasoning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the model answered."""
+
+    text: str
+    finish: str
+    """As the endpoint says it: ``stop``, ``length``, ..."""
+    stop: str | None = None
+    """The stop string that ended it, where the endpoint says so (vLLM)."""
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+    message: ChatMessage | None = field(default=None, compare=False)
+    """The turn as a later request holds it; None where it says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Tokens of one answer."""
+
+    prompt: int = 0
+    completion: int = 0
+    reasoning: int = 0
+    """Of the completion."""
+    cached: int = 0
+    """Of the prompt."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """One form in which a model is asked."""
+
+    path: str
+    body: Callable[[Manner, Asked], dict[str, Any]]
+    read: Callable[[Manner, Mapping[str, Any], int], Reply]
+    """From an answer, and the number of messages that were sent, to what it holds."""
+    stream: Callable[[str], dict[str, Any]]
+    """From the text of a stream to the answer that it makes up."""
+    count: tuple[str, str]
+    """The names of the tokens of prompt and completion."""
+
+    def used(self, answer: Mapping[str, Any]) -> Used | None:
+        """What the answer says was used; None where it says nothing."""
+        usage = answer.get("usage")
+        if not isinstance(usage, dict):
+            return None
+        of_prompt, of_reply = (usage.get(f"{name}_details") or {} for name in self.count)
+        counts = (usage.get(self.count[0]), usage.get(self.count[1]))
+        details = (of_reply.get("reasoning_tokens"), of_prompt.get("cached_tokens"))
+        return Used(*(int(count or 0) for count in (*counts, *details)))
+
+
+def _chat_body(manner: Manner, asked: Asked) -> dict[str, Any]:
+    body = {
+        "model": manner.model,
+        "messages": [dict(message) for message in asked.messages],
+        manner.limit_field: asked.max_tokens,
+        "temperature": asked.temperature,
+    }
+    body |= {"top_p": asked.top_p} if asked.top_p != 1.0 else {}
+    body |= {"stop": list(asked.stop)} if asked.stop else {}
+    body |= {"seed": asked.seed} if asked.seed is not None else {}
+    body |= {"tools": [dict(tool) for tool in asked.tools]} if asked.tools else {}
+    body |= {"reasoning_effort": manner.effort} if manner.effort else {}
+    body |= {"chat_template_kwargs": dict(asked.template_options)} if asked.template_options else {}
+    body |= {"stream": True, "stream_options": {"include_usage": True}} if manner.stream else {}
+    return {name: value for name, value in body.items() if name not in manner.leave_out}
+
+
+def _read_chat(manner: Manner, answer: Mapping[str, Any], sent: int) -> Reply:
+    choice = answer["choices"][0]
+    message = choice["message"]
+    content, thought = _parts(message.get("content", ""))
+    refusal = message.get("refusal")
+    text = content or (replace_surrogates(refusal) if isinstance(refusal, str) else "")
+    said = (message.get(key) for key in _REASONING_KEYS)
+    reasoning = next((replace_surrogates(one) for one in said if isinstance(one, str) and one), thought)
+    wanted = [(call, call.get("id"), call.get("function")) for call in _objects(message.get("tool_calls"))]
+    calls, forms = read_wire_calls([(id_, function) for _, id_, function in wanted], sent)
+    sent_back = [
+        {"id": form.id, "type": "function", "function": {"name": form.name, "arguments": form.arguments}}
+        | _only(call, ("extra_content",))
+        for form, (call, _, _) in zip(forms, wanted, strict=False)
+    ]
+    kept: dict[str, Any] = {"tool_calls": sent_back} if sent_back else {}
+    if signed := _only(message, ("extra_content",)):  # a signature of the thinking, which has to come with it
+        kept |= signed | _only(message, _REASONING_KEYS)
+    if manner.send_reasoning:
+        kept |= _only(message, _KEPT_REASONING)
+    form = {"role": "assistant", "content": text or None, **kept} if text or sent_back else None
+    stop = choice.get("stop_reason")
+    return Reply(
+        text,
+        str(choice.get("finish_reason")),
+        stop if isinstance(stop, str) else None,
+        reasoning,
+        calls,
+        form,
+    )
+
+
+def _parts(content: Any) -> tuple[str, str]:
+    """The text of a message and the thinking in it, which some services write as parts of the content."""
+    if isinstance(content, list):
+        parts = _objects(content)
+        texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+        thoughts = [_parts(part["thinking"])[0] for part in parts if isinstance(part.get("thinking"), list)]
+        return replace_surrogates("".join(texts)), "\n".join(thoughts)
+    if not isinstance(content, str | None):
+        raise TypeError(f"a text and not {type(content).__name__}")
+    return replace_surrogates(content or ""), ""
+
+
+def _responses_body(manner: Manner, asked: Asked) -> dict[str, Any]:
+    """No stop strings and no seed: this form knows neither."""
+    body: dict[str, Any] = {
+        "model": manner.model,
+        "input": [item for message in asked.messages for item in _items(message)],
+        "max_output_tokens": asked.max_tokens,
+        "temperature": asked.temperature,
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+    }
+    body |= {"top_p": asked.top_p} if asked.top_p != 1.0 else {}
+    tools = [{"type": "function", "strict": False, **tool["function"]} for tool in asked.tools]
+    body |= {"tools": tools} if tools else {}
+    body |= {"reasoning": {"effort": manner.effort}} if manner.effort else {}
+    body |= {"stream": True} if manner.stream else {}
+    return {name: value for name, value in body.items() if name not in manner.leave_out}
+
+
+def _items(message: ChatMessage) -> list[dict[str, Any]]:
+    """A message in the form of Chat Completions as items of Responses."""
+    if "output" in message:
+        return [dict(item) for item in message["output"]]
+    if message["role"] == "tool":
+        output = _input_parts(message["content"])
+        return [{"type": "function_call_output", "call_id": message["tool_call_id"], "output": output}]
+    return [{"role": message["role"], "content": _input_parts(message["content"])}]
+
+
+def _input_parts(content: Any) -> Any:
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "input_image", "image_url": part["image_url"]["url"]}
+        if part["type"] == "image_url"
+        else {"type": "input_text", "text": part["text"]}
+        for part in content
+    ]
+
+
+def _read_responses(manner: Manner, answer: Mapping[str, Any], sent: int) -> Reply:
+    if answer.get("status") == "failed":
+        raise TryAgain(f"the response failed: {(answer.get('error') or {}).get('message')}")
+    items = [item for item in [*answer["output"]] if item["type"] in _KEPT]
+    wanted = [(item.get("call_id"), item) for item in items if item["type"] == "function_call"]
+    calls, forms = read_wire_calls(wanted, sent)
+    texts: list[str] = []
+    thoughts: list[str] = []
+    output: list[dict[str, Any]] = []
+    left = iter(forms)
+    for item in items:
+        if item["type"] == "message":
+            said = [part.get("text") or part.get("refusal") or "" for part in _objects(item["content"])]
+            texts += said
+            output += [_without_id(item)] if any(said) else []
+        elif item["type"] == "reasoning":
+            thoughts += [part.get("text") or "" for key in _THOUGHTS for part in _objects(item.get(key))]
+            output += [_without_id(item)] if item.get("encrypted_content") else []
+        elif form := next(left, None):
+            named = {"call_id": form.id, "name": form.name, "arguments": form.arguments}
+            output.append({"type": "function_call", **named})
+    incomplete = (answer.get("incomplete_details") or {}).get("reason")
+    finish = {None: "stop", "max_output_tokens": "length"}.get(incomplete, incomplete)
+    text = replace_surrogates("".join(texts))
+    said_something = text or calls
+    message = {"role": "assistant", "output": output} if said_something else None
+    return Reply(text, str(finish), None, replace_surrogates("\n".join(thoughts)), calls, message)
+
+
+_KEPT = ("message", "reasoning", "function_call")
+_THOUGHTS = ("summary", "content")
+
+
+def _without_id(item: Mapping[str, Any]) -> dict[str, Any]:
+    """An item as it is sent back where nothing is stored there: its id would be looked up and not found."""
+    return {name: value for name, value in item.items() if name not in ("id", "status") and value is not None}
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; none of anything else, which a server may send as well."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _only(message: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: message[name] for name in names if message.get(name)}
+
+
+def as_json(text: str, stream: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """An answer, sent whole or as a stream.
+
+    Raises:
+        ValueError: it is neither.
+        TryAgain: the stream broke off, or holds an error.
+    """
+    answer = stream(text) if text.lstrip().startswith(("data:", "event:", ":", "id:")) else json.loads(text)
+    if not isinstance(answer, dict):
+        raise ValueError("it is no object")
+    return answer
+
+
+WIRES: Mapping[WireName, Wire] = {
+    "chat": Wire(
+        "/chat/completions", _chat_body, _read_chat, chat_stream, ("prompt_tokens", "completion_tokens")
+    ),
+    "responses": Wire(
+        "/responses", _responses_body, _read_responses, responses_stream, ("input_tokens", "output_tokens")
+    ),
+}
+"""Chat Completions, which every server speaks, and Responses of OpenAI."""
