@@ -335,7 +335,7 @@ def test_the_constraints_pin_every_direct_dependency() -> None:
         "dev",
     )
     extras = [line for extra in installed for line in project["optional-dependencies"][extra]]
-    wanted = {re.split("[[>]", line)[0].lower() for line in (*project["dependencies"], *extras)}
+    wanted = {re.split(r"[\[>]", line)[0].lower() for line in (*project["dependencies"], *extras)}
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if not line.startswith("#")]
     assert wanted <= {pin.split("==")[0].lower() for pin in pins}
