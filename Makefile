@@ -1,6 +1,8 @@
 # One command a chore; CI runs the same ones. `make train` needs nothing but Python 3.11 or newer.
 PYTHON ?= python3
 VENV ?= .venv
+# What `make train` needs, and what the tests and every other chore need besides.
+TRAIN_EXTRAS ?= train,retrieval,report
 EXTRAS ?= train,quantized,retrieval,serve,sandbox,docker,providers,gui,eval,report,tensorboard,interop,cluster,dev
 BIN := $(VENV)/bin
 # The tests' bound, where the system has timeout(1); in two processes on two cores they take less than half an hour.
@@ -23,14 +25,18 @@ help:  ## what there is to make
 
 venv: $(BIN)/.installed  ## a virtual environment with the pinned versions
 
-# Building without isolation (the wheel's test, offline machines) needs setuptools in the environment itself.
-$(BIN)/.installed: pyproject.toml constraints.txt
+$(BIN)/.trains: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[$(TRAIN_EXTRAS)]'
+	touch $@
+
+# Building without isolation (the wheel's test, offline machines) needs setuptools in the environment itself.
+$(BIN)/.installed: $(BIN)/.trains
 	$(BIN)/python -m pip install -c constraints.txt setuptools
 	$(BIN)/python -m pip install -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
-train: venv  ## train a search agent end to end, evaluate it before and after, write report.html
+train: $(BIN)/.trains  ## train a search agent end to end, evaluate it before and after, write report.html
 	$(BIN)/agentenv train laptop-search $(ARGS)
 
 test: venv  ## everything that proves correctness, in WORKERS processes

@@ -20,6 +20,7 @@ from statistics import fmean
 from typing import Any, get_type_hints
 
 from agentenv.core.io.files import write_text
+from agentenv.core.io.shipped_files import shipped_file
 from agentenv.core.io.toml_files import read_toml
 from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.evaluation.benchmark import BY_NAME, Benchmark, Given, check_names, run_benchmark
@@ -88,7 +89,7 @@ def read_suite(path: Path, defaults: Mapping[str, Any], given: Given = BY_NAME) 
         ConfigurationError: no TOML, no table, a key or a value that no benchmark takes.
         UnknownName: a set or a scorer that does not exist.
     """
-    return make_suite(read_toml(path), defaults, given, where=str(path))
+    return make_suite(read_toml(shipped_file(path)), defaults, given, where=str(path))
 
 
 def make_suite(

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from agentenv.core.io.shipped_files import shipped_file
 from agentenv.core.io.toml_files import read_toml
 from agentenv.core.trust import needs_trust
 from agentenv.core.values import read_value
@@ -51,13 +52,14 @@ def presets() -> dict[str, Path]:
 def load_config(name: str | Path) -> TrainConfig:
     """The configuration of a preset or of a TOML file; ``base = "PRESET"`` in a file takes what it does not say from there.
 
-    Options of a base are left out where the file names another environment, strategy and so on than the base.
+    The example configurations are found in every folder by their names in the repository, as they are installed with the
+    package. Options of a base are left out where the file names another environment, strategy and so on than the base.
 
     Raises:
         UnknownName: neither a preset nor a file, or no such base.
         ConfigurationError: the file is no TOML, or a key or value of it is wrong.
     """
-    path = presets().get(str(name)) or Path(name)
+    path = presets().get(str(name)) or shipped_file(Path(name))
     if not path.is_file():
         raise UnknownName.among("preset or TOML file", str(name), presets())
     return config_of(read_toml(path), str(path))
