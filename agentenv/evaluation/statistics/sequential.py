@@ -120,11 +120,11 @@ def compare_sequentially(
         if any(len(scores[name][part]) < per_interim for pair in undecided for name in pair):
             break
         interim += 1
-        signs = _signs(rng, permutations, per_interim)
+        drawn = signs(rng, permutations, per_interim)
         for first, second in undecided:
             pool = np.array([*scores[first][part], *scores[second][part]], dtype=np.float64)
             before = sums[first, second][-1] if interim > 1 else 0.0
-            sums[first, second].append(before + signs @ pool)
+            sums[first, second].append(before + drawn @ pool)
         while extreme := _most_extreme({pair: sums[pair] for pair in undecided}, alpha / interims):
             names, decisive = extreme
             found[names] = _Found(interim, decisive)
@@ -136,7 +136,7 @@ def compare_sequentially(
     return Decision(pairs, interim, more)
 
 
-def _signs(rng: np.random.Generator, permutations: int, n: int) -> Floats:
+def signs(rng: np.random.Generator, permutations: int, n: int) -> Floats:
     """Which of two systems each of 2N scores counts for -> [1 + S, 2N] of +1 and -1, the identity first."""
     identity = np.repeat([1.0, -1.0], n)
     return np.vstack([identity, rng.permuted(np.tile(identity, (permutations, 1)), axis=1)])

@@ -1,0 +1,56 @@
+"""Are two systems as good as each other? Two one-sided tests, because finding no difference shows nothing.
+
+Schuirmann 1987, "A comparison of the two one-sided tests procedure and the power approach for assessing the equivalence of
+average bioavailability", J. Pharmacokinetics and Biopharmaceutics 15, 657-680; with Welch's error and degrees of freedom, so
+that the two spreads may differ.
+
+A and B are the numbers of seeds of the two systems.
+"""
+
+from math import inf, sqrt
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.statistics.intervals import Floats, t_two_sided
+
+
+def equivalence_p(a_A: ArrayLike, b_B: ArrayLike, margin: float) -> float:
+    """The p-value of "the two means differ by ``margin`` or more"; a small one says that they are equivalent.
+
+    It is the larger of the p-values of "a is lower by the margin or more" and "a is higher by the margin or more", so that
+    both are refused at a level where it is below that level.
+
+    Args:
+        a_A: A score for each seed of the first system, two at least.
+        b_B: The same of the second system.
+        margin: The smallest difference that would matter.
+
+    Raises:
+        ConfigurationError: fewer than two scores, one that is not finite, or a margin that is not above 0.
+    """
+    a, b = (_checked(values) for values in (a_A, b_B))
+    if not margin > 0:
+        raise ConfigurationError(f"A margin of equivalence is above 0, not {margin}.")
+    errors = np.array([x.var(ddof=1) / x.size for x in (a, b)])
+    room = margin - abs(float(a.mean() - b.mean()))
+    if errors.sum() == 0:
+        return 0.0 if room > 0 else 1.0
+    df = float(errors.sum() ** 2 / (errors**2 / np.array([a.size - 1, b.size - 1])).sum())
+    return _upper_tail(room / sqrt(errors.sum()), df)
+
+
+def _upper_tail(t: float, df: float) -> float:
+    """Probability that Student's t with ``df`` degrees of freedom is at least ``t``."""
+    half = t_two_sided(abs(t), df) / 2 if abs(t) < inf else 0.0
+    return half if t >= 0 else 1 - half
+
+
+def _checked(values: ArrayLike) -> Floats:
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or x.size < 2 or not np.isfinite(x).all():
+        raise ConfigurationError(
+            f"A test of equivalence needs two finite scores of each system, not {x.tolist()}."
+        )
+    return x
