@@ -1,8 +1,10 @@
 """The model families: what tells one from its chat template, how it writes calls, and what ends a turn of it."""
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from agentenv.core.assistant_turns import AssistantTurn, Call, MalformedCall, Schemas
 from agentenv.core.call_readers import (
@@ -45,6 +47,12 @@ class Family:
     one_text: bool = False
     """Whether a turn with calls holds either thinking or content in the template, and not both."""
     calls_tools: bool = True
+    call_list: tuple[str, str] | None = None
+    """What stands around the JSON list of a turn's calls, where some templates of the family show calls as content alone."""
+    declare: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
+    """The text that declares tools, as the family documents it, for templates that show none."""
+    declares_for: str = ""
+    """What a template holds for which ``declare`` is documented."""
 
 
 def _tagged(
@@ -103,6 +111,27 @@ def _harmony(text: str, opened: bool, schemas: Schemas) -> AssistantTurn:
 
 _END_TOOL_CALLS = "<｜tool▁calls▁begin｜>"  # noqa: RUF001
 
+
+def _deepseek_tools(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Tools as the model card of DeepSeek-V3.1 documents them, behind the system prompt."""
+    shown = "".join(
+        f"\n### {function['name']}\nDescription: {function.get('description', '')}\n\n"
+        f"Parameters: {json.dumps(function.get('parameters', {}), ensure_ascii=False)}\n"
+        for function in (tool["function"] for tool in tools)
+    )
+    form = (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool_call_name<｜tool▁sep｜>tool_call_arguments<｜tool▁call▁end｜>"  # noqa: RUF001
+        "{additional_tool_calls}<｜tool▁calls▁end｜>"  # noqa: RUF001
+    )
+    return (
+        f"## Tools\nYou have access to the following tools:\n{shown}\n"
+        f"IMPORTANT: ALWAYS adhere to this exact format for tool use:\n{form}\n\nWhere:\n"
+        "- `tool_call_name` must be an exact match to one of the available tools\n"
+        "- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters Schema\n"
+        "- For multiple tool calls, chain them directly without separators or spaces\n"
+    )
+
+
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
@@ -116,7 +145,13 @@ FAMILIES: Mapping[str, Family] = {
             plain_results=True,
             one_text=True,
         ),
-        Family("deepseek", _tagged(deepseek), marks=((_END_TOOL_CALLS,),)),
+        Family(
+            "deepseek",
+            _tagged(deepseek),
+            marks=((_END_TOOL_CALLS,),),
+            declare=_deepseek_tools,
+            declares_for="'<｜tool▁sep｜>' + tool['function']['arguments']",  # noqa: RUF001
+        ),
         Family("kimi", _tagged(kimi), marks=(("<|tool_calls_section_begin|>",),), ends=("<|im_end|>",)),
         Family(
             "glm",
@@ -152,7 +187,12 @@ FAMILIES: Mapping[str, Family] = {
             marks=(("<|tool_call|>", "<|/tool_call|>"),),
             ends=("<|end|>",),
         ),
-        Family("granite", _tagged(json_tags("<|tool_call|>", "", closes=False)), marks=(("<|tool_call|>",),)),
+        Family(
+            "granite",
+            _tagged(json_tags("<|tool_call|>", "", closes=False)),
+            marks=(("<|tool_call|>",),),
+            call_list=("<|tool_call|>", ""),
+        ),
         Family(
             "qwen",
             _tagged(json_tags("<tool_call>", "</tool_call>")),

@@ -63,6 +63,7 @@ class NativeFormat:
         self._ends = set(ends)
         self._closers = self._closing_texts(ends)
         self._thinking_key, self._json_arguments, self._tool_without_call = "", False, False
+        self._calls_in_content, self._declares = False, False
         self._checked: set[str] = set()
 
     def _closing_texts(self, ends: Collection[int]) -> tuple[str, ...]:
@@ -160,12 +161,17 @@ class NativeFormat:
             refuse_images(messages, TEXT_ALONE)
         texts: dict[str, str] = {}
         form = [self._message(message, texts) for message in messages]
+        if self._declares and tools and self.family.declare is not None:
+            form = _with_system(form, self.family.declare(tools))
+        shown = [dict(tool) for tool in tools] or None
+        named = {"xml_tools": shown} if "xml_tools" in self._template else {}  # SmolLM3 calls them so
         try:
             text: str = self._tokenizer.apply_chat_template(
                 form,
-                tools=[dict(tool) for tool in tools] or None,
+                tools=shown,
                 tokenize=False,
                 add_generation_prompt=open_assistant,
+                **named,
                 **self._options,
             )
         except Exception as error:  # a template raises whatever its author wrote
@@ -211,7 +217,11 @@ class NativeFormat:
                 form[self._thinking_key] = thinking
             else:
                 form["content"] = f"<think>\n{thinking}\n</think>\n\n{content}"
-        if calls:
+        if calls and self._calls_in_content and self.family.call_list:
+            listed = json.dumps([call["function"] for call in calls], ensure_ascii=False)
+            begin, end = self.family.call_list
+            form["content"] += f"{begin}{defused(listed, self._tokenizer, self.image_reader)}{end}"
+        elif calls:
             form["tool_calls"] = calls
             if self.family.one_text and turn.thinking:
                 form["content"] = ""
@@ -248,33 +258,51 @@ class NativeFormat:
                 f"the chat template is of the family {self.family.name!r}, which has no form for tool calls: use the inline "
                 "format, or name the family of the model"
             )
-        prompt = self._render((_ASKED,), tools)
-        for tool in tools:
-            function = tool["function"]
-            names = [function["name"], *function.get("parameters", {}).get("properties", {})]
-            if missing := [name for name in names if name not in prompt]:
-                raise ConfigurationError(
-                    f"the chat template of the family {self.family.name!r} does not show {missing[0]!r} of the tool "
-                    f"{function['name']!r}: use the inline format"
-                )
-        self._json_arguments = not self._shows_calls(tools, json_arguments=False)
-        if self._json_arguments and not self._shows_calls(tools, json_arguments=True):
+        self._declares = False
+        missing = self._not_shown(tools)
+        if missing and self.family.declares_for and self.family.declares_for in self._template:
+            self._declares = True
+            missing = self._not_shown(tools)
+        if missing:
             raise ConfigurationError(
-                f"the chat template of the family {self.family.name!r} leaves out tool calls or their results: use the "
-                "inline format"
+                f"the chat template of the family {self.family.name!r} does not show {missing!r} of the tools: use the "
+                "inline format, or a chat template of the model that shows tools"
             )
+        self._check_calls(tools)
         self._tool_without_call = self._shows(
             (_ASKED, AssistantTurn(None, "Yes."), Message("tool", _MARK.format("out"), name=_NAME)),
             tools,
             _MARK.format("out"),
         )
 
-    def _shows_calls(self, tools: Sequence[Mapping[str, Any]], *, json_arguments: bool) -> bool:
-        self._json_arguments = json_arguments
-        argument, result = _MARK.format("in"), _MARK.format("out")
-        turn = AssistantTurn(None, "", (NativeCall(_NAME, {"a": argument}),))
-        answer = Message("tool", result, name=_NAME, call_id=call_id(0))
-        return self._shows((_ASKED, turn, answer), tools, _NAME, argument, result)
+    def _not_shown(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """A name of a tool or an argument that the prompt does not hold; empty where it holds all."""
+        prompt = self._render((_ASKED,), tools)
+        functions = [tool["function"] for tool in tools]
+        names = [
+            name for f in functions for name in (f["name"], *f.get("parameters", {}).get("properties", {}))
+        ]
+        return next((name for name in names if name not in prompt), "")
+
+    def _check_calls(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Finds how the template takes calls: with arguments as an object, as JSON, or as the text of the turn.
+
+        Raises:
+            ConfigurationError: in no way.
+        """
+        ways = [(False, False), (True, False), *([(False, True)] if self.family.call_list else [])]
+        for self._json_arguments, self._calls_in_content in ways:
+            if self._shows_calls(tools):
+                return
+        self._json_arguments = self._calls_in_content = False
+        self._render(_CALLED, tools)  # which says what the template refuses, if it does
+        raise ConfigurationError(
+            f"the chat template of the family {self.family.name!r} leaves out tool calls or their results: use the inline "
+            "format, or a chat template of the model that shows them"
+        )
+
+    def _shows_calls(self, tools: Sequence[Mapping[str, Any]]) -> bool:
+        return self._shows(_CALLED, tools, _NAME, _MARK.format("in"), _MARK.format("out"))
 
     def _shows(
         self, messages: Sequence[Message | AssistantTurn], tools: Sequence[Mapping[str, Any]], *texts: str
@@ -321,6 +349,18 @@ class NativeFormat:
 
 _ASKED = Message("user", "Who?")
 _NAME = "tuvq_tool"
+_CALLED = (
+    _ASKED,
+    AssistantTurn(None, "", (NativeCall(_NAME, {"a": _MARK.format("in")}),)),
+    Message("tool", _MARK.format("out"), name=_NAME, call_id=call_id(0)),
+)
+
+
+def _with_system(form: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Messages with ``text`` behind the system prompt, or as one."""
+    if form and form[0]["role"] == "system":
+        return [form[0] | {"content": f"{form[0]['content']}\n\n{text}"}, *form[1:]]
+    return [{"role": "system", "content": text}, *form]
 
 
 def _default_template(tokenizer: Any) -> str:

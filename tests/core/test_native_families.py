@@ -1,8 +1,9 @@
 """Every family in every case: ids against the template's own rendering, and the table of the documentation.
 
 The oracle is the tokenizer's ``apply_chat_template`` over a conversation that the test writes down itself.
-Templates that TRL ships are read from there. The others are written here after what the families publish, for want of a
-package that has them: they hold the same marks in the same places, and no more than the cases need.
+Templates that TRL ships are read from there, and six that it lacks from the folder ``templates``. Three are written here
+after what the families publish, for want of a package that has them: they hold the same marks in the same places, and no
+more than the cases need.
 """
 
 import json
@@ -25,6 +26,7 @@ from agentenv.policies.fakes import chat_tokenizer
 
 pytest.importorskip("transformers", reason="needs the train extra")
 
+OWN = Path(__file__).parent / "templates"
 PAGE = Path(__file__).parents[2] / "docs" / "chat_formats.md"
 SCHEMA = {
     "type": "object",
@@ -46,7 +48,7 @@ class Model:
     """One family as a model of it speaks."""
 
     template: str
-    """Name of a template of TRL, or a template."""
+    """Name of a template of TRL or in the folder ``templates``, or a template."""
     eos: str
     end: str
     """What ends a turn of text."""
@@ -70,11 +72,17 @@ class Model:
     """Whether a call says its id, ``functions.NAME:PLACE``."""
     xml: str = ""
     """One argument, where calls are no JSON."""
+    in_content: bool = False
+    """Whether the template shows calls where they stand in the content alone."""
+    declared: str = ""
+    """What declares the tools behind the system prompt, where the template shows none."""
 
     def source(self) -> str:
         """The template."""
         if "{" in self.template:
             return self.template
+        if (own := OWN / f"{self.template}.jinja").is_file():
+            return own.read_text(encoding="utf-8")
         trl = pytest.importorskip("trl", reason="needs the interop extra, which brings the templates")
         return (Path(trl.__file__).parent / "chat_templates" / f"{self.template}.jinja").read_text(
             encoding="utf-8"
@@ -92,11 +100,15 @@ class Model:
         self, thinking: str, content: str, calls: list[tuple[str, dict[str, Any]]], *, off: bool = False
     ) -> str:
         """A turn as the model writes it, with its end."""
-        made = [self._call(place, name, arguments) for place, (name, arguments) in enumerate(calls)]
-        said = self.calls.format(self.between.join(made)) if made else self.text.format(content)
-        end = self.call_end if made and self.call_end else self.end
+        said = self.called(calls) if calls else self.text.format(content)
+        end = self.call_end if calls and self.call_end else self.end
         thought = self.think.format(thinking) if thinking else self.empty * (not off)
         return thought + said + end
+
+    def called(self, calls: list[tuple[str, dict[str, Any]]]) -> str:
+        """The calls of a turn as the model writes them."""
+        made = [self._call(place, name, arguments) for place, (name, arguments) in enumerate(calls)]
+        return self.calls.format(self.between.join(made))
 
     def _call(self, place: int, name: str, arguments: dict[str, Any]) -> str:
         text = json.dumps(arguments, ensure_ascii=False)
@@ -106,35 +118,6 @@ class Model:
         )
         return self.call.format(name=name, json=text, place=place, pairs=pairs, python=python)
 
-
-_KIMI = """{%- if tools -%}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{%- endif -%}
-{%- for m in messages -%}
-{%- if m.role == 'tool' -%}<|im_system|>{{ m.name }}<|im_middle|>## Return of {{ m.tool_call_id }}\n{{ m.content }}
-{%- else -%}<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>{{ m.content }}
-{%- if m.tool_calls -%}<|tool_calls_section_begin|>{%- for c in m.tool_calls -%}
-<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>
-{%- endfor -%}<|tool_calls_section_end|>{%- endif -%}
-{%- endif -%}<|im_end|>{%- endfor -%}
-{%- if add_generation_prompt -%}<|im_assistant|>assistant<|im_middle|>{%- endif -%}"""
-
-_MISTRAL = """{%- if messages[0].role == 'system' -%}[SYSTEM_PROMPT]{{ messages[0].content }}[/SYSTEM_PROMPT]{%- endif -%}
-{%- if tools -%}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{%- endif -%}
-{%- for m in messages -%}
-{%- if m.role == 'user' -%}[INST]{{ m.content }}[/INST]
-{%- elif m.role == 'assistant' -%}
-{%- if not (m.content or m.tool_calls) -%}{{ raise_exception('an assistant message needs content or calls') }}{%- endif -%}
-{{ m.content }}{%- for c in m.tool_calls or [] -%}
-[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}{%- endfor -%}</s>
-{%- elif m.role == 'tool' -%}
-{%- if m.tool_call_id | length != 9 -%}{{ raise_exception('tool call ids have nine characters') }}{%- endif -%}
-[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]{%- endif -%}
-{%- endfor -%}"""
-
-_OLD_MISTRAL = _MISTRAL.replace(
-    """[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}{%- endfor -%}""",
-    """{{ ('[TOOL_CALLS][' if loop.first else ', ') + '{"name": "' + c.function.name + '", "arguments": '
-    + c.function.arguments | tojson + ', "id": "' + c.id + '"}' + (']' if loop.last else '') }}{%- endfor -%}""",
-)
 
 _PHI = """{%- for m in messages -%}
 {%- if m.role == 'system' and tools -%}<|system|>{{ m.content }}<|tool|>{{ tools | tojson }}<|/tool|><|end|>
@@ -159,7 +142,8 @@ _OLMO = """{%- if messages[0].role != 'system' -%}<|im_start|>system\n<functions
 
 _SMOL = """<|im_start|>system\n{{ '/think' if enable_thinking is not defined or enable_thinking else '/no_think' }}
 {%- if messages[0].role == 'system' -%}\n{{ messages[0].content }}{%- endif -%}
-{%- if tools -%}\n<tools>{{ tools | tojson }}</tools>\n{"name": <name>, "arguments": <object>}{%- endif -%}<|im_end|>\n
+{%- if xml_tools -%}\n<tools>{{ xml_tools | tojson }}</tools>
+{"name": <name>, "arguments": <object>}{%- endif -%}<|im_end|>\n
 {%- for m in messages -%}{%- if m.role == 'user' -%}<|im_start|>user\n{{ m.content }}<|im_end|>\n
 {%- elif m.role == 'tool' -%}<|im_start|>user\n{{ m.content }}<|im_end|>\n
 {%- elif m.role == 'assistant' -%}<|im_start|>assistant\n{{ m.content }}
@@ -169,16 +153,6 @@ _SMOL = """<|im_start|>system\n{{ '/think' if enable_thinking is not defined or 
 {%- if add_generation_prompt -%}<|im_start|>assistant\n
 {{- '\n<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking else '\n' }}{%- endif -%}"""
 
-_GRANITE = """{%- if tools -%}
-<|start_of_role|>available_tools<|end_of_role|>{{ tools | tojson }}<|end_of_text|>\n{%- endif -%}
-{%- for m in messages -%}
-<|start_of_role|>{{ 'tool_response' if m.role == 'tool' else m.role }}<|end_of_role|>{{ m.content }}
-{%- if m.tool_calls -%}<|tool_call|>[{%- for c in m.tool_calls -%}
-{{ '{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments | tojson + '}' }}
-{{- ', ' if not loop.last }}{%- endfor -%}]{%- endif -%}<|end_of_text|>\n{%- endfor -%}
-{%- if add_generation_prompt -%}<|start_of_role|>assistant<|end_of_role|>{%- endif -%}"""
-
-_PHI_3 = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
 _QWEN: dict[str, Any] = {"eos": "<|endoftext|>", "end": "<|im_end|>"}
 _DEEPSEEK: dict[str, Any] = {
     "eos": "<｜end▁of▁sentence｜>",  # noqa: RUF001
@@ -188,6 +162,24 @@ _DEEPSEEK: dict[str, Any] = {
     "think": "{}\n</think>\n\n",
     "empty": "\n</think>\n\n",
 }
+_V3_1_TOOLS = f"""\
+## Tools
+You have access to the following tools:
+
+### search
+Description: Finds pages.
+
+Parameters: {json.dumps(SCHEMA)}
+
+IMPORTANT: ALWAYS adhere to this exact format for tool use:
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool_call_name<｜tool▁sep｜>tool_call_arguments<｜tool▁call▁end｜>\
+{{additional_tool_calls}}<｜tool▁calls▁end｜>
+
+Where:
+- `tool_call_name` must be an exact match to one of the available tools
+- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters Schema
+- For multiple tool calls, chain them directly without separators or spaces
+"""  # noqa: RUF001
 _XML = "<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>"
 _LIST: dict[str, Any] = {"call": '{{"name": "{name}", "arguments": {json}}}', "between": ", "}
 
@@ -238,8 +230,14 @@ MODELS: dict[str, Model] = {
     ),
     "DeepSeek-V3": Model("deepseekv3", **_DEEPSEEK),
     "DeepSeek-R1": Model("deepseek_r1_distill", **_DEEPSEEK),
+    "DeepSeek-V3.1": Model(
+        "deepseek_v3_1",
+        **_DEEPSEEK
+        | {"think": "", "empty": "", "between": "", "declared": _V3_1_TOOLS}
+        | {"call": "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json}<｜tool▁call▁end｜>"},  # noqa: RUF001
+    ),
     "Kimi-K2": Model(
-        _KIMI,
+        "kimi_k2",
         eos="<|im_end|>",
         end="<|im_end|>",
         call="<|tool_call_begin|>functions.{name}:{place}<|tool_call_argument_begin|>{json}<|tool_call_end|>",
@@ -247,20 +245,29 @@ MODELS: dict[str, Model] = {
         between="",
         ids=True,
     ),
-    "Mistral (v11 and later)": Model(
-        _MISTRAL, eos="</s>", end="</s>", call="[TOOL_CALLS]{name}[ARGS]{json}", between=""
+    "Mistral (v11)": Model(
+        "mistral_small_3_2",
+        eos="</s>",
+        end="</s>",
+        call="[TOOL_CALLS]{name}[CALL_ID]call{place:05d}[ARGS]{json}",
+        between="",
     ),
-    "Mistral (v3)": Model(_OLD_MISTRAL, eos="</s>", end="</s>", calls="[TOOL_CALLS][{}]", **_LIST),
+    "Mistral (v3)": Model("mistral_nemo", eos="</s>", end="</s>", calls="[TOOL_CALLS][{}]", **_LIST),
     "Phi-4-mini": Model(
         _PHI, eos="<|endoftext|>", end="<|end|>", calls="<|tool_call|>[{}]<|/tool_call|>", **_LIST
     ),
     "OLMo 3": Model(_OLMO, call="{name}({python})", calls="<function_calls>{}</function_calls>", **_QWEN),
     "SmolLM3": Model(_SMOL, think="<think>\n{}\n</think>\n\n", off={"enable_thinking": False}, **_QWEN),
     "Granite 3": Model(
-        _GRANITE, eos="<|end_of_text|>", end="<|end_of_text|>", calls="<|tool_call|>[{}]", **_LIST
+        "granite_3_3",
+        eos="<|end_of_text|>",
+        end="<|end_of_text|>",
+        calls="<|tool_call|>[{}]",
+        in_content=True,
+        **_LIST,
     ),
     "Gemma 3": Model("gemma3", eos="<eos>", end="<end_of_turn>"),
-    "Phi-3": Model(_PHI_3, eos="<|endoftext|>", end="<|end|>"),
+    "Phi-3": Model("phi_3_5", eos="<|endoftext|>", end="<|end|>"),
 }
 
 
@@ -303,7 +310,8 @@ OUTCOMES = ("same row", "new row", "refused", "none")
 
 def messages_of(model: Model, case: Case) -> list[dict[str, Any]]:
     """The conversation in the form that templates take, without a line of the code under test."""
-    found: list[dict[str, Any]] = [{"role": "system", "content": case.system}] if case.system else []
+    system = "\n\n".join(filter(None, (case.system, model.declared * case.tools)))
+    found: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     found.append({"role": "user", "content": "Who is it?"})
     for turn in case.turns:
         said: dict[str, Any] = {"role": "assistant", "content": turn.content}
@@ -317,7 +325,9 @@ def messages_of(model: Model, case: Case) -> list[dict[str, Any]]:
             f"functions.search:{place}" if model.ids else f"call{place:05d}"
             for place in range(len(turn.queries))
         ]
-        if turn.queries:
+        if turn.queries and model.in_content:
+            said["content"] += model.called([("search", {"query": query}) for query in turn.queries])
+        elif turn.queries:
             said["tool_calls"] = [
                 {"type": "function", "id": id_, "function": {"name": "search", "arguments": {"query": query}}}
                 for id_, query in zip(ids, turn.queries, strict=True)
@@ -338,9 +348,11 @@ def oracle(model: Model, tokenizer: Any, case: Case, options: Mapping[str, Any],
     messages = messages_of(model, case)
     if not case.turns[-1].shown:
         messages.pop()
+    tools = TOOLS if case.tools else None
     text = tokenizer.apply_chat_template(
         messages,
-        tools=TOOLS if case.tools else None,
+        tools=tools,
+        xml_tools=tools,  # as SmolLM3 calls them
         tokenize=False,
         add_generation_prompt=True,
         **DATE,
