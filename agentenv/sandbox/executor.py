@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from agentenv.core.concurrency.deadlines import bounded_by_call
 from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.sandbox.encoding import checked, packed, packed_call, result_of
 from agentenv.sandbox.jail_session import JailSession, SessionGroup
@@ -86,7 +87,7 @@ class JailExecutor:
         faults: list[str] = []
         while len(faults) <= RETRIES:
             try:
-                with self._pool.slot() as queued:
+                with self._pool.slot(limits.wall_s) as queued:
                     answer = self._ask(domain, order, limits)
                 return result_of(answer, queued, len(calls or ()))
             except (JailDied, SandboxFault) as error:
@@ -95,8 +96,9 @@ class JailExecutor:
 
     def _ask(self, domain: str, order: dict[str, Any], limits: ExecutionLimits) -> dict[str, Any]:
         channel = self._pool.channel(domain, limits.processes + OUR_OWN)
+        wall_s = bounded_by_call(limits.wall_s)
         try:
-            answer = channel.ask(order, limits.wall_s + SLACK_S)
+            answer = channel.ask({**order, "limits": {**order["limits"], "wall_s": wall_s}}, wall_s + SLACK_S)
         finally:
             channel.close()
         if "refused_input" in answer:

@@ -11,6 +11,7 @@ from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from typing import Any, Literal
 
+from agentenv.core.concurrency.deadlines import short_of_time
 from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.sandbox.jail import plain
 from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor, FunctionCall
@@ -135,8 +136,8 @@ def grade(
         domain: Trust domain.
         variables: Whether ``Grade.stderr`` shows the variables on the failing line, which may hold hidden inputs.
 
-    A program whose tests took more than ``GRADE_S`` together times out in the rest of them: it could otherwise sleep through
-    the deadline of its episode's step, which would be an infrastructure failure.
+    A program whose tests took more than ``GRADE_S`` together, or more than half of what the calling step may take, times out
+    in the rest of them: it could otherwise sleep through the deadline of the step, which would be an infrastructure failure.
 
     Raises:
         SandboxFault: the sandbox failed, which says nothing about the program.
@@ -148,7 +149,7 @@ def grade(
     outcomes |= _grade_calls(run, calls)
     for index, test in enumerate(tests):
         if isinstance(test, StdioTest):
-            if run.seconds > GRADE_S:
+            if run.out_of_time:
                 outcomes[index] = CaseOutcome.TIMEOUT
                 continue
             result = run(stdin=test.stdin)
@@ -170,6 +171,11 @@ class _Runner:
     seconds: float = 0.0
     """That its runs took so far, without their time in a queue."""
 
+    @property
+    def out_of_time(self) -> bool:
+        """Whether its runs took so long that there may be no further one."""
+        return self.seconds > GRADE_S or short_of_time()
+
     def __call__(self, **options: Any) -> ExecResult:
         result = self.executor.run(
             self.program, limits=self.limits, domain=self.domain, variables=self.variables, **options
@@ -189,6 +195,8 @@ def _grade_calls(run: _Runner, tests: dict[int, CallTest]) -> dict[int, CaseOutc
     for _ in range(MAX_DEATHS):
         if not left:
             break
+        if run.out_of_time:
+            return outcomes | dict.fromkeys(left, CaseOutcome.TIMEOUT)
         result = run(calls=[FunctionCall(tests[index].function, tests[index].arguments) for index in left])
         answered = 0
         for line in result.returned[: len(left)]:

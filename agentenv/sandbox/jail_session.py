@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+from agentenv.core.concurrency.deadlines import bounded_by_call, waiting_for_others
 from agentenv.errors import ConfigurationError, SandboxFault, SnapshotError, SnapshotRefused, StateLost
 from agentenv.sandbox.encoding import checked, packed, result_of
 from agentenv.sandbox.jails import Channel, JailDied
@@ -60,6 +61,21 @@ class JailSnapshot:
             self.group.forget(self)
 
 
+class _Turn:
+    """A lock that one thread may take more than once; the deadline of whoever waits for it stands still."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            with waiting_for_others():
+                self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class SessionGroup:
     """What all forks of a session share: one supervisor, the interpreters in it, the snapshots of all of them."""
 
@@ -73,7 +89,7 @@ class SessionGroup:
     ) -> None:
         self.pool, self.limits, self.freezes = pool, limits, freezes
         self._open_channel, self._files = channel, files
-        self._lock = threading.RLock()
+        self._lock = _Turn()
         self._names = itertools.count(1)
         self._channel: Channel | None = None
         self._snapshots: list[JailSnapshot] = []
@@ -278,9 +294,10 @@ class JailSession:
     def _cell(self, order: dict[str, Any]) -> tuple[ExecResult, str]:
         """Runs a cell in the present interpreter and records it; with the digest of what it showed."""
         began = time.monotonic()
-        with self._group.turn(), self._group.pool.slot():
+        with self._group.turn(), self._group.pool.slot(order["wall_s"]):
             queued = time.monotonic() - began
-            answer = self._group.ask({**order, "node": self._node}, order["wall_s"] + SLACK_S)
+            wall_s = bounded_by_call(order["wall_s"])
+            answer = self._group.ask({**order, "node": self._node, "wall_s": wall_s}, wall_s + SLACK_S)
         self._group.lost(answer["lost"])
         if not answer["alive"]:
             self._node = None
@@ -355,7 +372,7 @@ class JailSession:
             StateLost: a cell showed something else than before, or they take too long.
         """
         missing = self._enter_nearest(snapshot.point)
-        end = time.monotonic() + REBUILD_S
+        end = time.monotonic() + bounded_by_call(REBUILD_S)
         for number, point in enumerate(missing, 1):
             _, digest = self._cell(dict(point.order))
             if digest != point.digest or self._node is None or time.monotonic() > end:

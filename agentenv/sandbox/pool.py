@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from agentenv.core.concurrency.deadlines import waiting_for_others
 from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.sandbox.jails import Channel, Jail
 
@@ -19,21 +20,28 @@ WAIT_S = 60.0
 class Slots:
     """The right to run one of a few programs at a time, for as many as wait.
 
-    Who waits is refused only when nobody has come to an end for too long, which no program can bring about: each has a
-    deadline of its own. A long queue of slow programs is no failure.
+    Who waits is refused only when nobody has come to an end for too long, beyond the time that those that run may take. No
+    program can bring that about, and a long queue of slow programs is no failure. The deadline of who waits stands still.
     """
 
     def __init__(self, count: int, wait_s: float) -> None:
-        """``count`` programs at a time; ``wait_s`` seconds without an end of one are too long."""
+        """``count`` programs at a time; ``wait_s`` seconds are too long without an end of one that should have ended."""
         self._free = threading.BoundedSemaphore(count)
-        self._wait_s, self._moved = wait_s, time.monotonic()
+        self._wait_s, self._moved, self._due = wait_s, time.monotonic(), 0.0
 
-    def take(self) -> bool:
-        """Waits for the right; False where it could not be had."""
-        began = time.monotonic()
-        while (left := max(began, self._moved) + self._wait_s - time.monotonic()) > 0:
-            if self._free.acquire(timeout=left):
-                self.moved()
+    def take(self, seconds: float = 0.0) -> bool:
+        """Waits for the right to run for so many seconds; False where it could not be had."""
+        if not self._free.acquire(blocking=False):
+            with waiting_for_others():
+                if not self._wait(time.monotonic()):
+                    return False
+        self.moved()
+        self._due = max(self._due, self._moved + seconds)
+        return True
+
+    def _wait(self, began: float) -> bool:
+        while (left := max(began, self._moved, self._due) + self._wait_s - time.monotonic()) > 0:
+            if self._free.acquire(timeout=min(left, self._wait_s)):
                 return True
         return False
 
@@ -109,14 +117,14 @@ class Pool:
         return jail
 
     @contextlib.contextmanager
-    def slot(self) -> Iterator[float]:
-        """The right to run one program; gives the seconds that it took to get it.
+    def slot(self, seconds: float = 0.0) -> Iterator[float]:
+        """The right to run one program, which may take so many seconds; gives the seconds that it took to get it.
 
         Raises:
             SandboxFault: none became free in time.
         """
         began = time.monotonic()
-        if not self._slots.take():
+        if not self._slots.take(seconds):
             raise SandboxFault(
                 f"no processor became free for a program: none came to an end within {self._wait_s:g} s"
             )

@@ -39,7 +39,12 @@ CLONE_PARENT = 0x00008000
 ABSENT = ("memfd_create", "inotify_init", "inotify_init1")
 """As if the kernel did not have them: memory that no process maps would count for none (libraries fall back to files), and
 whoever watches a file of the system learns when another program opens it."""
-F_SETPIPE_SZ, F_NOTIFY = 1031, 1026
+CLONE_THREAD, CLONE_FILES = 0x00010000, 0x00000400
+"""A thread has its descriptors with all others of its process, or the memory watch would not see them."""
+F_SETPIPE_SZ, F_NOTIFY, F_SETLEASE = 1031, 1026, 1024
+WRITTEN_BACK = ("sync", "syncfs", "fsync", "fdatasync", "sync_file_range", "msync")
+"""Calls that do nothing and succeed: there is no disk behind the files of a program, and on a file of the system they would
+wait for the disks of the host, in a state in which nothing can end the process."""
 FCNTL_LOCK = (6, 7, 37, 38)  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW
 """Locks are granted to everybody and lock nothing: on a file or device that programs share, one could tell another something
 by them, and a library that locks a file of its own works on."""
@@ -154,7 +159,10 @@ def _compile(lib: Any, *, session: bool) -> bytes:
     made.add_rule(lib.ERRNO(errno.ENOSYS), "clone3")  # its flags are in memory; glibc falls back to clone
     for name in ABSENT:
         made.add_rule(lib.ERRNO(errno.ENOSYS), name)
-    for value in (F_SETPIPE_SZ, F_NOTIFY):
+    deny("clone", lib.Arg(0, lib.MASKED_EQ, CLONE_THREAD | CLONE_FILES, CLONE_THREAD))
+    for name in WRITTEN_BACK:
+        made.add_rule(lib.ERRNO(0), name)
+    for value in (F_SETPIPE_SZ, F_NOTIFY, F_SETLEASE):
         deny("fcntl", _equals(lib, 1, value))
     made.add_rule(lib.ERRNO(0), "flock")
     for value in FCNTL_LOCK:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from agentenv.core.concurrency.deadlines import Deadline, deadline_of
 from agentenv.core.env import Env
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.types import Step
@@ -63,8 +64,8 @@ class SessionHost(Protocol):
     async def wrap(self, env: Env[Any], client: str) -> "EnvSession":
         """A session of an environment that is there already."""
 
-    async def finished(self, call: asyncio.Future[T], what: str) -> T:
-        """The result of ``call`` within the deadline."""
+    async def finished(self, call: asyncio.Future[T], what: str, deadline: Deadline) -> T:
+        """The result of ``call`` within its deadline."""
 
     def close_later(
         self, close: Callable[[], None], call: asyncio.Future[Any] | None, client: str
@@ -197,9 +198,10 @@ class EnvSession:
         began, status = time.perf_counter(), "ok"
         async with self._turn:
             self.expires = time.monotonic() + self._service.limits.idle_s
-            self._call = asyncio.ensure_future(work(self.env))
+            with deadline_of(self._service.limits.call_s) as deadline:
+                self._call = asyncio.ensure_future(work(self.env))
             try:
-                return await self._service.finished(self._call, what)
+                return await self._service.finished(self._call, what, deadline)
             except BaseException as error:
                 status = type(error).__name__
                 if not self._call.done():  # too late, or the caller is gone

@@ -28,8 +28,9 @@ _LONGEST_PAUSE_S = 10.0
 class LinkTimeouts:
     """How long a server is waited for."""
 
-    call_s: float = 180.0
-    """For one call; longer than the server's own bound, so that the server says what was late."""
+    call_s: float = 600.0
+    """For one call; longer than the server's own bound, so that the server says what was late. The server does not count the
+    time that a program waits for a free processor."""
     place_s: float = 300.0
     """For a server whose places are all taken."""
     pause_s: float = 0.5

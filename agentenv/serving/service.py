@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any, TypeVar
 
+from agentenv.core.concurrency.deadlines import Deadline, deadline_of, ends_within
 from agentenv.core.env import Env
 from agentenv.core.types import StateCapability, Task
 from agentenv.errors import EnvFault
@@ -123,7 +124,9 @@ class EnvService(Gate):
                 else env.make_tasks(n, seed=seed, split=split)
             )
 
-        tasks = await self.finished(asyncio.ensure_future(asyncio.to_thread(made)), "making tasks")
+        with deadline_of(self.limits.call_s) as deadline:
+            making = asyncio.ensure_future(asyncio.to_thread(made))
+        tasks = await self.finished(making, "making tasks", deadline)
         options.hold(tasks)
         answers = {task.id: list(task.answers) if self.expert else [] for task in tasks}
         return [
@@ -139,9 +142,10 @@ class EnvService(Gate):
             EnvFault: the environment was not made in time.
         """
         await self._take_place(client)
-        making = asyncio.ensure_future(asyncio.to_thread(self._fresh))
+        with deadline_of(self.limits.call_s) as deadline:
+            making = asyncio.ensure_future(asyncio.to_thread(self._fresh))
         try:
-            return EnvSession(self, await self.finished(making, "making the environment"), client)
+            return EnvSession(self, await self.finished(making, "making the environment", deadline), client)
         except BaseException:
             self.close_later(lambda: _close_made(making), making, client)
             raise
@@ -174,15 +178,14 @@ class EnvService(Gate):
             raise Refusal(404, f"No session {id!r} waits to be taken; it may have expired.", "UnknownSession")
         return session
 
-    async def finished(self, call: asyncio.Future[T], what: str) -> T:
-        """The result of ``call`` within the deadline; a late one is left running, for `close_later` to see to.
+    async def finished(self, call: asyncio.Future[T], what: str, deadline: Deadline) -> T:
+        """The result of ``call`` within its deadline; a late one is left running, for `close_later` to see to.
 
         Raises:
             EnvFault: the deadline was missed.
         """
-        done, _ = await asyncio.wait({call}, timeout=self.limits.call_s)
-        if not done:
-            raise EnvFault(f"{what} took longer than {self.limits.call_s:g} s")
+        if not await ends_within(deadline, call):
+            raise EnvFault(f"{what} took longer than {deadline.seconds:g} s")
         return call.result()
 
     def close_later(

@@ -288,6 +288,35 @@ def test_a_patched_fork_is_refused_or_harmless(box: JailExecutor, patch: str) ->
         assert session.run("x").value == "[1]"
 
 
+STAYS = {
+    "chdir does nothing": "os.chdir = lambda *a: None",
+    "chdir raises": "def chdir(*a): raise OSError\nos.chdir = chdir",
+    "chdir comes back": "real = os.chdir\ndef chdir(*a):\n real('/')\n real('/box/work')\nos.chdir = chdir",
+    "another folder": "os.mkdir('d'); os.chdir('d'); os.chdir = lambda *a: None",
+    "a folder for temporary files": "os.chdir('/box/tmp'); os.chdir = lambda *a: None",
+}
+
+
+@pytest.mark.parametrize("form", STAYS)
+def test_no_two_forks_stand_in_the_same_folder(box: JailExecutor, form: str) -> None:
+    """Once its files are exchanged it has no name any more, but still a mode and times that both can read and set."""
+    look = "(oct(os.stat('.').st_mode), os.stat('.').st_mtime_ns)"
+    with box.open(limits=LIMITS) as session:
+        session.run(f"import os\n{STAYS[form]}")
+        try:
+            point = session.snapshot()
+            left, right = session.fork(2)
+        except SnapshotRefused:
+            return
+        before = right.run(look).value
+        left.run("os.chmod('.', 0o711); os.utime('.', (1, 1))")
+        assert right.run(look).value == before
+        session.restore(point)
+        assert "0o40711" not in str(session.run(look).value)
+        left.close()
+        right.close()
+
+
 def test_a_process_that_left_its_program_runs_no_more_after_a_restore(box: JailExecutor) -> None:
     leave = (
         "import ctypes, os, time\nctypes.CDLL(None).prctl({option}, 1, 0, 0, 0)\n"

@@ -17,6 +17,7 @@ CALLS = {
     "a packet socket": ("socket", "17, 3, 0"),
     "a larger pipe": ("fcntl", "os.pipe()[1], 1031, 1 << 20"),
     "news of a folder": ("fcntl", "os.open('/usr', os.O_RDONLY), 1026, 1"),
+    "a lease": ("fcntl", "os.open(os.__file__, os.O_RDONLY), 1024, 0"),
     "a signal for another": ("fcntl", "os.pipe()[0], 8, 1"),
     "input for a terminal": ("ioctl", "0, 0x5412, 0"),
     "a memory map of its own making": ("prctl", "35, 1, 0"),
@@ -42,6 +43,31 @@ def test_no_memory_can_be_sent_to_where_the_watch_does_not_see_it(box: JailExecu
     with box.open(limits=LIMITS) as opened:
         result = opened.run(code) if session else box.run(code, limits=LIMITS)
     assert result.stdout == "[(-1, 22), (-1, 22)] 120\n", result
+
+
+NO_FILE = "os.pipe()[0]"
+WRITTEN_BACK = {
+    "x86_64": {"fsync": 74, "fdatasync": 75, "syncfs": 306, "sync_file_range": 277, "msync": 26, "sync": 162},
+    "aarch64": {"fsync": 82, "fdatasync": 83, "syncfs": 267, "sync_file_range": 84, "msync": 227, "sync": 81},
+}
+
+
+@pytest.mark.parametrize("session", [False, True], ids=["run", "session"])
+def test_no_program_waits_for_the_disks_of_the_host(box: JailExecutor, session: bool) -> None:
+    """Who waits for a disk cannot be ended. What would be an error for the kernel shows that no call reaches it."""
+    numbers = WRITTEN_BACK[platform.machine()]
+    code = (
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
+        f"print([libc.syscall(number, *map(ctypes.c_ulong, ({NO_FILE}, 1, 1, 64))) for number in {[*numbers.values()]}])"
+    )
+    with box.open(limits=LIMITS) as opened:
+        result = opened.run(code) if session else box.run(code, limits=LIMITS)
+    assert result.stdout == f"{[0] * len(numbers)}\n", result
+    written = "import mmap, os\nf = open('f', 'wb+')\nf.write(bytes(4096)); f.flush(); os.fsync(f.fileno())\n"
+    shown = box.run(
+        f"{written}m = mmap.mmap(f.fileno(), 0); m[0] = 7; m.flush()\nprint(open('f', 'rb').read()[0])"
+    )
+    assert shown.stdout == "7\n", shown
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -7,9 +7,10 @@ Otherwise one environment that hangs would let every other episode fail with it,
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -114,6 +115,55 @@ def hold_current() -> Hold:
     return Hold(current_deadline())
 
 
+@contextlib.contextmanager
+def waiting_for_others() -> Iterator[None]:
+    """Holds the deadline of the call that runs here within the block."""
+    hold = hold_current()
+    try:
+        yield
+    finally:
+        hold.end()
+
+
+def seconds_left() -> float:
+    """Seconds that are left to the call that runs here; without end where it has no deadline."""
+    deadline = current_deadline()
+    return math.inf if deadline is None else deadline.left()
+
+
+def short_of_time() -> bool:
+    """Whether the call that runs here has used more than half of its time."""
+    deadline = current_deadline()
+    return deadline is not None and deadline.left() < deadline.seconds / 2
+
+
+def bounded_by_call(seconds: float) -> float:
+    """``seconds``, or half of what is left to the call that runs here, if that is less.
+
+    Whatever a policy may let last, such as a program, takes its time so: it never outlasts the call, which would be a
+    failure of the environment and would exclude the episode.
+    """
+    return min(seconds, max(0.0, seconds_left()) / 2)
+
+
+@contextlib.contextmanager
+def deadline_of(seconds: float) -> Iterator[Deadline]:
+    """The deadline of the calls that begin within the block; it bounds nothing by itself (see ``ends_within``)."""
+    deadline = Deadline(seconds, _current.get())
+    token = _current.set(deadline)
+    try:
+        yield deadline
+    finally:
+        _current.reset(token)
+
+
+async def ends_within(deadline: Deadline, call: "asyncio.Future[Any]") -> bool:
+    """Waits for ``call`` as long as ``deadline`` has time left; whether it has ended."""
+    while not call.done() and (left := deadline.left()) > 0:
+        await asyncio.wait({call}, timeout=max(left, _SHORTEST_S))
+    return call.done()
+
+
 async def within(seconds: float, work: Awaitable[T], fault: Fault) -> T:
     """The result of ``work``, which runs in a task of its own.
 
@@ -130,19 +180,14 @@ async def within(seconds: float, work: Awaitable[T], fault: Fault) -> T:
         Fault: of the kind of ``fault``: the work took too long, or ended in a way that is no error of its own.
         Exception: what the work raised.
     """
-    deadline = Deadline(seconds, _current.get())
-    token = _current.set(deadline)
-    try:
+    with deadline_of(seconds) as deadline:
         task = asyncio.ensure_future(guarded(work, fault))
-    finally:
-        _current.reset(token)
     try:
-        while not task.done() and (left := deadline.left()) > 0:
-            await asyncio.wait({task}, timeout=max(left, _SHORTEST_S))
+        ended = await ends_within(deadline, task)
     except BaseException:
         task.cancel()
         raise
-    if task.done():
+    if ended:
         return task.result()
     task.cancel()
     task.add_done_callback(_forget)

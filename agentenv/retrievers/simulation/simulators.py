@@ -6,8 +6,8 @@ nothing of curricula, splits or faults: that is `agentenv.retrievers.simulation.
 
 import asyncio
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -17,13 +17,12 @@ from agentenv.core.concurrency.batching import Batcher
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.io.cassette import Cassette
 from agentenv.core.io.model_files import read_settings
-from agentenv.core.types import Completion, Message, Sampling
+from agentenv.core.types import Message, Sampling
 from agentenv.data.world_grammar import RELATIONS
-from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
+from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointRefusal, MissingExtra, UnknownName
 from agentenv.policies.endpoint import Chat, ChatClient
 from agentenv.policies.endpoint_spec import Endpoint
 from agentenv.policies.policy_spec import is_endpoint
-from agentenv.policies.wires import Reply
 
 if TYPE_CHECKING:
     from agentenv.policies.hf import HFPolicy
@@ -102,6 +101,23 @@ def ask(brief: Brief, form: Form) -> str:
     )
 
 
+async def _unless_its_query_is_refused(write: Callable[[Brief], Awaitable[str]], brief: Brief) -> str:
+    """The page of ``brief``, empty where the model takes the brief without its query and refuses it with it.
+
+    The policy writes the query. It may be too long for the model's context, or what the filter of an endpoint does not let
+    through, and a failure would mask the episode.
+
+    Raises:
+        Fault: the model failed.
+        ConfigurationError: the model does not take the brief without its query either, or is not configured.
+    """
+    try:
+        return await write(brief)
+    except (ContextTooSmall, EndpointRefusal):
+        await write(replace(brief, query=""))
+        return ""
+
+
 class EndpointSimulator:
     """A model behind an OpenAI-compatible endpoint, whose limits bound requests, tokens, cost, retries and time.
 
@@ -122,15 +138,16 @@ class EndpointSimulator:
             EndpointFault: a reply could not be had.
             ConfigurationError: the endpoint refuses the key or has no such model.
         """
-        return [reply.text for reply in await gather_all(self._page(brief) for brief in briefs)]
+        return await gather_all(_unless_its_query_is_refused(self._page, brief) for brief in briefs)
 
-    async def _page(self, brief: Brief) -> Reply:
-        return await self._chat.complete(
+    async def _page(self, brief: Brief) -> str:
+        reply = await self._chat.complete(
             [{"role": "user", "content": ask(brief, self._form)}],
             max_tokens=self._draw.tokens,
             temperature=self._draw.temperature,
             seed=brief.seed % 2**31,
         )
+        return reply.text
 
 
 class LocalSimulator:
@@ -162,12 +179,12 @@ class LocalSimulator:
         return [[next(pages) for _ in request] for request in requests]
 
     async def _pages(self, briefs: Sequence[Brief]) -> list[str]:
-        return [completion.text for completion in await gather_all(map(self._page, briefs))]
+        return await gather_all(_unless_its_query_is_refused(self._page, brief) for brief in briefs)
 
-    async def _page(self, brief: Brief) -> Completion:
+    async def _page(self, brief: Brief) -> str:
         prompt = self._chat.prompt((Message("user", ask(brief, self._form)),))
         sampling = Sampling(self._draw.tokens, temperature=self._draw.temperature, seed=brief.seed)
-        return await self._policy.generate(prompt, sampling)
+        return (await self._policy.generate(prompt, sampling)).text
 
 
 class CassetteSimulator:

@@ -201,9 +201,8 @@ def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -
 
 def rehearse() -> None:
     """Goes through a run's steps with nothing: memory shared by a fork is copied at the first touch, which then is past."""
-    limits = json.loads(
-        frames.encode({"memory_mb": 1, "output_bytes": 1, "hard_output_bytes": 1, "disk_mb": 1, "file_mb": 1})
-    )
+    names = ("memory_mb", "open_files", "output_bytes", "hard_output_bytes", "disk_mb", "file_mb")
+    limits = json.loads(frames.encode(dict.fromkeys(names, 1)))
     reading, writing = pipe()
     os.close(writing)
     record = bounded(limits)

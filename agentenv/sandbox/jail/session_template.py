@@ -97,11 +97,12 @@ def _become_interpreter(limits: dict[str, Any], fds: list[int], setup: dict[str,
             confine.renounce(setup)  # to end with its parent is nothing that a fork inherits
         become(fds)
         link = socket.socket(fileno=LINK)
-        confine.limit(limits, size, isolated=setup["isolated"], session=True)
         listener = confine.forbid_calls(setup, session=True)
         if listener >= 0:
             frames.send(link, b"{}", (listener,))
             os.close(listener)
+        # Only now: who may have few descriptors sends none while other programs of the same user have many on their way.
+        confine.limit(limits, size, isolated=setup["isolated"], session=True)
     except BaseException as error:
         os.write(READY, f"a session cannot be confined: {error!r}".encode())
         os._exit(1)

@@ -93,7 +93,11 @@ def _mapped(name: str) -> str:
 
 
 def fork_violation(pid: int, parent: int) -> str:
-    """What is wrong with a fork that must be a child of ``parent``, lead a session of its own and have one thread; or ''."""
+    """What is wrong with a fork; or ''.
+
+    It must be a child of ``parent``, lead a session of its own, have one thread and stand in the root folder: two that stand
+    in a folder that has no name any more could tell each other something by its mode and its times.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
             fields = stream.read().rpartition(b")")[2].split()
@@ -108,4 +112,9 @@ def fork_violation(pid: int, parent: int) -> str:
         return "it is in the process group of another"
     if (threads := stat_of(pid)[1]) != 1:
         return f"it has {threads} threads"
+    try:
+        if (folder := os.readlink(f"/proc/{pid}/cwd")) != "/":
+            return f"its working folder is {os.path.basename(folder)!r}"
+    except OSError as error:
+        return f"its working folder cannot be seen: {error.strerror}"
     return ""

@@ -40,6 +40,19 @@ def all_but(others: set[int]) -> Callable[[], list[int]]:
     return found
 
 
+def witness(pid: int) -> int:
+    """The thread of a process that the kernel shows its memory and its descriptors by; ``pid`` where nothing is left.
+
+    The first thread may end before the others. The process goes on then, with everything that it holds, and its own folder
+    in ``/proc`` says that it holds nothing.
+    """
+    try:
+        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return pid
+    return next((thread for thread in threads if sizes(thread)[0]), pid)
+
+
 def stat_of(pid: int) -> tuple[int, int, str]:
     """Parent, number of threads and state of a process; parent 0 where it is gone."""
     try:
@@ -133,14 +146,17 @@ def outside_of_pages(pids: list[int]) -> int:
 
     Shared memory counts as far as any of them maps it, resident or not: a page that every process has let go of with
     ``MADV_DONTNEED`` is in none of them, and in the machine's memory. Every region counts with what the kernel needs to
-    describe it, even one that holds no page.
+    describe it, even one that holds no page. Of a process that hides its mappings all of its address space counts.
     """
     ends: dict[tuple[bytes, bytes], int] = {}
-    regions = 0
+    regions = hidden = 0
     for pid in pids:
         try:
             with open(f"/proc/{pid}/maps", "rb") as stream:
                 text = stream.read()
+        except PermissionError:
+            hidden += sizes(pid)[0]
+            continue
         except OSError:
             continue
         regions += text.count(b"\n")
@@ -148,33 +164,44 @@ def outside_of_pages(pids: list[int]) -> int:
         for low, high, offset, device, inode in found:
             end = int(offset, 16) + int(high, 16) - int(low, 16)
             ends[device, inode] = max(end, ends.get((device, inode), 0))
-    return sum(ends.values()) + regions * REGION
+    return sum(ends.values()) + regions * REGION + hidden
 
 
-def buffers(pids: list[int]) -> int:
-    """Bytes that the sockets and pipes of ``pids`` can hold at most, each once however many have it."""
+def buffers(pids: list[int], most: int) -> int:
+    """Bytes that the sockets and pipes of ``pids`` can hold at most, each once however many have it.
+
+    A process that hides its descriptors counts as if all of its ``most`` were sockets.
+    """
     found: set[str] = set()
+    hidden = 0
     for pid in pids:
         try:
             names = os.listdir(f"/proc/{pid}/fd")
+        except PermissionError:
+            hidden += most
+            continue
         except OSError:
             continue
         for name in names:
             with contextlib.suppress(OSError):
                 found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    return sum(BUFFERS.get(goal.partition(":")[0], 0) for goal in found)
+    return hidden * BUFFERS["socket"] + sum(BUFFERS.get(goal.partition(":")[0], 0) for goal in found)
 
 
-def used_by(pids: list[int], enough: int, size: int = 1 << 62) -> int:
+def used_by(pids: list[int], enough: int, files: int, size: int = 1 << 62) -> int:
     """Bytes that ``pids`` use together; an upper bound as long as that is below ``enough``.
 
     Args:
         pids: The processes.
         enough: From here on it must be exact.
+        files: Descriptors that each may have.
         size: Bytes of address space of a process that has mapped nothing of its own.
     """
     found = [sizes(pid) for pid in pids]
-    queued = buffers(pids)
+    if any(not taken for taken, _ in found):
+        pids = [pid if taken else witness(pid) for pid, (taken, _) in zip(pids, found, strict=True)]
+        found = [sizes(pid) for pid in pids]
+    queued = buffers(pids, files)
     rough = sum(here for _, here in found) + queued
     if rough + sum(max(0, taken - size) for taken, _ in found) < enough:
         return rough
@@ -192,6 +219,7 @@ class Watch:
         self.streams = streams
         self.peak = 0
         self._memory: int = limits["memory_mb"] * MIB
+        self._files: int = limits["open_files"]
         self.baseline = 0
         self._size = sizes(os.getpid())[0]
         self.members: Callable[[], list[int]] = lambda: [pid for pid in processes() if pid != 1]
@@ -231,7 +259,7 @@ class Watch:
     def _too_much(self) -> bool:
         pids = self.members()
         budget = self._memory + self.baseline
-        used = used_by(pids, budget, self._size)
+        used = used_by(pids, budget, self._files, self._size)
         self.peak = max(self.peak, used)
         return used > budget
 

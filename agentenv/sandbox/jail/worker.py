@@ -210,6 +210,7 @@ class Interpreter:
             frames.send(self._link, b"{}")
             return
         os.setsid()
+        os.chdir("/")  # or else it would have the folder of the other one in common with it
         self._link.close()
         *streams, link = fds
         for goal, fd in enumerate(streams):

@@ -6,6 +6,7 @@ The host talks to the router in frames on the descriptors 0 and 1, which nothing
 import gc
 import importlib.util
 import os
+import resource
 import socket
 import sys
 from typing import Any, NoReturn
@@ -33,6 +34,9 @@ def boot(setup: dict[str, Any]) -> NoReturn:
     for name in setup["imports"]:
         if name != "numpy" or importlib.util.find_spec(name):  # asked for by default, and not everywhere
             importlib.import_module(name)
+    # The kernel lets nobody send a descriptor while their user has more on their way than they may have open.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.collect()
     gc.freeze()
     control, other = socket.socketpair()

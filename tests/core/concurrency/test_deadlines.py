@@ -1,8 +1,18 @@
 """Deadlines: the time stands still while a call is held, and whoever watches is told once of each change."""
 
+import asyncio
+import math
 import time
 
-from agentenv.core.concurrency.deadlines import Deadline
+from agentenv.core.concurrency.deadlines import (
+    Deadline,
+    bounded_by_call,
+    deadline_of,
+    ends_within,
+    seconds_left,
+    short_of_time,
+    waiting_for_others,
+)
 
 
 def test_the_time_stands_still_while_any_hold_lasts() -> None:
@@ -31,3 +41,40 @@ def test_who_watches_is_told_when_the_time_stops_and_when_it_goes_on() -> None:
     assert len(seen) == 2
     second.end()
     assert seen[2:] == [("own", False), ("around", False)]
+
+
+def test_without_a_deadline_there_is_no_end_of_time() -> None:
+    assert (seconds_left(), short_of_time(), bounded_by_call(7.0)) == (math.inf, False, 7.0)
+
+
+def test_what_a_policy_lets_last_takes_half_of_what_is_left_at_most() -> None:
+    with deadline_of(60.0):
+        assert bounded_by_call(7.0) == 7.0
+        assert 29.0 < bounded_by_call(50.0) <= 30.0
+        assert not short_of_time()
+    with deadline_of(0.02):
+        time.sleep(0.03)
+        assert (bounded_by_call(7.0), short_of_time()) == (0.0, True)
+    assert seconds_left() == math.inf
+
+
+def test_whoever_waits_for_others_uses_none_of_its_time() -> None:
+    with deadline_of(60.0) as deadline:
+        with waiting_for_others():
+            left = seconds_left()
+            time.sleep(0.02)
+            assert (deadline.held, seconds_left()) == (True, left)
+        assert not deadline.held
+
+
+def test_a_call_that_ends_in_time_is_told_from_a_late_one() -> None:
+    async def ends(seconds: float) -> bool:
+        with deadline_of(0.05) as deadline:
+            call = asyncio.ensure_future(asyncio.sleep(seconds))
+        try:
+            return await ends_within(deadline, call)
+        finally:
+            call.cancel()
+
+    assert asyncio.run(ends(0.0))
+    assert not asyncio.run(ends(60.0))

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,17 @@ from agentenv.core.types import Passage, Query, QueryContext, Task
 from agentenv.data.sources import SourceConfig
 from agentenv.data.world import WorldConfig
 from agentenv.envs.search.simulated_search import SimulatedSearch
-from agentenv.errors import ConfigurationError, EndpointFault, RetrieverFault, UnknownName
+from agentenv.errors import (
+    ConfigurationError,
+    ContextTooSmall,
+    EndpointFault,
+    EndpointRefusal,
+    RetrieverFault,
+    UnknownName,
+)
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_task_env
 from agentenv.policies.scripted import ScriptedPolicy
+from agentenv.policies.wires import ChatMessage, Reply
 from agentenv.retrievers.mixed import MixedRetriever, at_progress
 from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.retrievers.simulation.simulated import (
@@ -24,7 +33,14 @@ from agentenv.retrievers.simulation.simulated import (
     noise_share,
     read_documents,
 )
-from agentenv.retrievers.simulation.simulators import Brief, CassetteSimulator, GrammarSimulator, ask
+from agentenv.retrievers.simulation.simulators import (
+    Brief,
+    CassetteSimulator,
+    EndpointSimulator,
+    GrammarSimulator,
+    SamplingOptions,
+    ask,
+)
 
 TRAIN = QueryContext("t/1", "Who founded Tibfonu Society?", ("Ann Lee", "A. Lee"), 0, "train", 1)
 FOUNDER = "Tibfonu Society founder"
@@ -205,6 +221,31 @@ def test_a_failure_of_the_simulator_is_one_of_the_retriever() -> None:
 
     with pytest.raises(RetrieverFault, match=r"\b3\b"):
         search(SimulatedRetriever(Broken()))
+
+
+class Picky:
+    """Takes no query that is longer than ``most``; with less than nothing no request at all."""
+
+    def __init__(self, most: int, error: Exception) -> None:
+        self.most, self.error = most, error
+        self.model = "picky"
+
+    async def complete(self, messages: Sequence[ChatMessage], **_: Any) -> Reply:
+        query = str(messages[0]["content"]).rpartition("Query: ")[2].partition("\n")[0]
+        if len(query) > self.most:
+            raise self.error
+        return Reply("Doc 1: words", "stop")
+
+
+@pytest.mark.parametrize("error", [ContextTooSmall("too long"), EndpointRefusal("its filter")])
+def test_a_query_that_the_model_does_not_take_finds_nothing_and_masks_nobody(error: Exception) -> None:
+    retriever = SimulatedRetriever(EndpointSimulator(Picky(100, error), SamplingOptions()))
+    assert [passage.text for passage in search(retriever)] == ["words"]
+    assert search(retriever, "what " * 1000) == []
+    queries = [Query("what " * 1000, TRAIN), Query(FOUNDER, TRAIN)]
+    assert [len(found) for found in asyncio.run(retriever.search(queries, 2))] == [0, 1]
+    with pytest.raises((ConfigurationError, RetrieverFault)):  # nothing that a policy wrote
+        search(SimulatedRetriever(EndpointSimulator(Picky(-1, error), SamplingOptions())), "what")
 
 
 def test_the_grammar_states_the_answer_where_it_is_useful_and_never_where_it_is_not() -> None:

@@ -1,0 +1,120 @@
+"""Memory that a program holds where nobody looks: behind a first thread that has ended, in descriptors that are not shown.
+
+Each is tried in several sizes; an innocent program of the same form runs as any other.
+"""
+
+import platform
+from dataclasses import replace
+
+import pytest
+
+from agentenv.sandbox.executor import JailExecutor
+from agentenv.sandbox.types import ExecStatus, ExecutionLimits
+
+
+@pytest.fixture(name="box")
+def _box(box_of_module: JailExecutor) -> JailExecutor:
+    return box_of_module
+
+
+LIMITS = ExecutionLimits(wall_s=20.0, cpu_s=10.0, memory_mb=128)
+LEADERS = """
+import ctypes, os, threading, time
+libc = ctypes.CDLL(None)
+def hold(number):
+    time.sleep(0.3 + 0.1 * number)  # the first thread has ended by then
+    held = bytearray({mb} << 20)
+    held[::4096] = b"x" * ({mb} << 8)
+    time.sleep({seconds})
+    os._exit(0)
+for number in range({count}):
+    if os.fork() == 0:
+        threading.Thread(target=hold, args=(number,)).start()
+        libc.syscall({exit}, 0)
+time.sleep({seconds} / 2)
+print("held", flush=True)
+os._exit(0)
+"""
+EXIT = {"x86_64": 60, "aarch64": 93}
+
+
+def leaders(count: int, mb: int, seconds: float) -> str:
+    return LEADERS.format(count=count, mb=mb, seconds=seconds, exit=EXIT[platform.machine()])
+
+
+@pytest.mark.parametrize("session", [False, True], ids=["run", "session"])
+@pytest.mark.parametrize(("count", "mb"), [(3, 90), (8, 40), (20, 20)])
+def test_memory_behind_a_first_thread_that_has_ended_counts(
+    box: JailExecutor, session: bool, count: int, mb: int
+) -> None:
+    code = leaders(count, mb, 15)
+    with box.open(limits=LIMITS) as opened:
+        result = opened.run(code) if session else box.run(code, limits=LIMITS)
+    assert result.status is ExecStatus.OOM, result
+
+
+def test_a_program_whose_first_thread_ends_is_not_punished_for_it(box: JailExecutor) -> None:
+    result = box.run(leaders(1, 30, 1), limits=LIMITS)
+    assert (result.status, result.stdout) == (ExecStatus.OK, "held\n"), result
+
+
+FILLED = """
+import os, socket
+def filled(count):
+    ends = [end for _ in range(count) for end in socket.socketpair()]
+    for end in ends:
+        end.setblocking(False)
+        try:
+            while True: end.send(bytes(65536))
+        except BlockingIOError: pass
+    return ends
+"""
+COPIES = (
+    FILLED
+    + """
+import ctypes, time
+libc = ctypes.CDLL(None, use_errno=True)
+pause = ctypes.cast(libc.pause, ctypes.c_void_p)
+libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+flags, stacks, made = 0x100 | 0x200 | 0x800 | 0x10000 | 0x40000, [], 0
+for _ in range(12):  # a thread that has a copy of all descriptors, which are closed here afterwards
+    ends = filled({count})
+    stacks.append(ctypes.create_string_buffer(1 << 14))
+    made += libc.clone(pause, (ctypes.addressof(stacks[-1]) + (1 << 14)) & ~15, flags, None) > 0
+    for end in ends: end.close()
+print(made, flush=True)
+time.sleep(1)
+os._exit(0)
+"""
+)
+
+
+@pytest.mark.parametrize("count", [12, 28])
+def test_no_thread_has_descriptors_of_its_own(box: JailExecutor, count: int) -> None:
+    result = box.run(COPIES.format(count=count), limits=replace(LIMITS, memory_mb=96))
+    assert result.stdout == "0\n", result
+
+
+HIDDEN = (
+    FILLED
+    + """
+import shutil, time
+shutil.copy("/usr/bin/sleep", "sleep")
+os.chmod("sleep", 0o111)  # the kernel lets nobody look into a process of a program that nobody may read
+for _ in range({count}):
+    if os.fork() == 0:
+        for end in filled({pairs}): os.set_inheritable(end.fileno(), True)
+        os.execv("sleep", ["sleep", "15"])
+time.sleep(15)
+"""
+)
+
+
+@pytest.mark.parametrize(("count", "pairs"), [(10, 25), (40, 8)])
+def test_sockets_of_a_process_that_nobody_may_look_into_count(
+    box: JailExecutor, count: int, pairs: int
+) -> None:
+    result = box.run(HIDDEN.format(count=count, pairs=pairs), limits=replace(LIMITS, memory_mb=64))
+    assert result.status is ExecStatus.OOM, result
+    one = HIDDEN.format(count=1, pairs=0).replace("sleep(15)", "sleep(0.3)").replace('"15"', '"0.1"')
+    assert box.run(one, limits=LIMITS).status is ExecStatus.OK

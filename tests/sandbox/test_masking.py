@@ -1,0 +1,164 @@
+"""What a program takes from others, or lets last, fails nobody's episode: descriptors on their way, queues, deadlines."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from agentenv.core.chat import InlineFormat
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Task
+from agentenv.data.code_tasks import generate_code_tasks
+from agentenv.envs.code import Code
+from agentenv.errors import SnapshotRefused
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.scripted import ScriptedPolicy
+from agentenv.sandbox.backends import make_executor
+from agentenv.sandbox.executor import JailExecutor
+from agentenv.sandbox.grading import StdioTest
+from agentenv.sandbox.pool import Slots
+from agentenv.sandbox.types import ExecStatus, ExecutionLimits
+from tests.sandbox.conftest import WALLED, shared
+
+LIMITS = ExecutionLimits(wall_s=20.0)
+ON_THEIR_WAY = """
+import array, os, socket, time
+for _ in range({processes}):
+    if os.fork() == 0:
+        held, fds = [], array.array("i", [0] * {each})
+        while True:
+            pair = socket.socketpair()
+            held.append(pair)
+            try: pair[0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+            except OSError: break
+        time.sleep(60)
+print("on their way", flush=True)
+time.sleep({seconds})
+"""
+
+
+@pytest.fixture(name="box")
+def _box(box_of_module: JailExecutor) -> JailExecutor:
+    return box_of_module
+
+
+def unharmed(box: JailExecutor) -> None:
+    """Runs, sessions, snapshots, forks and new interpreters work."""
+    assert box.run("print(6 * 7)", limits=LIMITS).stdout == "42\n"
+    with box.open(limits=LIMITS) as session:
+        assert session.run("x = 6").ok
+        point = session.snapshot()
+        with session.fork() as fork:
+            assert fork.run("x * 7").value == "42"
+            assert fork.run("import os; os._exit(0)").status is ExecStatus.KILLED
+            assert fork.run("6 * 7").value == "42"
+        session.restore(point)
+        assert session.run("x").value == "6"
+
+
+@pytest.mark.parametrize(("processes", "each"), [(1, 65), (1, 253), (8, 250), (40, 60)])
+def test_descriptors_on_their_way_keep_nobody_from_being_started(
+    box: JailExecutor, processes: int, each: int
+) -> None:
+    """The kernel counts what a user sent and nobody received, and lets no process of a lower limit send more."""
+    code = ON_THEIR_WAY.format(processes=processes, each=each, seconds=2.5)
+    sender = threading.Thread(target=box.run, args=(code,), kwargs={"limits": LIMITS})
+    sender.start()
+    time.sleep(0.7)
+    unharmed(box)
+    sender.join()
+
+
+@pytest.mark.parametrize("each", [65, 253])
+def test_a_session_that_sends_descriptors_is_no_failure(box: JailExecutor, each: int) -> None:
+    with box.open(
+        limits=replace(LIMITS, wall_s=3.0)
+    ) as session:  # its children keep the link of who has ended
+        session.run("x = 1")
+        with session.fork() as fork:
+            assert fork.run(ON_THEIR_WAY.format(processes=4, each=each, seconds=0.3)).ok
+            unharmed(box)
+            try:
+                session.snapshot()
+            except SnapshotRefused:
+                pytest.fail("the session pays for its fork")
+            assert session.run("x").value == "1"
+            assert fork.run("import os; os._exit(0)").status is ExecStatus.KILLED
+            assert fork.run("6 * 7").value == "42"
+
+
+def test_a_program_that_may_take_longer_than_anybody_waits_fails_nobody() -> None:
+    slots = Slots(1, 0.3)
+    assert slots.take(0.9)
+    waited: list[bool] = []
+    waiting = threading.Thread(target=lambda: waited.append(slots.take()))
+    waiting.start()
+    time.sleep(0.6)
+    slots.give()
+    waiting.join(5)
+    assert waited == [True]
+    assert not slots.take()  # nobody has come to an end since, and the time of the last has passed
+
+
+SLEEP = "import time\ntime.sleep(30)"
+IGNORES = "import time\nwhile True:\n try: time.sleep(30)\n except BaseException: pass"
+
+
+def played(
+    box: JailExecutor, actions: list[str], tasks: list[Task], deadline_s: float, **options: bool
+) -> list[Trajectory]:
+    """The episodes of a policy that writes the same actions in all of them."""
+    env = Code(executor=box, tasks=tasks, limits=replace(LIMITS, wall_s=60.0), **options)
+    envs = [env, *env.fork(len(tasks) - 1)] if len(tasks) > 1 else [env]
+    specs = [EpisodeSpec(one, task, index) for index, (one, task) in enumerate(zip(envs, tasks, strict=True))]
+    policy = ScriptedPolicy({f"t-{index}": actions for index in range(len(tasks))})
+    config = RolloutConfig(context_tokens=1 << 16, turn_tokens=1 << 15, deadline_s=deadline_s)
+    try:
+        return asyncio.run(rollout(specs, policy, InlineFormat(ByteTokenizer()), config, name="t"))
+    finally:
+        for one in envs:
+            one.close()
+
+
+@pytest.mark.parametrize("code", [SLEEP, IGNORES], ids=["sleeps", "ignores every signal"])
+@pytest.mark.parametrize("stateful", [True, False])
+def test_no_program_outlasts_the_deadline_of_its_step(box: JailExecutor, stateful: bool, code: str) -> None:
+    """Its limit is longer than the step may take, and the step shorter than the policy would like."""
+    actions = [f"<python>{code}</python>", "<submit>0</submit>"]
+    (episode,) = played(box, actions, generate_code_tasks(1), 3.0, stateful=stateful)
+    assert (episode.valid, episode.reward) == (True, 0.0), episode.error
+    assert episode.turns[0].tool_results[0].data["status"] in ("timeout", "killed")
+
+
+@pytest.mark.parametrize("program", [SLEEP, "import time\ntime.sleep(0.4)"], ids=["for ever", "a little"])
+@pytest.mark.parametrize("kind", ["input", "calls"])
+def test_no_number_of_tests_outlasts_the_deadline_of_its_step(
+    box: JailExecutor, program: str, kind: str
+) -> None:
+    (task,) = generate_code_tasks(1)
+    if kind == "input":
+        task = replace(task, data={"tests": tuple(StdioTest(str(n), "1") for n in range(60))})
+    (episode,) = played(box, [f"<submit>{program}</submit>"], [task], 3.0)
+    assert (episode.valid, episode.reward) == (True, 0.0), episode.error
+
+
+@pytest.fixture(params=WALLED)
+def narrow(request: pytest.FixtureRequest) -> Iterator[JailExecutor]:
+    """An executor that runs one program at a time, and lets nobody wait long without an end of one."""
+    shared(request.param)
+    with make_executor(request.param, size=1, slots=1, wait_s=2.0) as executor:
+        executor.warm()
+        yield executor
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+def test_a_queue_of_slow_programs_fails_no_step(narrow: JailExecutor, stateful: bool) -> None:
+    """Together they take longer than a step may, and each waits for the others."""
+    actions = ["<python>import time\ntime.sleep(0.5)\nprint('done')</python>", "<submit>0</submit>"]
+    episodes = played(narrow, actions, generate_code_tasks(8), 3.0, stateful=stateful)
+    assert [episode.error for episode in episodes if not episode.valid] == []
+    assert all("done" in episode.turns[0].tool_results[0].text for episode in episodes)
