@@ -177,8 +177,8 @@ def buffers(pids: list[int], most: int) -> int:
     for pid in pids:
         try:
             names = os.listdir(f"/proc/{pid}/fd")
-        except PermissionError:
-            hidden += most
+        except PermissionError:  # it hides them; or it has just ended, and then it has no memory any more
+            hidden += most if sizes(pid)[0] else 0
             continue
         except OSError:
             continue
