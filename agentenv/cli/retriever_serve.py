@@ -21,6 +21,7 @@ from agentenv.retrievers.remote import TOKEN_VARIABLE, RemoteRetriever
 from agentenv.retrievers.retriever_spec import open_retriever
 from agentenv.retrievers.service.sharded import SHARD_PATIENCE, ShardedRetriever
 from agentenv.retrievers.storage.retriever_folder import read_card
+from agentenv.web.gate import token_in
 
 _SHARDS_START_S = 600.0  # a front waits so long for its shards to load
 
@@ -69,7 +70,7 @@ class Serve:
             )
         load = self._shards() if self.shards else self._folders()
         limits = ServiceLimits(queue=self.queue, cache=self.cache, timeout_s=self.timeout)
-        service = Service(limits, token=os.environ.get(TOKEN_VARIABLE))
+        service = Service(limits, token=token_in(TOKEN_VARIABLE))
         began = time.monotonic()
         with listen(self.host, self.port) as listening:
             address = address_of(listening)

@@ -60,6 +60,7 @@ class Serve:
         from agentenv.serving.server import left_behind, run
         from agentenv.serving.service import EnvService
         from agentenv.serving.wire import TOKEN_VARIABLE
+        from agentenv.web.gate import token_in
         from agentenv.web.server import address_of, listen
 
         bound = self.sessions if self.per_client is None else self.per_client
@@ -81,7 +82,7 @@ class Serve:
         service = EnvService(
             self.env,
             limits,
-            token=os.environ.get(TOKEN_VARIABLE),
+            token=token_in(TOKEN_VARIABLE),
             expert=self.expert,
             client_tasks=self.client_tasks,
         )

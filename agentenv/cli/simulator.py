@@ -1,6 +1,5 @@
 """``agentenv simulator data``, ``train`` and ``serve``: a language model that plays the search engine."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
@@ -169,10 +168,10 @@ class Serve:
         """Serves until it is told to stop."""
         from agentenv.policies.chat_server import make_chat_app
         from agentenv.policies.policy_spec import make_policy
-        from agentenv.web.gate import SERVE_TOKEN_VARIABLE, Gate
+        from agentenv.web.gate import SERVE_TOKEN_VARIABLE, Gate, token_in
         from agentenv.web.server import address_of, listen, run_app
 
-        gate = Gate(os.environ.get(SERVE_TOKEN_VARIABLE))
+        gate = Gate(token_in(SERVE_TOKEN_VARIABLE))
         app = make_chat_app(make_policy(f"hf:{self.folder}", self.compute), self.folder.name, gate)
         with listen(self.host, self.port) as listening:
             address = f"{address_of(listening)}/v1"

@@ -29,6 +29,8 @@ class ServerLimits:
     """For a caller to take an answer."""
     message_bytes: int = 4 * 2**20
     """Length of a message to the server."""
+    making_tasks: int = 4
+    """Requests for tasks that are made at a time; further ones are refused."""
     snapshots: int = 256
     """Snapshots that a session may hold."""
     backlog: int = 16

@@ -69,7 +69,7 @@ class EnvService(Gate):
         self._prototype: Env[Any] | None = None
         self._client_options: ClientOptions | None = None
         self._places = asyncio.Semaphore(self.limits.sessions)
-        self._waiting = 0
+        self._waiting = self._making = 0
         self._held: Counter[str] = Counter()
         """Places that each client holds or waits for."""
         self._closing: set[asyncio.Task[None]] = set()
@@ -110,7 +110,7 @@ class EnvService(Gate):
 
         Raises:
             ConfigurationError: the environment holds none and makes none; or another task has the id of one of them.
-            Refusal: the service is not ready.
+            Refusal: the service is not ready, or makes tasks for many callers already.
             EnvFault: they were not made in time.
         """
         env, options = self.prototype, self._client_options
@@ -124,8 +124,16 @@ class EnvService(Gate):
                 else env.make_tasks(n, seed=seed, split=split)
             )
 
+        if self._making >= self.limits.making_tasks:
+            raise Refusal(
+                503, f"Tasks are made for {self._making} callers at the moment; try again later.", "Full"
+            )
         with deadline_of(self.limits.call_s) as deadline:
             making = asyncio.ensure_future(asyncio.to_thread(made))
+        self._making += 1
+        making.add_done_callback(
+            self._made
+        )  # not before: a call that is given up has its thread until it ends
         tasks = await self.finished(making, "making tasks", deadline)
         options.hold(tasks)
         answers = {task.id: list(task.answers) if self.expert else [] for task in tasks}
@@ -133,6 +141,9 @@ class EnvService(Gate):
             {"id": task.id, "question": task.question, "answers": answers[task.id], "split": task.split}
             for task in tasks
         ]
+
+    def _made(self, _: "asyncio.Future[Any]") -> None:
+        self._making -= 1
 
     async def session(self, client: str = "") -> EnvSession:
         """A session of a fresh environment for the caller at the address ``client``, once there is a place.

@@ -17,6 +17,7 @@ import httpx
 
 from agentenv.core.concurrency.backoff import retry_after
 from agentenv.errors import AgentEnvError, ConfigurationError
+from agentenv.web.gate import token_in
 from agentenv.web.retries import GaveUp, RetryPolicy, TryAgain
 
 T = TypeVar("T")
@@ -241,6 +242,10 @@ def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
 
 
 def bearer(variable: str) -> dict[str, str]:
-    """The header that carries the token in an environment variable; none where it is not set."""
-    token = os.environ.get(variable)
+    """The header that carries the token in an environment variable; none where it is not set, or to nothing.
+
+    Raises:
+        ConfigurationError: no header can carry it.
+    """
+    token = token_in(variable) if os.environ.get(variable) else None
     return {"Authorization": f"Bearer {token}"} if token else {}

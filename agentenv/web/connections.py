@@ -6,6 +6,7 @@ that is not the body is bounded.
 """
 
 import asyncio
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ class ConnectionLimits:
     """For the headers of a request to arrive, from the opening of the connection or from the request's first byte."""
     headers_bytes: int = 64 * 2**10
     """Length of a request without its body: its line, headers, framing of chunks and trailers."""
+    pipelined: int = 16
+    """Requests that a peer may send ahead of the answers; one that sends more is disconnected."""
     write_s: float = 30.0
     """For a peer to take something of an answer that waits to be sent."""
     connections: int = 8_192
@@ -84,11 +87,15 @@ class _Bounds(_Connection):
             self._refuse()
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= self.limits.pipelined:
+            self.transport.abort()
+            raise ConnectionError("too many requests ahead of the answers")  # the parser takes no more
         self._inside, self._taken, self._body = True, 0, 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._stop("_waiting")
+        self._take_host_of_target()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -116,6 +123,19 @@ class _Bounds(_Connection):
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
         self._abort_soon()
+
+    def _take_host_of_target(self) -> None:
+        """A target such as ``http://name/path`` names the host, and the header does not count (RFC 9112, section 3.2.2)."""
+        scheme, mark, rest = self.url.partition(b"://")
+        if not mark or not scheme.isalpha():
+            return
+        host = re.split(rb"[/?#]", rest, maxsplit=1)[0]
+        path = rest[len(host) :]
+        self.url = path if path.startswith(b"/") else b"/" + path
+        self.headers[:] = [
+            (b"host", host),
+            *((name, value) for name, value in self.headers if name != b"host"),
+        ]
 
     def _await_headers(self) -> None:
         self._waiting = self.loop.call_later(self.limits.headers_s, self._late)

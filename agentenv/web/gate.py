@@ -1,15 +1,36 @@
 """Who is let into a server and until when: the part that every service of ours has in common."""
 
 import hmac
+import os
+import re
 import time
 from typing import Any
 
-from agentenv.errors import AgentEnvError
+from agentenv.errors import AgentEnvError, ConfigurationError
 
 SERVE_TOKEN_VARIABLE = "AGENTENV_SERVE_TOKEN"
 """Environment variable with the bearer token that a server of environments or of a model shares with its callers."""
+_TOKEN = re.compile(r"[!-~]+")
 _MOST_ARRIVING = 256 * 2**20
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
+
+
+def token_in(variable: str) -> str | None:
+    """The bearer token in an environment variable, without the white space around it; None where it is not set.
+
+    Raises:
+        ConfigurationError: it is set to nothing, or to what no header can carry. A server must not start as if there were
+            none.
+    """
+    token = os.environ.get(variable)
+    if token is None:
+        return None
+    if not _TOKEN.fullmatch(token.strip()):
+        raise ConfigurationError(
+            f"The token in {variable} has {len(token)} characters and cannot be sent: a token consists of letters, digits "
+            "and marks of ASCII without spaces. Unset the variable to have none."
+        )
+    return token.strip()
 
 
 class Refusal(AgentEnvError):
@@ -61,8 +82,9 @@ class Gate:
             Refusal: without the token, or while the service is not ready.
         """
         if self._token is not None:
-            given = authorization.encode()
-            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            scheme, _, given = authorization.strip(" \t").partition(" ")
+            right = hmac.compare_digest(given.lstrip(" ").encode(), self._token.encode())
+            if scheme.lower() != "bearer" or not right:
                 raise Refusal(
                     401, "This server wants a bearer token, and the one given is not it.", "Unauthorised"
                 )

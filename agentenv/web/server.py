@@ -95,6 +95,7 @@ def run_app(
         "timeout_graceful_shutdown": int(GRACE_S),
         "ws": "none",
         "server_header": False,
+        "proxy_headers": False,  # a client is who has the connection; anybody can write a header
         "http": bounded_protocol(connections or ConnectionLimits()),
     }
     # A daemon: a stop does not wait for an index to be loaded.
