@@ -4,13 +4,17 @@
 the session holds no place that another caller could miss: whoever needs one gets it at once. The environment is closed, and
 the first call of a tool makes it again, with the same seed and options. Sessions that are used may take half of all places;
 where these are taken, the one that has been idle for longest gives way once it has been idle for a while.
+
+One client (one address) that begins sessions without end crowds out its own: it may begin half of those that are begun at a
+time, and of unused sessions the oldest of the client that has most of them goes first.
 """
 
 import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from agentenv.core.env import Env
@@ -178,6 +182,20 @@ class McpSession:
         return reply
 
 
+def crowding(sessions: Sequence[McpSession]) -> list[McpSession]:
+    """``sessions`` in the order in which they give way: each time the oldest of the client that has most left.
+
+    Args:
+        sessions: The oldest first.
+    """
+    left = Counter(one.client for one in sessions)
+    ranked: list[tuple[int, int]] = []
+    for age, session in enumerate(sessions):
+        ranked.append((-left[session.client], age))
+        left[session.client] -= 1
+    return [sessions[age] for _, age in sorted(ranked)]
+
+
 class McpSessions:
     """The MCP sessions of a service, within its bounds.
 
@@ -188,27 +206,31 @@ class McpSessions:
     def __init__(self, service: McpHost) -> None:
         self._service = service
         self._sessions: dict[str, McpSession] = {}
-        self._beginning = self._taking = 0
+        self._beginning: Counter[str] = Counter()
+        """Sessions that each client is beginning."""
+        self._taking = 0
 
     async def begin(self, asked: ResetData, client: str = "") -> McpSession:
-        """A session that holds no place yet. Of those too many that nobody has used, the oldest goes.
+        """A session that holds no place yet. Where too many are unused, the oldest of who has most of them goes.
 
         Raises:
             Refusal: no place came free in time, or many sessions are being begun.
             ConfigurationError: an option that callers may not give.
             Fault: the environment broke.
         """
-        if self._beginning >= max(1, self._service.limits.sessions // 4):
-            raise Refusal(503, f"{self._beginning} sessions are being begun; try again.", "Full")
+        most, begun = max(2, self._service.limits.sessions // 4), self._beginning.total()
+        if begun >= most or self._beginning[client] >= most // 2:
+            raise Refusal(503, f"{begun} sessions are being begun; try again.", "Full")
         session = McpSession(self._service, asked, client)
-        self._beginning += 1
+        self._beginning[client] += 1
         try:
             await session.begin()
         finally:
-            self._beginning -= 1
+            self._beginning[client] -= 1
+            self._beginning += Counter()  # without the clients that begin none
         self._sessions[session.id] = session
         unused = [one for one in self._sessions.values() if not one.held and not one.busy]
-        for old in unused[: max(0, len(unused) - self._service.limits.unused)]:
+        for old in crowding(unused)[: max(0, len(unused) - self._service.limits.unused)]:
             self.end(old.id)
         return session
 
@@ -235,13 +257,13 @@ class McpSessions:
         session.end()
 
     def make_room(self, client: str | None = None) -> asyncio.Task[None] | None:
-        """Closes the environment of the unused session that is idle for longest, of ``client`` where one is named.
+        """Closes the environment of an unused session: the oldest of who has most, of ``client`` where one is named.
 
         Returns:
             What ends when its place is free; None where there is no such session.
         """
-        own = (one for one in self._sessions.values() if client is None or one.client == client)
-        for session in sorted(own, key=lambda one: -one.idle_s):
+        own = [one for one in self._sessions.values() if client is None or one.client == client]
+        for session in crowding([one for one in own if one.announced is not None]):
             if (closing := session.give_way()) is not None:
                 return closing
         return None

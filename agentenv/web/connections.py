@@ -66,7 +66,8 @@ class _Bounds(_Connection):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.most:
+        # Of who has left already the system knows no address, by which clients are told apart.
+        if len(self.connections) > self.most or self.client is None:
             transport.abort()
         else:
             self._await_headers()

@@ -82,6 +82,7 @@ def serving() -> Serving:
         token: str | None = None,
         expert: bool = False,
         client_tasks: bool = False,
+        connections: Any = None,
         **limits: Any,
     ) -> Iterator[Served]:
         service = EnvService(
@@ -89,7 +90,9 @@ def serving() -> Serving:
         )
         service.open(make)
         with listen("127.0.0.1", 0) as listening:
-            thread = threading.Thread(target=run, args=(service, make, listening), daemon=True)
+            thread = threading.Thread(
+                target=run, args=(service, make, listening, (), connections), daemon=True
+            )
             thread.start()
             try:
                 yield Served(service, address_of(listening))
