@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -109,10 +109,10 @@ IGNORES = "import time\nwhile True:\n try: time.sleep(30)\n except BaseException
 
 
 def played(
-    box: JailExecutor, actions: list[str], tasks: list[Task], deadline_s: float, **options: bool
+    box: JailExecutor, actions: list[str], tasks: Sequence[Task], deadline_s: float, *, stateful: bool = True
 ) -> list[Trajectory]:
     """The episodes of a policy that writes the same actions in all of them."""
-    env = Code(executor=box, tasks=tasks, limits=replace(LIMITS, wall_s=60.0), **options)
+    env = Code(executor=box, tasks=tasks, limits=replace(LIMITS, wall_s=60.0), stateful=stateful)
     envs = [env, *env.fork(len(tasks) - 1)] if len(tasks) > 1 else [env]
     specs = [EpisodeSpec(one, task, index) for index, (one, task) in enumerate(zip(envs, tasks, strict=True))]
     policy = ScriptedPolicy({f"t-{index}": actions for index in range(len(tasks))})
