@@ -112,6 +112,20 @@ def refuse_images(messages: Sequence[Any], why: str) -> None:
         raise ConfigurationError(f"an observation holds an image, and {why}")
 
 
+def text_alone(messages: Sequence[Message], who: str) -> str:
+    """The text of ``messages``, for somebody who takes no images.
+
+    Args:
+        messages: What is to be shown.
+        who: To whom, for the error.
+
+    Raises:
+        ConfigurationError: there is an image among them.
+    """
+    refuse_images(messages, f"{who} takes text alone: set the environment's option pixels=false")
+    return "".join(message.text for message in messages)
+
+
 def expanded(ids: Sequence[int], images: Sequence[bytes], reader: ImageReader) -> list[int]:
     """``ids`` with each placeholder as often as its image has tokens.
 

@@ -92,8 +92,8 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
             thoughts: Writes thoughts; see ``patch``.
             weights: Of the reward; see `step_reward`.
             kinds: The actions that are offered.
-            by_id: Whether the prompt's example and patches point by element id, where a screen has a tree.
-            pixels: Whether the policy sees images, resized (extra ``gui``).
+            by_id: Whether the prompt's example and patches point by element id, where the policy is shown a tree.
+            pixels: Whether the policy sees images alone, resized (extra ``gui``).
             places: Whether the UI tree says where each element is.
             window: Newest screens that stay in the context; the words of the history all do.
             reveal_gold: Whether ``info`` has the expert's action.
@@ -101,7 +101,8 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
             render_mode: ``ansi`` or None.
 
         Raises:
-            ConfigurationError: a number out of range, no ``{goal}``, or ``on_policy`` without ``thoughts``.
+            ConfigurationError: a number out of range, no ``{goal}``, ``on_policy`` without ``thoughts``, or ``thoughts``
+                with ``pixels``.
             UnknownName: no such matcher.
         """
         super().__init__(render_mode=render_mode)
@@ -113,10 +114,14 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
             raise ConfigurationError(
                 "patch='on_policy' needs thoughts: policy_thoughts(policy, chat) makes them"
             )
+        if thoughts is not None and pixels:
+            raise ConfigurationError(
+                "thoughts are written from the text of a screen: leave them out, or pixels=false"
+            )
         self._tasks = None if tasks is None else tuple(tasks)
         self._match, self._weights = get_matcher(matcher), weights
         self._patch, self._budget, self._thoughts = patch, patch_budget, thoughts
-        self._kinds, self._by_id, self._window = tuple(map(Kind, kinds)), by_id, window
+        self._kinds, self._by_id, self._window = tuple(map(Kind, kinds)), by_id and not pixels, window
         self._format = ScreenFormat(tree=not pixels, pixels=pixels, places=places)
         self._reveal_gold, self._prompt = reveal_gold, prompt
 
@@ -129,6 +134,8 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         split: str = "train",
         recordings: str = "",
         templates: Sequence[str] = (),
+        screenshots: str = "",
+        pixels: bool = False,
     ) -> Sequence[Task]:
         """Recordings as tasks: of a file, or made on the spot by DomSim's expert.
 
@@ -138,16 +145,21 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
             split: Splits share no recording of a file and no world of DomSim.
             recordings: The file; empty records DomSim.
             templates: Kinds of DomSim's tasks; none named takes all.
+            screenshots: Folder of the file's screenshots; empty loads none.
+            pixels: Whether DomSim is recorded with its pictures.
         """
         if not recordings:
-            return domsim_recordings(n, seed=seed, split=split, templates=tuple(templates))
-        held = [item for item in load_recordings(Path(recordings)) if in_split(item.id, split)]
+            return domsim_recordings(n, seed=seed, split=split, templates=tuple(templates), pixels=pixels)
+        folder = Path(screenshots) if screenshots else None
+        loaded = load_recordings(Path(recordings), screenshots=folder)
+        held = [item for item in loaded if in_split(item.id, split)]
         return [item.task(split) for item in held[:n]]
 
     def held_tasks(self) -> Sequence[Task]:
         """The recordings that it was given, or some of DomSim's expert, made at the first call."""
         if self._tasks is None:
-            self._tasks = tuple(domsim_recordings(8, seed=0, split="train", templates=()))
+            pixels = self._format.pixels
+            self._tasks = tuple(domsim_recordings(8, seed=0, split="train", templates=(), pixels=pixels))
         return self._tasks
 
     async def areset(
@@ -156,7 +168,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         """Opens ``options["task"]``, or a recording drawn by the seed; ``options["patch_budget"]`` counts for this episode.
 
         Raises:
-            DatasetError: the task has no recording.
+            DatasetError: the task has no recording, or one without screenshots where the policy sees pixels.
         """
         await super().areset(seed=seed, options=options)
         chosen = options or {}
@@ -165,6 +177,12 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         task: Task | None = chosen.get("task") or drawn
         if task is None or not isinstance(task.data.get("recording"), Recording):
             raise DatasetError(f"task {task.id if task else None!r} has no recording")
+        steps = task.data["recording"].steps
+        if self._format.pixels and any(step.screen.image is None for step in steps):
+            raise DatasetError(
+                f"the recording of task {task.id!r} has no screenshots, and pixels is true: name their folder in the option "
+                "screenshots of the tasks, record with pixels=true, or set pixels=false"
+            )
         self.state = SemiOnlineState(task.data["recording"], chosen.get("patch_budget", self._budget))
         return self._context(), {"task_id": task.id, "goal": task.question}
 
@@ -281,12 +299,14 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         return f"{state.recording.goal} [{len(state.history)} of {len(state.recording.steps)}, {state.patches} patched]"
 
 
-def domsim_recordings(n: int, *, seed: int, split: str, templates: tuple[str, ...]) -> list[Task]:
+def domsim_recordings(
+    n: int, *, seed: int, split: str, templates: tuple[str, ...], pixels: bool = False
+) -> list[Task]:
     """``n`` tasks over recordings of DomSim's expert, the same for the same arguments."""
     from agentenv.envs.domsim.env import DomSim
     from agentenv.envs.gui.recorder import record
 
-    env = DomSim()
+    env = DomSim(pixels=pixels)
     options = {"templates": templates} if templates else {}
     tasks = DomSim.make_tasks(n, seed=seed, split=split, **options)
     return [record(env, task).task(split) for task in tasks]

@@ -28,7 +28,8 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
         model: A transformers causal language model.
         rank: Rows of A and columns of B.
         alpha: The product is multiplied by alpha / rank.
-        modules: Last names of the linear layers that get one, such as ``q_proj``; none named is all but the output layer.
+        modules: Last names of the linear layers that get one, such as ``q_proj``; none named is all but the output layer. A
+            vision tower gets none and stays as it is.
         seed: Of A; B is 0.
 
     Raises:
@@ -41,18 +42,28 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
         from peft import LoraConfig, get_peft_model
     except ModuleNotFoundError as error:
         raise MissingExtra.of(error.name or "peft", "train") from error
-    linear = {
-        name.rpartition(".")[2]
+    layers = {
+        name: layer
         for name, layer in model.named_modules()
         if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings()
     }
+    ours = set(language_part(model).modules())
+    linear = {name.rpartition(".")[2] for name, layer in layers.items() if layer in ours}
+    others = [name for name, layer in layers.items() if layer not in ours]
     for name in modules:
         if name not in linear:
             raise UnknownName.among("linear layer", name, linear)
-    settings = LoraConfig(r=rank, lora_alpha=alpha, target_modules=sorted(modules or linear))
+    settings = LoraConfig(
+        r=rank, lora_alpha=alpha, target_modules=sorted(modules or linear), exclude_modules=others or None
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return get_peft_model(model, settings).eval()
+
+
+def language_part(model: Any) -> Any:
+    """What of ``model`` reads tokens: its decoder where it has a vision tower, and else all of it."""
+    return model if getattr(model.config, "vision_config", None) is None else model.get_decoder()
 
 
 def is_adapted(model: Any) -> bool:

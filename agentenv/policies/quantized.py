@@ -9,12 +9,15 @@ computes wrong numbers for these on a CPU.
 from typing import Any
 
 from agentenv.errors import MissingExtra
+from agentenv.policies.lora import language_part
 
 _BLOCK = 64
 
 
 def quantize(model: Any) -> Any:
     """``model`` with its linear layers but the output layer in 4 bits, changed in place, on the device where they are.
+
+    A vision tower stays as it is.
 
     Raises:
         MissingExtra: bitsandbytes is not installed.
@@ -26,7 +29,7 @@ def quantize(model: Any) -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtra.of(error.name or "bitsandbytes", "quantized") from error
     whole = model.get_output_embeddings()
-    for parent in list(model.modules()):
+    for parent in list(language_part(model).modules()):
         for name, layer in list(parent.named_children()):
             if type(layer) is torch.nn.Linear and layer is not whole and layer.in_features % _BLOCK == 0:
                 setattr(parent, name, _in_4_bits(bitsandbytes.nn, layer))

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from agentenv.core.env import Env
+from agentenv.core.images import text_alone
 from agentenv.core.registry import make
 from agentenv.core.types import Observation, Task
 from agentenv.core.validation import sentence
@@ -138,8 +139,11 @@ def rows(*, tasks: Iterable[Task] = (), seeds: Iterable[int] = ()) -> list[dict[
 
 
 def as_messages(observation: Observation) -> list[dict[str, str]]:
-    """An observation as chat templates take it; what a tool said is said by the user, which every template knows."""
-    return [
-        {"role": "user" if message.role == "tool" else message.role, "content": message.text}
-        for message in observation
-    ]
+    """An observation as chat templates take it; what a tool said is said by the user, which every template knows.
+
+    Raises:
+        ConfigurationError: there is an image in it.
+    """
+    roles = ("user" if message.role == "tool" else message.role for message in observation)
+    texts = (text_alone([message], "the adapter of another trainer") for message in observation)
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]

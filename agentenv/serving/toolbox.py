@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentenv.core.env import Env
+from agentenv.core.images import text_alone
 from agentenv.core.tools import Tool, ToolEnv
 from agentenv.core.types import Step
 from agentenv.errors import ConfigurationError, UnknownName
@@ -89,4 +90,4 @@ def shown(env: Env[Any], step: Step) -> str:
     """What a caller of tools sees of ``step``: the bare results of tools, or the observation of any other environment."""
     if isinstance(env, ToolEnv):
         return "\n".join(result.text for result in step.info["tool_results"])
-    return "".join(message.text for message in step.observation)
+    return text_alone(step.observation, "a caller of tools")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv.core.env import Env
+from agentenv.core.images import text_alone
 from agentenv.core.tools import Tool
 from agentenv.core.types import Task, ToolStatus
 from agentenv.errors import AgentEnvError, EpisodeOver, Fault, MissingExtra
@@ -97,7 +98,7 @@ class _Played:
         options = self._episodes.options(self._env, episode)
         observation, _ = self._env.reset(seed=episode.seed, options=options)
         self._reward = 0.0
-        return instructions(self._env, "".join(message.text for message in observation))
+        return instructions(self._env, text_alone(observation, "the adapter of TRL"))
 
     def get_reward(self) -> float | None:
         """The sum of the episode's rewards; None where a fault ended it."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import Field
 
+from agentenv.core.images import text_alone
 from agentenv.core.types import Observation, Step
 from agentenv.errors import MissingExtra
 from agentenv.serving.rows import DatasetRow, Episodes
@@ -30,7 +31,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _text(observation: Observation) -> str:
-    return "".join(message.text for message in observation)
+    return text_alone(observation, "the adapter of verifiers")
 
 
 async def _play(task: Any, player: Any, episodes: Episodes) -> None:

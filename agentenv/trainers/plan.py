@@ -22,6 +22,7 @@ from agentenv.data.overlap import refuse_overlap
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.task_env import BM25, open_tasks, takes
 from agentenv.policies.compute import use_compute
+from agentenv.policies.forward import text_config
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import is_adapted
 from agentenv.retrievers.retriever_spec import make_retriever
@@ -236,7 +237,7 @@ def _gib(size: float) -> float:
 def _probe_learning(policy: HFPolicy, config: TrainConfig) -> tuple[float, float]:
     """Tokens a second through forward and backward, and bytes saved a token, on made-up rows of half the context."""
     length = max(int(config.rollout.context_tokens * _TYPICAL_FILL), 2)
-    ids = tuple(i % policy.model.config.vocab_size for i in range(length))
+    ids = tuple(i % text_config(policy.model).vocab_size for i in range(length))
     segment = Segment(SegmentKind.POLICY, ids, 0, logprobs=(0.0,) * length)
     trajectory = Trajectory(
         Task("probe", ""), (Segment(SegmentKind.PROMPT, (0,), 0), segment), (), 0.0, EndReason.ANSWERED
@@ -265,7 +266,7 @@ def _probe_sampling(policy: HFPolicy, config: TrainConfig) -> float:
     count = min(rollout.questions * rollout.group_size, 64)
     sampling = Sampling(max_tokens=min(_PROBE_TOKENS, rollout.turn_tokens))
     prompt = [0] * max(int(rollout.context_tokens * _TYPICAL_FILL) - 2 * sampling.max_tokens, 1)
-    prompts = [[*prompt, place % policy.model.config.vocab_size] for place in range(count)]
+    prompts = [[*prompt, place % text_config(policy.model).vocab_size] for place in range(count)]
 
     async def turn() -> int:
         asked = (policy.generate(ids, sampling, episode=f"probe-{i}") for i, ids in enumerate(prompts))

@@ -60,7 +60,7 @@ def episode(prompt: Sequence[Message], *turns: Turn, **data: Any) -> Trajectory:
 
 def played(env: Env[Any], task: Task, actions: Sequence[str]) -> Trajectory:
     policy = ScriptedPolicy({"eval-0-0": actions})
-    (done,) = play(policy, InlineFormat(ByteTokenizer()), lambda: env, [task], CONFIG)
+    (done,) = play(policy, InlineFormat(ByteTokenizer(), unread=True), lambda: env, [task], CONFIG)
     return done
 
 

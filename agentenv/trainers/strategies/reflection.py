@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from agentenv.core.concurrency.deadlines import within
+from agentenv.core.images import refuse_images
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import EpisodeSpec, EpisodeState
 from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory, Turn
@@ -121,7 +122,15 @@ def episode_log(trajectory: Trajectory, ceiling: float) -> str:
     Args:
         trajectory: A finished episode.
         ceiling: The most that an episode can be rewarded with.
+
+    Raises:
+        ConfigurationError: images were shown in it.
     """
+    for messages in (trajectory.prompt, *(turn.observation for turn in trajectory.turns)):
+        refuse_images(
+            messages,
+            "a report on an episode is written from its text: set another reflector, or pixels=false",
+        )
     rules = [message.text for message in trajectory.prompt if message.role == "system"]
     seen = [message.text for message in trajectory.prompt if message.role != "system"]
     parts = [f"Rules of the episode:\n{text}" for text in rules]
