@@ -110,14 +110,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
             raise ConfigurationError(
                 "the prompt must hold {goal}, window be at least 1, patch_budget at least -1"
             )
-        if patch == "on_policy" and thoughts is None:
-            raise ConfigurationError(
-                "patch='on_policy' needs thoughts: policy_thoughts(policy, chat) makes them"
-            )
-        if thoughts is not None and pixels:
-            raise ConfigurationError(
-                "thoughts are written from the text of a screen: leave them out, or pixels=false"
-            )
+        _check_thoughts(patch, thoughts, pixels=pixels)
         self._tasks = None if tasks is None else tuple(tasks)
         self._match, self._weights = get_matcher(matcher), weights
         self._patch, self._budget, self._thoughts = patch, patch_budget, thoughts
@@ -297,6 +290,15 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         """The goal and how far the episode is."""
         state = self.state
         return f"{state.recording.goal} [{len(state.history)} of {len(state.recording.steps)}, {state.patches} patched]"
+
+
+def _check_thoughts(patch: Patch, thoughts: ThoughtWriter | None, *, pixels: bool) -> None:
+    if patch == "on_policy" and thoughts is None:
+        raise ConfigurationError("patch='on_policy' needs thoughts: policy_thoughts(policy, chat) makes them")
+    if thoughts is not None and pixels:
+        raise ConfigurationError(
+            "thoughts are written from the text of a screen: leave them out, or pixels=false"
+        )
 
 
 def domsim_recordings(
