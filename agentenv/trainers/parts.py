@@ -55,6 +55,11 @@ def open_policy(config: TrainConfig) -> TrainedPolicy:
     Raises:
         AgentEnvError: the configuration cannot be used, or no engine came up.
     """
+    if config.format == "native" and config.policy == "tiny":
+        raise ConfigurationError(
+            "format='native' asks a model that was trained to call tools, and the shipped policy 'tiny' was not: name "
+            "such a model with --policy hf:PATH, or take format='inline'"
+        )
     torch.set_num_threads(config.threads)
     policy = trained_policy(config.policy, config.lora, config.compute, seed=config.seed)
     if config.rollout.context_tokens > policy.context_tokens:

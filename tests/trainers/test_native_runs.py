@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agentenv.api import evaluate, train
+from agentenv.cli.main import main
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import chat_tokenizer, random_model
 from agentenv.progress import SilentDisplay
@@ -78,6 +79,38 @@ def test_an_evaluation_names_the_format_itself(policy: Path, tmp_path: Path) -> 
     assert found.n == 2
     with pytest.raises(ConfigurationError, match="native"):
         evaluate(f"hf:{policy}", env="agentenv/Calculator-v0", limit=2, family="qwen")
+
+
+def test_the_preset_without_a_policy_says_which_one_it_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "native-search", "--out", str(tmp_path / "run")]) == 1
+    said = capsys.readouterr().err
+    assert "'tiny'" in said
+    assert "--policy hf:PATH" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_flags_of_the_command_line_reach_the_template(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["eval", "--env", "agentenv/Calculator-v0", "--policy", f"hf:{policy}", "--limit", "1", "--json"]
+    words += ["--format", "native", "--family", "qwen"]
+    options = ["--template-option", "enable_thinking=false", "--template-option", "date=2026-02-03"]
+    assert main([*words, *options, "--out", str(tmp_path / "run")]) == 0
+    assert json.loads(capsys.readouterr().out)["n"] == 1
+    assert main([*words, "--template-option", "date=yesterday", "--out", str(tmp_path / "bad")]) == 1
+    assert "'yesterday'" in capsys.readouterr().err
+    assert main([*words[:-1], "qwem", "--out", str(tmp_path / "bad")]) == 1
+    assert "'qwem'" in capsys.readouterr().err
+    assert not (tmp_path / "bad").exists()
+
+
+def test_a_tree_trains_natively(policy: Path, tmp_path: Path) -> None:
+    tree = {"rollout.strategy": "tree", "rollout.strategy_options.depth": 1, "rollout.group_size": 2}
+    one = {"optimizer.steps": 1, "evaluation.every": 1, "env.options.max_turns": 2}
+    done = train(configured(policy, **tree, **one), out=tmp_path / "run", display=SilentDisplay())
+    assert done.after.n == 2
 
 
 def test_what_does_not_go_together_is_refused(policy: Path) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentenv.core.chat import InlineFormat
+from agentenv.core.chat import InlineFormat, ends_of_turn
 from agentenv.core.env import AsyncEnv
+from agentenv.core.native_format import NativeFormat
+from agentenv.core.protocols import ChatFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import (
@@ -30,7 +32,7 @@ from agentenv.core.types import (
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.envs.code import Code
 from agentenv.errors import ConfigurationError, SnapshotError, SnapshotRefused
-from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.fakes import ByteTokenizer, chat_tokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.trainers.credit.estimators import get_estimator
@@ -95,13 +97,14 @@ def play(
     log: Log | None = None,
     broken: Exception | None = None,
     policy: Any = None,
+    chat: ChatFormat | None = None,
     **options: Any,
 ) -> list[Trajectory]:
     log = log or Log()
     specs = [EpisodeSpec(Walk(log, broken=broken), TASK, seed, "g") for seed in range(slots)]
     context = RolloutContext(
         policy or ScriptedPolicy(scripts),
-        InlineFormat(TOKENIZER),
+        chat or InlineFormat(TOKENIZER),
         RolloutConfig(context_tokens=4096, turn_tokens=500),
         TOKENIZER.decode,
     )
@@ -132,6 +135,34 @@ def test_a_tree_of_two_forks_has_four_leaves_that_share_their_past() -> None:
     stems = [[s.ids for s in t.segments if s.turn < 2] for t in group]
     assert stems[0] == stems[1]
     assert stems[2] == stems[3]
+
+
+@pytest.mark.parametrize("drops_thinking", [False, True])
+def test_a_tree_in_the_native_format_has_the_same_leaves(drops_thinking: bool) -> None:
+    """Where the template drops the thinking of earlier turns, each turn opens a row; branches share what precedes a fork."""
+    pytest.importorskip("transformers", reason="needs the train extra")
+    kept = "false" if drops_thinking else "true"
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.reasoning_content and (loop.last or "
+        + kept
+        + ") %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    tokenizer = chat_tokenizer(template, eos="<|im_end|>", special=["<|im_start|>"])
+    scripts = {name: [f"<think>Hm.</think>{word}" for word in words] for name, words in FULL.items()}
+    log = Log()
+    chat = NativeFormat(tokenizer, ends=ends_of_turn(tokenizer))
+    policy = ScriptedPolicy(scripts, tokenizer)
+    group = play({}, slots=4, log=log, policy=policy, chat=chat, roots=1)
+    assert [t.info["path"] for t in group] == [list(path) for path in ("abc1", "abd2", "afg3", "afh4")]
+    assert [(t.parent_id, t.fork_turn) for t in group] == [(None, None), ("e-0", 2), ("e-0", 1), ("e-2", 2)]
+    stems = [[(s.ids, s.row) for s in t.segments if s.turn < 2] for t in group]
+    assert stems[0] == stems[1]
+    assert stems[2] == stems[3]
+    assert {len(t.row_slices) for t in group} == {4 if drops_thinking else 1}
+    assert len(log.steps) == len(set(log.steps)) == 11
+    trained = [sorted({s.turn for s in t.segments if s.trained and s.logprobs}) for t in group]
+    assert trained == [[0, 1, 2, 3], [2, 3], [1, 2, 3], [2, 3]]
 
 
 def test_no_turn_is_executed_twice_and_every_fork_is_closed() -> None:
