@@ -119,6 +119,8 @@ def _make_run(
     folder: RunFolder, display: Display, policy: TrainedPolicy, worker_pool: WorkerPool | None
 ) -> Run:
     config = folder.config
+    if world_size() > 1:
+        _refuse_single(config)
     objective = make_objective(config.resolved_loss, config.memory, config.rollout)
     learner = make_learner(
         policy,
@@ -219,14 +221,20 @@ def open_group_runner(config: TrainConfig) -> GroupRunner:
     return _make_group_runner(config, policy, make_chat_format(config.format, config.chat, policy), task_env)
 
 
+def _refuse_single(config: TrainConfig) -> None:
+    """Refuses what trains in one process alone; what the learner refuses by itself is not asked here."""
+    single = {
+        "rollout.strategy='demonstrate'": config.rollout.strategy == "demonstrate",
+        "a second set of weights (second.roles)": bool(config.second.roles),
+    }
+    for name in (name for name, wanted in single.items() if wanted):
+        raise ConfigurationError(f"{name} is for one process: train without torchrun, or leave it out")
+
+
 def _open_second(config: TrainConfig, first: TrainedPolicy, objective: Objective) -> SecondPolicy | None:
     policy = open_second_policy(config)
     if policy is None:
         return None
-    if world_size() > 1:
-        raise ConfigurationError(
-            "a second set of weights is trained in one process: start it without torchrun"
-        )
     spec = config.second.policy or config.policy
     if policy.tokenizer.get_vocab() != first.tokenizer.get_vocab():
         raise ConfigurationError(f"second.policy={spec} has other tokens than the first policy")
