@@ -1,13 +1,18 @@
 """VLLMPolicy over engines that are written here: cuts, replicas, versions, deadlines, ends. No vLLM is needed."""
 
 import asyncio
+import io
+import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from agentenv.core.images import PlacedImage
 from agentenv.core.types import Completion, FinishReason, Sampling
@@ -16,7 +21,15 @@ from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
 from agentenv.policies.fakes import ByteTokenizer, random_policy
 from agentenv.policies.policy_spec import make_policy, policy_folder
 from agentenv.policies.vllm import VLLMPolicy, _read
-from agentenv.policies.vllm_local import LocalEngine, sampled, sampling_fields, scoring_fields, tempered
+from agentenv.policies.vllm_local import (
+    LocalEngine,
+    prompt_of,
+    sampled,
+    sampling_fields,
+    scoring_fields,
+    tempered,
+)
+from agentenv.policies.vllm_remote import RemoteEngine
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.parts import open_policy
@@ -31,6 +44,7 @@ class WrittenEngine:
         self.ids = [*text.encode(), *([END] if end else [])]
         self.versions = versions
         self.requests: list[Request] = []
+        self.scored: list[tuple[Any, ...]] = []
         self.loaded: list[tuple[bool, int]] = []
         self.hangs = self.dead = False
         self.cancelled = threading.Event()
@@ -53,6 +67,7 @@ class WrittenEngine:
     async def logprobs(
         self, ids: tuple[int, ...], temperature: float, images: tuple[PlacedImage, ...] = ()
     ) -> tuple[float, ...]:
+        self.scored.append((ids, images))
         return tuple(-float(i) / temperature for i in ids[1:])
 
     async def load(self, folder: Path, version: int) -> None:
@@ -303,3 +318,76 @@ def test_the_grammar() -> None:
     assert policy_folder("vllm:some/where@http://a:1,http://b:2") == Path("some/where")
     with pytest.raises(ConfigurationError, match=r"hf:PATH.*engine\.kind.*'vllm'"):
         make_policy("vllm:some/where")
+
+
+class Mark:
+    """Who reads images, whose placeholder is the id 7."""
+
+    placeholder = 7
+
+
+def png(size: tuple[int, int]) -> bytes:
+    held = io.BytesIO()
+    Image.new("RGB", size).save(held, "PNG")
+    return held.getvalue()
+
+
+def test_images_go_to_an_engine_with_a_prompt_free_of_sampled_placeholders() -> None:
+    images = (PlacedImage(png((4, 6)), 1, 1, 2), PlacedImage(png((2, 2)), 5, 1, 1))
+    ids = [5, 7, 7, 9, 7, 7, 3]
+    engine = WrittenEngine("a", end=True)
+    reader: Any = Mark()
+    config = EngineConfig(kind="vllm")
+    with VLLMPolicy(ByteTokenizer(), 32, config, [engine.open], image_reader=reader) as policy:
+        asyncio.run(policy.generate(ids, Sampling(4), images=images))
+        asyncio.run(policy.score(ids, images=images))
+    fed = (5, 7, 7, 9, 0, 7, 3)
+    assert (engine.requests[0].ids, engine.requests[0].images) == (fed, images)
+    assert engine.scored == [(fed, images)]
+    asked = prompt_of(fed, images)
+    assert asked["prompt_token_ids"] == [5, 7, 9, 0, 7, 3]
+    assert [picture.size for picture in asked["multi_modal_data"]["image"]] == [(4, 6), (2, 2)]
+    assert prompt_of(fed, ()) == {"prompt_token_ids": list(fed)}
+
+
+def test_an_engine_of_text_refuses_images() -> None:
+    images = (PlacedImage(png((4, 6)), 1, 1, 2),)
+    policy = policy_of(WrittenEngine("a"))
+    with policy, pytest.raises(ConfigurationError, match="image"):
+        asyncio.run(policy.generate([1, 7, 7], Sampling(4), images=images))
+    server = RemoteEngine("http://127.0.0.1:9")
+    for asked in (
+        server.sample(Request((1,), Sampling(1), (2,), images)),
+        server.logprobs((1,), 1.0, images),
+    ):
+        with pytest.raises(ConfigurationError, match="127"):
+            asyncio.run(asked)
+
+
+class ExpandingLLM:
+    """Answers with one token, and says that the prompt had ``length`` tokens."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.prompts = length, list[Any]()
+
+    async def generate(self, prompt: Any, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        self.prompts.append(prompt)
+        done = SimpleNamespace(
+            token_ids=[3], logprobs=[{3: SimpleNamespace(logprob=-1.0)}], weight_versions=None
+        )
+        yield SimpleNamespace(prompt_token_ids=[5, *[7] * (self.length - 2), 3], outputs=[done])
+
+
+def test_an_engine_that_makes_other_tokens_of_an_image_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("vllm", "vllm.sampling_params"):
+        module: Any = ModuleType(name)
+        module.SamplingParams = lambda **fields: fields
+        module.RequestOutputKind = SimpleNamespace(FINAL_ONLY=1)
+        monkeypatch.setitem(sys.modules, name, module)
+    request = Request((5, 7, 7, 3), Sampling(1), (2,), (PlacedImage(png((4, 6)), 1, 1, 2),))
+    for length, good in ((4, True), (5, False)):
+        llm = ExpandingLLM(length)
+        engine = LocalEngine(llm, None, None)  # type: ignore[arg-type]
+        with nullcontext() if good else pytest.raises(PolicyFault, match=r"5 tokens.*4"):
+            assert asyncio.run(engine.sample(request)).ids == (3,)
+        assert llm.prompts[0]["prompt_token_ids"] == [5, 7, 3]
