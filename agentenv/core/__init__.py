@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from agentenv.core.env import AsyncEnv, Env, run_sync
     from agentenv.core.env_contract import EnvContract, check_env
     from agentenv.core.episodes import EpisodeBudgets, EpisodeSpec, EpisodeState, RolloutConfig
+    from agentenv.core.images import ImageReader, PlacedImage
     from agentenv.core.protocols import ChatFormat, Policy, Retriever
     from agentenv.core.registry import (
         EnvSpec,
@@ -63,6 +64,7 @@ __all__ = [
     "EpisodeSpec",
     "EpisodeState",
     "FinishReason",
+    "ImageReader",
     "Info",
     "InlineFormat",
     "Message",
@@ -70,6 +72,7 @@ __all__ = [
     "Observation",
     "Origin",
     "Passage",
+    "PlacedImage",
     "Policy",
     "Query",
     "QueryContext",
@@ -115,6 +118,7 @@ __getattr__, __dir__ = lazy_exports(
         "agentenv.core.env": "AsyncEnv Env run_sync",
         "agentenv.core.env_contract": "EnvContract check_env",
         "agentenv.core.episodes": "EpisodeBudgets EpisodeSpec EpisodeState RolloutConfig",
+        "agentenv.core.images": "ImageReader PlacedImage",
         "agentenv.core.protocols": "ChatFormat Policy Retriever",
         "agentenv.core.registry": "EnvSpec discover env_class make make_vec register registered spec",
         "agentenv.core.rollout": "run_episode",

@@ -8,7 +8,11 @@ from agentenv.core.types import Completion, Message, Passage, Query, RetrieverIn
 
 @runtime_checkable
 class Policy(Protocol):
-    """Samples tokens. Batching happens inside; results never depend on ``episode``."""
+    """Samples tokens. Batching happens inside; results never depend on ``episode``.
+
+    One that reads images has an ``image_reader`` (`ImageReader`). Its ``generate`` and ``score`` take a further argument
+    ``images``, the `PlacedImage` of the ids, which is given only where there are some.
+    """
 
     @property
     def version(self) -> int:
