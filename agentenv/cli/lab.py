@@ -14,43 +14,55 @@ _RUNS, _PAGES = Path("runs/lab"), Path("docs/lab")
 
 @dataclass(frozen=True)
 class List:
-    """Shows the experiments and how many of their runs are done.
+    """Shows the experiments: how each was decided, by which test, with which power, and how many of its runs are done.
 
     Example: agentenv lab list
     """
 
     out: Path = _RUNS
     """Folder of the runs."""
+    pages: Path = _PAGES
+    """Folder of the published pages."""
 
     def run(self) -> dict[str, Any]:
-        """Title, arms, finished and missing runs of each."""
-        from agentenv.trainers.lab.lab import experiments, finished, load_experiment, pending_runs, score
+        """Title, arms, finished and missing runs of each, and what its published page says."""
+        from agentenv.trainers.lab.lab import experiments, load_experiment
+        from agentenv.trainers.lab.results_table import decided_by, read_pages
+        from agentenv.trainers.lab.trials import finished, pending_runs
 
-        found = {}
+        found, pages = {}, read_pages(self.pages)
         for name in experiments():
             experiment = load_experiment(name)
             runs = finished(experiment, self.out / name)
-            scores = {arm: [score(experiment, run) for run in of_arm] for arm, of_arm in runs.items()}
             found[name] = {
                 "title": experiment.title,
+                "claim": experiment.claim,
+                "measure": experiment.measure,
                 "arms": list(experiment.arms),
                 "finished": sum(map(len, runs.values())),
-                "missing": len(pending_runs(experiment, scores)),
+                "missing": len(pending_runs(experiment, runs)),
+                "decided": decided_by(pages[name]) if name in pages else None,
             }
         return found
 
     def show(self, result: dict[str, Any], console: Console) -> None:
-        """A line each."""
+        """Two lines each."""
+        from agentenv.trainers.lab.results_table import power_in_words
+
         for name, row in result.items():
-            state = f"{row['finished']} runs done, {row['missing']} before the next interim analysis"
-            console.print(f"[bold]{name:<12}[/] {row['title']} ({state})", highlight=False)
+            state = f"{row['finished']} runs here, {row['missing']} before the next interim analysis"
+            console.print(f"[bold]{name:<14}[/] {row['title']} ({state})", highlight=False)
+            page = row["decided"]
+            said = "no published page" if page is None else f"{page['verdict']}: {power_in_words(page)}"
+            console.print(f"{'':<15}{said}", highlight=False)
 
 
 @dataclass(frozen=True)
 class Run:
-    """Runs an experiment, or continues it, until the sequential test has decided, and then writes its page.
+    """Runs an experiment, or continues it, until the sequential test has decided, and writes its page beside the runs.
 
     Finished training runs are never repeated, and a run that was interrupted is continued. --runs ends the command earlier.
+    Published pages change only with --publish.
 
     Example: agentenv lab run group-size --runs 4
     """
@@ -60,9 +72,11 @@ class Run:
     runs: int | None = None
     """The largest number of training runs of this call; default: all that are needed. 0 only writes the page."""
     out: Path = _RUNS
-    """Folder of the runs."""
+    """Folder of the runs; the page, its chart and its figures are written into the folder of the experiment there."""
+    publish: bool = False
+    """Whether the page is written into --pages as well, and the table of all pages there anew."""
     pages: Path = _PAGES
-    """Folder of the page, its chart and its metrics."""
+    """Folder of the published pages."""
     trust_config: bool = False
     """Whether a TOML file may run code without a sandbox or contact hosts; otherwise that is asked at the terminal."""
 
@@ -74,8 +88,10 @@ class Run:
             raise MissingExtra.of("torch", "train") from error
         from agentenv.core.trust import confirm_file
         from agentenv.progress import LiveDisplay
-        from agentenv.trainers.lab.lab import experiments, load_experiment, next_trial, run_trial
+        from agentenv.trainers.lab.lab import experiments, load_experiment
         from agentenv.trainers.lab.lab_page import write_page
+        from agentenv.trainers.lab.results_table import publish
+        from agentenv.trainers.lab.trials import next_trial, run_trial
 
         if self.name not in experiments():
             confirm_file(Path(self.name), trusted=self.trust_config)
@@ -84,12 +100,14 @@ class Run:
         experiment, name = load_experiment(self.name), Path(self.name).stem
         out = self.out / name
         out.mkdir(parents=True, exist_ok=True)
-        done, metrics = 0, write_page(name, experiment, out, self.pages)
+        done, metrics = 0, write_page(name, experiment, out)
         while done != self.runs and (trial := next_trial(experiment, out)):
             with LiveDisplay(f"{name}: {trial.arm}, seed {trial.seed}", log=out / "lab.log") as display:
                 run_trial(experiment, trial, out, display)
-            done, metrics = done + 1, write_page(name, experiment, out, self.pages)
-        return metrics | {"runs": done, "page": str(self.pages / f"{name}.md")}
+            done, metrics = done + 1, write_page(name, experiment, out)
+        if self.publish:
+            publish(name, out, self.pages)
+        return metrics | {"runs": done, "page": str((self.pages if self.publish else out) / f"{name}.md")}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """The means, the verdicts, and where the page is."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from agentenv.core.io.files import discard_folder
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Task
 from agentenv.errors import AgentEnvError, ConfigurationError, Fault
 from agentenv.evaluation.bounds import bound_of
 from agentenv.evaluation.eval_agent import EvalAgent
@@ -176,11 +177,27 @@ def score_under(config: TrainConfig) -> float:
     Raises:
         Fault: none is left.
     """
+    scorer = with_declared_scorers(config).evaluation.scorers[0]
+    return float(bound_of(map(to_record, play_under(config)), scorer)["mean"])
+
+
+def play_under(
+    config: TrainConfig,
+    pose: Callable[[Sequence[Task]], Sequence[Task]] = lambda tasks: tasks,
+    *,
+    temperature: float = 0.0,
+) -> list[Trajectory]:
+    """Episodes of the policy of ``config`` on its test tasks.
+
+    Args:
+        config: Says what is played, and who plays.
+        pose: Makes of the test tasks those that are played, in their order.
+        temperature: 0 is greedy.
+    """
     config = with_declared_scorers(config)
     policy = make_policy(config.policy, config.compute)
     with use_compute(config.compute):
         task_env = open_questions(config.test, config.search, config.env, policy)
-    greedy = rollout_config(config.rollout, config.env, temperature=0.0)
-    chat, tasks = make_chat_format(config.format, config.chat, policy), task_env.source.tasks
-    played = play(policy, chat, task_env.make_env, tasks, greedy, name="test")
-    return float(bound_of(map(to_record, played), config.evaluation.scorers[0])["mean"])
+    budgets = rollout_config(config.rollout, config.env, temperature=temperature)
+    chat, tasks = make_chat_format(config.format, config.chat, policy), pose(task_env.source.tasks)
+    return play(policy, chat, task_env.make_env, tasks, budgets, name="test")

@@ -275,4 +275,5 @@ def _headline(summary: dict[str, Any], scorer: str) -> dict[str, Any]:
     """The first score of an evaluation under the name of its scorer, and what an episode costs."""
     score = summary["scores"][scorer]
     cost = {"turns": summary.get("turns_per_question"), "searches": summary["searches_per_question"]}
+    cost |= {"tokens": summary["tokens"].get("policy_per_question")}
     return {"scorer": scorer, "mean": score["mean"], "n": score["n"], "ci95": score["ci95"]} | cost

@@ -1,7 +1,8 @@
 """Figures that pages publish name their result file and are what stands there.
 
 ``benchmarks/published.toml`` lists texts of the documents with the places of their numbers in a result file, as JSON
-pointers (RFC 6901).
+pointers (RFC 6901). The pages of the laboratory, and the table of their results, are made of their figures alone, so they
+are made again here and compared as a whole.
 """
 
 import importlib.util
@@ -13,9 +14,15 @@ from typing import Any
 
 import pytest
 
+from agentenv.trainers.lab.lab import experiments
+from agentenv.trainers.lab.lab_page import page
+from agentenv.trainers.lab.results_table import TABLE as LAB_TABLE
+from agentenv.trainers.lab.results_table import read_pages, results_table
+
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = "docs/measurements.md"
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS, LAB = ROOT / "benchmarks" / "results", ROOT / "docs" / "lab"
+PAGES = read_pages(LAB)
 FIGURES: list[dict[str, Any]] = tomllib.loads(
     (ROOT / "benchmarks/published.toml").read_text(encoding="utf-8")
 )["figure"]
@@ -25,6 +32,11 @@ NUMBER = re.compile(r"(?<![\w.])-?(?:\d[\d,]*)?\.?\d+")
 def flat(text: str) -> str:
     """``text`` with every run of white space as one blank: a paragraph may be folded anywhere."""
     return " ".join(text.split())
+
+
+def place_of(file: str) -> Path:
+    """The file of a figure: one of the results, or the figures of a page of the laboratory (``lab/NAME.json``)."""
+    return LAB.parent / file if file.startswith("lab/") else RESULTS / file
 
 
 def at(value: Any, pointer: str) -> Any:
@@ -52,8 +64,9 @@ def measured() -> list[tuple[str, str]]:
 def test_a_published_figure_is_what_its_file_says(figure: dict[str, Any]) -> None:
     document = flat((ROOT / figure["document"]).read_text(encoding="utf-8"))
     assert flat(figure["text"]) in document
-    assert figure["file"] in document, f"{figure['document']} must name the file of its figure"
-    results = json.loads((RESULTS / figure["file"]).read_text(encoding="utf-8"))
+    names = {figure["file"], figure["file"].replace("lab/", "(lab/").replace(".json", ".md)")}
+    assert any(name in document for name in names), f"{figure['document']} must name the file of its figure"
+    results = json.loads(place_of(figure["file"]).read_text(encoding="utf-8"))
     shown = NUMBER.findall(figure["text"])
     assert len(shown) == len(figure["values"]), f"{shown} need as many places in {figure['file']}"
     for number, pointer in zip(shown, figure["values"], strict=True):
@@ -88,6 +101,29 @@ def test_what_a_page_takes_from_a_result_file_is_checked(document: str, file: st
     assert any(row["document"] == document and row["file"] == file for row in FIGURES), (
         f"{document} names {file}: place its figures in benchmarks/published.toml"
     )
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_of_the_laboratory_is_made_of_its_figures(name: str) -> None:
+    assert (LAB / f"{name}.md").read_text(encoding="utf-8") == page(PAGES[name])
+
+
+def test_the_table_of_the_laboratory_is_made_of_the_figures_of_all_pages() -> None:
+    assert (LAB / LAB_TABLE).read_text(encoding="utf-8") == results_table(PAGES)
+    assert set(PAGES) == set(experiments())
+
+
+@pytest.mark.parametrize(
+    "document", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+)
+def test_what_a_document_takes_from_a_page_of_the_laboratory_is_checked(document: str) -> None:
+    """A sentence with figures that links such a page; what stands in the page itself is checked above."""
+    listed = "".join(row["text"] for row in FIGURES if row["document"] == document)
+    text = "" if document == "docs/log.md" else (ROOT / document).read_text(encoding="utf-8")
+    for sentence in re.split(r"(?<=[a-z)])\. (?=[A-Z])", flat(text)):
+        if re.search(r"\((?:docs/)?lab/(?!results)[\w-]+\.md\)", sentence):
+            shown = re.findall(r"(?<![\w.])\d*\.\d+", sentence)
+            assert [number for number in shown if number not in listed] == []
 
 
 def test_the_picture_of_the_readme_is_drawn_from_the_results() -> None:

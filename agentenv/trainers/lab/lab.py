@@ -1,35 +1,40 @@
 """``agentenv lab``: controlled comparisons. Arms share warm start, tasks, evaluations and rollout budget; seeds decide.
 
-An experiment is a TOML file. Every run of an arm under a seed is a training run in a folder of its own: it resumes singly,
-and one that is finished is never repeated. After each interim analysis of a group sequential test
-(``evaluation/statistics/sequential.py``) an arm whose comparisons are all decided runs no more. A sitting may end anywhere.
+An experiment is a TOML file, which says what is claimed, which measure tests it, and what arms change in one run. How its
+runs are made is in ``trials.py``.
 """
 
-import json
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
-from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from agentenv.core.io.files import write_text
 from agentenv.core.io.toml_files import read_toml
 from agentenv.core.validation import Frozen, sentence
 from agentenv.errors import ConfigurationError, UnknownName
-from agentenv.evaluation.records import RESULTS, read_json
-from agentenv.evaluation.report.report import METRICS, read_lines
-from agentenv.evaluation.statistics.sequential import Decision, Verdict, compare_sequentially
-from agentenv.trainers.config.config_files import config_of, dump_config, merged
+from agentenv.evaluation.statistics.power import least_p
+from agentenv.trainers.config.config_files import config_of, merged
 from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.lab.measures import MEASURES, Measure
 
-TESTS = "tests.json"
-"""What ``Experiment.tests`` gave: of a result beside it, of the start in the folder of the experiment."""
-Json = dict[str, Any]
-Scores = Mapping[str, Sequence[float]]
+MeasureName = Literal[
+    "after", "tested", "dev_mean", "steps_to", "tokens_to", "dev_at_tokens", "turns", "searches",
+    "turns_per_right", "searches_per_right", "tokens_per_right", "agreement", "sign_flips", "accepted_true",
+]  # fmt: skip
+"""The keys of ``MEASURES``."""
+_ROOM = 0.8  # of the error level: permutations are drawn, so that the least p-value is met up to chance
+
+
+class Equivalence(Frozen):
+    """Two arms of which the claim says that they are as good as each other."""
+
+    arms: tuple[str, str]
+    """The two arms."""
+    measure: MeasureName = "after"
+    """In what they are as good."""
+    margin: float = Field(gt=0)
+    """The smallest difference that would matter."""
 
 
 class Experiment(Frozen):
@@ -37,22 +42,30 @@ class Experiment(Frozen):
 
     title: str
     """What is compared, in one line."""
+    method: str = ""
+    """The method's name."""
+    paper: str = ""
+    """Authors, year and arXiv id of the paper that claims it."""
     claim: str
-    """What is claimed of it, by whom."""
+    """What the paper claims of it, in one sentence."""
     setup: str = ""
     """What a reader must know of how it is tried here."""
-    measure: Literal["after", "tested", "dev_mean", "steps_to", "tokens_to", "dev_at_tokens"] = "after"
-    """What the sequential test compares: the score on the test tasks afterwards, as the arm is rewarded, or under the first
-    of ``tests``, which is the same for all arms; the mean of the dev scores; steps, or sampled tokens, until a dev score
-    reaches ``level`` (all of them where none does); the dev score after ``level`` sampled tokens."""
+    measure: MeasureName = "after"
+    """What the sequential test compares, and so what tests the claim; see ``MEASURES``."""
     level: float = Field(0.0, ge=0)
-    """See ``measure``."""
-    per_interim: int = Field(3, ge=2)
+    """The dev score, or the number of sampled tokens, that some measures take."""
+    expects: tuple[tuple[str, str], ...] = ()
+    """Pairs of arms of which the claim says that the first is better than the second by ``measure``."""
+    equivalences: tuple[Equivalence, ...] = ()
+    """Pairs of arms of which the claim says that they are as good as each other."""
+    front: tuple[MeasureName, MeasureName] | None = None
+    """A cost and a worth, of whose trade-off the page shows which arms are on the Pareto front."""
+    per_interim: int = Field(5, ge=2)
     """Seeds of each arm between two interim analyses."""
     interims: int = Field(2, ge=1)
     """Looks at most."""
     alpha: float = Field(0.05, gt=0, lt=1)
-    """Probability of telling apart any two arms that are alike, over all families."""
+    """Probability of a wrong finding, over all families and equivalences, which have equal parts of it."""
     budget: Literal["rollouts", "tokens"] = "rollouts"
     """What arms have in common: episodes asked for, which is checked, or sampled tokens, which ``dev_at_tokens`` sees to."""
     families: tuple[tuple[str, ...], ...] = ()
@@ -71,20 +84,64 @@ class Experiment(Frozen):
         unknown = {name for family in self.families for name in family} - set(self.arms)
         if len(self.arms) < 2 or unknown or any(len(family) < 2 for family in self.families):
             raise ValueError(f"needs two arms or more, in families too, and knows no {sorted(unknown)}")
-        if self.measure == "tested" and not self.tests:
+        for pair in self.expects:
+            if not any(set(pair) <= set(family) for family in self.compared):
+                raise ValueError(f"expects {list(pair)}, which no family compares")
+        if apart := {name for one in self.equivalences for name in one.arms} - set(self.arms):
+            raise ValueError(f"equivalences knows no {sorted(apart)}")
+        if "tested" in self.measured and not self.tests:
             raise ValueError("measure = 'tested' needs tests")
+        return self
+
+    @model_validator(mode="after")
+    def _runs(self) -> Self:
+        runs = {arm: self.run_of(arm, 0) for arm in self.arms}
         for arm in self.arms:  # a misspelt name would be found after the training otherwise
-            for name, values in self._conditions(merged(self.base, self.arms[arm])).items():
-                config_of(values, f"test {name} of arm {arm}")
-        budgets = {rollouts_of(self.run_of(arm, 0)) for arm in self.arms}
+            self.conditions(arm)
+        budgets = {rollouts_of(run) for run in runs.values()}
         if self.budget == "rollouts" and len(budgets) > 1:
             raise ValueError(f"arms must ask for equally many episodes, not {sorted(budgets)}")
+        stepwise = [name for name in self.measured if MEASURES[name].every_step]
+        if stepwise and (seldom := [arm for arm, run in runs.items() if run.evaluation.every != 1]):
+            raise ValueError(
+                f"measure = {stepwise[0]!r} needs evaluation.every = 1 in every arm, not in {seldom} alone"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _decidable(self) -> Self:
+        if least_p(self.per_interim) > _ROOM * self.level_of_one / self.interims:
+            raise ValueError(
+                f"{self.per_interim} seeds an analysis cannot tell apart even arms that do not overlap: their p-value is "
+                f"{least_p(self.per_interim):.4f}, and the first analysis has an error level of "
+                f"{self.level_of_one / self.interims:.4f}; raise per_interim"
+            )
         return self
 
     @property
     def compared(self) -> tuple[tuple[str, ...], ...]:
         """The families of arms."""
         return self.families or (tuple(self.arms),)
+
+    @property
+    def level_of_one(self) -> float:
+        """The error level of each family and of each equivalence."""
+        return self.alpha / (len(self.compared) + len(self.equivalences))
+
+    @property
+    def measured(self) -> tuple[MeasureName, ...]:
+        """Everything that is measured of a run, the measure of the claim first."""
+        names = (self.measure, *(one.measure for one in self.equivalences), *(self.front or ()))
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def claimed(self) -> Measure:
+        """The measure that tests the claim."""
+        return MEASURES[self.measure]
+
+    def values_of(self, arm: str) -> dict[str, Any]:
+        """What the run of an arm sets, under any seed."""
+        return merged(self.base, self.arms[arm])
 
     def run_of(self, arm: str, seed: int) -> TrainConfig:
         """The training run of an arm under a seed.
@@ -93,19 +150,15 @@ class Experiment(Frozen):
             ConfigurationError: the run cannot be configured so.
             UnknownName: a key or the preset does not exist.
         """
-        values = merged(self.base, self.arms[arm])
-        return config_of(values | {"name": f"{arm}-{seed}", "seed": seed}, f"arm {arm}")
+        return config_of(self.values_of(arm) | {"name": f"{arm}-{seed}", "seed": seed}, f"arm {arm}")
 
-    def tested(self, values: Mapping[str, Any], policy: str) -> Json:
-        """The score of ``policy`` under each of ``tests``, in a run of these ``values``."""
-        from agentenv.trainers.evaluate import score_under
-
-        conditions = self._conditions(merged(values, {"policy": policy}))
-        return {name: score_under(config_of(changed, f"test {name}")) for name, changed in conditions.items()}
-
-    def _conditions(self, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Each of ``tests`` as the values of a run."""
-        return {name: merged(values, changes) for name, changes in self.tests.items()}
+    def conditions(self, arm: str, policy: str = "") -> dict[str, TrainConfig]:
+        """The runs whose evaluations are ``tests`` for an arm; of ``policy``, where that is not the start of the arm."""
+        values = merged(self.values_of(arm), {"policy": policy} if policy else {})
+        return {
+            name: config_of(merged(values, changes), f"test {name} of arm {arm}")
+            for name, changes in self.tests.items()
+        }
 
 
 def rollouts_of(config: TrainConfig) -> int:
@@ -133,125 +186,3 @@ def load_experiment(name: str) -> Experiment:
         return Experiment.model_validate(read_toml(path))
     except ValidationError as error:
         raise ConfigurationError(f"{path}: {sentence(error)}") from error
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run: an arm under a seed."""
-
-    arm: str
-    seed: int
-
-    def folder(self, out: Path) -> Path:
-        """Where it lies."""
-        return out / self.arm / f"seed-{self.seed}"
-
-
-def finished(experiment: Experiment, out: Path) -> dict[str, list[Json]]:
-    """The finished runs of each arm by seed, from 0 up to the first that is missing: results and metrics."""
-    most = experiment.per_interim * experiment.interims
-    runs: dict[str, list[Json]] = {}
-    needed = (RESULTS, TESTS) if experiment.tests else (RESULTS,)
-    for arm in experiment.arms:
-        folders = (Trial(arm, seed).folder(out) for seed in range(most))
-        done = takewhile(lambda folder: all((folder / name).is_file() for name in needed), folders)
-        runs[arm] = [
-            read_json(folder / RESULTS)
-            | {"metrics": read_lines(folder / METRICS, "step")}
-            | ({"tests": read_json(folder / TESTS)} if experiment.tests else {})
-            for folder in done
-        ]
-    return runs
-
-
-def curve(run: Json) -> list[tuple[int, int, float]]:
-    """Steps, tokens sampled up to there, and dev score, wherever there is one.
-
-    Raises:
-        ConfigurationError: nowhere.
-    """
-    spent = accumulate(int(line["sampled_tokens"] + line.get("pruned_tokens", 0)) for line in run["metrics"])
-    lines = zip(run["metrics"], spent, strict=True)
-    seen = [(line["step"], used, line["dev_score"]) for line, used in lines if "dev_score" in line]
-    if not seen:
-        raise ConfigurationError(f"run {run['name']!r} has no dev scores: set evaluation.every")
-    return seen
-
-
-def score(experiment: Experiment, run: Json) -> float:
-    """What the test compares of a run; see ``Experiment.measure``."""
-    if experiment.measure == "after":
-        return float(run["after"]["mean"])
-    if experiment.measure == "tested":
-        return float(run["tests"][next(iter(experiment.tests))])
-    seen = curve(run)
-    if experiment.measure == "dev_mean":
-        return sum(value for _, _, value in seen) / len(seen)
-    if experiment.measure == "dev_at_tokens":
-        return next((value for _, used, value in reversed(seen) if used <= experiment.level), 0.0)
-    reached = next(((step, used) for step, used, value in seen if value >= experiment.level), seen[-1][:2])
-    return float(reached[experiment.measure == "tokens_to"])
-
-
-def decide(experiment: Experiment, scores: Scores) -> list[Decision]:
-    """The sequential test of each family; the error level is divided between them."""
-    return [
-        compare_sequentially(
-            {arm: scores[arm] for arm in family},
-            per_interim=experiment.per_interim,
-            interims=experiment.interims,
-            alpha=experiment.alpha / len(experiment.compared),
-        )
-        for family in experiment.compared
-    ]
-
-
-def pending_runs(experiment: Experiment, scores: Scores) -> list[Trial]:
-    """The runs that are still needed before the next interim analysis, the lowest seeds first; none where all is decided."""
-    needed: dict[Trial, None] = {}
-    for decision in decide(experiment, scores):
-        if decision.enough:
-            continue
-        open_pairs = (pair for pair in decision.pairs if pair.verdict is Verdict.UNDECIDED)
-        waiting = {name for pair in open_pairs for name in (pair.first, pair.second)}
-        for arm in waiting:
-            seeds = range(len(scores[arm]), (decision.interims + 1) * experiment.per_interim)
-            needed |= dict.fromkeys(Trial(arm, seed) for seed in seeds)
-    order = list(experiment.arms)
-    return sorted(needed, key=lambda trial: (trial.seed, order.index(trial.arm)))
-
-
-def next_trial(experiment: Experiment, out: Path) -> Trial | None:
-    """The run to do next, or None where enough have been done."""
-    runs = finished(experiment, out)
-    scores = {arm: [score(experiment, run) for run in of_arm] for arm, of_arm in runs.items()}
-    return next(iter(pending_runs(experiment, scores)), None)
-
-
-def run_trial(experiment: Experiment, trial: Trial, out: Path, display: Any) -> None:
-    """Plays one run from where it stands to its end, and keeps what pages are made of.
-
-    Raises:
-        ConfigurationError: its folder holds a run of another configuration.
-        AgentEnvError: what the training raises.
-    """
-    from agentenv.trainers.grpo import train
-    from agentenv.trainers.run_folder.folder import RunFolder
-
-    config, path = experiment.run_of(trial.arm, trial.seed), trial.folder(out)
-    begun = path / "config.toml"
-    if begun.is_file() and begun.read_text(encoding="utf-8") != dump_config(config):
-        raise ConfigurationError(f"{path} holds a run of another configuration: choose another --out")
-    train(RunFolder.open(path) if begun.is_file() else RunFolder.create(path, config), display)
-    if experiment.tests:
-        if not (out / TESTS).is_file():
-            start = str(config_of(experiment.base, "base").policy)
-            _write(out / TESTS, experiment.tested(experiment.base, start))
-        values = merged(experiment.base, experiment.arms[trial.arm])
-        _write(path / TESTS, experiment.tested(values, f"hf:{path / 'policy'}"))
-    for name in ("checkpoints", "policy", "policy-second", "league"):
-        shutil.rmtree(path / name, ignore_errors=True)
-
-
-def _write(path: Path, figures: Json) -> None:
-    write_text(path, json.dumps(figures, indent=1) + "\n")

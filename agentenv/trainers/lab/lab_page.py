@@ -1,117 +1,45 @@
-"""The page of an experiment: what was claimed, how it was tried, what came out, with curves; and its figures as JSON."""
+"""The page of an experiment as Markdown, made of its figures alone: claim, measure, what came out, and with what power.
+
+Figures of earlier versions lack parts; a page is made of what is there and says what is not.
+"""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any
+from statistics import fmean
 
 from agentenv.core.io.files import write_text
-from agentenv.evaluation.records import read_json
 from agentenv.evaluation.report.charts import Curve, comparison_chart
-from agentenv.evaluation.statistics.sequential import Decision, Verdict
-from agentenv.trainers.lab.lab import (
-    TESTS,
-    Experiment,
-    Json,
-    curve,
-    decide,
-    finished,
-    pending_runs,
-    rollouts_of,
-    score,
-)
-from agentenv.trainers.task_sampling.allocation import half_width
+from agentenv.evaluation.statistics.sequential import Verdict
+from agentenv.trainers.lab.figures import figures_of
+from agentenv.trainers.lab.lab import Experiment
+from agentenv.trainers.lab.measures import MEASURES, Json, curve
+from agentenv.trainers.lab.trials import finished
 
-MEASURES = {
-    "after": "score on the test tasks afterwards",
-    "tested": "score on the test tasks afterwards under the first test",
-    "dev_mean": "mean of the dev scores over the run",
-    "steps_to": "steps until a dev score reaches {level:g}",
-    "tokens_to": "sampled tokens until a dev score reaches {level:g}",
-    "dev_at_tokens": "dev score after {level:,.0f} sampled tokens",
-}
+COLUMNS = {
+    "before": "before", "after": "after", "mean of dev": "dev_mean", "sampled tokens": "sampled_tokens",
+    "turns": "turns", "searches": "searches", "turns a right answer": "turns_per_right",
+    "searches a right answer": "searches_per_right", "tokens a right answer": "tokens_per_right",
+}  # fmt: skip
+"""Columns of the table of arms after ``compared``, by their titles."""
 
 
-def write_page(name: str, experiment: Experiment, out: Path, pages: Path) -> Json:
-    """Writes ``NAME.md``, ``NAME.svg`` and ``NAME.json`` into ``pages``, as far as the experiment has got.
+def write_page(name: str, experiment: Experiment, out: Path) -> Json:
+    """Writes ``NAME.md``, ``NAME.svg`` and ``NAME.json`` into the folder of its runs, as far as the experiment has got.
 
     Returns:
         The content of ``NAME.json``.
     """
     runs = finished(experiment, out)
-    figures = page_data(name, experiment, runs)
-    if (out / TESTS).is_file():
-        figures["start"] = read_json(out / TESTS)
-    pages.mkdir(parents=True, exist_ok=True)
+    figures = figures_of(name, experiment, out)
+    out.mkdir(parents=True, exist_ok=True)
     curves = [mean_curve(arm, of_arm) for arm, of_arm in runs.items() if of_arm]
     if curves:
-        write_text(pages / f"{name}.svg", comparison_chart(curves, "sampled tokens; dev score") + "\n")
-    write_text(pages / f"{name}.json", json.dumps(figures, indent=1) + "\n")
-    write_text(pages / f"{name}.md", page(name, experiment, figures, drawn=bool(curves)))
+        write_text(out / f"{name}.svg", comparison_chart(curves, "sampled tokens; dev score") + "\n")
+    figures["drawn"] = bool(curves)
+    write_text(out / f"{name}.json", json.dumps(figures, indent=1) + "\n")
+    write_text(out / f"{name}.md", page(figures))
     return figures
-
-
-def page_data(name: str, experiment: Experiment, runs: dict[str, list[Json]]) -> Json:
-    """The numbers of the page: every run's, means with intervals over seeds, and the verdicts."""
-    scores = {arm: [score(experiment, run) for run in of_arm] for arm, of_arm in runs.items()}
-    decisions = decide(experiment, scores)
-    return {
-        "name": name,
-        "measure": experiment.measure,
-        "level": experiment.level,
-        "arms": {arm: _arm(experiment, arm, runs[arm], scores[arm]) for arm in experiment.arms},
-        "families": [_family(decision) for decision in decisions],
-        "missing_runs": len(pending_runs(experiment, scores)),
-    }
-
-
-def _arm(experiment: Experiment, arm: str, runs: Sequence[Json], scores: Sequence[float]) -> Json:
-    return {
-        "rollouts": rollouts_of(experiment.run_of(arm, 0)),
-        "measure": _over_seeds(scores),
-        "before": _over_seeds([run["before"]["mean"] for run in runs]),
-        "after": _over_seeds([run["after"]["mean"] for run in runs]),
-        "dev_mean": _over_seeds([fmean(value for _, _, value in curve(run)) for run in runs]),
-        "sampled_tokens": _over_seeds([float(curve(run)[-1][1]) for run in runs]),
-        "turns": _over_seeds([run["after"]["turns"] for run in runs if "turns" in run["after"]]),
-        "searches_per_right": _over_seeds([cost for run in runs if (cost := _price(run)) is not None]),
-        "tests": {test: _over_seeds([run["tests"][test] for run in runs]) for test in experiment.tests},
-        "faults": sum(run["faults"] for run in runs),
-        "stopped": sum("stopped" in run for run in runs),
-    }
-
-
-def _price(run: Json) -> float | None:
-    """Searches for each right answer afterwards; None where nothing was searched or nothing right."""
-    after = run["after"]
-    return after["searches"] / after["mean"] if after.get("searches") and after["mean"] else None
-
-
-def _over_seeds(values: Sequence[float]) -> Json:
-    """Mean over seeds with Student's interval; null where there are too few."""
-    half = half_width(stdev(values), len(values)) if len(values) > 1 else None
-    mean = fmean(values) if values else None
-    return {
-        "values": list(values),
-        "mean": mean,
-        "ci95": None if mean is None or half is None else [mean - half, mean + half],
-    }
-
-
-def _family(decision: Decision) -> Json:
-    pairs = [
-        {
-            "first": p.first,
-            "second": p.second,
-            "difference": p.difference,
-            "ci95": p.ci95 and list(p.ci95),
-            "seeds": p.seeds,
-            "verdict": str(p.verdict),
-        }
-        for p in decision.pairs
-    ]
-    return {"interims": decision.interims, "enough": decision.enough, "pairs": pairs}
 
 
 def mean_curve(arm: str, runs: Sequence[Json]) -> Curve:
@@ -127,83 +55,219 @@ def mean_curve(arm: str, runs: Sequence[Json]) -> Curve:
     )
 
 
-def page(name: str, experiment: Experiment, figures: Json, *, drawn: bool) -> str:
-    """The page as Markdown."""
-    measure = MEASURES[experiment.measure].format(level=experiment.level)
-    most = experiment.per_interim * experiment.interims
-    missing = figures["missing_runs"]
-    state = f"{missing} runs are still missing before the next interim analysis." if missing else "Complete."
+def measure_title(figures: Json, key: str = "claim_measure") -> str:
+    """What tests the claim, or what the runs compared (``measure``), for people."""
+    return MEASURES[figures[key]].title.format(level=figures["level"])
+
+
+def page(figures: Json) -> str:
+    """The page."""
+    name = figures["name"]
     lines = [
-        f"# {experiment.title}",
-        f"*Claim.* {experiment.claim}",
-        *([experiment.setup] if experiment.setup else []),
-        f"Compared: {measure}. Up to {most} seeds an arm, with an interim analysis every {experiment.per_interim} "
-        f"(AdaStop, error level {experiment.alpha:g} over all comparisons). "
-        f"Intervals are Student's over seeds. {state} Made by "
-        f"`agentenv lab run {name}`; arms: `agentenv/trainers/experiments/{name}.toml`, all numbers: "
-        f"[{name}.json]({name}.json).",
-        *([f"![dev scores by sampled tokens]({name}.svg)"] if drawn else []),
+        f"# {figures['title']}",
+        f"*Claim.* {figures['claim']}" + (f" ({figures['paper']})" if figures["paper"] else ""),
+        f"*Measure.* The claim is tested by the {measure_title(figures)}; {figures['better']} is better."
+        f"{_expected(figures)}",
+        *([figures["setup"]] if figures["setup"] else []),
+        _plan(figures),
+        *figures.get("remarks", ()),
+        *([f"![dev scores by sampled tokens]({name}.svg)"] if figures["drawn"] else []),
         _table(figures),
-        *([_tests(figures)] if experiment.tests else []),
+        *filter(None, [_tests(figures), _front(figures)]),
         _verdicts(figures),
+        _foundations(figures),
     ]
     return "\n\n".join(lines) + "\n"
 
 
+def _expected(figures: Json) -> str:
+    """Which differences and which equivalences the claim is about."""
+    pairs = ", ".join(f"{first} above {second}" for first, second in figures["expects"])
+    if figures["better"] == "lower":
+        pairs = pairs.replace(" above ", " below ")
+    same = ", ".join(
+        f"{one['first']} and {one['second']} within {one['margin']:g} of each other "
+        f"({MEASURES[one['measure']].title.format(level=figures['level'])})"
+        for one in figures["equivalences"]
+    )
+    said = " and ".join(filter(None, [pairs, same]))
+    expected = f" It expects {said}." if said else ""
+    if figures["claim_measure"] == figures["measure"]:
+        return expected
+    return (
+        f"{expected} The test of these runs compared something else: the {measure_title(figures, 'measure')}."
+    )
+
+
+def _plan(figures: Json) -> str:
+    plan, name, missing = figures["plan"], figures["name"], figures["missing_runs"]
+    state = f"{missing} runs are still missing before the next interim analysis." if missing else "Complete."
+    return (
+        f"Up to {plan['per_interim'] * plan['interims']} seeds an arm, with an interim analysis every {plan['per_interim']} "
+        f"(AdaStop; two one-sided tests where arms are expected to be alike; error level {plan['alpha']:g} over all "
+        f"comparisons). Intervals are Student's over seeds. {state} Made by `agentenv lab run {name}`; arms: "
+        f"`agentenv/trainers/experiments/{name}.toml`, all numbers: [{name}.json]({name}.json)."
+    )
+
+
 def _table(figures: Json) -> str:
-    columns = {
-        "compared": "measure", "before": "before", "after": "after", "mean of dev": "dev_mean",
-        "sampled tokens": "sampled_tokens", "turns": "turns", "searches a right answer": "searches_per_right",
-    }  # fmt: skip
     arms = figures["arms"]
-    told = {title: key for title, key in columns.items() if any(row[key]["values"] for row in arms.values())}
-    rows = [
-        " | ".join([arm, str(len(row["measure"]["values"])), *(_cell(row[key]) for key in told.values())])
-        for arm, row in arms.items()
-    ]
-    head = " | ".join(["arm", "seeds", *told])
-    rule = "---|" * (2 + len(told))
+    told = {
+        title: key
+        for title, key in {"compared": "measure", **COLUMNS}.items()
+        if any(row.get(key, {}).get("values") for row in arms.values())
+    }
+    played = list(dict.fromkeys(name for row in arms.values() for name in row.get("played", {})))
+    head = " | ".join(["arm", "seeds", *told, *(name.replace("_", " ") for name in played)])
+    rows = [*_start_rows(arms, [*told.values()], played)]
+    for arm, row in arms.items():
+        cells = [
+            *(cell(row.get(key)) for key in told.values()),
+            *(cell(row.get("played", {}).get(name)) for name in played),
+        ]
+        rows.append(" | ".join([arm, str(len(row["measure"]["values"])), *cells]))
+    rule = "---|" * (2 + len(told) + len(played))
     return "\n".join([f"| {head} |", f"|{rule}", *(f"| {row} |" for row in rows)])
 
 
+def _start_rows(arms: Mapping[str, Json], keys: Sequence[str], played: Sequence[str]) -> list[str]:
+    """One row for each start that differs from the others, in the columns in which the arms are."""
+    alike: dict[str, list[str]] = {}
+    for arm, row in arms.items():
+        if start := row.get("start"):
+            shown = [_number(start.get(key)) for key in keys]
+            shown += [_number(start.get("played", {}).get(name)) for name in played]
+            alike.setdefault(" | ".join(["", *shown]), []).append(arm)
+    if len(alike) == 1:
+        return [f"start |{cells}" for cells in alike]
+    return [f"start of {', '.join(names)} |{cells}" for cells, names in alike.items()]
+
+
 def _tests(figures: Json) -> str:
-    """What every result scores under every condition."""
+    """What every start and every result scores under every condition."""
     arms = figures["arms"]
-    names = list(next(iter(arms.values()))["tests"])
+    names = list(next(iter(arms.values())).get("tests", ()))
+    if not names:
+        return ""
     head = "| trained in, tested with | " + " | ".join(names) + " |\n|" + "---|" * (1 + len(names))
-    start = figures.get("start")
-    rows = [f"| nothing | {' | '.join(f'{start[name]:.3f}' for name in names)} |"] if start else []
+    starts: dict[str, list[str]] = {}
+    for arm, row in arms.items():
+        if tests := row.get("start", {}).get("tests"):
+            starts.setdefault(" | ".join(_number(tests[name]) for name in names), []).append(arm)
+    rows = [
+        f"| nothing{'' if len(starts) == 1 else ' (start of ' + ', '.join(alike) + ')'} | {cells} |"
+        for cells, alike in starts.items()
+    ]
     rows += [
-        f"| {arm} | {' | '.join(_cell(row['tests'][name]) for name in names)} |" for arm, row in arms.items()
+        f"| {arm} | {' | '.join(cell(row['tests'][name]) for name in names)} |" for arm, row in arms.items()
     ]
     return "\n".join([head, *rows])
 
 
-def _cell(found: Json) -> str:
-    if found["mean"] is None:
+def _front(figures: Json) -> str:
+    """Which arms no other arm beats in cost and worth."""
+    front = figures.get("front")
+    if not front or not front["points"]:
+        return ""
+    cost, worth = (MEASURES[front[key]].title.format(level=figures["level"]) for key in ("cost", "worth"))
+    beaten = [arm for arm in front["points"] if arm not in front["on_front"]]
+    points = ", ".join(
+        f"{arm} ({front['points'][arm][0]:.3f}, {front['points'][arm][1]:.3f})" for arm in front["on_front"]
+    )
+    off = f" Off it: {', '.join(beaten)}." if beaten else ""
+    return f"Pareto front of {cost} against {worth}: {points}.{off}"
+
+
+def _verdicts(figures: Json) -> str:
+    lines = []
+    for family in figures["families"]:
+        lines += [f"- {pair_verdict(pair, family['interims'])}" for pair in family["pairs"]]
+        lines.append(f"- {power_of(family)}")
+    for one in figures["equivalences"]:
+        lines.append(f"- {equivalence_verdict(one)}")
+    return "\n".join(lines)
+
+
+def pair_verdict(pair: Json, interim: int) -> str:
+    """What the sequential test says of a pair, with the difference that it is about."""
+    said = {
+        Verdict.FIRST_BETTER: "{first} is higher than {second}",
+        Verdict.SECOND_BETTER: "{second} is higher than {first}",
+        Verdict.NO_DIFFERENCE: "no difference found between {first} and {second}",
+        Verdict.UNDECIDED: "{first} and {second} are not decided yet",
+    }[Verdict(pair["verdict"])].format(**pair)
+    return (
+        f"{said} (difference {difference(pair)} over {pair['seeds']} seeds of each, "
+        f"interim analysis {pair.get('interim', interim)})"
+    )
+
+
+def difference(pair: Json) -> str:
+    """The difference of a pair with its interval."""
+    form = "+,.0f" if abs(pair["difference"]) >= 100 else "+.3f"
+    ends = pair["ci95"]
+    interval = "" if ends is None else f" [{ends[0]:{form}}, {ends[1]:{form}}]"
+    return f"{pair['difference']:{form}}{interval}"
+
+
+def power_of(family: Json) -> str:
+    """Which difference the test of a family would have found."""
+    smallest = family["detectable_deviations"]
+    if smallest is None:
+        return "with these seeds and error levels the test could not have found any difference with 80 % probability"
+    said = f"with 80 % probability the test finds a difference of {smallest:.2f} deviations between seeds"
+    return said if family["detectable"] is None else f"{said}, here of {_number(family['detectable'])}"
+
+
+def equivalence_verdict(one: Json) -> str:
+    """What the two one-sided tests say of a pair."""
+    said = {
+        "equivalent": "{first} and {second} differ by less than {margin:g}",
+        "not shown": "that {first} and {second} differ by less than {margin:g} is not shown",
+        "undecided": "whether {first} and {second} differ by less than {margin:g} is not decided yet",
+    }[one["verdict"]].format(**one)
+    found = "" if one["p"] is None else f", p = {one['p']:.4f}, difference {one['difference']:+.3f}"
+    power = (
+        ""
+        if one["detectable"] is None
+        else f"; equal arms are found with 80 % probability within {_number(one['detectable'])}"
+    )
+    return f"{said} ({one['measure']}, two one-sided tests, {one['seeds']} seeds of each{found}){power}"
+
+
+def _foundations(figures: Json) -> str:
+    """Which weights, files and versions the runs stand on."""
+    held = figures.get("stands_on")
+    if held is None:
+        return (
+            "*What the runs stand on* was not kept when they were made: neither the digest of the starting weights nor "
+            "those of simulators, files and code. They cannot be continued, only made anew."
+        )
+    if not held:
+        return "*What the runs stand on* will be written here with the first run."
+    weights = [
+        f"{name} `{digest[:12]}`" for name, digest in held.items() if name.startswith(("weights", "content"))
+    ]
+    versions = [
+        f"{name.removeprefix('version of ')} {number}"
+        for name, number in held.items()
+        if name.startswith("version")
+    ]
+    source = figures["sources"]
+    mixed = (
+        f" The source of agentenv changed between the runs ({len(source)} states)." if len(source) > 1 else ""
+    )
+    return f"*What the runs stand on:* {', '.join([*weights, *versions])}.{mixed}"
+
+
+def cell(found: Json | None) -> str:
+    """A mean with its interval as a cell of a table; empty where there is none."""
+    if found is None or found["mean"] is None:
         return ""
     form = ",.0f" if abs(found["mean"]) >= 100 else ".3f"
     interval = "" if found["ci95"] is None else f" [{found['ci95'][0]:{form}}, {found['ci95'][1]:{form}}]"
     return f"{found['mean']:{form}}{interval}"
 
 
-def _verdicts(figures: Json) -> str:
-    sentences = {
-        Verdict.FIRST_BETTER: "{first} is higher than {second}",
-        Verdict.SECOND_BETTER: "{second} is higher than {first}",
-        Verdict.NO_DIFFERENCE: "no difference found between {first} and {second}",
-        Verdict.UNDECIDED: "{first} and {second} are not decided yet",
-    }
-    rows: list[tuple[Any, Json]] = [(f["interims"], pair) for f in figures["families"] for pair in f["pairs"]]
-    return "\n".join(
-        f"- {sentences[Verdict(pair['verdict'])].format(**pair)} ({_difference(pair)}, interim analysis {interim})"
-        for interim, pair in rows
-    )
-
-
-def _difference(pair: Json) -> str:
-    """The difference that a verdict is about, with its interval and the seeds that it was seen in."""
-    form = "+,.0f" if abs(pair["difference"]) >= 100 else "+.3f"
-    ends = pair["ci95"]
-    interval = "" if ends is None else f" [{ends[0]:{form}}, {ends[1]:{form}}]"
-    return f"difference {pair['difference']:{form}}{interval} over {pair['seeds']} seeds of each"
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:{',.0f' if abs(value) >= 100 else '.3f'}}"

@@ -1,6 +1,7 @@
 """The lab: which runs are needed when, what is compared, that a finished run is kept, and every experiment in seconds."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,21 @@ from agentenv.policies.fakes import random_policy
 from agentenv.progress import SilentDisplay
 from agentenv.sandbox.backends import unavailable
 from agentenv.trainers.config.config_files import merged
-from agentenv.trainers.lab.lab import (
-    Experiment,
+from agentenv.trainers.lab.figures import page_data
+from agentenv.trainers.lab.lab import Experiment, experiments, load_experiment
+from agentenv.trainers.lab.lab_page import mean_curve, page, write_page
+from agentenv.trainers.lab.provenance import SOURCE, STANDS_ON
+from agentenv.trainers.lab.results_table import claim_verdict
+from agentenv.trainers.lab.trials import (
     Trial,
     decide,
-    experiments,
     finished,
-    load_experiment,
     next_trial,
     pending_runs,
     run_trial,
     score,
+    show_equivalence,
 )
-from agentenv.trainers.lab.lab_page import mean_curve, page, page_data, write_page
 
 ARMS: dict[str, dict[str, Any]] = {"a": {}, "b": {"loss": {"estimator": "dr_grpo"}}}
 WORLD = {"documents": 200, "questions": 4}
@@ -46,7 +49,7 @@ def experiment(**changes: Any) -> Experiment:
     )
 
 
-def result(after: float, dev: list[float], tokens: int = 100, every: int = 2) -> dict[str, Any]:
+def result(after: float, dev: Sequence[float] = (0.1,), tokens: int = 100, every: int = 2) -> dict[str, Any]:
     lines: list[dict[str, Any]] = [
         {"step": s, "sampled_tokens": tokens} for s in range(1, every * len(dev) + 1)
     ]
@@ -54,6 +57,11 @@ def result(after: float, dev: list[float], tokens: int = 100, every: int = 2) ->
         lines[every * (i + 1) - 1]["dev_score"] = value
     outcome = {"name": "r", "before": {"mean": 0.0}, "after": {"mean": after}, "faults": 0}
     return outcome | {"metrics": lines}
+
+
+def by_arm(**scores: Sequence[float]) -> dict[str, list[dict[str, Any]]]:
+    """Finished runs with these scores afterwards."""
+    return {arm: [result(value) for value in mine] for arm, mine in scores.items()}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +79,8 @@ def result(after: float, dev: list[float], tokens: int = 100, every: int = 2) ->
 )
 def test_what_is_compared(measure: Any, level: float, value: float) -> None:
     run = result(0.9, [0.1, 0.5, 0.6])
-    assert score(experiment(measure=measure, level=level), run) == pytest.approx(value)
+    base = {"base": "lab-search", "evaluation": {"every": 1}}
+    assert score(experiment(measure=measure, level=level, base=base), run) == pytest.approx(value)
 
 
 def test_arms_that_are_rewarded_otherwise_are_compared_under_one_test() -> None:
@@ -88,27 +97,20 @@ def test_without_dev_scores_there_is_nothing_to_measure() -> None:
 
 
 def test_seeds_go_round_the_arms_until_a_look() -> None:
-    two = experiment(per_interim=2, interims=3)
-    assert pending_runs(two, {"a": [], "b": []}) == [
-        Trial("a", 0),
-        Trial("b", 0),
-        Trial("a", 1),
-        Trial("b", 1),
+    two = experiment(per_interim=3, interims=2, alpha=0.5)
+    assert pending_runs(two, by_arm(a=[], b=[])) == [Trial(arm, seed) for seed in range(3) for arm in "ab"]
+    assert pending_runs(two, by_arm(a=[0.1, 0.2, 0.1], b=[0.1, 0.2])) == [Trial("b", 2)]
+    even = [0.1, 0.2, 0.1]
+    assert pending_runs(two, by_arm(a=even, b=even)) == [
+        Trial(arm, seed) for seed in (3, 4, 5) for arm in "ab"
     ]
-    assert pending_runs(two, {"a": [0.1, 0.2], "b": [0.1]}) == [Trial("b", 1)]
-    assert pending_runs(two, {"a": [0.1, 0.2], "b": [0.2, 0.1]}) == [
-        Trial("a", 2),
-        Trial("b", 2),
-        Trial("a", 3),
-        Trial("b", 3),
-    ]
-    assert pending_runs(two, {"a": [0.1, 0.2] * 3, "b": [0.2, 0.1] * 3}) == []  # no interim analysis is left
+    assert pending_runs(two, by_arm(a=even * 2, b=even * 2)) == []  # no interim analysis is left
 
 
 def test_arms_that_are_decided_run_no_more() -> None:
     three = experiment(arms=ARMS | {"c": {}}, per_interim=5, interims=2)
     low, high = [0.0, 0.1, 0.0, 0.1, 0.0], [0.9, 1.0, 0.9, 1.0, 0.9]
-    assert [t.arm for t in pending_runs(three, {"a": low, "b": high, "c": high})] == ["b", "c"] * 5
+    assert [t.arm for t in pending_runs(three, by_arm(a=low, b=high, c=high))] == ["b", "c"] * 5
     (decision,) = decide(three, {"a": low, "b": high, "c": high})
     assert [str(p.verdict) for p in decision.pairs] == ["second better", "second better", "undecided"]
 
@@ -125,9 +127,7 @@ def test_families_are_compared_within_and_share_the_error_level() -> None:
     first, second = decide(four, {"a": low, "b": high, "c": low, "d": []})
     assert [(p.first, p.second) for p in (*first.pairs, *second.pairs)] == [("a", "b"), ("c", "d")]
     assert first.enough  # 2 of 252 orders are as extreme: .008 of .025
-    assert pending_runs(four, {"a": low, "b": high, "c": low, "d": []}) == [
-        Trial("d", seed) for seed in range(5)
-    ]
+    assert pending_runs(four, by_arm(a=low, b=high, c=low, d=[])) == [Trial("d", seed) for seed in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,11 @@ def test_families_are_compared_within_and_share_the_error_level() -> None:
         ({"families": (("a", "x"),)}, r"\['x'\]"),
         ({"arms": {"a": {}, "b": {"rollout": {"group_size": 4}}}}, r"\[384, 768\]"),
         ({"arms": {"a": {}, "b": {"rollouts": {}}}}, "'rollouts'.*'rollout'"),
+        ({"expects": (("a", "x"),)}, r"\['a', 'x'\]"),
+        ({"equivalences": ({"arms": ("a", "x"), "margin": 0.1},)}, r"\['x'\]"),
+        ({"measure": "steps_to", "level": 0.5}, r"evaluation\.every = 1.*\['a', 'b'\]"),
+        ({"per_interim": 3}, r"3 seeds.*\.1000.*\.0250"),
+        ({"per_interim": 5, "families": (("a", "b"),) * 4}, r"5 seeds.*\.0079.*\.0063"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(changes: dict[str, Any], named: str) -> None:
@@ -161,7 +166,7 @@ def test_the_mean_curve_and_the_chart() -> None:
 
 
 def test_the_page_says_what_was_found(tmp_path: Path) -> None:
-    two = experiment(per_interim=5, interims=1)
+    two = experiment(per_interim=5, interims=1, expects=(("b", "a"),))
     runs = {
         "a": [result(0.1 + i / 100, [0.1]) for i in range(5)],
         "b": [result(0.8 + i / 100, [0.2]) for i in range(5)],
@@ -171,26 +176,74 @@ def test_the_page_says_what_was_found(tmp_path: Path) -> None:
     # s = sqrt(.001 / 4) = .0158, t(4) = 2.776: half of the interval is 2.776 * .0158 / sqrt(5) = .0196
     assert figures["arms"]["a"]["after"]["ci95"] == pytest.approx([0.12 - 0.0196, 0.12 + 0.0196], abs=1e-4)
     assert figures["families"][0]["pairs"][0]["verdict"] == "second better"
-    written = write_page("none", two, tmp_path / "runs", tmp_path / "pages")
+    assert figures["families"][0]["deviation"] == pytest.approx(0.0158, abs=1e-4)
+    assert claim_verdict(figures) == "holds"
+    written = write_page("none", two, tmp_path / "runs")
     assert written["missing_runs"] == 10
-    text = (tmp_path / "pages" / "none.md").read_text()
+    text = (tmp_path / "runs" / "none.md").read_text()
     assert "10 runs are still missing" in text
     assert "a and b are not decided yet" in text
-    assert not (tmp_path / "pages" / "none.svg").exists()
+    assert "score on the test tasks afterwards; higher is better. It expects b above a." in text
+    assert not (tmp_path / "runs" / "none.svg").exists()
 
 
-def test_searches_and_turns_are_told_where_there_are_any() -> None:
-    pair = experiment(per_interim=2, interims=1)
-    costs = [{"mean": 0.5, "turns": 2.5, "searches": 1.5}, {"mean": 0.0, "turns": 2.0, "searches": 1.0}]
-    runs = {"a": [result(0.0, [0.1]) | {"after": cost} for cost in costs], "b": [result(0.2, [0.1])]}
+def test_searches_and_turns_are_told_where_there_are_any_of_the_start_too() -> None:
+    pair = experiment(per_interim=5, interims=1)
+    costs = [
+        {"mean": 0.5, "n": 8, "turns": 2.5, "searches": 1.5},
+        {"mean": 0.0, "n": 8, "turns": 2.0, "searches": 1.0},
+    ]
+    begun = {"mean": 0.25, "n": 8, "turns": 3.0, "searches": 2.0}
+    runs = {"a": [result(0.0) | {"after": cost, "before": begun} for cost in costs], "b": [result(0.2)]}
     figures = page_data("pair", pair, runs)
     assert figures["arms"]["a"]["turns"]["mean"] == 2.25
-    assert figures["arms"]["a"]["searches_per_right"]["values"] == [3.0]  # the second found nothing right
+    # 8 questions, 1.5 searches each, 4 right; of the second none is right, and its 8 searches count as for one
+    assert figures["arms"]["a"]["searches_per_right"]["values"] == [3.0, 8.0]
+    assert figures["arms"]["a"]["start"] == {
+        "after": 0.25, "turns": 3.0, "searches": 2.0, "turns_per_right": 12.0, "searches_per_right": 8.0
+    }  # fmt: skip
     assert figures["arms"]["b"]["turns"]["values"] == []
-    row = next(
-        line for line in page("pair", pair, figures, drawn=False).splitlines() if line.startswith("| a |")
-    )
-    assert row.endswith("| 2.250 [-0.927, 5.427] | 3.000 |")  # half = 12.706 * .3536 / sqrt(2)
+    lines = page(figures | {"drawn": False}).splitlines()
+    (row,) = [line for line in lines if line.startswith("| a |")]
+    assert "| 2.250 [-0.927, 5.427] |" in row  # half = 12.706 * .3536 / sqrt(2)
+    (start,) = [line for line in lines if line.startswith("| start of a |")]
+    assert start.endswith("| 3.000 | 2.000 | 12.000 | 8.000 |")
+
+
+@pytest.mark.parametrize("name", experiments())
+def test_arms_that_do_not_overlap_are_decided_at_the_first_look(name: str) -> None:
+    """Each arm of a shipped experiment has scores of its own; one look of the planned seeds tells all pairs apart."""
+    whole = load_experiment(name)
+    scores = {
+        arm: [100.0 * place + seed for seed in range(whole.per_interim)]
+        for place, arm in enumerate(whole.arms)
+    }
+    for decision in decide(whole, scores):
+        assert {str(pair.verdict) for pair in decision.pairs} == {"second better"}
+        assert decision.interims == 1
+
+
+@pytest.mark.parametrize(
+    ("b", "margin", "verdict", "interims", "more"),
+    [
+        # Deviations of .01581 over five seeds: an error of .01 with 8 degrees of freedom, and one look of level .0125.
+        # t = (.1 - 0) / .01 = 10 is shown; t = (.02 - 0) / .01 = 2 has p = .040 and waits; .1 lower never is.
+        ([0.0, 0.01, 0.02, 0.03, 0.04], 0.1, "equivalent", 1, 0),
+        ([0.0, 0.01, 0.02, 0.03, 0.04], 0.02, "undecided", 1, 10),
+        ([0.1, 0.11, 0.12, 0.13, 0.14] * 2, 0.1, "not shown", 2, 0),
+        ([0.0, 0.01], 0.1, "undecided", 0, 5),
+    ],
+)
+def test_arms_that_are_expected_to_be_alike_are_tested_for_equivalence(
+    b: list[float], margin: float, verdict: str, interims: int, more: int
+) -> None:
+    a = [0.0, 0.01, 0.02, 0.03, 0.04] * (2 if len(b) > 5 else 1)
+    two = experiment(equivalences=({"arms": ("a", "b"), "margin": margin},))
+    (one,) = two.equivalences
+    shown = show_equivalence(two, one, {"a": a, "b": b})
+    assert (shown.verdict, shown.interims, shown.more_seeds) == (verdict, interims, more)
+    if margin == 0.02:
+        assert shown.p == pytest.approx(0.0403, abs=1e-4)  # Student's t with 8 degrees of freedom at 2
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +261,8 @@ def small(name: str, policy: Path) -> Experiment:
     names = list(whole.arms)
     arms = {arm: merged(whole.arms[arm], SMALL) for arm in (names[0], names[-1])}
     base = merged(whole.base, {"policy": f"hf:{policy}"})
-    changes = {"base": base, "arms": arms, "families": (), "per_interim": 2, "interims": 1}
+    plan = {"families": (), "expects": (), "equivalences": (), "per_interim": 2, "interims": 1, "alpha": 0.6}
+    changes = {"base": base, "arms": arms} | plan
     text = json.dumps(whole.model_dump() | changes).replace("hf:runs/simulator", "grammar")
     return Experiment(**json.loads(text.replace("hf:runs/tiny-self", f"hf:{policy}")))
 
@@ -223,14 +277,16 @@ def test_every_experiment_in_seconds(name: str, policy: Path, tmp_path: Path) ->
         assert trial == Trial(arm, 0)
         run_trial(short, trial, out, SilentDisplay())
         assert not (trial.folder(out) / "checkpoints").exists()
-    figures = write_page(name, short, out, tmp_path)
+    figures = write_page(name, short, out)
     assert figures["missing_runs"] == 2
-    assert set(figures.get("start", ())) == set(short.tests)
-    assert all(
-        len(found["values"]) == 1 for row in figures["arms"].values() for found in row["tests"].values()
-    )
-    assert all(row["faults"] == 0 for row in figures["arms"].values())
-    assert (tmp_path / f"{name}.svg").read_text().startswith("<svg")
+    for row in figures["arms"].values():
+        assert set(row["tests"]) == set(row["start"].get("tests", ())) == set(short.tests)
+        assert set(row["played"]) == set(row["start"].get("played", ()))
+        assert all(len(found["values"]) == 1 for found in (row["tests"] | row["played"]).values())
+        assert row["faults"] == 0
+    assert f"weights of hf:{policy}" in figures["stands_on"]
+    assert len(figures["sources"]) == 1
+    assert (out / f"{name}.svg").read_text().startswith("<svg")
 
 
 def test_a_sitting_goes_on_where_the_last_one_ended(
@@ -240,7 +296,7 @@ def test_a_sitting_goes_on_where_the_last_one_ended(
     import tomli_w
 
     file, out = tmp_path / "mine.toml", tmp_path / "runs"
-    file.write_text(tomli_w.dumps(small("samplers", policy).model_dump()))
+    file.write_text(tomli_w.dumps(small("samplers", policy).model_dump(exclude_none=True)))
     words = ["lab", "run", str(file), "--out", str(out), "--pages", str(tmp_path / "pages"), "--json"]
     assert main([*words, "--runs", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["missing_runs"] == 3
@@ -252,27 +308,74 @@ def test_a_sitting_goes_on_where_the_last_one_ended(
     assert kept.stat().st_mtime_ns == before
     assert [len(runs) for runs in finished(small("samplers", policy), out / "mine").values()] == [2, 2]
     kept.unlink()
-    changed = merged(small("samplers", policy).model_dump(), {"base": {"optimizer": {"learning_rate": 1e-3}}})
+    changed = merged(
+        small("samplers", policy).model_dump(exclude_none=True),
+        {"base": {"optimizer": {"learning_rate": 1e-3}}},
+    )
     file.write_text(tomli_w.dumps(changed))
     assert main(words) == 1
     assert "mine/uniform/seed-0" in "".join(capsys.readouterr().err.split())  # lines may be wrapped
+    assert not (tmp_path / "pages").exists()
 
 
-def test_pages_that_cannot_be_written_are_known_before_the_first_run(
+def test_a_second_look_never_mixes_starts(policy: Path, tmp_path: Path) -> None:
+    """Neither with a run that began with other weights, nor with one that does not say with which."""
+    short, out = small("samplers", policy), tmp_path / "runs"
+    run_trial(short, Trial("uniform", 0), out, SilentDisplay())
+    kept = out / "uniform" / "seed-0" / STANDS_ON
+    held = json.loads(kept.read_text())
+    weights = f"weights of hf:{policy}"
+    kept.write_text(json.dumps(held | {SOURCE: "another"}))  # a changed comment is no other start
+    run_trial(short, Trial("xrpo", 0), out, SilentDisplay())
+    for other, named in ((held | {weights: "other"}, weights), (None, "does not say")):
+        kept.unlink() if other is None else kept.write_text(json.dumps(other))
+        with pytest.raises(ConfigurationError, match=named) as refused:
+            run_trial(short, Trial("uniform", 1), out, SilentDisplay())
+        assert str(kept.parent) in str(refused.value)
+        assert not (out / "uniform" / "seed-1").exists()
+
+
+def test_runs_whose_page_cannot_be_written_do_not_begin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    places = ["--out", str(tmp_path / "runs"), "--pages", str(tmp_path / "file" / "pages")]
-    assert main(["lab", "run", "turn-credit", *places]) == 1
+    assert main(["lab", "run", "turn-credit", "--out", str(tmp_path / "file" / "runs")]) == 1
     assert str(tmp_path / "file") in capsys.readouterr().err
-    assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+
+
+def test_published_pages_change_only_when_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A page of another design that stood there is kept, and the table is written with the new one."""
+    pages, out = tmp_path / "pages", tmp_path / "runs"
+    words = ["lab", "run", "tree", "--runs", "0", "--out", str(out), "--pages", str(pages), "--json"]
+    assert main(words) == 0
+    assert not pages.exists()
+    assert (out / "tree" / "tree.md").is_file()
+    assert main([*words, "--publish"]) == 0
+    made = json.loads((pages / "tree.json").read_text())
+    assert "[BranchGRPO](tree.md)" in (pages / "results.md").read_text()
+    assert main([*words, "--publish"]) == 0
+    assert not (pages / "earlier").exists()
+    made["plan"]["per_interim"] = 3
+    (pages / "tree.json").write_text(json.dumps(made))
+    assert main([*words, "--publish"]) == 0
+    assert json.loads((pages / "earlier" / "tree-1.json").read_text()) == made
+    capsys.readouterr()
+    assert main(["lab", "list", "--out", str(out), "--pages", str(pages), "--json"]) == 0
+    decided = json.loads(capsys.readouterr().out)["tree"]["decided"]
+    assert (decided["verdict"], decided["tests"], decided["seeds"]) == ("undecided", ["AdaStop"], [0, 0])
 
 
 def test_the_list_says_how_far_each_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lab", "list", "--out", str(tmp_path), "--json"]) == 0
+    assert main(["lab", "list", "--out", str(tmp_path), "--pages", str(tmp_path), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert set(listed) == set(experiments())
-    assert listed["group-size"]["missing"] == 18
+    assert listed["group-size"]["missing"] == 36
+    assert listed["group-size"]["decided"] is None
+    assert main(["lab", "list", "--out", str(tmp_path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "undecided: AdaStop, 5 of 10 seeds, 80 % power for" in shown
 
 
 def test_fewer_runs_than_none_are_refused(tmp_path: Path) -> None:

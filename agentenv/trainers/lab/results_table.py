@@ -1,0 +1,152 @@
+"""What the pages of the laboratory say together: how each claim was decided, by which test, with which power."""
+
+from pathlib import Path
+
+from agentenv.core.io.files import write_text
+from agentenv.evaluation.records import read_json
+from agentenv.evaluation.statistics.sequential import Verdict
+from agentenv.trainers.lab.lab_page import difference, measure_title
+from agentenv.trainers.lab.measures import Json
+
+TABLE, EARLIER = "results.md", "earlier"
+_HEAD = """# What the laboratory has decided
+
+One row for each [comparison](../lab.md). A claim **holds** when every difference that it expects was found in its direction
+and every equivalence was shown. It is **refuted** when a difference was found in the other direction, **not shown** when all
+interim analyses were made without it, and **undecided** as long as an interim analysis is left. The verdict names the seeds
+of each arm, and the difference that the test finds with 80 % probability. `agentenv lab run NAME --publish` writes it.
+
+"""
+
+
+def read_pages(pages: Path) -> dict[str, Json]:
+    """The figures of every page in a folder, by name."""
+    return {path.stem: read_json(path) for path in sorted(pages.glob("*.json"))}
+
+
+def claim_verdict(figures: Json) -> str:
+    """``holds``, ``refuted``, ``not shown`` or ``undecided``; ``no expectation`` where the experiment states none."""
+    if figures["claim_measure"] != figures["measure"]:
+        return "undecided"
+    found = [_of_pair(figures, first, second) for first, second in figures["expects"]]
+    found += [
+        {"equivalent": "holds", "not shown": "not shown"}.get(one["verdict"], "undecided")
+        for one in figures["equivalences"]
+    ]
+    if not found:
+        return "no expectation"
+    return next((said for said in ("refuted", "undecided", "not shown") if said in found), "holds")
+
+
+def _of_pair(figures: Json, first: str, second: str) -> str:
+    """What was found of the expectation that ``first`` is better than ``second``."""
+    pair, _ = _pair(figures, first, second)
+    verdict = Verdict(pair["verdict"])
+    if verdict is Verdict.UNDECIDED:
+        return "undecided"
+    if verdict is Verdict.NO_DIFFERENCE:
+        return "not shown"
+    higher = pair["first"] if verdict is Verdict.FIRST_BETTER else pair["second"]
+    return "holds" if (higher == first) == (figures["better"] == "higher") else "refuted"
+
+
+def _pair(figures: Json, first: str, second: str) -> tuple[Json, Json]:
+    """The pair of two arms, in whichever order, and its family."""
+    return next(
+        (pair, family)
+        for family in figures["families"]
+        for pair in family["pairs"]
+        if {pair["first"], pair["second"]} == {first, second}
+    )
+
+
+def results_of(figures: Json) -> list[str]:
+    """The difference of every pair that the claim is about, as the expected better arm less the other one."""
+    if figures["claim_measure"] != figures["measure"]:
+        return [f"not tested: the runs compared the {measure_title(figures, 'measure')}"]
+    rows = []
+    for first, second in figures["expects"]:
+        pair, _ = _pair(figures, first, second)
+        if pair["first"] != first:
+            ends = pair["ci95"] and [-end for end in reversed(pair["ci95"])]
+            pair = pair | {"difference": -pair["difference"], "ci95": ends}
+        rows.append(f"{first} - {second}: {difference(pair)}")
+    for one in figures["equivalences"]:
+        found = "" if one["difference"] is None else f": {one['difference']:+.3f}"
+        rows.append(f"{one['first']} - {one['second']} ({one['measure']}, margin {one['margin']:g}){found}")
+    return rows
+
+
+def decided_by(figures: Json) -> Json:
+    """How a page was decided: verdict, tests, seeds of the arms, and the difference found with 80 % probability."""
+    seeds = [len(row["measure"]["values"]) for row in figures["arms"].values()]
+    tests = ["AdaStop"] if figures["expects"] or not figures["equivalences"] else []
+    detectable = [family["detectable"] for family in figures["families"] if family["detectable"] is not None]
+    return {
+        "verdict": claim_verdict(figures),
+        "measured": figures["claim_measure"] == figures["measure"],
+        "tests": tests + (["two one-sided tests"] if figures["equivalences"] else []),
+        "seeds": [min(seeds), max(seeds)],
+        "seeds_at_most": figures["plan"]["per_interim"] * figures["plan"]["interims"],
+        "detectable": max(detectable, default=None),
+        "identity": figures.get("stands_on") is not None,
+    }
+
+
+def power_in_words(found: Json) -> str:
+    """Seeds and power of ``decided_by`` for people."""
+    if not found["measured"]:
+        return "the runs compared something else"
+    low, high = found["seeds"]
+    seeds = (
+        f"{low} of {found['seeds_at_most']}"
+        if low == high
+        else f"{low} to {high} of {found['seeds_at_most']}"
+    )
+    detectable = found["detectable"]
+    power = (
+        "no seeds to take a power from"
+        if detectable is None
+        else f"80 % power for {detectable:{',.0f' if detectable >= 100 else '.3f'}}"
+    )
+    return f"{' and '.join(found['tests'])}, {seeds} seeds, {power}"
+
+
+def results_table(pages: dict[str, Json]) -> str:
+    """The page with the table, made of the figures of every page."""
+    lines = [
+        "| method | paper | claim | measure | result with interval | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, figures in pages.items():
+        found = decided_by(figures)
+        cells = [
+            f"[{figures['method'] or name}]({name}.md)",
+            figures["paper"],
+            figures["claim"],
+            f"{measure_title(figures)} ({figures['better']} is better)",
+            "<br>".join(results_of(figures)),
+            f"**{found['verdict']}** ({power_in_words(found)})",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+def publish(name: str, made: Path, pages: Path) -> None:
+    """Copies the page of an experiment from the folder ``made`` to the published ones, and writes their table anew.
+
+    Where a page of another design stands there, of another measure or other numbers of seeds, its figures are kept in the
+    folder ``earlier``.
+    """
+    new, old = made / f"{name}.json", pages / f"{name}.json"
+    if old.is_file():
+        held, found = read_json(old), read_json(new)
+        if any(held.get(key) != found[key] for key in ("measure", "level", "plan")):
+            (pages / EARLIER).mkdir(exist_ok=True)
+            count = len(list((pages / EARLIER).glob(f"{name}-*.json")))
+            write_text(pages / EARLIER / f"{name}-{count + 1}.json", old.read_text(encoding="utf-8"))
+    pages.mkdir(parents=True, exist_ok=True)
+    for end in ("svg", "json", "md"):
+        if (made / f"{name}.{end}").is_file():
+            write_text(pages / f"{name}.{end}", (made / f"{name}.{end}").read_text(encoding="utf-8"))
+    write_text(pages / TABLE, results_table(read_pages(pages)))

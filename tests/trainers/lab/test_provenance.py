@@ -1,0 +1,75 @@
+"""What runs stand on: every weight, file and version that decides them, and which differences are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.config.config_files import config_of
+from agentenv.trainers.lab.provenance import (
+    SOURCE,
+    keep_foundations,
+    read_foundations,
+    refuse_mixture,
+    stands_on,
+)
+
+
+@pytest.fixture
+def simulator(tmp_path: Path) -> Path:
+    folder = tmp_path / "simulator"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def test_everything_that_a_run_names_counts(simulator: Path, tmp_path: Path) -> None:
+    encoder = tmp_path / "encoder"
+    encoder.mkdir()
+    (encoder / "model.bin").write_bytes(b"vectors")
+    values = {
+        "base": "lab-search",
+        "simulation": {"retriever": f"simulated:noise_start=0@hf:{simulator}"},
+        "search": {"encoder": f"st:{encoder}"},
+    }
+    found = stands_on("a", config_of(values, "t"), {})
+    names = {"weights of tiny", f"weights of hf:{simulator}", f"content of {encoder}", SOURCE}
+    assert names <= set(found)
+    for path, changed in (
+        (simulator / "model.safetensors", f"weights of hf:{simulator}"),
+        (encoder / "model.bin", f"content of {encoder}"),
+    ):
+        path.write_bytes(b"other")
+        again = stands_on("a", config_of(values, "t"), {})
+        assert [name for name in found if found[name] != again[name]] == [changed]
+        found = again
+
+
+def test_the_configuration_counts_without_the_seed(simulator: Path) -> None:
+    base = {"base": "lab-search"}
+    one, other = (
+        stands_on("a", config_of(base | {"seed": seed, "name": f"a-{seed}"}, "t"), {}) for seed in (0, 1)
+    )
+    assert one == other
+    slower = stands_on("a", config_of(base | {"optimizer": {"learning_rate": 1e-5}}, "t"), {})
+    assert [name for name in one if one[name] != slower[name]] == ["configuration of a"]
+    tests = {"simulated": config_of({**base, "search": {"retriever": f"simulated:hf:{simulator}"}}, "t")}
+    tested = stands_on("a", config_of(base, "t"), tests)
+    assert {name for name in tested if tested[name] != one.get(name)} == {
+        "tests of a",
+        f"weights of hf:{simulator}",
+    }
+
+
+def test_another_start_is_refused_and_a_changed_comment_is_not(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    keep_foundations({"weights of tiny": "1", SOURCE: "x"}, here, {})
+    assert read_foundations(here) == {"weights of tiny": "1", SOURCE: "x"}
+    others = {here: read_foundations(here)}
+    refuse_mixture(others, {"weights of tiny": "1", SOURCE: "y", "weights of hf:b": "2"})
+    with pytest.raises(ConfigurationError, match=r"weights of tiny.*here"):
+        keep_foundations({"weights of tiny": "2"}, there, others)
+    assert not there.exists()
+    assert read_foundations(there) is None
+    with pytest.raises(ConfigurationError, match="there does not say"):
+        refuse_mixture({there: None}, {})
