@@ -45,8 +45,9 @@ FLAGS = [
         "--as-pid-1",
     ),
     *("--clearenv", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"),
+    *("--cap-add", "CAP_NET_ADMIN"),
 ]
-"""The two capabilities are the jail's own; every program loses them before its first line. Each enters a user namespace of
+"""The three capabilities are the jail's own; every program loses them before its first line. Each enters a user namespace of
 its own, so that its processes are counted apart, and can make no other: ``--disable-userns`` would forbid the first too."""
 
 

@@ -33,7 +33,7 @@ OWNER, HOST = "agentenv.owner", "agentenv.host"
 PATH = "/py/bin:/usr/local/bin:/usr/bin:/bin"
 KEPT = ("/usr", "/bin", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/py", "/site")
 """Folders of an image that programs see, where it has them; what the engine lays over them, they do not."""
-CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP")
+CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "NET_ADMIN")
 """The zygote's own: namespaces and mounts, the program's uid, and giving up the bounding set. No program keeps any."""
 RESERVED = 96
 """Processes of a container that no program is promised: its router and template, and waiting supervisors."""

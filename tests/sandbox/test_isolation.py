@@ -5,6 +5,7 @@ Each attack is tried in several forms; none may find what it looks for, and the 
 
 import secrets
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -286,6 +287,75 @@ def test_a_patched_fork_is_refused_or_harmless(box: JailExecutor, patch: str) ->
             right.close()
         session.restore(first)
         assert session.run("x").value == "[1]"
+
+
+NETWORK = {
+    "closed connections": (
+        "s = socket.socket(); s.bind(('127.0.0.1', 23456)); s.listen(9)\nfor _ in range({count}):\n"
+        " c = socket.create_connection(('127.0.0.1', 23456)); d, _ = s.accept(); d.close(); c.recv(1); c.close()"
+    ),
+    "closed connections of the other family": (
+        "s = socket.socket(socket.AF_INET6); s.bind(('::', 23456)); s.listen(9)\nfor _ in range({count}):\n"
+        " c = socket.create_connection(('127.0.0.1', 23456)); d, _ = s.accept(); d.close(); c.recv(1); c.close()"
+    ),
+    "datagrams": (
+        "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.1', 0))\n"
+        "for _ in range({count}): s.sendto(b'x', s.getsockname()); s.recv(1)"
+    ),
+    "datagrams to nobody": (
+        "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "for _ in range({count}): s.sendto(b'x', ('127.0.0.1', 9))"
+    ),
+}
+LEFT = """
+import socket
+for name in ("snmp", "netstat", "dev", "tcp", "tcp6", "udp"):
+    try:
+        with open(f"/proc/self/net/{name}") as shown: print(name, shown.read())
+    except FileNotFoundError: pass
+s = socket.socket()
+s.bind(("127.0.0.1", 23456))
+"""
+
+
+@pytest.mark.parametrize("form", NETWORK)
+def test_no_run_finds_what_an_earlier_one_did_with_the_network(box: JailExecutor, form: str) -> None:
+    """Its counters, and the ports of connections that the kernel remembers for a minute."""
+    clean = box.run(LEFT, limits=LIMITS)
+    assert clean.status is ExecStatus.OK, clean
+    for count in (3, 200):
+        for domain in ("", "first"):
+            used = box.run(
+                f"import socket\n{NETWORK[form].format(count=count)}", limits=LIMITS, domain=domain
+            )
+            assert used.status is ExecStatus.OK, used
+            for later in (domain, "second"):
+                assert box.run(LEFT, limits=LIMITS, domain=later).stdout == clean.stdout
+
+
+MEETS = {
+    "by a port": "s = socket.socket(); s.bind(('127.0.0.1', 23456)); s.listen(9)",
+    "by a name": "s = socket.socket(socket.AF_UNIX); s.bind('\\0meet'); s.listen(9)",
+    "by datagrams": "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.1', 23456))",
+}
+REACHES = {
+    "by a port": "socket.create_connection(('127.0.0.1', 23456), 1)",
+    "by a name": "socket.socket(socket.AF_UNIX).connect('\\0meet')",
+    "by datagrams": "t = socket.socket(2, 2); t.connect(('127.0.0.1', 23456)); t.send(b'x'); t.send(b'x'); t.send(b'x')",
+}
+
+
+@pytest.mark.parametrize("way", MEETS)
+def test_two_runs_at_the_same_time_do_not_meet_even_in_one_domain(box: JailExecutor, way: str) -> None:
+    waits = f"import socket, time\n{MEETS[way]}\ntime.sleep(1.2)"
+    waiting = threading.Thread(target=box.run, args=(waits,), kwargs={"limits": LIMITS, "domain": "one"})
+    waiting.start()
+    time.sleep(0.6)
+    code = f"import socket\ntry: {REACHES[way]}; print('met')\nexcept OSError: print('alone')"
+    assert box.run(code, limits=LIMITS, domain="one").stdout == "alone\n"
+    alone = f"import socket\n{MEETS[way]}\n{REACHES[way]}\nprint('met')"
+    assert box.run(alone, limits=LIMITS, domain="one").stdout == "met\n"
+    waiting.join()
 
 
 STAYS = {

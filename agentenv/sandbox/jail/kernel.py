@@ -5,14 +5,17 @@ Runs inside the jail, where nothing but the standard library is.
 
 import ctypes
 import errno
+import fcntl
 import os
 import platform
 import signal
+import socket
 import struct
 from typing import NamedTuple
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
 CLONE_PARENT = 0x00008000
+SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8914, 1, 64
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
@@ -77,6 +80,12 @@ def pivot_root(new: str) -> None:
     os.chdir("/")
     call("umount2", b"/.old", MNT_DETACH)
     os.rmdir("/.old")
+
+
+def raise_loopback() -> None:
+    """Lets a new network be used, which has nothing but the loopback device."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("=16sh22x", b"lo", IFF_UP | IFF_RUNNING))
 
 
 def prctl(option: int, value: int = 0, third: int = 0) -> None:

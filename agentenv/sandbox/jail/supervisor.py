@@ -10,7 +10,7 @@ import socket
 import tempfile
 from typing import Any, NoReturn
 
-from agentenv.sandbox.jail import confine, frames, session_template, trees
+from agentenv.sandbox.jail import confine, frames, kernel, session_template, trees
 from agentenv.sandbox.jail.once import Waiting, await_program, rehearse, replace_killed, run_once
 from agentenv.sandbox.jail.session_supervisor import SessionSupervisor
 from agentenv.sandbox.jail.session_template import SessionTemplate
@@ -33,6 +33,8 @@ def serve(link: socket.socket, setup: dict[str, Any], *, session: bool) -> NoRet
         if session:
             ready = session_template.start(setup)
         else:
+            if setup["isolated"]:
+                kernel.raise_loopback()
             ready = await_program(setup)
             rehearse()
     except OSError as trouble:

@@ -34,10 +34,12 @@ def serve_requests(control: socket.socket, setup: dict[str, Any]) -> NoReturn:
 
 
 def _fork_supervisor(setup: dict[str, Any], *, session: bool) -> tuple[socket.socket, int]:
-    """A supervisor in a PID namespace of its own, waiting for its first order: its link and its handle."""
+    """A supervisor in a PID namespace of its own, that of a run with a network of its own: its link and its handle."""
     ours, theirs = socket.socketpair()
     own = setup | {"uid": confine.draw_uid(setup)}
-    pid = kernel.fork_into(kernel.CLONE_NEWPID) if setup["isolated"] else os.fork()
+    # A network is full of what a run leaves: counters, and the numbers of ports. Sessions have no use for one.
+    own_network = 0 if session else kernel.CLONE_NEWNET
+    pid = kernel.fork_into(kernel.CLONE_NEWPID | own_network) if setup["isolated"] else os.fork()
     if pid == 0:
         # Nothing of the router's socket stays open in here.
         keep = theirs.detach()
