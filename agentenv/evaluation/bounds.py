@@ -31,15 +31,17 @@ def measure_or_note(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return {"note": measured} if isinstance(measured, str) else measured
 
 
-def variants(task_env: TaskEnv, policy: Policy) -> dict[str, tuple[TaskEnv, Policy] | str]:
+def variants(
+    task_env: TaskEnv, policy: Policy, *, native: bool = False
+) -> dict[str, tuple[TaskEnv, Policy] | str]:
     """The task environments on which the policy itself plays for its bounds, and their form; a sentence where there is none.
 
-    None at all where the environment searches nothing.
+    None at all where the environment searches nothing. ``native`` says that the policy calls tools in the form of its model.
     """
     if task_env.retriever is None:
         return {}
     found: dict[str, tuple[TaskEnv, Policy] | str] = {
-        "closed_book": _or_why(lambda: closed_book(task_env, policy))
+        "closed_book": _or_why(lambda: closed_book(task_env, policy, native=native))
     }
 
     def shown() -> tuple[OracleRetriever, PagedOracleRetriever]:

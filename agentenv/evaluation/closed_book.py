@@ -1,8 +1,8 @@
 """What a policy knows without any search: its first turn is the last one, and it has to answer in it.
 
 A policy that was trained to search would search, and that would count as no answer. So whoever samples ids begins its turn
-with the tag of an answer already written; to a model behind an endpoint, which takes whole messages only, the prompt says
-that nothing can be searched.
+with the tag of an answer already written; to a model behind an endpoint, which takes whole messages only, and to one that
+calls tools natively, the prompt says that nothing can be searched.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,27 @@ most likely. Write it between <answer> and </answer>, short and without explanat
 Question: {question}
 """
 
+NATIVE_PROMPT = """\
+Answer the question below from what you know; nothing can be searched. If you are not sure, give the answer that you think \
+most likely. Give it with the tool answer, short and without explanation.
+Question: {question}
+"""
 
-def closed_book(task_env: TaskEnv, policy: Policy) -> tuple[TaskEnv, Policy] | str:
-    """The questions of ``task_env`` without a search, and ``policy`` made to answer; a sentence where that cannot be."""
+
+def closed_book(task_env: TaskEnv, policy: Policy, *, native: bool = False) -> tuple[TaskEnv, Policy] | str:
+    """The questions of ``task_env`` without a search, and ``policy`` made to answer; a sentence where that cannot be.
+
+    ``native`` says that the policy answers by calling a tool.
+    """
     tag = getattr(env_class(task_env.env.id), "final_tag", None)
     if tag is None or not takes(task_env.env.id, "max_turns"):
         return f"{task_env.env.id} cannot be asked without a search: it takes no max_turns or has no tag for an answer"
-    if hasattr(policy, "chat"):  # it takes messages
-        asked = task_env.varied(prompt=PROMPT) if takes(task_env.env.id, "prompt") else task_env
+    if native or hasattr(policy, "chat"):  # it takes messages
+        asked = (
+            task_env.varied(prompt=NATIVE_PROMPT if native else PROMPT)
+            if takes(task_env.env.id, "prompt")
+            else task_env
+        )
         return asked.varied(max_turns=0), policy
     return task_env.varied(max_turns=0), AnsweringPolicy(policy, f"<{tag}>")
 

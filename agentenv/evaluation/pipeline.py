@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from agentenv.core.conversation import ConversationFormat
 from agentenv.core.types import Task
 from agentenv.errors import PolicyFault
 from agentenv.evaluation.bounds import (
@@ -63,7 +64,9 @@ def play_evaluation(
     tasks = task_env.source.tasks
     sides = {"run": (task_env, agent)}
     bounds: dict[str, Any] = {}
-    for name, variant in (variants(task_env, agent.policy) if bounded and agent.policy else {}).items():
+    native = isinstance(agent.chat, ConversationFormat)
+    held = variants(task_env, agent.policy, native=native) if bounded and agent.policy else {}
+    for name, variant in held.items():
         if isinstance(variant, str):
             bounds[name] = {"note": variant}
         else:

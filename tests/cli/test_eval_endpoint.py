@@ -227,3 +227,30 @@ def test_a_field_for_the_limit_that_no_endpoint_has_is_refused() -> None:
     assert (
         Endpoint.parse("m@http://x#limit_field=max_completion_tokens").limit_field == "max_completion_tokens"
     )
+
+
+def call_tools(body: Body) -> Answer:
+    """Searches once and answers what it read, in the form that it is told; without a search it knows one answer."""
+    said = body["messages"]
+    if "<answer>" in said[0]["content"]:
+        return Answer("<answer>Oda Kest</answer>")
+    if "nothing can be searched" in said[0]["content"]:
+        return Answer(calls=(("c", "answer", '{"answer": "Oda Kest"}'),))
+    if len(said) == 1:
+        return Answer(calls=(("s", "search", '{"query": "who founded Velandra"}'),))
+    found = "Oda Kest" if "Oda Kest" in said[-1]["content"] else "?"
+    return Answer(calls=(("r", "answer", json.dumps({"answer": found})),))
+
+
+def test_search_and_its_bounds_are_played_with_native_tools(
+    tmp_path: Path, retriever: str, questions: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FakeEndpoint(call_tools) as server:
+        capsys.readouterr()
+        data = ("--dataset", "jsonl", "--data", str(questions), "--format", "native", "--bounds", "--json")
+        assert main(words(tmp_path, retriever, server, *data)) == 0
+        results = json.loads(capsys.readouterr().out)
+        names = {tuple(tool["function"]["name"] for tool in body["tools"]) for body in server.bodies}
+    assert names == {("search", "read", "answer")}
+    assert (results["scores"]["em_squad"]["mean"], results["searches_per_question"]) == (0.5, 1.0)
+    assert results["bounds"]["closed_book"]["mean"] == 0.5
