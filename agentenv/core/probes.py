@@ -30,8 +30,8 @@ PROBE_TURNS = 256
 """Turns after which an episode of a probe is cut."""
 EPISODE_S = 20.0
 """Seconds after which an episode of a probe is cut."""
-FORMS_S = 10.0
-"""Seconds after which a probe tries no further form."""
+PROBE_S = 10.0
+"""Seconds after which a probe begins no further episode."""
 FLOOD = 50
 """Queries, or actions, that a flood puts into one action."""
 
@@ -221,12 +221,15 @@ def _probed(
     make: MakeEnv, name: str, forms: ActionForms, episodes: Sequence[ExpertEpisode], threads: DaemonThreads
 ) -> ProbeRow:
     """What a probe earns by the form that is best for it."""
-    rows, stage, started = [], _Stage(make, threads), time.monotonic()
+    rows, stage, deadline = [], _Stage(make, threads), time.monotonic() + PROBE_S
     with closing(stage):
         for number in range(MOST_FORMS):
-            scripts = _scripts(name, forms, episodes, number)
-            if scripts and time.monotonic() - started < FORMS_S:
-                rows.append(_row(name, [stage.play(name, seen, first) for seen, first in scripts]))
+            played: list[_Played] = []
+            for seen, first in _scripts(name, forms, episodes, number):
+                if (not rows and not played) or time.monotonic() < deadline:
+                    played.append(stage.play(name, seen, first))
+            if played:
+                rows.append(_row(name, played))
     return max(rows, key=_gain, default=_row(name, []))
 
 
@@ -245,8 +248,10 @@ def _scripts(
         first = _first(name, seen)
         if first is None or (number and first == _first(name, Seen(forms, episodes, expert, number - 1))):
             continue
-        if expert.actions[-1:] == (first,) and Form(first, forms.constants).has_content:
-            continue  # by chance it is what the expert says here
+        if expert.actions[-1:] == (first,) and (
+            len(expert.actions) == 1 or Form(first, forms.constants).has_content
+        ):
+            continue  # it is what the expert does here
         scripts.append((seen, first))
     return scripts
 

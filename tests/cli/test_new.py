@@ -32,7 +32,7 @@ def test_the_generated_environment_passes_unchanged(
             [sys.executable, *command], cwd=out, env=environ, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 of 16 checks failed" in done.stdout
+    assert "0 of 17 checks failed" in done.stdout
 
 
 def test_what_is_written_is_checked_trained_and_evaluated_at_once(

@@ -187,3 +187,18 @@ def test_what_the_expert_says_by_chance_is_left_out() -> None:
 
     assert rows_of(Same)["answer of another task"].reward is not None
     assert not rows_of(Same)["answer of another task"].is_farm
+
+
+def test_a_task_that_one_action_solves_is_not_farmed_by_that_action() -> None:
+    """As a page with one button: whoever clicks it has solved the task."""
+
+    class Button(Lookup):
+        def paid(self, answer: str) -> float:
+            return float(answer == "click")
+
+        def expert(self) -> Sequence[str] | None:
+            return ("<answer>click</answer>",)
+
+    rows = rows_of(Button)
+    assert (rows["answer at once"].episodes, rows["answer at once"].is_farm) == (0, False)
+    assert rows["silence"].reward == 0.0
