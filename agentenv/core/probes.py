@@ -221,7 +221,8 @@ def _probed(
     make: MakeEnv, name: str, forms: ActionForms, episodes: Sequence[ExpertEpisode], threads: DaemonThreads
 ) -> ProbeRow:
     """What a probe earns by the form that is best for it."""
-    rows, stage, deadline = [], _Stage(make, threads), time.monotonic() + PROBE_S
+    rows: list[ProbeRow] = []
+    stage, deadline = _Stage(make, threads), time.monotonic() + PROBE_S
     with closing(stage):
         for number in range(MOST_FORMS):
             played: list[_Played] = []

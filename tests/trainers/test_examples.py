@@ -1,6 +1,7 @@
-"""The example presets: each loads, plans, and trains a small step on the tiny policy; one line makes it another model's."""
+"""The example presets: each loads, plans, and trains an untrained policy for two steps; one line makes it another's."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,20 +9,47 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.fakes import random_policy
+from agentenv.sandbox.backends import unavailable
 from agentenv.trainers.config.config_files import load_config, override
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.plan import plan_run
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.toml"))
 each = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 
+SETTINGS = {
+    "threads": 1,
+    "optimizer.steps": 2,
+    "rollout.questions": 1,
+    "rollout.group_size": 4,
+    "rollout.turn_tokens": 16,
+    "search.encoder": "hash",
+    "evaluation.every": 0,
+    "evaluation.bounds": "false",
+    "test.limit": 1,
+    "trajectories_every": 0,
+}
+SMALL = [word for key, value in SETTINGS.items() for word in (f"--{key}", str(value))]
 SIZES = (("documents", 200), ("questions", 8))
-WORLDS = [f"--{name}.world.{key} {size}" for name in ("train", "dev", "test") for key, size in SIZES]
-SMALL = (
-    "--threads 1 --optimizer.steps 1 --rollout.questions 1 --search.encoder hash --evaluation.every 0 "
-    "--evaluation.bounds false --test.limit 1 --trajectories_every 0 " + " ".join(WORLDS)
-).split()
+
+
+def few_tasks(config: TrainConfig) -> list[str]:
+    """Small worlds where ``config`` has worlds, else a few tasks."""
+    if config.train.dataset == "env":
+        return ["--train.limit", "2", "--dev.limit", "1"]
+    worlds = [f"--{name}.world.{key} {size}" for name in ("train", "dev", "test") for key, size in SIZES]
+    return " ".join(worlds).split()
+
+
+def skip_without_engine(config: TrainConfig) -> None:
+    """Skips where what the environment needs is not on this machine."""
+    if config.env.id == "agentenv/Code-v0" and (why := unavailable("bwrap")):
+        pytest.skip(f"the sandbox runs no program on this machine: {why}")
+    if config.env.id == "agentenv/SemiOnlineGUI-v0":
+        pytest.importorskip("PIL", reason="the extra gui is not installed")
 
 
 def test_there_is_one_for_every_method() -> None:
@@ -29,6 +57,9 @@ def test_there_is_one_for_every_method() -> None:
     assert names >= {"search-r1", "dapo", "dr-grpo", "gigpo", "mt-grpo", "cleaner", "mc-grpo", "r3l"}
     assert names >= {"zerosearch", "ssrl", "ikea", "reseek", "asearcher", "hybrid-search", "search-planner"}
     assert names >= {"hiersearch", "convsearch-r1", "con-rag", "grpo-tcr"}
+    assert names >= {"ssp", "mae", "comas", "self-redteam", "sws", "sql", "tracecoder", "ui-s1"}
+    assert names >= {"dars", "xrpo", "vade", "dots", "gdro", "arrol", "branch-grpo", "latr", "guide", "seele"}
+    assert names >= {"critique-grpo", "relift", "scope", "vcpo", "areal", "april"}
     listed = (FOLDER / "README.md").read_text()
     assert all(f"`{path.name}`" in listed for path in EXAMPLES)
 
@@ -38,18 +69,73 @@ def test_it_loads_and_plans(path: Path) -> None:
     config = load_config(str(path))
     assert config.name == path.stem
     assert config.policy == "tiny"
-    words = ["--threads", "1", "--rollout.turn_tokens", "8", "--rollout.context_tokens", "16"]
+    words = [
+        "--threads",
+        "1",
+        "--rollout.turn_tokens",
+        "8",
+        "--rollout.context_tokens",
+        "16",
+        *few_tasks(config),
+    ]
     planned = plan_run(override(config, words))
     assert planned["episodes_per_step"] == config.rollout.questions * config.rollout.group_size
 
 
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random model of a few thousand weights that knows the tags of all environments."""
+    folder = tmp_path_factory.mktemp("untrained")
+    random_policy(folder, context=2048, texts=["<search> </search> <answer> </answer> <think> who is it ?"])
+    return f"hf:{folder}"
+
+
+JUDGES = {'game = "comas"': "scorer", 'game = "red_team"': "judge"}
+"""Games whose judge an untrained policy cannot play, because it never writes what can be read; by their line in a preset."""
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[str]:
+    """The spec of a judge that always says the same."""
+    said = Answer("<score>2</score><verdict>harmless</verdict>", says_stop=True)
+    with FakeEndpoint(lambda body: said) as server:
+        yield f"openai:judge@{server.url}"
+
+
+def with_judge(path: Path, judge: str, folder: Path) -> Path:
+    """The preset at ``path``, or where its policy would be its own judge a copy that names ``judge``."""
+    text = path.read_text()
+    for line, role in JUDGES.items():
+        if line in text:
+            path = folder / path.name
+            path.write_text(text.replace(line, f'{line}\nrole_policies = {{ {role} = "{judge}" }}'))
+    return path
+
+
 @each
-def test_a_step_of_it_runs_on_the_tiny_policy(path: Path, tmp_path: Path) -> None:
-    assert main(["train", str(path), "--out", str(tmp_path / "out"), "--json", *SMALL]) == 0
-    (line,) = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
-    figures = json.loads(line)
-    assert figures["faults"] == 0
-    assert figures["sampled_tokens"] > 0
+def test_two_steps_of_it_train_an_untrained_policy(
+    path: Path, untrained: str, judge: str, tmp_path: Path
+) -> None:
+    config = load_config(str(path))
+    skip_without_engine(config)
+    path = with_judge(path, judge, tmp_path)
+    words = [
+        "train",
+        str(path),
+        "--policy",
+        untrained,
+        "--out",
+        str(tmp_path / "out"),
+        "--trust-config",
+        "--json",
+        *SMALL,
+        *few_tasks(config),
+    ]
+    assert main(words) == 0
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    assert [line["faults"] for line in lines] == [0, 0]
+    assert all(line["sampled_tokens"] > 0 for line in lines)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +158,10 @@ def test_one_line_makes_it_a_run_of_another_model(
     (line,) = [line for line in text.splitlines() if line.startswith("policy")]
     path, out = tmp_path / f"{name}.toml", tmp_path / "out"
     path.write_text(text.replace(line, f'policy = "hf:{stranger}"'))
-    assert main(["train", str(path), "--out", str(out), "--json", *SMALL]) == 0
+    assert (
+        main(["train", str(path), "--out", str(out), "--json", *SMALL, *few_tasks(load_config(str(path)))])
+        == 0
+    )
     episode = json.loads((out / "evaluation" / "before" / "episodes.jsonl").read_text().splitlines()[0])
     assert episode["prompt"].startswith("Find the answer to the question below.")
     figures = json.loads((out / "metrics.jsonl").read_text())
