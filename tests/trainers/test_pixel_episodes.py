@@ -6,6 +6,7 @@ Whatever form it is, the learner finds the log-probs of the sampler.
 import asyncio
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from agentenv.core.native_format import NativeFormat
 from agentenv.core.protocols import ChatFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import Origin, Trajectory
-from agentenv.core.types import EndReason, Task
+from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.envs.browser.driver import unavailable
 from agentenv.envs.semi_online import SemiOnlineGUI
 from agentenv.errors import ConfigurationError, DatasetError
@@ -33,8 +34,10 @@ from agentenv.trainers.learner.packing import micro_batches
 from agentenv.trainers.strategies.guidance import guide, reopened, unguided
 from agentenv.trainers.strategies.reflection import episode_log
 from agentenv.trainers.strategies.rollout_context import RolloutContext
+from agentenv.trainers.strategies.splicing import rescore_logprobs
 from agentenv.trainers.strategies.strategies import play_groups
 from agentenv.trainers.strategies.tree import TreeStrategy
+from agentenv.trainers.workers.recorded_policy import RecordedPolicy
 
 NATS = 1e-5
 DESKTOP = {"tree": False, "pixels": True, "pointing": "coordinate", "max_steps": 3}
@@ -185,3 +188,43 @@ def test_a_report_on_an_episode_with_images_is_refused(policy: HFPolicy) -> None
     (base,) = played(policy, [env], [task])
     with pytest.raises(ConfigurationError, match="image"):
         episode_log(base, 1.0)
+
+
+def test_tokens_of_another_context_are_scored_with_the_images_before_them(policy: HFPolicy) -> None:
+    env = agentenv.make("agentenv/DomSim-v0", **DESKTOP)
+    (task,) = env.make_tasks(1)
+    (base,) = played(policy, [env], [task])
+    forgotten = [
+        replace(s, logprobs=(0.0,) * len(s.ids), context_mismatch=True) if s.logprobs else s
+        for s in base.segments
+    ]
+    found = asyncio.run(rescore_logprobs(base.with_segments(forgotten), policy, 1.0))
+    assert np.abs(found.logprobs - base.logprobs).max() < NATS
+
+
+def test_an_answer_of_an_interrupted_run_is_for_the_same_images_alone(policy: HFPolicy) -> None:
+    env = agentenv.make("agentenv/DomSim-v0", **DESKTOP)
+    (task,) = env.make_tasks(1)
+    (base,) = played(policy, [env], [task])
+    ids, (image, *_) = list(base.segments[0].ids), base.row_images[0]
+    other = replace(image, image=base.row_images[0][-1].image + b" ")  # a PNG ends before what follows it
+    recorded = RecordedPolicy(policy)
+    first = asyncio.run(recorded.generate(ids, Sampling(4), episode="e", images=(image,)))
+
+    class Silent:
+        version = 0
+
+        async def generate(self, *_: Any, **__: Any) -> Any:
+            raise AssertionError("asked")
+
+    def again(shown: Any) -> Any:
+        silent: Any = Silent()
+        return asyncio.run(
+            RecordedPolicy(silent, recorded.state_dict()).generate(
+                ids, Sampling(4), episode="e", images=(shown,)
+            )
+        )
+
+    assert again(image) == first
+    with pytest.raises(AssertionError, match="asked"):
+        again(other)
