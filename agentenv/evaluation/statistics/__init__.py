@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from agentenv.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from agentenv.evaluation.statistics.equivalence import equivalence_p
+    from agentenv.evaluation.statistics.power import detectable_difference
     from agentenv.evaluation.statistics.sequential import compare_sequentially
     from agentenv.evaluation.statistics.significance import (
         Estimate,
@@ -21,6 +23,8 @@ __all__ = [
     "Estimate",
     "bootstrap_ci",
     "compare_sequentially",
+    "detectable_difference",
+    "equivalence_p",
     "estimate",
     "holm",
     "mcnemar_clustered",
@@ -32,6 +36,8 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
+        "agentenv.evaluation.statistics.equivalence": "equivalence_p",
+        "agentenv.evaluation.statistics.power": "detectable_difference",
         "agentenv.evaluation.statistics.sequential": "compare_sequentially",
         "agentenv.evaluation.statistics.significance": (
             "Estimate bootstrap_ci estimate holm mcnemar_clustered mcnemar_exact paired_bootstrap "

@@ -36,6 +36,7 @@ def figures_of(name: str, experiment: Experiment, out: Path) -> Json:
     starts = read_json(out / STARTS) if (out / STARTS).is_file() else {}
     for arm, start in starts.items():
         found["arms"][arm]["start"] |= start
+        found["arms"][arm]["start"]["measure"] = _measure_of_start(experiment, found["arms"][arm]["start"])
     held = [one or {} for one in foundations(experiment, out).values()]
     merged = {key: value for one in held for key, value in sorted(one.items()) if key != SOURCE}
     return found | {"stands_on": merged, "sources": sorted({one[SOURCE] for one in held if SOURCE in one})}
@@ -88,7 +89,9 @@ def _arm(experiment: Experiment, arm: str, runs: Sequence[Json], scores: Sequenc
         "sampled_tokens": over_seeds([float(curve(run)[-1][1]) for run in runs]),
         **{cost: over_seeds([one[cost] for one in every if one.get(cost) is not None]) for cost in COSTS},
         **{
-            f"{cost}_per_right": over_seeds([cost_per_right(one, cost) for one in every if one.get(cost)])
+            f"{cost}_per_right": over_seeds(
+                [cost_per_right(one, cost) for one in every if one.get(cost) is not None]
+            )
             for cost in COSTS
         },
         "tests": {test: over_seeds([run["tests"][test] for run in runs]) for test in experiment.tests},
@@ -107,8 +110,17 @@ def _start(runs: Sequence[Json]) -> Json:
         return {}
     before = runs[0]["before"]
     counted = {cost: before[cost] for cost in COSTS if before.get(cost) is not None}
-    each = {f"{cost}_per_right": cost_per_right(before, cost) for cost, value in counted.items() if value}
-    return {"after": before["mean"]} | counted | each
+    each = {f"{cost}_per_right": cost_per_right(before, cost) for cost in counted}
+    return {"after": before["mean"], "sampled_tokens": 0.0} | counted | each
+
+
+def _measure_of_start(experiment: Experiment, start: Json) -> float | None:
+    """The measure of the experiment for a start; None where only a training has it, such as steps to a score."""
+    name = "dev_mean" if experiment.measure == "dev_at_tokens" else experiment.measure
+    if name == "tested":
+        return float(next(iter(start["tests"].values())))
+    found = (start | start["played"]).get(name)
+    return None if found is None else float(found)
 
 
 def _over_runs(played: Sequence[Json]) -> Json:

@@ -190,16 +190,21 @@ def _tested(conditions: Mapping[str, TrainConfig]) -> Json:
 
 def _test_starts(experiment: Experiment, out: Path) -> None:
     """Evaluates the start of every arm in every column in which its results are; starts that are played alike only once."""
-    besides = _besides(experiment)
-    if (out / STARTS).is_file() or not (experiment.tests or besides):
+    if (out / STARTS).is_file():
         return
+    besides = _besides(experiment)
     known: dict[str, Json] = {}
     starts = {}
     for arm in experiment.arms:
         config, conditions = experiment.run_of(arm, 0), experiment.conditions(arm)
         alike = value_digest([_played_values(run, besides) for run in (config, *conditions.values())])
         if alike not in known:
-            known[alike] = {"tests": _tested(conditions), "played": _played(besides, config, None)}
+            on_dev = config.model_copy(update={"test": config.dev})
+            known[alike] = {
+                "dev_mean": _tested({"dev": on_dev})["dev"],
+                "tests": _tested(conditions),
+                "played": _played(besides, config, None),
+            }
         starts[arm] = known[alike]
     _write(out / STARTS, starts)
 
@@ -207,7 +212,7 @@ def _test_starts(experiment: Experiment, out: Path) -> None:
 def _played_values(config: TrainConfig, besides: Sequence[Any]) -> Json:
     """The settings of a run that decide how its start plays its test tasks."""
     budgets = ["loss.estimator", "rollout."] if besides else ["rollout.turn_tokens", "rollout.context_tokens"]
-    parts = ("policy", "env.", "search.", "test.", "format", "chat.", "evaluation.scorers", *budgets)
+    parts = ("policy", "env.", "search.", "dev.", "test.", "format", "chat.", "evaluation.scorers", *budgets)
     return {key: value for key, value in flatten_config(config).items() if key.startswith(parts)}
 
 

@@ -200,7 +200,8 @@ def test_searches_and_turns_are_told_where_there_are_any_of_the_start_too() -> N
     # 8 questions, 1.5 searches each, 4 right; of the second none is right, and its 8 searches count as for one
     assert figures["arms"]["a"]["searches_per_right"]["values"] == [3.0, 8.0]
     assert figures["arms"]["a"]["start"] == {
-        "after": 0.25, "turns": 3.0, "searches": 2.0, "turns_per_right": 12.0, "searches_per_right": 8.0
+        "after": 0.25, "sampled_tokens": 0.0, "turns": 3.0, "searches": 2.0,
+        "turns_per_right": 12.0, "searches_per_right": 8.0,
     }  # fmt: skip
     assert figures["arms"]["b"]["turns"]["values"] == []
     lines = page(figures | {"drawn": False}).splitlines()
@@ -281,7 +282,9 @@ def test_every_experiment_in_seconds(name: str, policy: Path, tmp_path: Path) ->
     assert figures["missing_runs"] == 2
     for row in figures["arms"].values():
         assert set(row["tests"]) == set(row["start"].get("tests", ())) == set(short.tests)
-        assert set(row["played"]) == set(row["start"].get("played", ()))
+        assert set(row["played"]) == set(row["start"]["played"])
+        assert isinstance(row["start"]["dev_mean"], float)
+        assert (row["start"]["measure"] is None) == short.claimed.every_step
         assert all(len(found["values"]) == 1 for found in (row["tests"] | row["played"]).values())
         assert row["faults"] == 0
     assert f"weights of hf:{policy}" in figures["stands_on"]
