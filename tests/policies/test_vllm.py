@@ -166,7 +166,7 @@ def test_a_turn_reuses_the_keys_and_values_of_the_ones_before(host: VLLMPolicy) 
 
     async def turn(prompt: tuple[int, ...]) -> int:
         fields = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
-        output = await engine._ask(prompt, fields)
+        output = await engine._ask(prompt, fields, ())
         ids.extend(output.outputs[0].token_ids)
         return len(prompt) - int(output.num_cached_tokens)
 
