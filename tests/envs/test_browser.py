@@ -447,10 +447,31 @@ def test_an_action_that_cannot_be_done_is_told(
 # What breaks is a fault, and the next episode is well.
 
 
-def test_a_page_that_hangs_is_a_fault(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_hangs_ends_its_episode_and_masks_it_not(
+    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy could choose to be masked by it."""
     env = local(driver, folder, "hazards.html")
     with monkeypatch.context() as patch:
         patch.setattr(page_module, "DEADLINE_S", 1.0)
+        step = do(env, Kind.CLICK, "hang")
+    assert (step.truncated, step.reward, step.info["end_reason"]) == (True, 0.0, EndReason.TIME_LIMIT)
+    assert (only(step).status, only(step).error_class) == (ToolStatus.TIMEOUT, "PageHangs")
+    env.reset(seed=0)
+    assert env.screen().title == "Hazards"
+    env.close()
+
+
+def test_a_page_that_hangs_in_a_browser_that_hangs_is_a_fault(
+    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_well(tab: Any) -> bool:
+        return False
+
+    env = local(driver, folder, "hazards.html")
+    with monkeypatch.context() as patch:
+        patch.setattr(page_module, "DEADLINE_S", 1.0)
+        patch.setattr(driver, "is_well", is_well)
         with pytest.raises(BrowserFault, match=r"click.*\b1 s"):
             do(env, Kind.CLICK, "hang")
     env.reset(seed=0)

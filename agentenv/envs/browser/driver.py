@@ -163,6 +163,21 @@ class Driver:
         self._refill(site, waiting)
         return tab
 
+    async def is_well(self, tab: Tab) -> bool:
+        """Whether the browser of ``tab`` still shows other pages."""
+        chromium = self._owner.get(tab)
+        if chromium is None or not chromium.browser.is_connected():
+            return False
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                context = await chromium.browser.new_context()
+                page = await context.new_page()
+                well = await page.evaluate("6 * 7") == 42
+                await context.close()
+        except Exception:  # whatever is wrong with it, it is not the page alone
+            return False
+        return bool(well)
+
     async def rest(self) -> None:
         """Waits until the pages that are being made ready are."""
         await asyncio.gather(*self._refills)

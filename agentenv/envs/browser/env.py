@@ -31,7 +31,7 @@ from agentenv.envs.browser import miniwob_experts, miniwob_forms  # noqa: F401  
 from agentenv.envs.browser.browser_session import BrowserSession, Seen
 from agentenv.envs.browser.driver import Driver, shared_driver
 from agentenv.envs.browser.experts import EXPERTS, rehearse
-from agentenv.envs.browser.page import Notes
+from agentenv.envs.browser.page import Notes, PageHangs
 from agentenv.envs.browser.sites import Site, Validator, miniwob, miniwob_task, miniwob_tasks, page_of
 from agentenv.envs.gui.actions import STOP, Action, Kind, action_text, parse_reply
 from agentenv.envs.gui.observation import PROMPT, ScreenFormat, opening
@@ -232,7 +232,11 @@ class Browser(AsyncEnv[BrowserState]):
         if done.kind is Kind.ANSWER:
             state.answers += (done.text,)
         elif done.kind is not Kind.TERMINATE:
-            state.seen = await self._on_driver(state.session.act(done))
+            try:
+                state.seen = await self._on_driver(state.session.act(done))
+            except PageHangs:  # the policy has chosen the action; a fault would exclude its episode
+                hung = ToolResult(str(done.kind), ToolStatus.TIMEOUT, error_class="PageHangs")
+                return self.result((), end=EndReason.TIME_LIMIT, truncated=True, tool_results=(hung,))
             notes = state.seen.notes
         results = (result_of(done, notes),)
         if notes.looping:

@@ -34,6 +34,14 @@ class PageRefused(Exception):
     """The page does not take this action; the sentence is for the policy."""
 
 
+class PageHangs(Exception):
+    """The page answers no more, and its browser does: an action has led to a script without end."""
+
+
+class LatePage(BrowserFault):
+    """The page did not answer in time."""
+
+
 @dataclass
 class Notes:
     """What happened on the page during one action."""
@@ -359,7 +367,7 @@ async def guarded(doing: str) -> AsyncIterator[None]:
     """Gives the block a deadline and makes whatever breaks in the browser a fault.
 
     Raises:
-        BrowserFault: the browser died, the page crashed or the deadline passed.
+        BrowserFault: the browser died, the page crashed, or (`LatePage`) the deadline passed.
     """
     from playwright.async_api import Error
 
@@ -367,7 +375,7 @@ async def guarded(doing: str) -> AsyncIterator[None]:
         async with asyncio.timeout(DEADLINE_S):
             yield
     except TimeoutError as error:
-        raise BrowserFault(f"{doing}: no answer within {DEADLINE_S:g} s") from error
+        raise LatePage(f"{doing}: no answer within {DEADLINE_S:g} s") from error
     except Error as error:
         raise BrowserFault(f"{doing}: {str(error).splitlines()[0]}") from error
 
