@@ -163,6 +163,7 @@ def test_an_observation_for_several_calls_answers_the_first_that_could_be_read()
             "'gemma'",
         ),
         (tokenizer_of(CHATML.replace("{{ tool | tojson }}", "tool")), "'calculate'"),
+        (tokenizer_of(CHATML.replace("{{ tool | tojson }}", "{{ tool.function.name }}")), "'expression'"),
         (tokenizer_of(CHATML.replace("m.tool_calls or []", "[]")), "tool calls"),
     ],
 )

@@ -41,6 +41,7 @@ def test_messages_are_tuples_of_message() -> None:
     assert [Message("tool", "x")] not in space
     assert ("x",) not in space
     assert space.sample() in space
+    assert {len(space.sample()) for _ in range(50)} == {1, 2}
 
 
 def test_equality_and_names() -> None:

@@ -272,6 +272,8 @@ def test_sop_is_measured_without_patches() -> None:
     config = RolloutConfig(context_tokens=20_000, turn_tokens=300, stop=SemiOnlineGUI.stop)
     measured = asyncio.run(measure_sop([TASK, TASK], policy, InlineFormat(tokenizer), config))
     assert measured == Sop(0.5, 0.5, 2, 0)
+    with pytest.raises(TypeError, match="unheard_of"):
+        asyncio.run(measure_sop([TASK], policy, InlineFormat(tokenizer), config, unheard_of=1))
 
 
 def test_its_own_tasks_are_domsim_s_or_a_file_s(tmp_path: Path) -> None:

@@ -312,6 +312,17 @@ WIKI = {
 }
 
 
+def test_the_id_of_2wiki_has_two_names(tmp_path: Path) -> None:
+    renamed = {"id" if key == "_id" else key: value for key, value in WIKI.items()}
+    content = {"answer": {"w": "United States"}, "sp": {}, "evidence": {}}
+    predictions = write(tmp_path / "pred.json", content)
+    for row in (WIKI, renamed):
+        assert (
+            score_file("2wiki", write(tmp_path / "2wiki_dev_1.json", [row]), predictions)["scores"]["em"]
+            == 1.0
+        )
+
+
 @pytest.mark.parametrize(
     "evidence", [1, [1], ["abc"], [["Ann", "country"]], [["Ann", "country", 1]], {"a": 1}]
 )

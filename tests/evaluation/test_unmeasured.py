@@ -16,6 +16,7 @@ from agentenv.core.types import EndReason, Message, Passage, Step, Task, ToolRes
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.evaluation.compare import compare
+from agentenv.evaluation.pipeline import _RunningMetrics
 from agentenv.evaluation.records import EpisodeRecord, write_evaluation
 from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.report.tables import suite_tables, tables
@@ -235,3 +236,14 @@ def test_an_environment_that_reports_its_searches_and_made_none_has_made_none() 
     played = play(policy, InlineFormat(ByteTokenizer()), make, TASKS, CONFIG)
     assert results_of([to_record(t) for t in played])["searches_per_question"] == 0
     assert rollout_metrics([played])["searches_per_episode"] == 0
+
+
+@pytest.mark.parametrize(
+    ("searched", "counted", "shown"), [(True, 3, 3.0), (True, None, None), (False, 3, None)]
+)
+def test_searches_are_shown_while_a_run_goes_on_only_where_they_are_measured(
+    searched: bool, counted: int | None, shown: float | None
+) -> None:
+    record: Any = {"valid": True, "searches": counted, "reward": 1.0, "scores": {"reward": 1.0}}
+    metrics = _RunningMetrics("reward", searched=searched)([record])
+    assert metrics == {"score": 1.0, "faults": 0} | ({} if shown is None else {"searches": shown})
