@@ -31,6 +31,8 @@ SAMPLERS: Mapping[str, str] = {
     "vade": "agentenv.trainers.task_sampling.selection:PosteriorSampling",
     "dots": "agentenv.trainers.task_sampling.replay:TargetedReplay",
     "gdro": "agentenv.trainers.task_sampling.selection:GroupRobust",
+    "prompt_gdro": "agentenv.trainers.task_sampling.difficulty_games:PromptGame",
+    "rollout_gdro": "agentenv.trainers.task_sampling.difficulty_games:RolloutGame",
     "curriculum": "agentenv.trainers.task_sampling.selection:Curriculum",
     "arrol": "agentenv.trainers.task_sampling.pruning:OnlinePruning",
     "self_play": "agentenv.trainers.selfplay.sampler:SelfPlaySampler",

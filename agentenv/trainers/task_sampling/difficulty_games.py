@@ -1,0 +1,238 @@
+"""GDRO's two games over classes of difficulty that form while a run goes on: which tasks are played, and how often each.
+
+GDRO, Panaganti et al. 2026, arXiv:2601.19280. A task belongs to the class of its mean success over the steps in which it was
+played. Both games are samplers, and the paper does not combine them.
+
+Shapes: B classes of difficulty, G groups of one step. The formulas are pure functions; ``docs/sampling.md`` has them in one
+table.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, pvariance
+from typing import Any, Literal
+
+import numpy as np
+
+from agentenv.trainers.credit.group_statistics import Values
+from agentenv.trainers.task_sampling.step_budget import (
+    Group,
+    Selection,
+    StepBudget,
+    TaskDraw,
+    require,
+    whole_groups,
+)
+
+CLASSES = 10
+"""Of width .1 each, the last one with its upper end."""
+
+Solved = Literal["any", "mean"]
+
+
+def difficulty_class(success: float, now: int, margin: float) -> int:
+    """The class of a mean success; another one than ``now`` only where it is past the edge of ``now`` by ``margin``.
+
+    The published program compares a fall with the lower edge of the new class, which the mean is never below, so no task
+    would ever become harder again. Here the edge that was crossed counts.
+    """
+    if now / CLASSES - margin <= success < (now + 1) / CLASSES + margin:
+        return now
+    return min(CLASSES - 1, math.floor(success * CLASSES + 1e-9))
+
+
+def game_weights(scores_B: Sequence[float], *, strength: float, bound: float) -> Values:
+    """float64[B]: exp(strength clip(score, -bound, bound)) (GDRO)."""
+    clipped = np.clip(np.asarray(scores_B, dtype=np.float64), -bound, bound)
+    weights: Values = np.exp(strength * clipped)
+    return weights
+
+
+def game_distribution(weights_B: Values, *, floor: float) -> Values:
+    """float64[B]: (1 - floor) w / sum w + floor / B, with which the adversary plays a class (GDRO)."""
+    mixed: Values = (1 - floor) * weights_B / weights_B.sum() + floor / len(weights_B)
+    return mixed
+
+
+def moved(mean: float | None, value: float, rate: float) -> float:
+    """(1 - rate) mean + rate value; the first value as it is."""
+    return value if mean is None else (1 - rate) * mean + rate * value
+
+
+def variance_allocation(variances_G: Sequence[float], total: int, *, low: int, high: int) -> list[int]:
+    """Rollouts n of each group that minimise sum v / n, between ``low`` and ``high`` and ``total`` together (GDRO).
+
+    Without the bounds and in real numbers they are n_i = total sqrt(v_i) / sum sqrt(v_j). One rollout after the other goes
+    to the group whose v / n falls most by it, which is exact in whole numbers because v / n is convex. Of equal ones the
+    smallest group gets it.
+    """
+    sizes_G = [low] * len(variances_G)
+    for _ in range(total - sum(sizes_G)):
+        open_G = [i for i, size in enumerate(sizes_G) if size < high]
+        if not open_G:
+            break
+        gain = {i: variances_G[i] / (sizes_G[i] * (sizes_G[i] + 1)) for i in open_G}
+        best = max(open_G, key=lambda i: (gain[i], -sizes_G[i], -i))
+        sizes_G[best] += 1
+    return sizes_G
+
+
+@dataclass(kw_only=True)
+class DifficultyGame:
+    """What both games remember of the tasks and of the classes.
+
+    Args:
+        solved: Outcome of a task in a step: ``any`` is 1 where one of its episodes succeeded (published), ``mean`` the share
+            that did. Under ``any`` many tasks soon stand in the highest class.
+        window: Steps over which the mean of a task is taken; 0 is all.
+        margin: See ``difficulty_class``.
+        rate: Weight of a step in the mean of a class.
+    """
+
+    solved: Solved = "any"
+    window: int = 0
+    margin: float = 0.0
+    rate: float = 0.1
+    replays = False
+    outcomes: dict[int, list[float]] = field(init=False, default_factory=dict)
+    """By task."""
+    classes: dict[int, int] = field(init=False, default_factory=dict)
+    """By task; one that was never played is in class 0."""
+    means: dict[int, float] = field(init=False, default_factory=dict)
+    """What the game follows, by class."""
+
+    def __post_init__(self) -> None:
+        require("window", self.window, self.window >= 0, "at least 0")
+        require("margin", self.margin, 0 <= self.margin < 1, "within [0, 1)")
+        require("rate", self.rate, 0 < self.rate <= 1, "within (0, 1]")
+
+    def class_of(self, task: int) -> int:
+        """The class of a task now."""
+        return self.classes.get(task, 0)
+
+    def learn(self, groups: Sequence[Group], followed: Mapping[int, float]) -> None:
+        """Moves the mean of each class by what it was in this step, and then the tasks to their new classes.
+
+        Args:
+            groups: Those that were played.
+            followed: What the game follows of each group with outcomes, by its place.
+        """
+        by_class: dict[int, list[float]] = {}
+        for place, value in followed.items():
+            by_class.setdefault(self.class_of(groups[place].task), []).append(value)
+        for number, values in by_class.items():
+            self.means[number] = moved(self.means.get(number), fmean(values), self.rate)
+        for place in followed:
+            task, rewards = groups[place].task, _clipped(groups[place])
+            outcome = fmean(rewards) if self.solved == "mean" else float(max(rewards) >= 1.0)
+            mine = [*self.outcomes.get(task, ()), outcome]
+            self.outcomes[task] = mine[-self.window :] if self.window else mine
+            self.classes[task] = difficulty_class(
+                fmean(self.outcomes[task]), self.class_of(task), self.margin
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known of tasks and classes, as pairs."""
+        return {name: [*getattr(self, name).items()] for name in ("outcomes", "classes", "means")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state_dict`` stood."""
+        for name in ("outcomes", "classes", "means"):
+            setattr(self, name, {int(key): value for key, value in state.get(name, ())})
+
+
+def _clipped(group: Group) -> list[float]:
+    return [min(max(reward, 0.0), 1.0) for reward in group.rewards]
+
+
+@dataclass(kw_only=True)
+class PromptGame(DifficultyGame):
+    """Draws tasks of the classes of difficulty whose loss is largest more often.
+
+    GDRO, Panaganti et al. 2026, arXiv:2601.19280, its game over prompts. The loss of a task is 1 - its mean outcome; the
+    surrogate loss, which the paper names, is 0 on policy for every group whose credit is standardised. The published program
+    multiplies credit by the weights; here classes are drawn with them, which has the same expectation.
+
+    Args:
+        strength: See ``game_weights``.
+        bound: See ``game_weights``.
+        floor: See ``game_distribution``.
+    """
+
+    strength: float = 0.1
+    bound: float = 10.0
+    floor: float = 0.15
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("strength", self.strength, self.strength >= 0, "at least 0")
+        require("bound", self.bound, self.bound > 0, "above 0")
+        require("floor", self.floor, 0 <= self.floor <= 1, "within [0, 1]")
+
+    def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
+        """``questions`` tasks; a class that has tasks is played with its probability, within it all are equally likely."""
+        numbers = [self.class_of(task) for task in range(len(step_budget.tasks))]
+        present, places, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
+        scores_B = [self.means.get(int(number), 1.0) for number in present]
+        weights_B = game_weights(scores_B, strength=self.strength, bound=self.bound)
+        chances = (game_distribution(weights_B, floor=self.floor) / sizes)[places]
+        drawn = step_budget.rng.choice(
+            len(numbers),
+            size=step_budget.questions,
+            replace=step_budget.questions > len(numbers),
+            p=chances / chances.sum(),
+        )
+        return whole_groups(step_budget, drawn)
+
+    def select(self, step_budget: StepBudget) -> Selection:
+        """Losses and classes move. All groups are trained."""
+        groups = step_budget.groups
+        self.learn(groups, {i: 1 - fmean(_clipped(g)) for i, g in enumerate(groups) if g.rewards})
+        metrics = {f"loss_class_{number}": self.means[number] for number in sorted(self.means)}
+        return Selection(groups, metrics=metrics)
+
+
+@dataclass(kw_only=True)
+class RolloutGame(DifficultyGame):
+    """Draws tasks uniformly and plays those longer whose class of difficulty has rewards of larger variance.
+
+    GDRO, Panaganti et al. 2026, arXiv:2601.19280, its game over rollouts, by the closed form of its theory: see
+    ``variance_allocation``. The bandit that the paper plays in its place (EXP3P) is not here, because its bounds and its
+    step size are not published.
+
+    Args:
+        fewest: Least rollouts of a task.
+        most: Most rollouts of a task; 0 is twice ``group_size``.
+    """
+
+    fewest: int = 2
+    most: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("fewest", self.fewest, self.fewest >= 1, "at least 1")
+        require("most", self.most, self.most == 0 or self.most >= self.fewest, "0 or at least fewest")
+
+    def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
+        """``questions`` tasks and the whole budget; a class of which nothing is known counts as the most varied one."""
+        if step_budget.rounds:
+            return []
+        places = step_budget.draw_unplayed(step_budget.questions)
+        unknown = max(self.means.values(), default=1.0)
+        variances_G = [self.means.get(self.class_of(place), unknown) for place in places]
+        sizes_G = variance_allocation(
+            variances_G,
+            step_budget.remaining,
+            low=min(self.fewest, step_budget.group_size),
+            high=self.most or 2 * step_budget.group_size,
+        )
+        return [TaskDraw(place, size) for place, size in zip(places, sizes_G, strict=True)]
+
+    def select(self, step_budget: StepBudget) -> Selection:
+        """Variances and classes move. All groups are trained."""
+        groups = step_budget.groups
+        self.learn(groups, {i: pvariance(_clipped(g)) for i, g in enumerate(groups) if g.rewards})
+        metrics = {f"variance_class_{number}": self.means[number] for number in sorted(self.means)}
+        metrics["largest_group"] = max(len(group.members) for group in groups)
+        return Selection(groups, metrics=metrics)

@@ -1,0 +1,159 @@
+"""GDRO's games over classes of difficulty: classes, weights and allocations by hand, and what a resumed sampler draws."""
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import EndReason, Task
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.task_sampling.difficulty_games import (
+    DifficultyGame,
+    PromptGame,
+    RolloutGame,
+    difficulty_class,
+    game_distribution,
+    game_weights,
+    variance_allocation,
+)
+from agentenv.trainers.task_sampling.step_budget import Group, StepBudget
+
+TASKS = [Task(f"t{i}", "q") for i in range(8)]
+
+
+def step_of(outcomes: dict[int, Sequence[float]], *, seed: int = 0, **sizes: int) -> StepBudget:
+    """A step whose groups, by task, have these outcomes."""
+    step_budget = StepBudget(
+        1, TASKS, np.random.default_rng(seed), sizes.get("questions", 4), sizes.get("size", 4)
+    )
+    for place, rewards in outcomes.items():
+        members = [Trajectory(TASKS[place], (), (), r, EndReason.ANSWERED) for r in rewards]
+        step_budget.groups.append(Group(place, step_budget.reserved, members))
+    return step_budget
+
+
+@pytest.mark.parametrize(
+    ("success", "now", "margin", "wanted"),
+    [
+        (0.0, 0, 0.0, 0),
+        (0.1, 0, 0.0, 1),
+        (0.3, 2, 0.0, 3),
+        (1.0, 0, 0.0, 9),
+        (0.34, 2, 0.05, 2),  # not past .3 by .05
+        (0.36, 2, 0.05, 3),
+        (0.16, 2, 0.05, 2),  # a fall: not past .2 by .05
+        (0.14, 2, 0.05, 1),
+        (0.9, 2, 0.05, 9),
+    ],
+)
+def test_a_class_has_a_width_of_a_tenth_and_a_margin(
+    success: float, now: int, margin: float, wanted: int
+) -> None:
+    assert difficulty_class(success, now, margin) == wanted
+
+
+def test_weights_and_distribution_by_hand() -> None:
+    """exp(.5 * 2) and exp(0); 20 is clipped to 4. Then .8 * w / sum w + .2 / 2."""
+    weights = game_weights([2.0, 0.0, 20.0], strength=0.5, bound=4.0)
+    assert weights == pytest.approx([math.e, 1.0, math.exp(2.0)])
+    played = game_distribution(np.array([3.0, 1.0]), floor=0.2)
+    assert played == pytest.approx([0.8 * 0.75 + 0.1, 0.8 * 0.25 + 0.1])
+
+
+@pytest.mark.parametrize(
+    ("variances", "total", "bounds", "wanted"),
+    [
+        ([0.25, 0.0625], 9, (1, 9), [6, 3]),  # deviations 2 : 1
+        ([0.25, 0.0], 8, (2, 8), [6, 2]),
+        ([0.25, 0.0], 8, (1, 5), [5, 3]),
+        ([0.0, 0.0, 0.0], 6, (1, 9), [2, 2, 2]),
+        ([0.2, 0.2], 9, (1, 3), [3, 3]),  # the bound leaves some of the budget
+    ],
+)
+def test_rollouts_follow_the_deviation(
+    variances: list[float], total: int, bounds: tuple[int, int], wanted: list[int]
+) -> None:
+    assert variance_allocation(variances, total, low=bounds[0], high=bounds[1]) == wanted
+
+
+def test_no_other_allocation_has_less_variance() -> None:
+    variances, total = [0.25, 0.09, 0.01], 12
+    found = variance_allocation(variances, total, low=1, high=12)
+    sizes = [n for n in itertools.product(range(1, 11), repeat=3) if sum(n) == total]
+    assert sum(v / n for v, n in zip(variances, found, strict=True)) == pytest.approx(
+        min(sum(v / n for v, n in zip(variances, one, strict=True)) for one in sizes)
+    )
+
+
+def test_a_task_moves_to_the_class_of_its_mean_success() -> None:
+    """Any success: 1, 0, 1 has the mean 2/3; the shares 1/4, 0, 1/2 have 1/4. A window of two forgets the first."""
+    steps = [[0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 0, 0]]
+    for options, wanted in (({}, 6), ({"solved": "mean"}, 2), ({"window": 2}, 5)):
+        given: dict[str, Any] = options
+        sampler = PromptGame(**given)
+        for rewards in steps:
+            sampler.select(step_of({3: rewards}))
+        assert (sampler.class_of(3), sampler.class_of(4)) == (wanted, 0)
+
+
+def test_the_loss_of_a_class_is_a_moving_mean() -> None:
+    """Both tasks are in class 0 at first, with losses 1 and .5: .75. Then task 0 alone is, with 1: .9 * .75 + .1 * 1."""
+    sampler = PromptGame()
+    assert sampler.select(step_of({0: [0, 0], 1: [0, 1]})).metrics == {"loss_class_0": 0.75}
+    metrics = sampler.select(step_of({0: [0, 0], 1: [1, 1]})).metrics
+    assert metrics == pytest.approx({"loss_class_0": 0.775, "loss_class_9": 0.0})
+
+
+def test_classes_of_larger_loss_are_drawn_more() -> None:
+    """Class 0 has seven tasks and loss 1, class 9 one task and loss 0; at log 3 without floor, 3 of 4 draws: 300, 43 off."""
+    sampler = PromptGame(strength=math.log(3), floor=0.0, rate=1.0)
+    sampler.select(step_of({0: [1, 1]}))
+    sampler.select(step_of({0: [1, 1], 1: [0, 0]}))
+    drawn = [d.task for seed in range(400) for d in sampler.draw(step_of({}, seed=seed, questions=1))]
+    assert abs(sum(task != 0 for task in drawn) - 300) < 43
+
+
+def test_a_varied_class_is_played_longer() -> None:
+    """Task 0 always succeeds, so its class varies by 0; the others have .25, so of 16 rollouts task 0 has two."""
+    sampler = RolloutGame(rate=1.0, solved="mean")
+    sampler.select(step_of({0: [1, 1]}))
+    sampler.select(step_of({0: [1, 1], 1: [0, 1]}))
+    for seed in range(20):
+        sizes = {draw.task: draw.rollouts for draw in sampler.draw(step_of({}, seed=seed))}
+        assert sum(sizes.values()) == 16
+        if 0 in sizes:
+            assert sizes[0] == 2
+            assert min(size for task, size in sizes.items() if task) >= 4
+
+
+@pytest.mark.parametrize("game", [PromptGame, RolloutGame])
+def test_classes_are_taken_up_again(game: type[PromptGame] | type[RolloutGame]) -> None:
+    sampler, resumed = game(), game()
+    sampler.select(step_of({0: [0, 1, 1, 1], 1: [1, 1, 1, 1], 2: [0, 0, 0, 0]}))
+    resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    assert sampler.draw(step_of({}, seed=3)) == resumed.draw(step_of({}, seed=3))
+    both = [one.select(step_of({0: [0, 1]})).metrics for one in (sampler, resumed)]
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize(
+    ("game", "options"),
+    [
+        (DifficultyGame, {"window": -1}),
+        (DifficultyGame, {"margin": 1.0}),
+        (DifficultyGame, {"rate": 0.0}),
+        (PromptGame, {"strength": -0.5}),
+        (PromptGame, {"bound": 0.0}),
+        (PromptGame, {"floor": 1.5}),
+        (RolloutGame, {"fewest": 0}),
+        (RolloutGame, {"fewest": 4, "most": 3}),
+    ],
+)
+def test_options_out_of_range_are_refused(game: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(reversed(options))):
+        game(**options)
