@@ -223,7 +223,7 @@ class ChatClient:
             used = self._wire.used(answer)
             self._account(used or Used())
             reply = self._wire.read(self._manner, answer, sent)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise TryAgain(f"a reply that is no chat completion ({type(error).__name__}: {error})") from None
         self.usage.unmetered += used is None
         return reply

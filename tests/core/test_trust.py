@@ -14,6 +14,7 @@ from agentenv.trainers.lab.lab import experiments
 OUTWARD = [
     '[env]\nid = "agentenv/Code-v0"\n[env.options]\nexecutor = "unsafe-local"',
     'policy = "openai:model@http://evil.example/v1"',
+    'policy = "anyllm:anthropic/evil.example"',
     'policy = "vllm:/weights@evil.example:8000"',
     '[env]\nid = "remote:http://evil.example"',
     '[env]\nid = "remote:evil.example:80"',

@@ -21,15 +21,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.io.cassette import Cassette
 from agentenv.core.io.model_files import check_adapter_files, check_model_files
 from agentenv.core.trust import confirm_file
 from agentenv.envs.calculator import Calculator
 from agentenv.envs.gui.recordings import load_recordings
 from agentenv.envs.search.local_search import LocalSearch
-from agentenv.errors import AgentEnvError, ConfigurationError, DatasetError, EnvFault, Fault
+from agentenv.errors import AgentEnvError, ConfigurationError, DatasetError, EndpointFault, EnvFault, Fault
 from agentenv.policies.card import read_card as read_episode_card
 from agentenv.policies.chat_server import ChatRequest
+from agentenv.policies.endpoint import ChatClient
+from agentenv.policies.endpoint_formats import spoken
+from agentenv.policies.endpoint_spec import Endpoint
 from agentenv.retrievers.cassette import CassetteRetriever
 from agentenv.retrievers.remote import RemoteRetriever
 from agentenv.retrievers.service.wire import AccessRequest, RetrieveRequest, SearchRequest
@@ -56,6 +60,7 @@ from agentenv.serving.wire import (
 )
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.lab.lab import load_experiment
+from agentenv.web.client import Response
 from agentenv.web.retries import RetryPolicy
 
 LONG = os.environ.get("AGENTENV_FUZZ")
@@ -314,6 +319,76 @@ def test_answers_of_a_retrieval_server(card: bytes, results: bytes) -> None:
         assert all(isinstance(passage.text, str) for passage in found)
     except Fault:
         pass
+
+
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+DELTA = {"content": "t", "reasoning": "r", "tool_calls": [CALL | {"index": 0}]}
+USED = {"prompt_tokens": 3, "completion_tokens": 4, "completion_tokens_details": {"reasoning_tokens": 1}}
+CHAT_ANSWER = {
+    "choices": [
+        {
+            "message": {"content": "t", "reasoning_content": "r", "refusal": None, "tool_calls": [CALL]},
+            "finish_reason": "stop",
+            "delta": DELTA,
+        }
+    ],
+    "usage": USED,
+    "error": None,
+}
+OUTPUT = [
+    {
+        "type": "reasoning",
+        "id": "r",
+        "summary": [{"type": "summary_text", "text": "r"}],
+        "encrypted_content": "e",
+    },
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "t"}]},
+    {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+]
+RESPONSES_ANSWER = {
+    "status": "incomplete",
+    "output": OUTPUT,
+    "incomplete_details": {"reason": "x"},
+    "usage": USED,
+}
+EVENT = {"type": "response.completed", "response": RESPONSES_ANSWER}
+REFUSAL = {"error": {"message": "m", "code": "c", "param": "temperature", "metadata": {"flagged_input": "x"}}}
+
+
+@pytest.mark.parametrize(
+    ("wire", "status", "head", "valid"),
+    [
+        ("chat", 200, b"", CHAT_ANSWER),
+        ("chat", 200, b"data: ", CHAT_ANSWER),
+        ("responses", 200, b"", RESPONSES_ANSWER),
+        ("responses", 200, b"data: ", EVENT),
+        ("chat", 400, b"", REFUSAL),
+    ],
+    ids=["chat", "chat stream", "responses", "responses stream", "refusal"],
+)
+@fuzz
+@given(data=st.data())
+def test_answers_of_a_model_behind_an_endpoint(
+    wire: Any, status: int, head: bytes, valid: Any, data: st.DataObject
+) -> None:
+    """What is read can be written to a file, and goes back in the next request."""
+    content = data.draw(written(valid))
+
+    class Stub:
+        async def send(self, body: Any) -> Response:
+            json.dumps(body, ensure_ascii=False).encode()  # as httpx does
+            return Response(status, {}, head + content)
+
+    client = ChatClient(Endpoint("m", "http://x", wire=wire, retries=0))
+    client._backend = Stub()
+    asked: list[Any] = [{"role": "user", "content": "q"}]
+    try:
+        for _ in range(2):
+            reply = asyncio.run(client.complete(asked, max_tokens=9))
+            spoken(AssistantTurn(reply.reasoning, reply.text, reply.calls)).encode()
+            asked += [] if reply.message is None else [reply.message]
+    except (EndpointFault, ConfigurationError) as error:
+        brief(error)
 
 
 @fuzz

@@ -298,6 +298,29 @@ def test_a_reply_that_says_nothing_does_not_go_back() -> None:
             assert ask(client(server, wire=wire)).message is None
 
 
+HALF = "a\\ud83d"  # half a character, which no request can hold
+
+
+@pytest.mark.parametrize(
+    ("wire", "raw"),
+    [
+        ("chat", f'{{"choices": [{{"message": {{"content": "{HALF}", "reasoning": "{HALF}"}}}}]}}'),
+        ("chat", f'{{"choices": [{{"message": {{"content": "t", "extra_content": {{"x": "{HALF}"}}}}}}]}}'),
+        ("responses", f'{{"output": [{{"type": "message", "content": [{{"text": "{HALF}"}}]}}]}}'),
+    ],
+)
+def test_half_characters_do_not_break_the_next_request(wire: Any, raw: str) -> None:
+    with FakeEndpoint(scripted(Answer(raw=raw), Answer("Ada"))) as server:
+        asked = client(server, wire=wire, send_reasoning=True)
+        assert ask(asked, [*ASK, ask(asked).message]).text == "Ada"
+
+
+def test_a_count_that_is_no_number_is_asked_for_again() -> None:
+    raw = '{"choices": [{"message": {"content": "t"}}], "usage": {"prompt_tokens": Infinity}}'
+    with FakeEndpoint(scripted(Answer(raw=raw), Answer("Ada"))) as server:
+        assert ask(client(server)).text == "Ada"
+
+
 def test_content_in_parts_is_read() -> None:
     parts = [
         {"type": "thinking", "thinking": [{"type": "text", "text": "why"}]},
