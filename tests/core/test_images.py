@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +20,9 @@ from agentenv.core.images import (
     without_strays,
 )
 from agentenv.core.native_format import NativeFormat
-from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, from_record, to_record
-from agentenv.core.types import EndReason, Message, MessagePart, Task
+from agentenv.core.rollout import EpisodeState, observe
+from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn, from_record, to_record
+from agentenv.core.types import EndReason, Message, MessagePart, Observation, Task
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fake_vision import vision_tokenizer
 from agentenv.policies.fakes import ByteTokenizer
@@ -155,3 +157,29 @@ def test_records_of_text_are_as_they_were() -> None:
     record = to_record(played, whole=True)
     assert "images" not in record
     assert "images" not in record["segments"][0]
+
+
+@pytest.mark.parametrize(("later", "row"), [(b"12A", 0), (b"12B", 1)], ids=["same", "other"])
+def test_a_whole_context_goes_on_with_the_row_only_if_it_shows_the_same_images(
+    later: bytes, row: int
+) -> None:
+    tokenizer = vision_tokenizer()
+    reader = Grids()
+    reader.placeholder = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    chat = TemplateFormat(tokenizer, image_reader=reader)
+
+    def opening(image: bytes) -> Observation:
+        return Message("system", "See."), Message("user", (MessagePart("image", image=image),))
+
+    spec: Any = None
+    state = EpisodeState(spec, "e")
+    ids = chat.prompt(opening(b"12A"))
+    state.add(SegmentKind.PROMPT, ids, 0, images=placed(ids, [b"12A"], reader))
+    said = [*tokenizer.encode("go", add_special_tokens=False), tokenizer.eos_token_id]
+    state.add(SegmentKind.POLICY, said, 0, logprobs=(0.0,) * len(said))
+    state.turns.append(Turn("go"))
+    new = Message("user", (MessagePart("image", image=b"13C"),))
+    observe(state, chat, (*opening(later), Message("assistant", "go"), new), 500)
+    assert state.row == row
+    assert [image.image for image in state.images] == [later, b"13C"]
+    assert all(state.ids[image.start] == reader.placeholder for image in state.images)

@@ -53,6 +53,7 @@ def collective(
     def ordered(self: "ShardedLearner", /, *args: P.args, **kwargs: P.kwargs) -> R:
         outermost = not self.busy
         if outermost and is_main_process():
+            refuse_rows_with_images(args[0] if args else ())
             dist.broadcast_object_list([(method.__name__, args, kwargs)])
         self.busy = True
         try:
@@ -61,6 +62,16 @@ def collective(
             self.busy = not outermost
 
     return ordered
+
+
+def refuse_rows_with_images(rows: Any) -> None:
+    """Refuses rows with images, which a model whose weights are shared out does not take.
+
+    Raises:
+        ConfigurationError: there is one among them.
+    """
+    if isinstance(rows, list | tuple) and any(getattr(row, "images", ()) for row in rows):
+        raise ConfigurationError("episodes with images are trained by one process: train without torchrun")
 
 
 class ShardedLearner(Learner):

@@ -26,6 +26,7 @@ from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
 from agentenv.trainers.learner.logprobs import token_logprobs
 from agentenv.trainers.learner.packing import Layout, Packed, TrainingRow, micro_batches, strips_of
+from agentenv.trainers.learner.sharded import refuse_rows_with_images
 
 NATS = 1e-5
 """Between sampler and learner in float32 on a CPU."""
@@ -177,3 +178,9 @@ def test_positions_of_images_matter(policy: HFPolicy, played: list[Trajectory]) 
     plain = replace(batch, turns=torch.arange(batch.ids.shape[1]).expand_as(batch.turns))
     with torch.no_grad():
         assert (logprobs(policy, plain) - batch.old).abs().max() > 1e-3
+
+
+def test_several_processes_refuse_rows_with_images(played: list[Trajectory]) -> None:
+    with pytest.raises(ConfigurationError, match="torchrun"):
+        refuse_rows_with_images(rows(played))
+    refuse_rows_with_images([replace(row, images=()) for row in rows(played)])
