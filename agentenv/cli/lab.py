@@ -91,7 +91,7 @@ class Run:
         from agentenv.trainers.lab.lab import experiments, load_experiment
         from agentenv.trainers.lab.lab_page import write_page
         from agentenv.trainers.lab.results_table import publish
-        from agentenv.trainers.lab.trials import next_trial, run_trial
+        from agentenv.trainers.lab.trials import next_trial, refuse_other_plan, run_trial
 
         if self.name not in experiments():
             confirm_file(Path(self.name), trusted=self.trust_config)
@@ -99,6 +99,7 @@ class Run:
             raise ConfigurationError(f"--runs is {self.runs}; give a number of 0 or more")
         experiment, name = load_experiment(self.name), Path(self.name).stem
         out = self.out / name
+        refuse_other_plan(experiment, out)
         out.mkdir(parents=True, exist_ok=True)
         done, metrics = 0, write_page(name, experiment, out)
         while done != self.runs and (trial := next_trial(experiment, out)):

@@ -15,12 +15,16 @@ from numpy.typing import ArrayLike
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.statistics.intervals import Floats, t_two_sided
 
+_ROUNDING = 1e-9  # of scores: what is closer together is equal
+
 
 def equivalence_p(a_A: ArrayLike, b_B: ArrayLike, margin: float) -> float:
     """The p-value of "the two means differ by ``margin`` or more"; a small one says that they are equivalent.
 
     It is the larger of the p-values of "a is lower by the margin or more" and "a is higher by the margin or more", so that
-    both are refused at a level where it is below that level.
+    both are refused at a level where it is below that level. It is 1 where no seed of either system differs from the others
+    of that system: a few equal scores, of runs that have learned nothing for example, do not say how far further ones would
+    spread.
 
     Args:
         a_A: A score for each seed of the first system, two at least.
@@ -35,8 +39,8 @@ def equivalence_p(a_A: ArrayLike, b_B: ArrayLike, margin: float) -> float:
         raise ConfigurationError(f"A margin of equivalence is above 0, not {margin}.")
     errors = np.array([x.var(ddof=1) / x.size for x in (a, b)])
     room = margin - abs(float(a.mean() - b.mean()))
-    if errors.sum() == 0:
-        return 0.0 if room > 0 else 1.0
+    if max(np.ptp(x) for x in (a, b)) <= _ROUNDING * max(1.0, np.abs([a.mean(), b.mean()]).max()):
+        return 1.0
     df = float(errors.sum() ** 2 / (errors**2 / np.array([a.size - 1, b.size - 1])).sum())
     return _upper_tail(room / sqrt(errors.sum()), df)
 

@@ -34,15 +34,27 @@ def stands_on(arm: str, config: TrainConfig, tests: Mapping[str, TrainConfig]) -
     Everything counts that the configurations name and that lies on this disk: starting weights, simulators, encoders,
     indexes, data. Digests of the configurations themselves and versions of the code complete it.
     """
-    flat = {key: value for key, value in flatten_config(config).items() if key not in _OF_A_RUN}
-    tested = {name: _without_names(changed) for name, changed in tests.items()}
-    found = {f"configuration of {arm}": value_digest(flat), f"tests of {arm}": value_digest(tested)}
+    flat, tested = _settings(config, tests)
+    found = configured(arm, config, tests)
     for values in (flat, *tested.values()):
         for key, text in values.items():
             if isinstance(text, str):
                 found |= _named_by(key, text)
     found |= {f"version of {name}": number for name in _VERSIONS if (number := _version(name))}
     return found | {f"weights of {config.policy}": policy_digest(config.policy), SOURCE: source_digest()}
+
+
+def configured(arm: str, config: TrainConfig, tests: Mapping[str, TrainConfig]) -> dict[str, str]:
+    """Digests of what configures the runs of ``arm``, whatever their seed."""
+    flat, tested = _settings(config, tests)
+    return {f"configuration of {arm}": value_digest(flat), f"tests of {arm}": value_digest(tested)}
+
+
+def _settings(
+    config: TrainConfig, tests: Mapping[str, TrainConfig]
+) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
+    flat = {key: value for key, value in flatten_config(config).items() if key not in _OF_A_RUN}
+    return flat, {name: _without_names(changed) for name, changed in tests.items()}
 
 
 def _without_names(config: TrainConfig) -> dict[str, object]:
@@ -112,8 +124,8 @@ def refuse_mixture(others: Mapping[Path, Mapping[str, str] | None], found: Mappi
         for name in sorted(held.keys() & found.keys() - {SOURCE}):
             if held[name] != found[name]:
                 raise ConfigurationError(
-                    f"the {name} are other ones than when the run in {folder} began, and one comparison does not mix "
-                    "them: put the old ones back, or choose another --out"
+                    f"{name}: this is not what it was when the run in {folder} began, and one comparison does not mix "
+                    "both: put the old state back, or choose another --out"
                 )
 
 

@@ -26,7 +26,13 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.lab.lab import Equivalence, Experiment
 from agentenv.trainers.lab.measures import MEASURES, Json
 from agentenv.trainers.lab.probes import play_besides
-from agentenv.trainers.lab.provenance import keep_foundations, read_foundations, stands_on
+from agentenv.trainers.lab.provenance import (
+    configured,
+    keep_foundations,
+    read_foundations,
+    refuse_mixture,
+    stands_on,
+)
 
 TESTS, PLAYED, STARTS = "tests.json", "played.json", "starts.json"
 """What ``Experiment.tests`` gave of a result, what was played besides, and both of the start of each arm."""
@@ -143,7 +149,7 @@ def run_trial(experiment: Experiment, trial: Trial, out: Path, display: Any) -> 
 
     Raises:
         ConfigurationError: its folder holds a run of another configuration, or a run of the comparison stands on other
-            weights, files or versions than this one would.
+            weights, files or versions than this one would, or was begun under another plan or configuration.
         AgentEnvError: what the training raises.
     """
     from agentenv.trainers.grpo import train
@@ -153,8 +159,11 @@ def run_trial(experiment: Experiment, trial: Trial, out: Path, display: Any) -> 
     begun = path / "config.toml"
     if begun.is_file() and begun.read_text(encoding="utf-8") != dump_config(config):
         raise ConfigurationError(f"{path} holds a run of another configuration: choose another --out")
-    found = stands_on(trial.arm, config, experiment.conditions(trial.arm))
-    keep_foundations(found, path, foundations(experiment, out))
+    others = foundations(experiment, out)
+    for arm in experiment.arms:  # an arm that needs no run any more may have been configured otherwise
+        refuse_mixture(others, configured(arm, experiment.run_of(arm, 0), experiment.conditions(arm)))
+    found = stands_on(trial.arm, config, experiment.conditions(trial.arm)) | _plan(experiment)
+    keep_foundations(found, path, others)
     train(RunFolder.open(path) if begun.is_file() else RunFolder.create(path, config), display)
     _test_starts(experiment, out)
     values = merged(experiment.values_of(trial.arm), {"policy": f"hf:{path / 'policy'}", "seed": trial.seed})
@@ -165,6 +174,27 @@ def run_trial(experiment: Experiment, trial: Trial, out: Path, display: Any) -> 
         _write(path / TESTS, _tested(experiment.conditions(trial.arm, trained.policy)))
     for name in ("checkpoints", "policy", "policy-second", "league"):
         shutil.rmtree(path / name, ignore_errors=True)
+
+
+def refuse_other_plan(experiment: Experiment, out: Path) -> None:
+    """Refuses runs that were begun under another plan: error levels hold only for one that is fixed before the first look.
+
+    Raises:
+        ConfigurationError: the number of seeds, the error level, the measure or the pairs are other ones than for a run that
+            has begun.
+    """
+    held = {folder: one for folder, one in foundations(experiment, out).items() if one is not None}
+    refuse_mixture(held, _plan(experiment))
+
+
+def _plan(experiment: Experiment) -> dict[str, str]:
+    """A digest of what has to be fixed before the first interim analysis."""
+    fixed = {
+        name: getattr(experiment, name) for name in ("per_interim", "interims", "alpha", "measure", "level")
+    }
+    pairs = [one.model_dump(mode="json") for one in experiment.equivalences]
+    families = [list(family) for family in experiment.compared]
+    return {"plan of the comparison": value_digest([fixed, pairs, families])}
 
 
 def foundations(experiment: Experiment, out: Path) -> dict[Path, dict[str, str] | None]:

@@ -18,7 +18,7 @@ from agentenv.trainers.config.config_files import merged
 from agentenv.trainers.lab.figures import page_data
 from agentenv.trainers.lab.lab import Experiment, experiments, load_experiment
 from agentenv.trainers.lab.lab_page import mean_curve, page, write_page
-from agentenv.trainers.lab.provenance import SOURCE, STANDS_ON
+from agentenv.trainers.lab.provenance import SOURCE, STANDS_ON, configured
 from agentenv.trainers.lab.results_table import claim_verdict
 from agentenv.trainers.lab.trials import (
     Trial,
@@ -26,6 +26,7 @@ from agentenv.trainers.lab.trials import (
     finished,
     next_trial,
     pending_runs,
+    refuse_other_plan,
     run_trial,
     score,
     show_equivalence,
@@ -47,6 +48,10 @@ def experiment(**changes: Any) -> Experiment:
     return Experiment(
         **({"title": "t", "claim": "c", "base": {"base": "lab-search"}, "arms": ARMS} | changes)
     )
+
+
+def changed_by(one: Experiment, change: dict[str, Any]) -> Experiment:
+    return Experiment(**merged(one.model_dump(exclude_none=True), change))
 
 
 def result(after: float, dev: Sequence[float] = (0.1,), tokens: int = 100, every: int = 2) -> dict[str, Any]:
@@ -336,6 +341,35 @@ def test_a_second_look_never_mixes_starts(policy: Path, tmp_path: Path) -> None:
             run_trial(short, Trial("uniform", 1), out, SilentDisplay())
         assert str(kept.parent) in str(refused.value)
         assert not (out / "uniform" / "seed-1").exists()
+
+
+def test_a_second_look_never_mixes_designs(policy: Path, tmp_path: Path) -> None:
+    """Neither what the arms have in common, where the changed arm has no run, nor the plan of the test."""
+    short, out = small("samplers", policy), tmp_path / "runs"
+    begun = out / "uniform" / "seed-0"
+    begun.mkdir(parents=True)
+    (begun / "config.toml").touch()
+    mine = configured("uniform", short.run_of("uniform", 0), short.conditions("uniform"))
+    (begun / STANDS_ON).write_text(json.dumps(mine))
+    slower = changed_by(short, {"base": {"optimizer": {"learning_rate": 1e-3}}})
+    with pytest.raises(ConfigurationError, match="configuration of uniform"):
+        run_trial(slower, Trial("xrpo", 0), out, SilentDisplay())
+    assert not (out / "xrpo").exists()
+
+
+def test_a_plan_does_not_change_after_a_look(policy: Path, tmp_path: Path) -> None:
+    short, out = small("samplers", policy), tmp_path / "runs"
+    refuse_other_plan(short, out)
+    run_trial(short, Trial("uniform", 0), out, SilentDisplay())
+    refuse_other_plan(short, out)
+    refuse_other_plan(changed_by(short, {"title": "another"}), out)
+    changes: list[dict[str, Any]] = [
+        {"interims": 2, "alpha": 0.9}, {"alpha": 0.7}, {"measure": "after"}, {"per_interim": 3},
+        {"equivalences": [{"arms": list(short.arms), "margin": 0.1}], "alpha": 0.9},
+    ]  # fmt: skip
+    for change in changes:
+        with pytest.raises(ConfigurationError, match="plan"):
+            refuse_other_plan(changed_by(short, change), out)
 
 
 def test_runs_whose_page_cannot_be_written_do_not_begin(
