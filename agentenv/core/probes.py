@@ -177,10 +177,10 @@ class ProbeRow:
 
     @property
     def is_farm(self) -> bool:
-        """Whether it earns at least what the expert earns, or can end every episode by a fault."""
+        """Whether it earns at least what the expert earns or no finite number, or can end every episode by a fault."""
         if self.reward is None or self.expert is None:
             return self.masked > 0
-        return self.reward >= self.expert - 1e-9
+        return not np.isfinite(self.reward) or self.reward >= self.expert - 1e-9
 
 
 class _Played(NamedTuple):
@@ -235,8 +235,10 @@ def _probed(
 
 
 def _gain(row: ProbeRow) -> float:
-    """Most for a row of which every episode is masked, because that is worth seeing."""
-    return np.inf if row.reward is None or row.expert is None else row.reward - row.expert
+    """Most for a row without a finite reward, of which every episode is masked for example, because that is worth seeing."""
+    if row.reward is None or row.expert is None or not np.isfinite(row.reward):
+        return np.inf
+    return row.reward - row.expert
 
 
 def _scripts(

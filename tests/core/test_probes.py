@@ -202,3 +202,17 @@ def test_a_task_that_one_action_solves_is_not_farmed_by_that_action() -> None:
     rows = rows_of(Button)
     assert (rows["answer at once"].episodes, rows["answer at once"].is_farm) == (0, False)
     assert rows["silence"].reward == 0.0
+
+
+@pytest.mark.parametrize("paid", [float("nan"), float("inf"), float("-inf")])
+def test_a_reward_that_is_no_finite_number_is_found(paid: float) -> None:
+    """Whoever brings it about spoils the advantages of the whole group; a form that earns one is shown before any other."""
+
+    class Unbounded(Lookup):
+        def turn(self, action: str) -> float:
+            return paid if "vlurb" in action else 0.0
+
+    rows = rows_of(Unbounded)
+    assert rows["nonsense, no answer"].is_farm
+    assert not rows["silence"].is_farm
+    assert run_check("probes", Unbounded).status == "failed"

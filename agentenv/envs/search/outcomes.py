@@ -86,13 +86,18 @@ def get_outcome(name: str) -> Callable[[Ending], float]:
 
 
 _HOLDS = get_scorer("em_cover")
+_THOUGHT = re.compile(r"<think>\s*(?!</think>)\S.*?</think>", re.DOTALL)
 _GLUED = re.compile(r"[(\[](?:think|search|answer)|(?:think|search|answer)[)\]]")
 
 
 def thinks_in_tags(actions: Sequence[str]) -> bool:
-    """IKEA: whether a pair of think tags stands in ``actions``, and no name of a tag next to a bracket of another kind."""
+    """IKEA: whether a thought stands in ``actions``, and no name of a tag next to a bracket of another kind.
+
+    Published with the presence of both tags alone, by which an empty thought counts, and one that ends before it begins.
+    """
     text = "".join(actions)
-    return "<think>" in text and "</think>" in text and _GLUED.search(text) is None
+    thought = _THOUGHT.search(text)
+    return thought is not None and _GLUED.search(text) is None
 
 
 def is_one_action(action: str, tags: Sequence[str]) -> bool:

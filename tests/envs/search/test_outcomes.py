@@ -73,6 +73,10 @@ THINK, SEARCH = "<think>Who is it?</think>", "<search>a</search>"
         ([THINK + SEARCH, WRONG], 0.05),
         ([THINK + WRONG], 0.0),
         ([RIGHT], -1.0),  # no thought
+        (["<think></think>" + RIGHT], -1.0),  # an empty one
+        (["<think> \n</think>" + RIGHT], -1.0),
+        (["</think><think>" + RIGHT], -1.0),  # one that ends before it begins
+        (["<think></think><think>so</think>" + RIGHT], 1.6),
         ([SEARCH, "<think>Who?" + RIGHT], -1.0),
         ([THINK + "(search) a" + SEARCH, RIGHT], -1.0),
         ([THINK, RIGHT], -1.0),  # a turn without an action
