@@ -18,6 +18,7 @@ import pytest
 
 from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.executor import JailExecutor
+from agentenv.sandbox.jail import once
 from agentenv.sandbox.jail.router import SPARES
 from agentenv.sandbox.types import ExecStatus, ExecutionLimits
 from tests.sandbox.conftest import shared
@@ -234,3 +235,29 @@ def test_a_first_cell_that_cannot_be_handed_over_in_time_is_its_programs_deed(bo
     with box.open(limits=ExecutionLimits(memory_mb=1024)) as session:
         result = session.run("x = 1 #" + "x" * (100 << 20), wall_s=0.1)
         assert result.status in (ExecStatus.KILLED, ExecStatus.TIMEOUT), result
+
+
+def test_a_process_that_was_killed_is_replaced_though_its_order_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The order waits unread, so the new process inherits nothing of it."""
+
+    def sleeper() -> once.Waiting:
+        stdin, order, ready, stream = (os.open(os.devnull, os.O_RDWR) for _ in range(4))
+        pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+        return once.Waiting(pid, stdin, order, ready, (stream,))
+
+    monkeypatch.setattr(once, "await_program", lambda setup: sleeper())
+    killed, (link, order) = sleeper(), os.pipe()
+    os.kill(killed.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+    os.write(order, b"an order")
+    fresh = once.replace_killed(killed, {}, link)
+    try:
+        assert fresh.pid != killed.pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(fresh.pid, signal.SIGKILL)
+            os.waitpid(fresh.pid, 0)
+        for fd in (link, order, fresh.stdin, fresh.order, fresh.ready, *fresh.streams):
+            os.close(fd)

@@ -129,10 +129,10 @@ def replace_killed(process: Waiting, setup: dict[str, Any], link: int) -> Waitin
     """
     while True:
         handle = os.pidfd_open(process.pid)
-        readable, _, _ = select.select([link, handle], [], [])
+        select.select([link, handle], [], [])
         ended = os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.close(handle)
-        if link in readable or ended is None or ended.si_status != signal.SIGKILL:
+        if ended is None or ended.si_code != os.CLD_KILLED or ended.si_status != signal.SIGKILL:
             return process  # what it complained of is said to whoever wants to use it
         os.waitpid(process.pid, 0)
         for fd in (process.stdin, process.order, process.ready, *process.streams):
