@@ -187,8 +187,13 @@ class VLLMPolicy:
         """``ids`` as the learner feeds them.
 
         Raises:
-            ConfigurationError: there are images, and the model reads text alone.
+            ConfigurationError: there are images, and the model reads text alone or is in training.
         """
+        if images and self.model is not None:
+            raise ConfigurationError(
+                "vLLM shows images in evaluations alone, since its log-probs with them are wrong once weights have changed: "
+                "train with engine.kind='hf'"
+            )
         if self.image_reader is not None:
             return tuple(without_strays(ids, images, self.image_reader.placeholder))
         if images:

@@ -341,6 +341,9 @@ def test_images_go_to_an_engine_with_a_prompt_free_of_sampled_placeholders() -> 
     with VLLMPolicy(ByteTokenizer(), 32, config, [engine.open], image_reader=reader) as policy:
         asyncio.run(policy.generate(ids, Sampling(4), images=images))
         asyncio.run(policy.score(ids, images=images))
+        policy.model = WrittenModel()
+        with pytest.raises(ConfigurationError, match=r"engine\.kind"):
+            asyncio.run(policy.generate(ids, Sampling(4), images=images))
     fed = (5, 7, 7, 9, 0, 7, 3)
     assert (engine.requests[0].ids, engine.requests[0].images) == (fed, images)
     assert engine.scored == [(fed, images)]
