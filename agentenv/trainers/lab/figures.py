@@ -180,7 +180,11 @@ def pooled_deviation(scores: Sequence[Sequence[float]]) -> float | None:
 def _equivalence(experiment: Experiment, one: Equivalence, runs: Mapping[str, Sequence[Json]]) -> Json:
     scores = scores_of(experiment, runs, one.measure)
     shown = show_equivalence(experiment, one, scores)
-    first, second = (scores[arm] for arm in one.arms)
+    both = [scores[arm] for arm in one.arms]
+    seeds = min(map(len, both))
+    if shown.interims:  # the verdict is about these; an arm may have run more for other comparisons
+        seeds = min(seeds, shown.interims * experiment.per_interim)
+    first, second = (mine[:seeds] for mine in both)
     smallest = detectable_margin(
         per_interim=experiment.per_interim, interims=experiment.interims, alpha=experiment.level_of_one
     )
@@ -191,7 +195,7 @@ def _equivalence(experiment: Experiment, one: Equivalence, runs: Mapping[str, Se
         "measure": one.measure,
         "margin": one.margin,
         "difference": fmean(first) - fmean(second) if first and second else None,
-        "seeds": min(len(first), len(second)),
+        "seeds": seeds,
         "p": shown.p,
         "interim": shown.interims,
         "verdict": shown.verdict,

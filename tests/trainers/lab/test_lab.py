@@ -252,6 +252,20 @@ def test_arms_that_are_expected_to_be_alike_are_tested_for_equivalence(
         assert shown.p == pytest.approx(0.0403, abs=1e-4)  # Student's t with 8 degrees of freedom at 2
 
 
+def test_the_figures_of_an_equivalence_are_those_of_the_seeds_that_showed_it() -> None:
+    """Other comparisons go on with the same arms; later seeds change neither the verdict nor what is said of it."""
+    two = experiment(equivalences=({"arms": ("a", "b"), "margin": 0.1},))
+    first, later = [0.0, 0.01, 0.02, 0.03, 0.04], [0.9, 0.8, 0.9, 0.8, 0.9]
+    shown, again = (
+        page_data("x", two, by_arm(a=first + more, b=first + [0.0] * len(more)))["equivalences"][0]
+        for more in ([], later)
+    )
+    assert shown["verdict"] == "equivalent"
+    assert shown["seeds"] == 5
+    keys = ("verdict", "p", "interim", "seeds", "difference")
+    assert [again[key] for key in keys] == [shown[key] for key in keys]
+
+
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("policy")
