@@ -1,6 +1,7 @@
 """How messages become token ids. Both formats only append: ids that were fed or sampled stay as they are."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from agentenv.core.images import ImageReader, expanded, images_of, refuse_images
@@ -29,12 +30,14 @@ def content_of(
     """What a chat template takes as the content of ``message``: its text, or a list of its parts where there is an image."""
     if isinstance(message.content, str) or not images_of([message]):
         return defused(message.text, tokenizer, reader)
-    return [
-        {"type": "image"}
-        if part.kind == "image"
-        else {"type": "text", "text": defused(part.text, tokenizer, reader)}
-        for part in message.content
-    ]
+    parts: list[dict[str, str]] = []
+    for kind, run in groupby(message.content, key=lambda part: part.kind):
+        if kind == "image":
+            parts += [{"type": "image"} for _ in run]
+        else:  # texts next to each other could make up a control token between them
+            text = "".join(part.text for part in run)
+            parts.append({"type": "text", "text": defused(text, tokenizer, reader)})
+    return parts
 
 
 def encode_shown(tokenizer: Any, text: str, messages: Sequence[Any], reader: ImageReader | None) -> list[int]:
@@ -94,7 +97,7 @@ class InlineFormat:
             ConfigurationError: there is an image in it.
         """
         self._refuse(messages)
-        text = "".join(defused(message.text, self._tokenizer) for message in messages)
+        text = defused("".join(message.text for message in messages), self._tokenizer)
         return [*ids, *_encode(self._tokenizer, text)]
 
     def _refuse(self, messages: Sequence[Message]) -> None:

@@ -187,7 +187,7 @@ class NativeFormat:
     def _message(self, message: Message | AssistantTurn, texts: dict[str, str]) -> dict[str, Any]:
         if isinstance(message, AssistantTurn):
             return self._assistant(message)
-        text = defused(message.text, self._tokenizer, self.image_reader)
+        text = self._defused(message.text)
         if message.role != "tool":
             return {"role": message.role, "content": content_of(message, self._tokenizer, self.image_reader)}
         if self._in_users_name(message):
@@ -196,7 +196,8 @@ class NativeFormat:
             mark = _MARK.format(f"r{len(texts)}r")
             texts[mark] = text
             text = mark
-        return {"role": "tool", "content": text, "name": message.name, "tool_call_id": message.call_id}
+        name, answered = self._defused(message.name), self._defused(message.call_id)
+        return {"role": "tool", "content": text, "name": name, "tool_call_id": answered}
 
     def _in_users_name(self, message: Message) -> bool:
         """Whether ``message`` says what is wrong with a malformed call to a family whose tools answer calls alone."""
@@ -204,15 +205,13 @@ class NativeFormat:
 
     def _assistant(self, turn: AssistantTurn) -> dict[str, Any]:
         raw = [call.text for call in turn.calls if isinstance(call, MalformedCall)]
-        content = defused(
-            "\n".join(part for part in (turn.content, *raw) if part), self._tokenizer, self.image_reader
-        )
+        content = self._defused("\n".join(part for part in (turn.content, *raw) if part))
         calls = [
             self._call(call, place) for place, call in enumerate(turn.calls) if isinstance(call, NativeCall)
         ]
         form: dict[str, Any] = {"role": "assistant", "content": content}
         if turn.thinking:
-            thinking = defused(turn.thinking, self._tokenizer, self.image_reader)
+            thinking = self._defused(turn.thinking)
             if self._thinking_key:
                 form[self._thinking_key] = thinking
             else:
@@ -220,7 +219,7 @@ class NativeFormat:
         if calls and self._calls_in_content and self.family.call_list:
             listed = json.dumps([call["function"] for call in calls], ensure_ascii=False)
             begin, end = self.family.call_list
-            form["content"] += f"{begin}{defused(listed, self._tokenizer, self.image_reader)}{end}"
+            form["content"] += f"{begin}{self._defused(listed)}{end}"
         elif calls:
             form["tool_calls"] = calls
             if self.family.one_text and turn.thinking:
@@ -228,11 +227,19 @@ class NativeFormat:
         return form
 
     def _call(self, call: NativeCall, place: int) -> dict[str, Any]:
-        arguments: Any = call.arguments
+        arguments = self._defused(call.arguments)
         if self._json_arguments:
             arguments = json.dumps(arguments, ensure_ascii=False)
-        function = {"name": call.name, "arguments": arguments}
-        return {"type": "function", "id": call.id or call_id(place), "function": function}
+        function = {"name": self._defused(call.name), "arguments": arguments}
+        return {"type": "function", "id": self._defused(call.id) or call_id(place), "function": function}
+
+    def _defused(self, value: Any) -> Any:
+        """A value with no control token in any text of it: a turn of the policy is shown again, and may hold any."""
+        if isinstance(value, str):
+            return defused(value, self._tokenizer, self.image_reader)
+        if isinstance(value, Mapping):
+            return {self._defused(name): self._defused(one) for name, one in value.items()}
+        return [self._defused(one) for one in value] if isinstance(value, list) else value
 
     def _encode(self, text: str, messages: Sequence[Message | AssistantTurn]) -> list[int]:
         return encode_shown(self._tokenizer, text, messages, self.image_reader)

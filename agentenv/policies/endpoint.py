@@ -15,13 +15,14 @@ from weakref import WeakKeyDictionary
 
 from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointFault, EndpointRefusal
 from agentenv.policies.endpoint_spec import KEY_VARIABLE, Endpoint
-from agentenv.policies.refusals import Refused, read_refusal
-from agentenv.policies.wires import WIRES, Asked, ChatMessage, Reply, Used, as_json
+from agentenv.policies.refusals import Refused, as_refusal, read_refusal
+from agentenv.policies.wires import WIRES, Asked, ChatMessage, Reply, Used, as_json, error_in
 from agentenv.web.client import HTTPClient, Request, Response, bearer
 from agentenv.web.retries import GaveUp, RetryPolicy, TryAgain
 
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _MISCONFIGURED = frozenset({301, 302, 307, 308, 401, 403, 404})
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _LONGEST_WAIT_S = 20.0  # of one back-off that the server did not ask for
 
 
@@ -160,7 +161,7 @@ class ChatClient:
             self.usage.failures += 1
             if isinstance(error, EndpointFault):
                 raise
-            said = f"gave no reply within {self.endpoint.deadline_s:g} s."
+            said = f"gave no reply within {self.endpoint.deadline_s:g} s; the last time: {error.reason}"
             raise EndpointFault(
                 f"{self.endpoint.address} "
                 + (said if error.late else f"failed {error.tries} times; the last time: {error.reason}")
@@ -190,7 +191,10 @@ class ChatClient:
         await self._start()
         response = await self._backend.send(body)
         if response.status == 200:
-            return self._read(response, sent)
+            answer = self._answer(response)
+            if not (error := error_in(answer)):
+                return self._read(answer, sent)
+            response = as_refusal(response, error)
         refused = read_refusal(response)
         self._raise(response, refused, body)
         raise EndpointFault(f"{self.endpoint.address} refuses the request: {refused.said}")
@@ -214,19 +218,26 @@ class ChatClient:
             if (
                 response.after_s is not None
             ):  # the whole client waits: other requests would be refused as well
-                self._next_start = max(self._next_start, time.monotonic() + response.after_s)
+                wait = min(response.after_s, endpoint.deadline_s)  # a header may ask for years
+                self._next_start = max(self._next_start, time.monotonic() + wait)
             raise TryAgain(said, response.after_s)
 
-    def _read(self, response: Response, sent: int) -> Reply:
+    def _answer(self, response: Response) -> dict[str, Any]:
+        """The answer, with what it used booked whether it can be read or not."""
         try:
             answer = as_json(response.text, self._wire.stream)
-            used = self._wire.used(answer)
-            self._account(used or Used())
-            reply = self._wire.read(self._manner, answer, sent)
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise TryAgain(f"a reply that is no chat completion ({type(error).__name__}: {error})") from None
+        except _UNREADABLE as error:
+            raise _no_completion(error) from None
+        used = self._wire.used(answer)
         self.usage.unmetered += used is None
-        return reply
+        self._account(used or Used())
+        return answer
+
+    def _read(self, answer: Mapping[str, Any], sent: int) -> Reply:
+        try:
+            return self._wire.read(self._manner, answer, sent)
+        except _UNREADABLE as error:
+            raise _no_completion(error) from None
 
     def _account(self, used: Used) -> None:
         """Books what a reply used, and delays the next request by it."""
@@ -245,6 +256,10 @@ class ChatClient:
         return self._slots.setdefault(
             asyncio.get_running_loop(), asyncio.Semaphore(self.endpoint.concurrency)
         )
+
+
+def _no_completion(error: Exception) -> TryAgain:
+    return TryAgain(f"a reply that is no chat completion ({type(error).__name__}: {error})")
 
 
 class _Address:

@@ -1,6 +1,7 @@
 """What a service says where it refuses a request, and which option of an endpoint helps."""
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from agentenv.policies.endpoint_spec import CAN_BE_LEFT_OUT, KEY_VARIABLE
 from agentenv.web.client import Response
 
 _SHOWN_CHARS = 200
+_ERRORS = range(400, 600)
+_UNKNOWN = 500  # what a server answers that cannot say what went wrong
 _SECRET = re.compile("KEY|TOKEN|SECRET")
 _SECRET_CHARS = 8  # a shorter value is a setting
 _FILTERS = frozenset(
@@ -87,6 +90,13 @@ def read_refusal(response: Response) -> Refused:
                 isinstance(details, dict) and "flagged_input" in details,  # OpenRouter
             )
     return Refused(response.status, _shown(response.text))
+
+
+def as_refusal(response: Response, error: Any) -> Response:
+    """A response of status 200 that holds an error, as the refusal that the service meant; see `error_in`."""
+    code = error.get("code") if isinstance(error, dict) else None
+    status = code if isinstance(code, int) and code in _ERRORS else _UNKNOWN
+    return Response(status, response.headers, json.dumps({"error": error}).encode())
 
 
 def _shown(words: str) -> str:

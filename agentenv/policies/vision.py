@@ -161,13 +161,17 @@ def opened_picture(image: bytes) -> Any:
         MissingExtra: pillow is not installed.
     """
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ModuleNotFoundError as error:
         raise MissingExtra.of(error.name or "PIL", "gui") from error
     try:
         with Image.open(io.BytesIO(image)) as picture:
+            if picture.mode.startswith("I;16"):  # which ``convert`` would cut off at 255
+                return Image.fromarray((np.asarray(picture) // 257).astype(np.uint8)).convert("RGB")
             return picture.convert("RGB")
-    except (OSError, ValueError) as error:
+    except UnidentifiedImageError as error:  # whose own words name an address in memory
+        raise EnvFault(f"an image of {len(image)} bytes cannot be read: its header is damaged") from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise EnvFault(f"an image of {len(image)} bytes cannot be read: {error}") from error
 
 

@@ -8,6 +8,7 @@ wrong with it as the result of the call.
 import json
 import re
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 from agentenv.core.assistant_turns import Call, MalformedCall, NativeCall
@@ -37,9 +38,11 @@ def read_wire_calls(given: Sequence[tuple[Any, Any]], sent: int) -> tuple[tuple[
     """
     calls: list[Call] = []
     forms: list[CallForm] = []
-    for place, (id_, function) in enumerate(given[:MOST_CALLS]):
+    named = {id_ for id_, _ in given if isinstance(id_, str)}
+    made = (id_ for n in count() if (id_ := f"call{sent:03d}{n:02d}") not in named)
+    for id_, function in given[:MOST_CALLS]:
         known = isinstance(id_, str) and id_ and all(id_ != form.id for form in forms)
-        call = _read(encodable(id_) if known else f"call{sent:03d}{place:02d}", function)
+        call = _read(id_ if known else next(made), function)
         calls.append(call)
         forms.append(_form(call, function))
     if len(given) > MOST_CALLS:
@@ -53,13 +56,12 @@ def _read(id_: str, function: Any) -> Call:
     if not (isinstance(name, str) and name):
         return MalformedCall(_shown(function), "the tool call names no tool", id_)
     arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = read_json(arguments.strip() or "{}")
-        except ValueError as error:
-            said = f"the arguments of {name} are not JSON: {error}: {arguments!r:.{_SHOWN_CHARS}}"
-            return MalformedCall(_shown(function), encodable(shortened(said, _COMPLAINT_CHARS)), id_)
-    arguments = {} if arguments is None else arguments
+    written = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
+    try:
+        arguments = read_json(written.strip() or "{}")
+    except ValueError as error:
+        said = f"the arguments of {name} are not JSON: {error}: {written!r:.{_SHOWN_CHARS}}"
+        return MalformedCall(_shown(function), encodable(shortened(said, _COMPLAINT_CHARS)), id_)
     if not isinstance(arguments, dict):
         said = f"the arguments of {name} are {arguments!r:.{_SHOWN_CHARS}} and not an object"
         return MalformedCall(_shown(function), encodable(shortened(said, _COMPLAINT_CHARS)), id_)

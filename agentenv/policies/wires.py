@@ -18,10 +18,9 @@ from agentenv.web.retries import TryAgain
 
 ChatMessage = Mapping[str, Any]
 WireName = Literal["chat", "responses"]
-CONTENT_FILTER = "content_filter"
-"""Why a reply ended that a content filter cut off."""
 
 _REASONING_KEYS = ("reasoning_content", "reasoning")
+_MOST_COUNTED = 2**40  # tokens; no reply has more
 _KEPT_REASONING = (*_REASONING_KEYS, "reasoning_details")
 
 
@@ -95,13 +94,18 @@ class Wire:
 
     def used(self, answer: Mapping[str, Any]) -> Used | None:
         """What the answer says was used; None where it says nothing."""
-        usage = answer.get("usage")
-        if not isinstance(usage, dict):
+        usage = _object(answer.get("usage"))
+        prompt, completion = (_count(usage.get(name)) for name in self.count)
+        if prompt is None and completion is None:
             return None
-        of_prompt, of_reply = (usage.get(f"{name}_details") or {} for name in self.count)
-        counts = (usage.get(self.count[0]), usage.get(self.count[1]))
-        details = (of_reply.get("reasoning_tokens"), of_prompt.get("cached_tokens"))
-        return Used(*(int(count or 0) for count in (*counts, *details)))
+        of_prompt, of_reply = (_object(usage.get(f"{name}_details")) for name in self.count)
+        details = _count(of_reply.get("reasoning_tokens")), _count(of_prompt.get("cached_tokens"))
+        return Used(*(count or 0 for count in (prompt, completion, *details)))
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens; None where a server sent something else."""
+    return value if isinstance(value, int) and 0 <= value < _MOST_COUNTED else None
 
 
 def _chat_body(manner: Manner, asked: Asked) -> dict[str, Any]:
@@ -123,12 +127,14 @@ def _chat_body(manner: Manner, asked: Asked) -> dict[str, Any]:
 
 def _read_chat(manner: Manner, answer: Mapping[str, Any], sent: int) -> Reply:
     choice = answer["choices"][0]
+    if choice.get("finish_reason") == "error":
+        raise TryAgain("the reply ended with an error")
     message = choice["message"]
     content, thought = _parts(message.get("content", ""))
     refusal = message.get("refusal")
-    text = content or (replace_surrogates(refusal) if isinstance(refusal, str) else "")
+    text = content or (refusal if isinstance(refusal, str) else "")
     said = (message.get(key) for key in _REASONING_KEYS)
-    reasoning = next((replace_surrogates(one) for one in said if isinstance(one, str) and one), thought)
+    reasoning = next((one for one in said if isinstance(one, str) and one), thought)
     wanted = [(call, call.get("id"), call.get("function")) for call in _objects(message.get("tool_calls"))]
     calls, forms = read_wire_calls([(id_, function) for _, id_, function in wanted], sent)
     sent_back = [
@@ -159,10 +165,10 @@ def _parts(content: Any) -> tuple[str, str]:
         parts = _objects(content)
         texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
         thoughts = [_parts(part["thinking"])[0] for part in parts if isinstance(part.get("thinking"), list)]
-        return replace_surrogates("".join(texts)), "\n".join(thoughts)
+        return "".join(texts), "\n".join(thoughts)
     if not isinstance(content, str | None):
         raise TypeError(f"a text and not {type(content).__name__}")
-    return replace_surrogates(content or ""), ""
+    return content or "", ""
 
 
 def _responses_body(manner: Manner, asked: Asked) -> dict[str, Any]:
@@ -205,9 +211,11 @@ def _input_parts(content: Any) -> Any:
 
 
 def _read_responses(manner: Manner, answer: Mapping[str, Any], sent: int) -> Reply:
-    if answer.get("status") == "failed":
-        raise TryAgain(f"the response failed: {(answer.get('error') or {}).get('message')}")
-    items = [item for item in [*answer["output"]] if item["type"] in _KEPT]
+    if answer.get("status") in _UNFINISHED:
+        raise TryAgain(f"the response is {answer['status']}")
+    if not isinstance(answer["output"], list):
+        raise TypeError(f"an output that is a list and not {type(answer['output']).__name__}")
+    items = [item for item in _objects(answer["output"]) if item.get("type") in _KEPT]
     wanted = [(item.get("call_id"), item) for item in items if item["type"] == "function_call"]
     calls, forms = read_wire_calls(wanted, sent)
     texts: list[str] = []
@@ -216,7 +224,7 @@ def _read_responses(manner: Manner, answer: Mapping[str, Any], sent: int) -> Rep
     left = iter(forms)
     for item in items:
         if item["type"] == "message":
-            said = [part.get("text") or part.get("refusal") or "" for part in _objects(item["content"])]
+            said = [part.get("text") or part.get("refusal") or "" for part in _objects(item.get("content"))]
             texts += said
             output += [_without_id(item)] if any(said) else []
         elif item["type"] == "reasoning":
@@ -225,14 +233,15 @@ def _read_responses(manner: Manner, answer: Mapping[str, Any], sent: int) -> Rep
         elif form := next(left, None):
             named = {"call_id": form.id, "name": form.name, "arguments": form.arguments}
             output.append({"type": "function_call", **named})
-    incomplete = (answer.get("incomplete_details") or {}).get("reason")
+    incomplete = _object(answer.get("incomplete_details")).get("reason")
     finish = {None: "stop", "max_output_tokens": "length"}.get(incomplete, incomplete)
-    text = replace_surrogates("".join(texts))
+    text = "".join(texts)
     said_something = text or calls
     message = {"role": "assistant", "output": output} if said_something else None
-    return Reply(text, str(finish), None, replace_surrogates("\n".join(thoughts)), calls, message)
+    return Reply(text, str(finish), None, "\n".join(thoughts), calls, message)
 
 
+_UNFINISHED = ("failed", "cancelled", "queued", "in_progress")
 _KEPT = ("message", "reasoning", "function_call")
 _THOUGHTS = ("summary", "content")
 
@@ -247,16 +256,21 @@ def _objects(value: Any) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
+def _object(value: Any) -> dict[str, Any]:
+    """An object; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
 def _only(message: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: message[name] for name in names if message.get(name)}
 
 
 def as_json(text: str, stream: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """An answer, sent whole or as a stream.
+    """An answer, sent whole or as a stream. Parts of it are sent back, so no lone surrogate stays in it.
 
     Raises:
         ValueError: it is neither.
-        TryAgain: the stream broke off, or holds an error.
+        TryAgain: the stream broke off.
     """
     answer = stream(text) if text.lstrip().startswith(("data:", "event:", ":", "id:")) else json.loads(text)
     if not isinstance(answer, dict):
@@ -266,6 +280,13 @@ def as_json(text: str, stream: Callable[[str], dict[str, Any]]) -> dict[str, Any
     # Half a character can be read and not be sent back, and a policy that writes one must not fail by it.
     whole: dict[str, Any] = json.loads(replace_surrogates(json.dumps(answer, ensure_ascii=False)))
     return whole
+
+
+def error_in(answer: Mapping[str, Any]) -> Any:
+    """What an answer of status 200 says went wrong; None where nothing did."""
+    return answer.get("error") or next(
+        (choice["error"] for choice in _objects(answer.get("choices")) if choice.get("error")), None
+    )
 
 
 WIRES: Mapping[WireName, Wire] = {

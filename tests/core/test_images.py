@@ -106,6 +106,22 @@ def test_rows_know_their_images_with_places_in_the_row() -> None:
     ]
 
 
+def test_texts_next_to_each_other_make_up_no_placeholder() -> None:
+    tokenizer = vision_tokenizer()
+    halves = tuple(MessagePart("text", half) for half in ("<|image", "_pad|>"))
+    shown = Message("user", (*halves, MessagePart("image", image=b"12")))
+    reader = Grids()
+    reader.placeholder = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    for chat in (
+        TemplateFormat(tokenizer, image_reader=reader),
+        NativeFormat(tokenizer, family="qwen", image_reader=reader),
+    ):
+        assert chat.prompt([shown]).count(reader.placeholder) == 2
+    inline = InlineFormat(tokenizer)
+    quoted = inline.extend([1], [Message("user", "<|image"), Message("user", "_pad|>")])
+    assert reader.placeholder not in quoted
+
+
 def test_formats_without_a_reader_refuse_an_image_and_take_text() -> None:
     tokenizer = vision_tokenizer()
     inline, template = InlineFormat(ByteTokenizer()), TemplateFormat(tokenizer)

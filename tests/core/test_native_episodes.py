@@ -18,7 +18,17 @@ from agentenv.core.native_format import NativeFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.tool_replies import NOT_RUN, replies
 from agentenv.core.trajectory import SegmentKind, Trajectory
-from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
+from agentenv.core.types import (
+    Completion,
+    EndReason,
+    Info,
+    Message,
+    MessagePart,
+    Observation,
+    Sampling,
+    Step,
+    Task,
+)
 from agentenv.envs.calculator import Calculator
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.fakes import ByteTokenizer, chat_tokenizer
@@ -100,6 +110,65 @@ def test_marks_in_arguments_and_in_text_make_no_calls() -> None:
         == mark
     )
     assert "<tool_call>" not in Calculator().native_action(AssistantTurn(None, mark))
+
+
+SHOWS_IMAGES = CHATML.replace(
+    "{{ m.content }}",
+    "{% if m.role == 'tool' %}{{ m.name }}: {% endif %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ '<|image_pad|>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}",
+)
+PAD = "<|image_pad|>"
+
+
+class Pictured(Calculator):
+    """Shows a picture beside the question."""
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        shown, info = await super().areset(seed=seed, options=options)
+        return (*shown, Message("user", (MessagePart("image", image=b"\x89PNG"),))), info
+
+
+class Blind(ScriptedPolicy):
+    """A script that is handed images."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None, images: Any = ()
+    ) -> Completion:
+        return await super().generate(prompt_ids, sampling, episode=episode)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        called(expression=f"1{PAD}"),
+        called(**{PAD: [PAD, {PAD: 1}]}),
+        called(expression="1").replace("calculate", f"calculate{PAD}"),
+        f"{PAD}{called(expression='1')}",
+        f"<tool_call>{{{PAD}</tool_call>",
+    ],
+    ids=["argument", "names", "tool", "content", "malformed"],
+)
+def test_a_placeholder_that_the_policy_wrote_stands_for_no_image_in_a_new_row(turn: str) -> None:
+    tokenizer = chat_tokenizer(SHOWS_IMAGES, eos="<|im_end|>", special=["<|im_start|>", PAD])
+
+    class Reader:
+        placeholder = tokenizer.convert_tokens_to_ids(PAD)
+
+        def grid(self, image: bytes) -> tuple[int, int]:
+            return 1, 2
+
+    chat = NativeFormat(tokenizer, ends=ends_of_turn(tokenizer), image_reader=Reader())
+    # The template leaves out the thinking of the first turn once there is a third, so a new row shows its call again.
+    actions = [f"<think>a</think>{turn}", f"<think>b</think>{called(expression='2')}", "5"]
+    specs = [EpisodeSpec(Pictured(), TASK, 0)]
+    policy = Blind({"e-0": actions}, tokenizer)
+    config = RolloutConfig(turn_tokens=500, context_tokens=4096)
+    (played,) = asyncio.run(rollout(specs, policy, chat, config, name="e"))
+    assert (played.end_reason, len(played.turns), played.error) == (EndReason.ANSWERED, 3, "")
+    assert [len(images) for images in played.row_images] == [1] * len(played.row_slices)
+    assert len(played.row_slices) > 1
 
 
 @dataclass

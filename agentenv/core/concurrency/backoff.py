@@ -2,6 +2,7 @@
 
 import contextlib
 import email.utils
+import math
 import random
 import time
 
@@ -23,7 +24,7 @@ def retry_after(header: str | None) -> float | None:
     if not header:
         return None
     with contextlib.suppress(ValueError):
-        return max(0.0, float(header))
+        return max(0.0, seconds) if math.isfinite(seconds := float(header)) else None
     with contextlib.suppress(ValueError, TypeError):
         return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
     return None

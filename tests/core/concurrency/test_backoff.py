@@ -18,7 +18,17 @@ def test_a_pause_doubles_up_to_its_bound_and_is_spread_by_half(tries: int, middl
 
 
 @pytest.mark.parametrize(
-    ("header", "seconds"), [(None, None), ("", None), ("soon", None), ("3", 3.0), ("0.5", 0.5), ("-2", 0.0)]
+    ("header", "seconds"),
+    [
+        (None, None),
+        ("", None),
+        ("soon", None),
+        ("3", 3.0),
+        ("0.5", 0.5),
+        ("-2", 0.0),
+        ("nan", None),
+        ("1e999", None),
+    ],
 )
 def test_retry_after_is_seconds(header: str | None, seconds: float | None) -> None:
     assert retry_after(header) == seconds
