@@ -315,12 +315,6 @@ def test_half_characters_do_not_break_the_next_request(wire: Any, raw: str) -> N
         assert ask(asked, [*ASK, ask(asked).message]).text == "Ada"
 
 
-def test_a_count_that_is_no_number_is_asked_for_again() -> None:
-    raw = '{"choices": [{"message": {"content": "t"}}], "usage": {"prompt_tokens": Infinity}}'
-    with FakeEndpoint(scripted(Answer(raw=raw), Answer("Ada"))) as server:
-        assert ask(client(server)).text == "Ada"
-
-
 def test_content_in_parts_is_read() -> None:
     parts = [
         {"type": "thinking", "thinking": [{"type": "text", "text": "why"}]},
