@@ -86,7 +86,7 @@ async def act(
         said = replace_surrogates(str(step.info.get("error", ""))) if end.is_fault else ""
         state.close(state.reward, end, step.info, said)
     elif size > most:  # no context holds it, so there is no need to encode it
-        state.close(state.reward, EndReason.TOKEN_LIMIT, step.info | {"observation_chars": size})
+        state.cut(EndReason.TOKEN_LIMIT, step.info | {"observation_chars": size})
     return None if state.ended else step.observation
 
 

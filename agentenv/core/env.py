@@ -126,6 +126,14 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         """
         raise NotImplementedError
 
+    def cut_reward(self) -> float:
+        """What the episode earns further where the policy ends it and not the environment, as by filling its context.
+
+        Where an episode that ends without an answer loses something, it has to lose it here too, or else writing until the
+        context is full would be the cheaper way to give up.
+        """
+        return 0.0
+
     def native_tools(self) -> Sequence[ToolForm]:
         """The tools that a model may call in its native form; empty where actions are plain text."""
         return ()

@@ -107,6 +107,20 @@ class EpisodeState:
         self.ids = []
         self.add(SegmentKind.PROMPT, ids, turn, images=images)
 
+    def cut(self, end: EndReason, info: dict[str, Any], error: str = "") -> None:
+        """Ends an episode that its environment has not ended, with what it is worth there.
+
+        A failure of the environment ends it as such.
+        """
+        try:
+            further = float(self.spec.env.cut_reward()) if self.turns else 0.0
+        except Exception as failure:
+            self.fail(EndReason.ENV_FAULT, failure)
+            return
+        if further:
+            self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + further)
+        self.close(self.reward, end, info, error)
+
     def close(self, reward: float, end: EndReason, info: dict[str, Any], error: str = "") -> None:
         """Ends the episode."""
         self.ended = Trajectory(

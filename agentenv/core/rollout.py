@@ -117,21 +117,21 @@ async def sample(
     """
     room = config.context_tokens - len(state.ids)
     if room <= 0:
-        state.close(state.reward, EndReason.TOKEN_LIMIT, {})
+        state.cut(EndReason.TOKEN_LIMIT, {})
         return None
     began = time.perf_counter()
     try:
         completion = await _generate(state, policy, config, room, attempt)
     except ContextTooSmall as error:  # the policy's own context may be smaller than the budget
         if state.turns:
-            state.close(state.reward, EndReason.TOKEN_LIMIT, {})
+            state.cut(EndReason.TOKEN_LIMIT, {})
         else:
             state.refuse(error)
         return None
     except ConfigurationError:  # the same for every episode: a wrong key or model
         raise
     except PolicyRefusal as error:  # the policy's own doing: masked, it would choose what it is measured on
-        state.close(state.reward, EndReason.REFUSED, {}, str(error))
+        state.cut(EndReason.REFUSED, {}, str(error))
         return None
     except Exception as error:
         state.fail(EndReason.POLICY_FAULT, error)
@@ -196,7 +196,7 @@ def observe(state: EpisodeState, chat: ChatFormat, observation: Observation, lim
     try:
         _append(state, chat, observation, limit)
     except Unrenderable as error:
-        state.close(state.reward, EndReason.PARSE_ERROR, {}, str(error))
+        state.cut(EndReason.PARSE_ERROR, {}, str(error))
     except ConfigurationError:
         raise
     except Exception as error:

@@ -302,6 +302,27 @@ def test_the_episode_ends_before_the_context_overflows() -> None:
     assert t.reward == 0.5
 
 
+def test_what_giving_up_costs_is_lost_in_a_full_context_too() -> None:
+    """Or else a policy would write until the context is full; the last turn has it, and the trajectory the sum."""
+
+    class Dear(Echo):
+        def cut_reward(self) -> float:
+            return -1.0
+
+    (t,) = run(scripted("one", "two", "bye"), [Dear()], context_tokens=14)
+    assert (t.end_reason, t.reward) == (EndReason.TOKEN_LIMIT, -0.5)
+    assert [turn.reward for turn in t.turns] == [0.25, -0.75]
+    (t,) = run(scripted("one", "two", "bye"), [Dear()])
+    assert (t.end_reason, t.reward) == (EndReason.ANSWERED, 1.5)
+
+    class Broken(Echo):
+        def cut_reward(self) -> float:
+            raise ValueError
+
+    (t,) = run(scripted("one", "two", "bye"), [Broken()], context_tokens=14)
+    assert (t.end_reason, t.valid, t.reward) == (EndReason.ENV_FAULT, False, 0.0)
+
+
 def test_an_observation_that_does_not_fit_is_not_recorded() -> None:
     # "one" and end make 7 of 10; "[one]" would make 12.
     (t,) = run(scripted("one", "bye"), [Echo()], context_tokens=10)

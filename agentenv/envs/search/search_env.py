@@ -203,6 +203,15 @@ class SearchEnv(AsyncEnv[SearchState]):
             **reply.info,
         )
 
+    def cut_reward(self) -> float:
+        """What it would earn at the limit of turns: it ends without an answer."""
+        state = self.state
+        state.record.append(ToolReply(end=EndReason.TURN_LIMIT))
+        try:
+            return sum(self.parts.reward(state).values())
+        finally:
+            state.record.pop()
+
     async def _reply(self, call: ToolCall | None) -> ToolReply:
         parts = self.parts
         if call is not None and call.tag == self.final_tag:

@@ -163,7 +163,7 @@ class _Episode:
         if noisy.ended is not None and not noisy.ended.valid:
             self.record = noisy
         elif completion is None or len(noisy.ids) > config.context_tokens:
-            self.record.close(self.record.reward, EndReason.TOKEN_LIMIT, {})
+            self.record.cut(EndReason.TOKEN_LIMIT, {})
         else:
             self.record = noisy
             observation = await act(noisy, completion.text, config)

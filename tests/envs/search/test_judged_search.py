@@ -131,3 +131,12 @@ def test_the_expert_judges_each_page_in_the_action_after_it() -> None:
     actions = env.expert()
     assert actions == ["<search>Ketterby</search>", NO + "<search>Halvik</search>", YES + ANSWER]
     assert [env.step(action).reward for action in actions] == pytest.approx([0.0, 0.3, 1.0])
+
+
+def test_an_episode_that_is_cut_is_worth_as_little_as_silence() -> None:
+    """One page of nonsense, judged useless, has earned .3 so far; without an answer the whole episode is worth -.9."""
+    env = JudgedSearch(tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), k=1)
+    env.reset(seed=0)
+    earned = sum(env.step(action).reward for action in ("<search>Ketterby</search>", NO + "what?"))
+    assert earned == pytest.approx(0.3)
+    assert earned + env.cut_reward() == pytest.approx(-0.9)

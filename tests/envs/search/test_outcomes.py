@@ -144,3 +144,17 @@ def test_parallel_queries_take_fewer_turns_at_equal_accuracy() -> None:
     sequential = [solve(task, 1) for task in WORLD.questions]
     assert parallel == [(1, 1.0, 2)] * 12
     assert sequential == [(2, 1.0, 2)] * 12
+
+
+@pytest.mark.parametrize("outcome", ["answer", "knowledge_boundary", "deliberative"])
+def test_an_episode_that_is_cut_earns_what_one_without_an_answer_earns(outcome: str) -> None:
+    """A policy that fills its context must not lose less than one that comes to the last turn."""
+    env = LocalSearch(
+        tasks=WORLD.questions, retriever=InMemoryRetriever(WORLD.documents), outcome=outcome, max_turns=1
+    )
+    env.reset(seed=0)
+    env.step(THINK + SEARCH)
+    cut = env.cut_reward()
+    assert env.cut_reward() == cut  # asking changes nothing
+    assert env.step(SEARCH).reward == cut
+    assert (cut < 0) == (outcome == "deliberative")
