@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from pydantic import ValidationError
+
 from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.policies.endpoint_spec import Endpoint
 from agentenv.policies.refusals import without_keys
@@ -39,7 +41,8 @@ class Provider:
         """One try, its answer as an address would give it that speaks Chat Completions.
 
         Raises:
-            TryAgain: the service could not be reached.
+            TryAgain: the service could not be reached, or its answer cannot be read.
+            ConfigurationError: any-llm cannot ask this service for what is asked.
         """
         from any_llm.exceptions import AnyLLMError
 
@@ -50,6 +53,12 @@ class Provider:
             answer = await self._clients[loop].acompletion(**body)
         except AnyLLMError as error:
             return _refusal(error)
+        except ValidationError as error:  # which the library lets through
+            raise TryAgain(f"an answer that any-llm cannot read: {error.errors()[0]['msg']}") from None
+        except NotImplementedError as error:
+            raise ConfigurationError(
+                f"{self._endpoint.provider!r} cannot be asked for this: {error}"
+            ) from error
         return Response(200, {}, answer.model_dump_json(exclude_none=True).encode(errors="replace"))
 
     def _open(self) -> Any:

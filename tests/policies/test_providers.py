@@ -180,6 +180,17 @@ def test_a_refusal_of_the_model_is_its_answer() -> None:
     assert reply.text
 
 
+@pytest.mark.parametrize(
+    "odd", [{"content": None}, {"content": [{"type": "tool_use", "id": None, "name": "f", "input": {}}]}]
+)
+def test_an_answer_that_cannot_be_read_is_asked_for_again(odd: dict[str, Any]) -> None:
+    whole = TEXTS["anthropic"] | USAGE["anthropic"]
+    with serving(lambda count: (200, {}, whole | odd if count == 1 else whole)) as server:
+        asked = client("anthropic", server)
+        assert asyncio.run(asked.complete(ASK, max_tokens=9)).text == "5"
+    assert (asked.usage.requests, asked.usage.retries) == (2, 1)
+
+
 def test_a_picture_reaches_a_service_in_its_form() -> None:
     shown = [
         {"type": "text", "text": "See"},
