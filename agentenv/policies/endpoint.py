@@ -229,7 +229,7 @@ class ChatClient:
         except _UNREADABLE as error:
             raise _no_completion(error) from None
         used = self._wire.used(answer)
-        self.usage.unmetered += used is None
+        self.usage.unmetered += used is None and not error_in(answer)
         self._account(used or Used())
         return answer
 

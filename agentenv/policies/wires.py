@@ -265,6 +265,9 @@ def _only(message: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: message[name] for name in names if message.get(name)}
 
 
+_BEGINS_STREAM = ("data:", "event:", "id:", "retry:", ":")
+
+
 def as_json(text: str, stream: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
     """An answer, sent whole or as a stream. Parts of it are sent back, so no lone surrogate stays in it.
 
@@ -272,7 +275,7 @@ def as_json(text: str, stream: Callable[[str], dict[str, Any]]) -> dict[str, Any
         ValueError: it is neither.
         TryAgain: the stream broke off.
     """
-    answer = stream(text) if text.lstrip().startswith(("data:", "event:", ":", "id:")) else json.loads(text)
+    answer = stream(text) if text.lstrip().startswith(_BEGINS_STREAM) else json.loads(text)
     if not isinstance(answer, dict):
         raise ValueError("it is no object")
     if text.isascii() and "\\u" not in text:

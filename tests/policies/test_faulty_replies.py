@@ -65,7 +65,9 @@ def test_an_error_of_status_200_is_what_the_service_says(wire: Any, streamed: bo
     with pytest.raises(ContextTooSmall, match="9 tokens"):
         read(failing({"message": "maximum context length is 9 tokens", "code": 400}), wire=wire)
     with FakeEndpoint(scripted(failing({"message": "slow", "code": 429}), Answer("Ada"))) as server:
-        assert ask(client(server, wire=wire)).text == "Ada"
+        asked = client(server, wire=wire)
+        assert ask(asked).text == "Ada"
+    assert (asked.usage.retries, asked.usage.unmetered) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,11 @@ def test_a_response_that_is_not_complete_is_no_reply(status: str) -> None:
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])
 def test_what_ends_a_line_of_text_ends_no_event(mark: str) -> None:
     assert read(stream({"content": f"Ada{mark}Bo"})).text == f"Ada{mark}Bo"
+
+
+@pytest.mark.parametrize("first", ["retry: 3000", ": here", "id: 1", "event: chunk", "\n"])
+def test_a_stream_may_begin_with_any_of_its_fields(first: str) -> None:
+    assert read(Answer(raw=f"{first}\n{stream({'content': 'Ada'}).raw}")).text == "Ada"
 
 
 def piece(index: Any, id_: str | None = None, name: str | None = None, arguments: Any = "") -> dict[str, Any]:
