@@ -86,7 +86,6 @@ def get_outcome(name: str) -> Callable[[Ending], float]:
 
 
 _HOLDS = get_scorer("em_cover")
-_THOUGHT = re.compile(r"<think>\s*(?!</think>)\S.*?</think>", re.DOTALL)
 _GLUED = re.compile(r"[(\[](?:think|search|answer)|(?:think|search|answer)[)\]]")
 
 
@@ -96,8 +95,9 @@ def thinks_in_tags(actions: Sequence[str]) -> bool:
     Published with the presence of both tags alone, by which an empty thought counts, and one that ends before it begins.
     """
     text = "".join(actions)
-    thought = _THOUGHT.search(text)
-    return thought is not None and _GLUED.search(text) is None
+    *closed, _ = text.split("</think>")  # an expression for all of it takes the square of the text's length
+    thinks = any(part.partition("<think>")[2].strip() for part in closed)
+    return thinks and _GLUED.search(text) is None
 
 
 def is_one_action(action: str, tags: Sequence[str]) -> bool:

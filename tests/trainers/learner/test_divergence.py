@@ -88,7 +88,7 @@ def test_no_step_is_made_with_log_probs_that_are_not_finite(qwen: Callable[..., 
 def test_a_checkpoint_of_ruined_weights_is_not_written(tmp_path: Path, qwen: Callable[..., Any]) -> None:
     folder, model = RunFolder.create(tmp_path / "run", TrainConfig()), qwen()
     tokenizer = SimpleNamespace(save_pretrained=lambda path: None)
-    policy: Any = SimpleNamespace(model=model, version=1, tokenizer=tokenizer)
+    policy: Any = SimpleNamespace(model=model, version=1, tokenizer=tokenizer, image_reader=None)
     learner = Learner(model, Objective(), learning_rate=1e-3)
     for step in (1, 2):
         folder.save_checkpoint(step, policy, learner, {})

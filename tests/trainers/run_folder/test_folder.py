@@ -33,6 +33,7 @@ class Player(SimpleNamespace):
     """A policy of which only weights and version matter."""
 
     version: int
+    image_reader = None
 
     def resumed(self, version: int) -> None:
         self.version = version

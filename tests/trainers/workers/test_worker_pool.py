@@ -22,7 +22,7 @@ from agentenv.trainers.workers.recorded_policy import RecordedPolicy
 from agentenv.trainers.workers.worker_pool import Weights, WorkerPool
 
 ANSWER = {"ids": (1,), "text": "a", "logprobs": (0.0,), "finish": "eos", "version": 3, "exact_tokens": True}
-ANSWERS = {"key": ANSWER | {"versions": ()}}
+ANSWERS = {"key": ANSWER | {"versions": (), "turn": None}}
 
 
 class Fake:
