@@ -108,7 +108,7 @@ class EpisodeState:
         self.add(SegmentKind.PROMPT, ids, turn, images=images)
 
     def cut(self, end: EndReason, info: dict[str, Any], error: str = "") -> None:
-        """Ends an episode that its environment has not ended, with what it is worth there.
+        """Ends an episode that its environment has not ended, with the reward that it earns there.
 
         A failure of the environment ends it as such.
         """

@@ -105,12 +105,7 @@ class NativeFormat:
     def go_on(
         self, ids: Sequence[int], conversation: Conversation, new: Sequence[Message]
     ) -> tuple[Conversation, list[int]]:
-        """The conversation after ``new``, and its ids: those of ``ids`` and more, or others where the template rewrites.
-
-        Args:
-            ids: The row so far, the turn of the policy included.
-            conversation: Ends with that turn.
-            new: What the environment shows.
+        """See ``ConversationFormat``: the ids are others than ``ids`` and more where the template rewrites earlier turns.
 
         Raises:
             Unrenderable: the template refuses what the policy wrote.

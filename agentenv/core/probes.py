@@ -222,13 +222,13 @@ def _probed(
 ) -> ProbeRow:
     """What a probe earns by the form that is best for it."""
     rows: list[ProbeRow] = []
-    stage, deadline = _Stage(make, threads), time.monotonic() + PROBE_S
-    with closing(stage):
+    runner, deadline = _ProbeRunner(make, threads), time.monotonic() + PROBE_S
+    with closing(runner):
         for number in range(MOST_FORMS):
             played: list[_Played] = []
             for seen, first in _scripts(name, forms, episodes, number):
                 if (not rows and not played) or time.monotonic() < deadline:
-                    played.append(stage.play(name, seen, first))
+                    played.append(runner.play(name, seen, first))
             if played:
                 rows.append(_row(name, played))
     return max(rows, key=_gain, default=_row(name, []))
@@ -265,7 +265,7 @@ def _first(name: str, seen: Seen) -> str | None:
     return next(PROBES[name](seen), None)
 
 
-class _Stage:
+class _ProbeRunner:
     """Plays the episodes of probes one after the other in one environment, and in another one after a fault."""
 
     def __init__(self, make: MakeEnv, threads: DaemonThreads) -> None:

@@ -29,9 +29,9 @@ def replies(turn: AssistantTurn, observation: Observation) -> Observation:
         )
     if not texts and others:
         return tuple(others)
-    told = _shared_out(turn.calls, texts)
+    shares = _shared_out(turn.calls, texts)
     answers = (
-        _answer(call, text, place) for place, (call, text) in enumerate(zip(turn.calls, told, strict=True))
+        _answer(call, text, place) for place, (call, text) in enumerate(zip(turn.calls, shares, strict=True))
     )
     return (*answers, *others)
 

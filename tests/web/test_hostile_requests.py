@@ -76,7 +76,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[tuple[int, str]]:
     assert not thread.is_alive()
 
 
-def told(port: int, request: bytes) -> bytes:
+def answer_of(port: int, request: bytes) -> bytes:
     """Everything that the server says, up to the end of the connection."""
     parts = []
     with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as peer:
@@ -118,30 +118,32 @@ TARGETS = {
 def test_the_host_of_a_target_counts_and_not_the_header(server: tuple[int, str], target: str) -> None:
     """A target with a host is what a proxy gets; a server has to go by it (RFC 9112, section 3.2.2)."""
     head = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    answer = told(server[0], head.encode())
+    answer = answer_of(server[0], head.encode())
     assert statuses(answer) == [TARGETS[target]] or (TARGETS[target] != 200 and statuses(answer) == [400])
     if TARGETS[target] == 200:  # what the header says does not count
         other = head.replace("localhost\r\n", "evil.example\r\n")
-        assert statuses(told(server[0], other.encode())) == [403 if target.startswith("/") else 200]
+        assert statuses(answer_of(server[0], other.encode())) == [403 if target.startswith("/") else 200]
 
 
 @pytest.mark.parametrize(
     "request_line", ["CONNECT evil.example:80", "OPTIONS *", "GET evil.example", "CONNECT /"]
 )
 def test_targets_of_no_resource_are_refused(server: tuple[int, str], request_line: str) -> None:
-    answer = told(
+    answer = answer_of(
         server[0], f"{request_line} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
     )
     assert all(400 <= code < 500 for code in statuses(answer))
     assert statuses(
-        told(server[0], b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer_of(server[0], b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     ) == [200]
 
 
 def test_a_websocket_with_a_host_in_its_target_is_checked_too(server: tuple[int, str]) -> None:
     upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     upgrade += "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-    answer = told(server[0], f"GET http://evil.example/ws HTTP/1.1\r\nHost: localhost\r\n{upgrade}".encode())
+    answer = answer_of(
+        server[0], f"GET http://evil.example/ws HTTP/1.1\r\nHost: localhost\r\n{upgrade}".encode()
+    )
     assert statuses(answer) in ([403], [400])
 
 
@@ -151,16 +153,18 @@ GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 @pytest.mark.parametrize("count", [100, 6_000])
 def test_requests_far_ahead_of_the_answers_end_the_connection(server: tuple[int, str], count: int) -> None:
     """Each takes a thousand times the memory of its bytes until it is answered."""
-    answer = told(server[0], GET * (count - 1) + GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    answer = answer_of(
+        server[0], GET * (count - 1) + GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    )
     assert len(statuses(answer)) < 50
-    assert statuses(told(server[0], GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))) == [200]
+    assert statuses(answer_of(server[0], GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))) == [200]
 
 
 def test_a_few_requests_ahead_of_the_answers_are_answered_in_order(server: tuple[int, str]) -> None:
     paths = [b"/health", b"/nowhere", b"/openapi.json", b"/health", b"/nothing"]
     request = b"".join(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in paths)
     last = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    assert statuses(told(server[0], request + last)) == [200, 404, 200, 200, 404, 404]
+    assert statuses(answer_of(server[0], request + last)) == [200, 404, 200, 200, 404, 404]
 
 
 SMUGGLED = {
@@ -181,7 +185,9 @@ def test_no_request_hides_behind_another(server: tuple[int, str], form: str) -> 
     """Of two readings of one message a proxy might take the other one."""
     port, route = server
     head = f"POST {route} HTTP/1.1\r\nHost: localhost\r\n".encode() + SMUGGLED[form]
-    answer = told(port, head + b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    answer = answer_of(
+        port, head + b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    )
     assert set(statuses(answer)) <= {400}
     assert b"openapi" not in answer
 
@@ -221,7 +227,7 @@ def asked(server: tuple[int, str], *headers: str) -> list[int]:
     head = (
         f"POST {route} HTTP/1.1\r\nHost: localhost\r\n{lines}Content-Length: 2\r\nConnection: close\r\n\r\n[]"
     )
-    return statuses(told(port, head.encode("latin-1")))
+    return statuses(answer_of(port, head.encode("latin-1")))
 
 
 def test_a_token_is_known_in_every_spelling_of_the_header_and_in_no_other(server: tuple[int, str]) -> None:

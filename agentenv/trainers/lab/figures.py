@@ -204,14 +204,14 @@ def _equivalence(experiment: Experiment, one: Equivalence, runs: Mapping[str, Se
 
 
 def _front(experiment: Experiment, runs: Mapping[str, Sequence[Json]]) -> Json | None:
-    """Mean cost and worth of each arm with finished runs, and the names on the front."""
+    """Mean cost and benefit of each arm with finished runs, and the names on the front."""
     if experiment.front is None:
         return None
-    cost, worth = (scores_of(experiment, runs, name) for name in experiment.front)
-    points = {arm: (fmean(cost[arm]), fmean(worth[arm])) for arm in experiment.arms if cost[arm]}
+    cost, benefit = (scores_of(experiment, runs, name) for name in experiment.front)
+    points = {arm: (fmean(cost[arm]), fmean(benefit[arm])) for arm in experiment.arms if cost[arm]}
     return {
         "cost": experiment.front[0],
-        "worth": experiment.front[1],
+        "benefit": experiment.front[1],
         "points": {arm: list(point) for arm, point in points.items()},
         "on_front": pareto_front(points),
     }

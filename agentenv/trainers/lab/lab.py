@@ -59,7 +59,7 @@ class Experiment(Frozen):
     equivalences: tuple[Equivalence, ...] = ()
     """Pairs of arms of which the claim says that they are as good as each other."""
     front: tuple[MeasureName, MeasureName] | None = None
-    """A cost and a worth, of whose trade-off the page shows which arms are on the Pareto front."""
+    """A cost and a benefit, of whose trade-off the page shows which arms are on the Pareto front."""
     per_interim: int = Field(5, ge=2)
     """Seeds of each arm between two interim analyses."""
     interims: int = Field(2, ge=1)

@@ -112,21 +112,21 @@ def _plan(figures: Json) -> str:
 
 def _table(figures: Json) -> str:
     arms = figures["arms"]
-    told = {
+    measured = {
         title: key
         for title, key in {"compared": "measure", **COLUMNS}.items()
         if any(row.get(key, {}).get("values") for row in arms.values())
     }
     played = list(dict.fromkeys(name for row in arms.values() for name in row.get("played", {})))
-    head = " | ".join(["arm", "seeds", *told, *(name.replace("_", " ") for name in played)])
-    rows = [*_start_rows(arms, [*told.values()], played)]
+    head = " | ".join(["arm", "seeds", *measured, *(name.replace("_", " ") for name in played)])
+    rows = [*_start_rows(arms, [*measured.values()], played)]
     for arm, row in arms.items():
         cells = [
-            *(cell(row.get(key)) for key in told.values()),
+            *(cell(row.get(key)) for key in measured.values()),
             *(cell(row.get("played", {}).get(name)) for name in played),
         ]
         rows.append(" | ".join([arm, str(len(row["measure"]["values"])), *cells]))
-    rule = "---|" * (2 + len(told) + len(played))
+    rule = "---|" * (2 + len(measured) + len(played))
     return "\n".join([f"| {head} |", f"|{rule}", *(f"| {row} |" for row in rows)])
 
 
@@ -165,17 +165,17 @@ def _tests(figures: Json) -> str:
 
 
 def _front(figures: Json) -> str:
-    """Which arms no other arm beats in cost and worth."""
+    """Which arms no other arm beats in cost and benefit."""
     front = figures.get("front")
     if not front or not front["points"]:
         return ""
-    cost, worth = (MEASURES[front[key]].title.format(level=figures["level"]) for key in ("cost", "worth"))
+    cost, benefit = (MEASURES[front[key]].title.format(level=figures["level"]) for key in ("cost", "benefit"))
     beaten = [arm for arm in front["points"] if arm not in front["on_front"]]
     points = ", ".join(
         f"{arm} ({front['points'][arm][0]:.3f}, {front['points'][arm][1]:.3f})" for arm in front["on_front"]
     )
     off = f" Off it: {', '.join(beaten)}." if beaten else ""
-    return f"Pareto front of {cost} against {worth}: {points}.{off}"
+    return f"Pareto front of {cost} against {benefit}: {points}.{off}"
 
 
 def _verdicts(figures: Json) -> str:

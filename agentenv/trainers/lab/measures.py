@@ -171,15 +171,15 @@ def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
     """The names of the points that no other point beats: none is at most as dear and at least as good, and not the same.
 
     Args:
-        points: Cost and worth by name.
+        points: Cost and benefit by name.
 
     Returns:
         The names on the front, the cheapest first. Points that are equal in both stay together.
     """
 
-    def beaten(cost: float, worth: float) -> bool:
+    def beaten(cost: float, benefit: float) -> bool:
         return any(
-            other_cost <= cost and other >= worth and (other_cost, other) != (cost, worth)
+            other_cost <= cost and other >= benefit and (other_cost, other) != (cost, benefit)
             for other_cost, other in points.values()
         )
 
