@@ -5,7 +5,7 @@ import importlib
 import pkgutil
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +19,7 @@ from agentenv.cli.main import COMMANDS
 from agentenv.core.options import load_entry
 from agentenv.core.registry import registered
 from agentenv.trainers import monitors
+from agentenv.trainers.config.config_files import load_config, presets
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import ESTIMATORS
 from agentenv.trainers.learner.losses import OBJECTIVES
@@ -81,10 +82,48 @@ def test_the_table_of_methods_is_the_registry(title: str) -> None:
 
 @pytest.mark.parametrize("title", REGISTRIES)
 def test_every_method_cites_its_paper(title: str) -> None:
-    for name, _, source in rows(section(text_of(DOCS / "methods.md"), title)):
+    for name, _, source, _ in rows(section(text_of(DOCS / "methods.md"), title)):
         ids = re.findall(r"\[arXiv:(\d{4}\.\d{5})\]\(https://arxiv\.org/abs/(\d{4}\.\d{5})\)", source)
         assert all(shown == linked for shown, linked in ids)
         assert ids or "this project" in source or "(no arXiv id)" in source, name
+
+
+NAMED_BY: dict[str, Callable[[TrainConfig], str]] = {
+    "Advantage estimators": lambda config: config.loss.estimator,
+    "Objectives": lambda config: config.loss.objective,
+    "Task samplers": lambda config: config.rollout.sampler,
+    "Rollout strategies": lambda config: config.rollout.strategy,
+    "Games of self-play": lambda config: str(config.rollout.strategy_options.get("game", "")),
+    "Environments": lambda config: config.env.id.removeprefix("agentenv/"),
+}
+"""What each table's key is in a configuration."""
+
+
+def shipped_configurations() -> dict[str, TrainConfig]:
+    """Every example by its path and every preset by its name, as the tables of methods name them."""
+    examples = {f"examples/{path.name}": path for path in sorted((ROOT / "examples").glob("*.toml"))}
+    return {name: load_config(path) for name, path in examples.items()} | {
+        name: load_config(name) for name in presets()
+    }
+
+
+def test_every_preset_of_a_method_uses_it_and_none_is_left_out() -> None:
+    shipped = shipped_configurations()
+    for title, key in NAMED_BY.items():
+        for method, _, _, cell in rows(section(text_of(DOCS / "methods.md"), title)):
+            using = {name for name, config in shipped.items() if key(config) == method.strip("`")}
+            named = set(re.findall(r"`([^`]+)`", cell))
+            assert named <= using, (method, named - using)
+            assert bool(named) == bool(using), (method, using)
+            assert named or cell == "none", (method, cell)
+
+
+def test_every_other_part_names_presets_that_are_shipped() -> None:
+    shipped = shipped_configurations()
+    for key, _, _, cell in rows(section(text_of(DOCS / "methods.md"), "Other parts")):
+        named = set(re.findall(r"`([^`]+)`", cell))
+        assert named <= shipped.keys(), (key, named - shipped.keys())
+        assert named or cell == "none", (key, cell)
 
 
 def implementation(entry: Any) -> Any:
@@ -99,7 +138,7 @@ CITED = ("Advantage estimators", "Objectives", "Task samplers", "Rollout strateg
 def test_every_method_cites_its_paper_where_it_is_defined(title: str) -> None:
     registry = REGISTRIES[title]
     assert isinstance(registry, Mapping)
-    for name, _, source in rows(section(text_of(DOCS / "methods.md"), title)):
+    for name, _, source, _ in rows(section(text_of(DOCS / "methods.md"), title)):
         docstring = implementation(registry[name.strip("`")]).__doc__ or ""
         cited = re.findall(r"arXiv:(\d{4}\.\d{5})", docstring)
         assert cited or "no arXiv id" in docstring or "this project's own" in docstring, name
