@@ -60,6 +60,8 @@ class EpisodeSpec:
     group_id: str = ""
     gate: Callable[["EpisodeState"], bool] | None = None
     """Called after each turn. If it returns False, the episode ends as ``aborted`` and is not trained."""
+    guidance: str = ""
+    """Text that the strategy ``plain`` puts before the first turn and cuts out of the record."""
 
 
 @dataclass

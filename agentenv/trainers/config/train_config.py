@@ -28,7 +28,7 @@ from agentenv.trainers.config.sections import (
 from agentenv.trainers.learner.settings import LossSettings, MemorySettings
 from agentenv.trainers.selfplay.games import get_game
 from agentenv.trainers.strategies.strategies import IN_CONTEXT, NATIVE
-from agentenv.trainers.task_sampling.samplers import GatedSampler, TaskSampler, get_sampler
+from agentenv.trainers.task_sampling.samplers import GatedSampler, GuidingSampler, TaskSampler, get_sampler
 
 
 class TrainConfig(Frozen):
@@ -193,6 +193,11 @@ class TrainConfig(Frozen):
                 "rollout.workers lets episodes begin as others end, and rollout.deterministic all at once: set it to false, "
                 "or rollout.workers to 0"
             )
+        if guides(sampler) and (rollout.strategy != "plain" or self.format == "native"):
+            raise ValueError(
+                f"rollout.sampler={rollout.sampler!r} shows solved examples, which needs rollout.strategy='plain' and a "
+                "format other than 'native': set rollout.sampler_options.examples to 0, or change these"
+            )
         loss = self.resolved_loss
         if loss.correction.weighs and loss.proximal == "sampler":
             raise ValueError(
@@ -220,6 +225,8 @@ class TrainConfig(Frozen):
             return ""
         if off_context != "rescore" and strategy not in IN_CONTEXT:
             return f"rollout.strategy={strategy!r}"
+        if off_context != "rescore" and guides(sampler):
+            return f"rollout.sampler={self.rollout.sampler!r}"
         recorded = off_context != "rescore" or "pool" in self.rollout.sampler_options
         return f"rollout.sampler={self.rollout.sampler!r}" if sampler.replays and recorded else ""
 
@@ -276,3 +283,8 @@ class TrainConfig(Frozen):
         if ahead.staleness == 0 or (rollout.workers and not ahead.concurrent):
             return rollout.questions * rollout.group_size * (ahead.staleness + 1)
         return ahead.concurrent or 2 * rollout.questions
+
+
+def guides(sampler: TaskSampler) -> bool:
+    """Whether the sampler has some episodes played with guidance."""
+    return isinstance(sampler, GuidingSampler) and sampler.guides

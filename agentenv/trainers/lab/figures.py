@@ -24,7 +24,7 @@ from agentenv.trainers.lab.trials import (
     scores_of,
     show_equivalence,
 )
-from agentenv.trainers.task_sampling.allocation import half_width
+from agentenv.trainers.task_sampling.uncertainty import half_width
 
 COSTS = ("turns", "searches", "tokens")
 """What an evaluation counts for each question."""

@@ -6,37 +6,27 @@ is Guide's, ``guided_clip`` that of Critique-GRPO.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
 
 from agentenv.core.concurrency.tasks import gather_all
-from agentenv.core.env_calls import call_plain
 from agentenv.core.rollout import (
     EpisodeSpec,
-    EpisodeState,
-    RolloutConfig,
-    never_fitted,
     open_episode,
     play,
     run_episode,
 )
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
-from agentenv.core.types import EndReason
 from agentenv.errors import ConfigurationError
 from agentenv.policies.scripted import ScriptedPolicy
-from agentenv.trainers.strategies.guidance import guide, unguided
+from agentenv.trainers.strategies.hinted_episodes import ask_expert, play_hinted
 from agentenv.trainers.strategies.reflection import episode_log, failed_reflection, validate_report
 from agentenv.trainers.strategies.reflectors import check_reflector, make_reflector
 from agentenv.trainers.strategies.rollout_context import RolloutContext, Round, run_rounds
 
-T = TypeVar("T")
-
 Played = list[Trajectory]
 OUTCOME = "outcome"
-
-_SECOND = 1 << 31  # seeds a second sample of a start apart from its first; starts have seeds below it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,38 +183,6 @@ def _flat(rounds: Sequence[Sequence[Played]]) -> Played:
     return [trajectory for slots in rounds for played in slots for trajectory in played]
 
 
-async def play_hinted(
-    spec: EpisodeSpec, context: RolloutContext, parent: str, name: str, hint: Callable[[EpisodeSpec], str]
-) -> Played:
-    """One episode with a hint before its first turn, recorded without it; none without a hint that the context holds.
-
-    Args:
-        spec: Where it begins.
-        context: What it is played on, inside a slot.
-        parent: Id of the episode that was played there without a hint.
-        name: What the id of this one has after that.
-        hint: The hint, asked for after the reset.
-    """
-    episode = f"{parent}-{name}"
-    state = await open_episode(spec, context.chat, context.config, episode=episode)
-    text = await _ask_expert(state, context.config, partial(hint, spec)) or ""
-    if state.ended is None and not text:
-        return []
-    added = guide(state, context.chat, text) if text else 0
-    state.spec = replace(spec, seed=spec.seed + _SECOND)
-    config = context.config.model_copy(update={"context_tokens": context.config.context_tokens + added})
-    try:
-        guided = await play(state, context.policy, context.chat, config)
-    finally:
-        context.policy.release(episode)
-    if never_fitted(guided):
-        return []
-    solved = guided.valid and guided.reward >= spec.env.reward_ceiling
-    did: dict[str, Any] = {"hinted": 1, "hinted_solved": int(solved)}
-    lineage: dict[str, Any] = {"origin": Origin.RETRY, "parent_id": parent, "fork_turn": 0}
-    return [replace(unguided(guided), info=guided.info | {"strategy": did}, **lineage)]
-
-
 async def play_demonstration(spec: EpisodeSpec, context: RolloutContext) -> Played:
     """What the environment's expert does, spelt in the policy's tokens; none where it does not succeed within the budgets.
 
@@ -238,7 +196,7 @@ async def play_demonstration(spec: EpisodeSpec, context: RolloutContext) -> Play
             f"{type(context.policy).__name__} has no tokenizer to spell demonstrations in"
         )
     state = await open_episode(spec, context.chat, context.config, episode=episode)
-    actions = await _ask_expert(state, context.config, partial(expert_actions, spec))
+    actions = await ask_expert(state, context.config, partial(expert_actions, spec))
     script = ScriptedPolicy({} if actions is None else {episode: actions}, tokenizer)
     shown = await play(state, script, context.chat, context.config)
     if shown.valid and shown.reward < spec.env.reward_ceiling:
@@ -258,23 +216,6 @@ async def play_demonstration(spec: EpisodeSpec, context: RolloutContext) -> Play
             info=shown.info | {"strategy": {"demonstrations": 1, "sampled_tokens": 0}},
         )
     ]
-
-
-async def _ask_expert(state: EpisodeState, config: RolloutConfig, ask: Callable[[], T]) -> T | None:
-    """What the environment's expert says; None where the episode has ended, or ended because that failed.
-
-    Raises:
-        ConfigurationError: there is no expert for the task.
-    """
-    if state.ended is not None:
-        return None
-    try:
-        return await call_plain("the environment's expert", config.deadline_s, ask)
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        state.fail(EndReason.ENV_FAULT, error)
-        return None
 
 
 def is_lost(played: Played, spec: EpisodeSpec) -> bool:

@@ -16,6 +16,7 @@ from agentenv.core.options import bind_options, load_entry
 from agentenv.core.rollout import EpisodeSpec, run_episode
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import UnknownName
+from agentenv.trainers.strategies.hinted_episodes import play_hinted
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 
@@ -47,14 +48,17 @@ class PlainStrategy:
     """
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
-        """One trajectory for each start, in their order."""
-        return await gather_all(self._episode(place, spec, context) for place, spec in enumerate(specs))
+        """One trajectory for each start, in their order; none where guidance leaves no room for a turn."""
+        slots = await gather_all(self._episode(place, spec, context) for place, spec in enumerate(specs))
+        return [trajectory for played in slots for trajectory in played]
 
-    async def _episode(self, place: int, spec: EpisodeSpec, context: RolloutContext) -> Trajectory:
+    async def _episode(self, place: int, spec: EpisodeSpec, context: RolloutContext) -> list[Trajectory]:
+        episode = context.episode(place)
         async with context.slot(place):
-            return await run_episode(
-                spec, context.policy, context.chat, context.config, episode=context.episode(place)
-            )
+            if spec.guidance:
+                return await play_hinted(spec, context, episode, "seeded", lambda _: spec.guidance)
+            playing = (context.policy, context.chat, context.config)
+            return [await run_episode(spec, *playing, episode=episode)]
 
 
 STRATEGIES: Mapping[str, str] = {

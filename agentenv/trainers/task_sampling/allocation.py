@@ -6,8 +6,7 @@ Shapes: G groups of one step. The formulas are pure functions; ``docs/sampling.m
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from statistics import pstdev, stdev
+from statistics import pstdev
 from typing import Literal
 
 from agentenv.core.trajectory import Trajectory
@@ -199,124 +198,6 @@ class DifficultyAdaptive(StatelessSampler):
         largest = max(len(group.members) for group in step_budget.groups)
         return Selection(
             [g for g in step_budget.groups if not g.zero_variance], metrics={"largest_group": largest}
-        )
-
-
-@lru_cache(maxsize=1024)
-def t_quantile(level: float, df: int) -> float:
-    """The t with P(|T| < t) = ``level`` of Student's distribution with ``df`` degrees of freedom.
-
-    The finite sums of Abramowitz and Stegun (1964), 26.7.3 and 26.7.4, in the angle atan(t / sqrt(df)), bisected.
-    """
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _central_mass(middle, df) < level else (low, middle)
-    return math.sqrt(df) * math.tan(low)
-
-
-def _central_mass(angle: float, df: int) -> float:
-    square = math.cos(angle) ** 2
-    term, total = math.cos(angle) if df % 2 else 1.0, 0.0
-    for j in range(df % 2, df - 1, 2):
-        total += term
-        term *= square * (j + 1) / (j + 2)
-    mass = math.sin(angle) * total
-    return 2 / math.pi * (angle + mass) if df % 2 else mass
-
-
-def half_width(deviation: float, size: int, *, level: float = 0.95) -> float:
-    """Half the width of the confidence interval of a mean: t sqrt(s^2 / n); infinite for fewer than two outcomes."""
-    return t_quantile(level, size - 1) * deviation / math.sqrt(size) if size > 1 else math.inf
-
-
-def priority(deviation: float, size: int, total: int, *, exploration: float, level: float = 0.95) -> float:
-    """How much one more rollout is expected to narrow the confidence interval, plus a bonus for groups of few rollouts.
-
-    XRPO, Bamba et al. 2025, arXiv:2510.06672. The deviation is assumed to stay the same. The published bonus is not known to
-    this project; this one is that of upper confidence bounds, ``exploration`` * sqrt(log(1 + total) / size).
-
-    Args:
-        deviation: Standard deviation of the outcomes so far.
-        size: Their number n.
-        total: Rollouts of the whole step so far.
-        exploration: Weight of the bonus.
-        level: Of the interval.
-    """
-    if size < 2:
-        return math.inf
-    shrink = half_width(deviation, size, level=level) - half_width(deviation, size + 1, level=level)
-    return shrink + exploration * math.sqrt(math.log(1 + total) / size)
-
-
-def uncertainty_allocation(
-    deviations_G: Sequence[float],
-    sizes_G: Sequence[int],
-    amount: int,
-    *,
-    exploration: float,
-    level: float = 0.95,
-) -> list[int]:
-    """``amount`` rollouts, one after the other to the group of highest ``priority``, the first of equal ones."""
-    sizes, added_G = list(sizes_G), [0] * len(sizes_G)
-    for _ in range(amount):
-        total = sum(sizes)
-        ranks = [
-            priority(s, n, total, exploration=exploration, level=level)
-            for s, n in zip(deviations_G, sizes, strict=True)
-        ]
-        best = max(range(len(ranks)), key=lambda i: (ranks[i], -i))
-        sizes[best] += 1
-        added_G[best] += 1
-    return added_G
-
-
-@dataclass(kw_only=True)
-class UncertaintyAllocation(StatelessSampler):
-    """Plays each task a few times first, and then those whose mean reward is most uncertain.
-
-    XRPO, Bamba et al. 2025, arXiv:2510.06672. The novelty bonus of the same paper is ``reward_shaping.novelty``.
-
-    Args:
-        first: Rollouts of each task in the first round; 0 takes half of ``group_size``, at least 2.
-        rounds: Number of rounds over which the rest is spent, in equal parts.
-        exploration: See ``priority``.
-        level: Confidence level of the interval.
-    """
-
-    first: int = 0
-    rounds: int = 2
-    exploration: float = 0.1
-    level: float = 0.95
-
-    def __post_init__(self) -> None:
-        require("first", self.first, self.first == 0 or self.first >= 2, "0 or at least 2")
-        require("rounds", self.rounds, self.rounds >= 1, "at least 1")
-        require("exploration", self.exploration, self.exploration >= 0, "at least 0")
-        require("level", self.level, 0 < self.level < 1, "within (0, 1)")
-
-    def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
-        """Draws the first episodes of each task, and then one round after the other."""
-        if step_budget.rounds == 0:
-            return first_look(step_budget, self.first)
-        rounds_left = self.rounds - step_budget.rounds + 1
-        if rounds_left < 1:
-            return []
-        rewards = [group.rewards for group in step_budget.groups]
-        more = uncertainty_allocation(
-            [stdev(mine) if len(mine) > 1 else 0.0 for mine in rewards],
-            [len(mine) for mine in rewards],
-            math.ceil(step_budget.remaining / rounds_left),
-            exploration=self.exploration,
-            level=self.level,
-        )
-        return added(step_budget, more)
-
-    def select(self, step_budget: StepBudget) -> Selection:
-        """Everything is trained."""
-        return Selection(
-            step_budget.groups,
-            metrics={"largest_group": max(len(group.members) for group in step_budget.groups)},
         )
 
 

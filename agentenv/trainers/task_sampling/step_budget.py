@@ -32,6 +32,8 @@ class TaskDraw:
     """Options of the environment that differ from the run's."""
     noise: float = 0.0
     """Share of searches that miss; see ``LossyRetriever``."""
+    guidance: str = ""
+    """Text that stands before the first turn while the policy samples, and is cut out of the record (strategy ``plain``)."""
 
 
 @dataclass
@@ -159,6 +161,15 @@ class GatedSampler(Protocol):
 
     def gate(self, state: EpisodeState) -> bool:
         """Whether the episode goes on."""
+
+
+@runtime_checkable
+class GuidingSampler(Protocol):
+    """A sampler whose draws may carry guidance, where the strategy ``plain`` plays them."""
+
+    @property
+    def guides(self) -> bool:
+        """Whether they ever do."""
 
 
 class StatelessSampler:

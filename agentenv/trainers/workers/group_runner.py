@@ -123,7 +123,7 @@ class GroupRunner:
         task = self._task_env.source.tasks[group.task]
         envs = await make_envs([task_env.make_env] * len(inflight.seeds), self.settings.deadline_s)
         seeded = zip(envs, inflight.seeds, strict=True)
-        return [EpisodeSpec(env, task, seed, group_id, self._gate) for env, seed in seeded]
+        return [EpisodeSpec(env, task, seed, group_id, self._gate, draw.guidance) for env, seed in seeded]
 
 
 async def _rescore(member: Trajectory, policy: Policy, temperature: float) -> Trajectory:

@@ -125,6 +125,23 @@ def test_a_hint_that_fills_the_policy_s_context_is_no_episode() -> None:
     assert len(played("guide", Small({"e-0": [WRONG], "e-1": [WRONG]}), 2)) == 2
 
 
+def test_an_episode_with_guidance_of_its_own_is_recorded_without_it() -> None:
+    """What a sampler shows (XRPO's examples) stands behind the question while the policy samples."""
+    policy = Noting({"e-0": [WRONG], "e-1-seeded": [IRIA, VELL, RIGHT]})
+    context = RolloutContext(policy, InlineFormat(TOKENIZER), CONFIG, TOKENIZER.decode)
+    specs = [
+        EpisodeSpec(search_env(), TASK, seed, "g", guidance=told)
+        for seed, told in ((0, ""), (1, "Like this"))
+    ]
+    ((plain, seeded),) = asyncio.run(play_groups([specs], get_strategy("plain"), context))
+    assert (plain.id, plain.origin, bool(plain.context_mismatch.any())) == ("e-0", Origin.BASE, False)
+    assert (seeded.id, seeded.origin, seeded.reward, seeded.guided) == ("e-1-seeded", Origin.RETRY, 1.0, True)
+    assert policy.shown["e-1-seeded"] == f"{TASK.question}\nLike this\n"
+    assert TOKENIZER.decode(seeded.ids.tolist()).startswith(f"{TASK.question}\n{IRIA}")
+    assert seeded.context_mismatch.tolist() == seeded.loss_mask.tolist()
+    assert len(set(policy.seeds)) == len(policy.seeds)
+
+
 class Broken(LocalSearch):
     async def astep(self, action: str) -> Step:
         if action == RIGHT:

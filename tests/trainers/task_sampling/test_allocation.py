@@ -1,6 +1,5 @@
-"""How many rollouts a task gets: DAPO's rule, DARS's formulas and XRPO's priorities, by hand."""
+"""How many rollouts a task gets: DAPO's rule and DARS's formulas, by hand."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,15 +14,10 @@ from agentenv.trainers.task_sampling.allocation import (
     DifficultyAdaptive,
     DiversityFilter,
     DynamicSampling,
-    UncertaintyAllocation,
     Uniform,
     apportioned,
-    half_width,
     hardness_allocation,
     is_diverse,
-    priority,
-    t_quantile,
-    uncertainty_allocation,
 )
 from agentenv.trainers.task_sampling.step_budget import Group, StepBudget, TaskDraw, TaskSampler, collect
 
@@ -213,84 +207,8 @@ def test_dars_divides_what_is_left_where_the_formula_asks_for_more() -> None:
     assert sizes(DifficultyAdaptive(weighting="hardness").draw(step_budget)) == [(0, 1), (1, 1)]
 
 
-@pytest.mark.parametrize(
-    ("df", "expected"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423)]
-)
-def test_quantiles_of_student(df: int, expected: float) -> None:
-    assert t_quantile(0.95, df) == pytest.approx(expected, abs=5e-5)  # printed tables
-
-
-def test_quantiles_against_an_independent_implementation() -> None:
-    stats = pytest.importorskip("scipy.stats")
-    for level in (0.5, 0.9, 0.99):
-        for df in (1, 2, 5, 8, 63):
-            assert t_quantile(level, df) == pytest.approx(stats.t.ppf((1 + level) / 2, df), rel=1e-9)
-
-
-def test_half_widths() -> None:
-    assert half_width(0.5, 4) == pytest.approx(3.1824 * 0.5 / 2, abs=1e-4)
-    assert half_width(0.0, 2) == 0.0
-    assert half_width(1.0, 1) == math.inf
-
-
-def test_priorities() -> None:
-    """Deviation 1/2: h(4) = .79561, h(5) = 2.7764 (1/2) / sqrt(5) = .62083; bonus .1 sqrt(log(17) / 4) = .08416."""
-    assert priority(0.5, 4, 16, exploration=0.0) == pytest.approx(0.79561 - 0.62083, abs=1e-4)
-    assert priority(0.5, 4, 16, exploration=0.1) == pytest.approx(0.17478 + 0.08416, abs=1e-4)
-    assert priority(0.0, 4, 16, exploration=0.0) == 0.0
-    assert priority(0.0, 1, 16, exploration=0.0) == math.inf
-
-
-def test_rollouts_go_where_they_take_off_most() -> None:
-    # Only the second group is uncertain; without exploration it gets everything.
-    assert uncertainty_allocation([0.0, 0.5, 0.0], [4, 4, 4], 3, exploration=0.0) == [0, 3, 0]
-    # Nothing is uncertain: the bonus levels the sizes.
-    assert uncertainty_allocation([0.0, 0.0, 0.0], [4, 2, 3], 3, exploration=0.1) == [0, 2, 1]
-    # A group of one outcome has no interval and comes first.
-    assert uncertainty_allocation([0.5, 0.0], [4, 1], 1, exploration=0.0) == [0, 1]
-
-
-def test_xrpo_spends_the_rest_in_equal_rounds() -> None:
-    sampler = UncertaintyAllocation(exploration=0.0)
-    assert sizes(sampler.draw(step_budget_of(rounds=0))) == [(None, 2)] * 4
-    pairs = ([0, 0], [1, 0], [1, 1], [0, 0])
-    assert sizes(sampler.draw(step_budget_of(*pairs))) == [(1, 4)]  # half of the 8 that are left
-    step_budget = step_budget_of([0, 0], [1, 0, 1, 1, 1, 1], [1, 1], [0, 0], rounds=2)
-    assert sizes(sampler.draw(step_budget)) == [(1, 4)]
-    assert sampler.draw(step_budget_of(*pairs, rounds=3)) == []
-    assert sampler.select(step_budget).metrics == {"largest_group": 6}
-
-
-def test_the_confidence_level_reaches_every_half_width() -> None:
-    """Deviation 1/2 at a level of .5: t(3) = .76489, t(4) = .74070; h(4) = .19122, h(5) = .16562."""
-    assert priority(0.5, 4, 16, exploration=0.0, level=0.5) == pytest.approx(0.19122 - 0.16562, abs=1e-4)
-    # At .95 the pair is widest by far; at a level near 0 every interval is narrow and the bonus levels the sizes.
-    assert uncertainty_allocation([0.5, 0.0], [3, 2], 1, exploration=0.1) == [1, 0]
-    assert uncertainty_allocation([0.5, 0.0], [3, 2], 1, exploration=0.1, level=1e-6) == [0, 1]
-    step_budget = step_budget_of([1, 0, 1], [0, 0], questions=2, size=3)
-    wide, narrow = (UncertaintyAllocation(rounds=1, level=level).draw(step_budget) for level in (0.95, 1e-6))
-    assert sizes(wide) == [(0, 1)]
-    assert sizes(narrow) == [(1, 1)]
-
-
-def test_equal_priorities_go_to_the_first_group() -> None:
-    assert uncertainty_allocation([0.5, 0.5, 0.5], [4, 4, 4], 1, exploration=0.1) == [1, 0, 0]
-
-
-def test_a_single_outcome_has_no_deviation() -> None:
-    """One outcome is of unknown spread and is played again first, whatever its value."""
-    draws = UncertaintyAllocation(rounds=1).draw(step_budget_of([1], [1, 0], questions=2, size=2))
-    assert sizes(draws) == [(0, 1)]
-
-
 def test_the_first_look_is_as_large_as_asked() -> None:
-    assert sizes(UncertaintyAllocation(first=3).draw(step_budget_of(rounds=0))) == [(None, 3)] * 4
     assert sizes(DifficultyAdaptive(first=3).draw(step_budget_of(rounds=0))) == [(None, 3)] * 4
-
-
-def test_xrpo_trains_every_group() -> None:
-    step_budget = step_budget_of([0, 0], [1, 0])
-    assert UncertaintyAllocation().select(step_budget).trained == step_budget.groups
 
 
 def test_episodes_that_failed_or_were_guided_are_in_no_diversity() -> None:
@@ -311,10 +229,6 @@ def test_episodes_that_failed_or_were_guided_are_in_no_diversity() -> None:
         (DiversityFilter, "eta", (0.0, 2.0), (-0.01,)),
         (DifficultyAdaptive, "first", (0, 2), (1, -1)),
         (DifficultyAdaptive, "cap", (0, 1), (-1,)),
-        (UncertaintyAllocation, "first", (0, 2), (1, -1)),
-        (UncertaintyAllocation, "rounds", (1, 2), (0,)),
-        (UncertaintyAllocation, "exploration", (0.0, 3.0), (-0.01,)),
-        (UncertaintyAllocation, "level", (0.01, 0.99), (0.0, 1.0, 1.5)),
     ],
 )
 def test_options_have_bounds(
