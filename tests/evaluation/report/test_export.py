@@ -16,9 +16,9 @@ from agentenv.cli.compare import Compare
 from agentenv.cli.main import main
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.compare import compare
-from agentenv.evaluation.records import EpisodeRecord
+from agentenv.evaluation.records import EpisodeRecord, read_results, write_results
 from agentenv.evaluation.report.export import export_table, score_table
-from agentenv.evaluation.report.flat_tables import Column, FlatTable, as_text
+from agentenv.evaluation.report.flat_tables import Column, FlatTable, as_text, interval_text
 from agentenv.evaluation.suite import summarize_suite
 
 Maker = Callable[..., EpisodeRecord]
@@ -194,3 +194,135 @@ def test_what_cannot_be_exported_is_refused(suites: tuple[Path, Path], tmp_path:
         export_table([suites[0]], suites[1] / "musique", [])
     with pytest.raises(UnknownName, match="em_squat"):
         export_table([suites[0]], None, ["em_squat"])
+
+
+def test_a_value_is_shown_as_its_kind_asks() -> None:
+    shown = {
+        ("text", 1.5): "1.5",
+        ("count", 12345): "12,345",
+        ("share", 0.12345): "0.123",
+        ("difference", 0.5): "+0.500",
+        ("interval", (0.1, 0.25)): "[0.100, 0.250]",
+        ("signed interval", (-0.1, 0.25)): "[-0.100, +0.250]",
+        ("p", 0.012345): "0.012",
+    }
+    assert {(kind, value): Column("x", kind).shown(value) for kind, value in shown} == shown  # type: ignore[arg-type]
+    assert (Column("left_out").heading, Column("x", label="y").heading) == ("left out", "y")
+    assert (interval_text(None), interval_text([0.5, 1.0])) == ("(no interval)", "[0.500, 1.000]")
+
+
+SMALL = FlatTable(
+    "Scores",
+    (
+        Column("set"),
+        Column("policy"),
+        Column("n", "count"),
+        Column("mean", "share", "the mean"),
+        Column("empty", "p"),
+    ),
+    (("x_1", "p%", 1000, 0.5, None), ("y", "p%", 2, 0.25, None)),
+)
+
+
+def test_the_whole_of_a_small_table_in_every_format() -> None:
+    """The policy is the same in both rows and stands in the title; nothing was measured of the last column."""
+    assert as_text(SMALL, "csv") == ("set,policy,n,mean,empty\nx_1,p%,1000,0.5,\ny,p%,2,0.25,\n")
+    assert as_text(SMALL, "markdown") == (
+        "Scores, policy p%\n\n| set | n | the mean |\n|---|---:|---:|\n| x\\_1 | 1,000 | 0.500 |\n| y | 2 | 0.250 |\n"
+    )
+    assert as_text(SMALL, "latex").splitlines()[1:] == [
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{Scores, policy p\%}",
+        r"\begin{tabular}{lrr}",
+        r"\toprule",
+        r"set & n & the mean \\",
+        r"\midrule",
+        r"x\_1 & 1,000 & 0.500 \\",
+        r"y & 2 & 0.250 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    with pytest.raises(UnknownName, match=r"'markdwn'.*'markdown'"):
+        as_text(SMALL, "markdwn")
+
+
+def test_special_letters_are_written_out() -> None:
+    table = FlatTable("t", (Column("a"), Column("n", "count")), ((HOSTILE, 1), ("[x", 2)))
+    latex = as_text(table, "latex").splitlines()
+    assert latex[8] == (
+        r"a|b_c%d&e#f$g{h}i~j^k".replace("|", r"\textbar{}").replace("_", r"\_").replace("%", r"\%")
+        .replace("&", r"\&").replace("#", r"\#").replace("$", r"\$").replace("g{h}i", r"g\{h\}i")
+        .replace("~", r"\textasciitilde{}").replace("^", r"\textasciicircum{}")
+        + r"\textbackslash{}l m\textless{}n\textgreater{} & 1 \\"
+    )  # fmt: skip
+    assert latex[9] == r"{[x} & 2 \\"
+    assert as_text(table, "markdown").splitlines()[4] == (r"| a\|b\_c%d&e#f$g{h}i~j^k\\l m\<n> | 1 |")
+
+
+def test_a_table_is_parted_by_the_values_of_a_column() -> None:
+    rows = (("x", 1, "a"), ("y", 2, "b"), ("x", 3, "c"))
+    table = FlatTable("t", (Column("set"), Column("n", "count"), Column("scorer")), rows)
+    parts = table.parts("set")
+    assert [(part.title, part.rows) for part in parts] == [("x", ((1, "a"), (3, "c"))), ("y", ((2, "b"),))]
+    assert [column.name for column in parts[0].columns] == ["n", "scorer"]
+    assert [part.title for part in table.parts("scorer")] == ["a", "b", "c"]
+
+
+def test_the_rows_of_an_evaluation_its_judge_and_its_bounds(
+    tmp_path: Path, record: Maker, write_run: Writer
+) -> None:
+    bound = {"mean": 0.9, "ci95": [0.8, 1.0], "n": 4, "interval": "wilson", "version": 1}
+    rows = [record("a"), record("b", valid=False)]
+    write_run(tmp_path / "run", rows, bounds={"oracle": bound, "expert": {"mean": 0.0, "ci95": None, "n": 4}})
+    results = read_results(tmp_path / "run")
+    judged = {"mean": 0.5, "ci95": [0.1, 0.9], "n": 1, "interval": "t", "version": 2}
+    write_results(tmp_path / "run", results | {"judged": {"judge_x": judged}})
+    own = results["scores"]["em_squad"]
+    about = ("fictional", "test", "run", "scripted", "bm25:x")
+    assert score_table([tmp_path / "run"]).rows == (
+        (*about, "run", "em_squad", "1", 1, 1.0, tuple(own["ci95"]), own["interval"], 1),
+        (*about, "run", "judge_x", "2", 1, 0.5, (0.1, 0.9), "t", 1),
+        (*about, "bound oracle", "em_squad", "1", 4, 0.9, (0.8, 1.0), "wilson", None),
+        (*about, "bound expert", "em_squad", None, 4, 0.0, None, None, None),
+    )
+
+
+def test_the_means_of_a_suite_come_last_under_its_name(suites: tuple[Path, Path]) -> None:
+    table = export_table([suites[0]], None, ["cem"])
+    assert [row[0] for row in table.rows] == [*SETS, "macro mean of 4 sets", "micro mean of 4 sets"]
+    means = json.loads((suites[0] / "suite.json").read_text())["scores"]["cem"]
+    macro, micro = means["macro"], means["micro"]
+    shared = ("", "a", None, None, "mean over sets", "cem", "1")
+    assert table.rows[-2][1:] == (*shared, None, macro["mean"], tuple(macro["ci95"]), None, None)
+    assert table.rows[-1][1:] == (*shared, 40, micro["mean"], tuple(micro["ci95"]), None, None)
+
+
+def test_evaluations_of_training_are_listed_as_they_were_made(
+    tmp_path: Path, record: Maker, write_run: Writer
+) -> None:
+    for name in ("zero", "before", "after", "else"):
+        write_run(tmp_path / "evaluation" / name, [record("q")])
+    runs = [row[2] for row in score_table([tmp_path]).rows]
+    assert runs == [f"{tmp_path.name}/{name}" for name in ("before", "after", "else", "zero")]
+
+
+def test_a_difference_is_a_row_with_the_name_of_its_set(suites: tuple[Path, Path]) -> None:
+    first, second = (folder / "musique" for folder in suites)
+    found = compare(first, second, scorer="em_squad")
+    row = found["scores"]["em_squad"]
+    tests = (row["p_mcnemar"], None, row["p_bootstrap"], None)
+    values = ("1", 10, 0, 0.3, 0.6, row["difference"], tuple(row["ci95"]), 0, 3)
+    table = export_table([second], first, ["em_squad"])
+    assert table.rows == (("musique test", "em_squad", *values, *tests),)
+    assert str(first) in table.title.partition("second")[0]
+    (_, _, squad, _) = SETS
+    (one,) = [r for r in export_table([suites[1]], suites[0], ["em_squad"]).rows if r[0] == squad]
+    assert one[:3] == (squad, "em_squad", "1")
+    assert None not in one[-4:]  # of a suite the corrected values stand beside the plain ones
+
+
+def test_which_folder_holds_nothing_is_said(tmp_path: Path, suites: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{tmp_path.name}.*{suites[0].name}"):
+        export_table([suites[0]], suites[0] / "musique", [])
