@@ -14,7 +14,17 @@ from agentenv.evaluation.records import (
     read_records,
     write_evaluation,
 )
-from agentenv.evaluation.results import Json, retrieval_recall, summarize
+from agentenv.evaluation.results import (
+    OUTCOME,
+    Json,
+    mark_below,
+    measure_of,
+    retrieval_recall,
+    score_of,
+    score_tables,
+    summarize,
+    values_of,
+)
 
 Maker = Callable[..., EpisodeRecord]
 
@@ -140,3 +150,162 @@ def test_a_folder_without_results_is_refused_in_one_sentence(tmp_path: Path) -> 
     (tmp_path / "results.json").write_text("[1]")
     with pytest.raises(ConfigurationError, match=r"results\.json"):
         read_evaluation(tmp_path)
+
+
+def test_the_whole_summary_of_a_small_evaluation(record: Maker) -> None:
+    """Two episodes count: one right after two searches, one without an answer after a search that found nothing."""
+    right = record(
+        "a",
+        searches=2,
+        turns=[{"action": "<search>x</search>", "observation": "in Paris", "valid": True}] * 3,
+        supporting_ids=["s", "t"],
+        retrieved_ids=[["s", "u", "t"], ["v"]],
+        tokens={"policy": 6, "total": 20},
+        reward=0.75,
+    )
+    silent = record(
+        "b",
+        None,
+        searches=1,
+        turns=[{"action": "<search>x</search>", "observation": "", "valid": True}],
+        supporting_ids=["w"],
+        retrieved_ids=[["u"]],
+        tokens={"policy": 2, "total": 10},
+        reward=0.25,
+    )
+    fault = record("c", valid=False, end_reason="env_fault", searches=None)
+    found = summarize(
+        [right, silent, fault],
+        ["em_squad"],
+        dataset="towns",
+        split="dev",
+        policy="p",
+        retriever="bm25",
+        k=2,
+        seed=3,
+        bounds={"oracle": {"mean": 0.25}, "expert": {"mean": 0.75}, "closed_book": {"mean": 0.0}},
+        settings={"decoding": "greedy"},
+        token_unit="bytes",
+    )
+    tables = {name: found.pop(name) for name in ("scores", "by_family", "by_hops", "capabilities")}
+    assert tables["scores"]["em_squad"]["mean"] == 0.5
+    assert (tables["by_family"], tables["by_hops"]) == ({}, {})
+    assert "searches" in {row["skill"] for row in tables["capabilities"]}
+    note = found["bounds"]["oracle"].pop("note")
+    assert note
+    assert found == {
+        "dataset": "towns",
+        "split": "dev",
+        "policy": "p",
+        "retriever": "bm25",
+        "seed": 3,
+        "n": 2,
+        "faults": 1,
+        "retrieval": {
+            "k": 2,
+            "n": 2,
+            "recall@2": 0.25,
+            "first_search_recall@2": 0.25,
+            "support_recall": 0.5,
+            "all_support": 0.5,
+            "answer_shown": 0.5,
+            "answer_shown_n": 2,
+        },
+        "turns_per_question": 2.0,
+        "searches_per_question": 1.5,
+        "answer_rate": 0.5,
+        "reward_mean": 0.5,
+        "end_reasons": {"answered": 1, "env_fault": 1, "turn_limit": 1},
+        "errors": {
+            "scorer": "em_squad",
+            "correct": 1,
+            "correct_without_evidence": 0,
+            "retrieval_miss": 0,
+            "read_miss": 0,
+            "format": 0,
+            "gave_up": 1,
+            "fault": 1,
+        },
+        "tokens": {
+            "unit": "bytes",
+            "policy_per_question": 4.0,
+            "policy_per_correct": 8.0,
+            "total_per_question": 15.0,
+            "total_per_correct": 30.0,
+        },
+        "bounds": {"oracle": {"mean": 0.25}, "expert": {"mean": 0.75}, "closed_book": {"mean": 0.0}},
+        "settings": {"decoding": "greedy"},
+    }
+
+
+def test_without_a_search_nothing_is_said_of_retrieval_and_without_a_unit_nothing_of_tokens(
+    record: Maker,
+) -> None:
+    found = summarize(
+        [record("a")], ["em_squad"], dataset="d", split="", policy="p", retriever=None, k=2, token_unit=""
+    )
+    assert (found["retrieval"], found["capabilities"], found["tokens"]) == ({}, [], {})
+    assert found["errors"] == {"scorer": "em_squad", "correct": 1}
+    assert (found["seed"], found["bounds"], found["settings"]) == (0, {}, {})
+    named = summarize(
+        [record("a", retrieved_ids=[["x"]])],
+        ["em_squad"],
+        dataset="d",
+        split="",
+        policy="p",
+        retriever=None,
+        k=2,
+    )
+    assert named["retrieval"]["k"] == 2  # it searched by itself, and says what it found
+    assert named["tokens"]["unit"] == "tokens"
+    assert set(named["errors"]) > {"scorer", "correct"}
+
+
+def test_a_ceiling_is_marked_where_it_lies_below_the_run() -> None:
+    bounds = {
+        "oracle": {"mean": 0.4, "n": 5},
+        "oracle_paged": {"mean": 0.5},
+        "expert": {"note": "no expert"},
+        "closed_book": {"mean": 0.0},
+    }
+    marked = mark_below(bounds, 0.5)
+    assert marked["oracle"].pop("note")
+    assert marked == {**bounds, "oracle": {"mean": 0.4, "n": 5}}
+    assert mark_below(bounds, None) == bounds
+
+
+def test_the_outcome_of_the_environment_is_a_score_like_others(record: Maker) -> None:
+    rows = [record("a", reward=0.25), record("b", reward=0.75), record("c", valid=False)]
+    del rows[2]["reward"]
+    assert [score_of(row, OUTCOME) for row in rows] == [0.25, 0.75, 0.0]
+    assert values_of(rows[:2], OUTCOME) == [0.25, 0.75]
+    score = summary(*rows, scorers=(OUTCOME,))["scores"][OUTCOME]
+    assert (score["mean"], score["n"], score["version"], score["normaliser"]) == (0.5, 2, 1, "none")
+    assert not measure_of(OUTCOME).binary
+    assert measure_of("em_squad").binary
+
+
+def test_a_score_of_nothing_has_no_mean_and_a_breakdown_is_in_the_order_of_its_values(record: Maker) -> None:
+    empty = score_tables([], ["em_squad"])["scores"]["em_squad"]
+    assert empty == {"mean": None, "ci95": None, "n": 0, "version": 1, "normaliser": "squad"}
+    rows = [record("a", hops=2, family="b"), record("b", hops=10), record("c", "Rome", hops=2, family="a")]
+    tables = score_tables(rows, ["em_squad"])
+    assert [(name, part["n"]) for name, part in tables["by_hops"].items()] == [("10", 1), ("2", 2)]
+    assert list(tables["by_family"]) == ["a", "b"]
+    assert tables["by_hops"]["2"]["scores"]["em_squad"]["mean"] == 0.5
+
+
+def test_the_seed_of_the_bootstrap_reaches_every_table(record: Maker) -> None:
+    rows = [record(f"q{i}", " ".join(["Paris"] * (1 + i % 7)), family="f", hops=1) for i in range(40)]
+    drawn = {}
+    for seed in (0, 9):
+        tables = score_tables(rows, ["f1_squad"], seed=seed)
+        ends = [tables["scores"]["f1_squad"]["ci95"]]
+        ends += [
+            tables[by][key]["scores"]["f1_squad"]["ci95"]
+            for by, key in (("by_family", "f"), ("by_hops", "1"))
+        ]
+        assert ends[0] == ends[1] == ends[2]
+        drawn[seed] = ends[0]
+    assert drawn[0] != drawn[9]
+    assert score_tables(rows, ["f1_squad"])["scores"]["f1_squad"]["ci95"] == drawn[0]
