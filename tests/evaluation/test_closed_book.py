@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentenv.core.types import Completion, Sampling
+from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.evaluation.closed_book import AnsweringPolicy
 from agentenv.policies.fakes import ByteTokenizer
 
@@ -31,7 +31,7 @@ class Recorded:
         self.asked.append((list(prompt_ids), sampling, episode))
         ids = tuple(self.tokenizer.encode("Rome"))
         logprobs = (-0.5, -0.25, -1.0, -2.0)
-        return Completion(ids, "Rome", logprobs, "stop", version=3, versions=self.versions)
+        return Completion(ids, "Rome", logprobs, FinishReason.STOP, version=3, versions=self.versions)
 
     def release(self, episode: str) -> None:
         self.released.append(episode)

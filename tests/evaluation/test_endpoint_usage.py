@@ -92,7 +92,7 @@ def test_the_most_requests_of_a_question_are_its_turns_and_an_answer(
 
 
 def test_a_forecast_adds_up_all_that_is_played() -> None:
-    """Three questions of at most 5 requests and two of at most 3: 5 to 21; with one of no limit nothing is said of the most."""
+    """Three questions of at most 5 requests and two of at most 3: 5 to 21; without a limit none."""
     phases = {"run": (over("Limited"), 3), "closed_book": (over("Limited", max_turns=2), 2)}
     assert forecast(phases) == (5, 21)
     assert forecast(phases | {"oracle": (over("Endless"), 4)}) == (9, None)

@@ -49,7 +49,7 @@ class Unlisted:
 
 
 def field(retriever: Any = None, documents: Any = DOCUMENTS, **options: Any) -> TaskEnv:
-    source = Source("towns", "dev", TASKS, documents, None, notes=("one note",))
+    source = Source("towns", "dev", TASKS, documents, None, notes="one note")
     given = InMemoryRetriever(DOCUMENTS) if retriever is None else retriever
     return TaskEnv(source, given, EnvConfig(options={"max_turns": 2} | options), len)
 
@@ -244,7 +244,7 @@ def test_results_say_what_was_evaluated_how_and_with_what(record: Maker) -> None
         "max_turns": 2,
         "decoding": "greedy",
         "concurrency": 5,
-        "notes": ("one note",),
+        "notes": "one note",
     }
     assert (
         found["index_recall"]["recall@2"] == 1.0

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -262,7 +263,7 @@ def test_without_a_search_nothing_is_said_of_retrieval_and_without_a_unit_nothin
 
 
 def test_a_ceiling_is_marked_where_it_lies_below_the_run() -> None:
-    bounds = {
+    bounds: dict[str, dict[str, Any]] = {
         "oracle": {"mean": 0.4, "n": 5},
         "oracle_paged": {"mean": 0.5},
         "expert": {"note": "no expert"},
