@@ -46,6 +46,8 @@ class RolloutContext:
     """None forms batches by arrival."""
     role_policies: Mapping[str, Policy] = field(default_factory=dict)
     """Who plays the roles of a game that have weights of their own."""
+    step: int = 0
+    """The training step; 0 where there is none."""
     worker: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     """Waits for an environment worker and holds it; by default there is one for every slot."""
 

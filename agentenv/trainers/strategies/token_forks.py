@@ -1,6 +1,7 @@
 """Forks within a turn: at a token where the policy nearly wrote another one (LATR, lookahead tree-based rollouts)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from math import exp
 from typing import NamedTuple, Protocol
@@ -9,6 +10,9 @@ from agentenv.core.protocols import Policy
 
 Ranked = tuple[tuple[int, float], tuple[int, float]]
 """The two most likely tokens of a place with their log-probs, the likelier first."""
+
+Schedule = tuple[tuple[int, float], ...]
+"""(first step, share) in the order of steps: the share holds until the next one."""
 
 
 class TopTwo(Protocol):
@@ -33,10 +37,12 @@ class AlternativeToken(NamedTuple):
     logprob: float
 
 
-def alternative_of(
+def alternatives_of(
     ids: Sequence[int], ranked: Sequence[Ranked], *, min_probability: float = 0.15, max_gap: float = 0.25
-) -> AlternativeToken | None:
-    """The first place of a turn at which the runner-up is likely by itself and nearly as likely as the first.
+) -> list[AlternativeToken]:
+    """Every place of a turn at which the runner-up is likely by itself and nearly as likely as the first.
+
+    LATR, Xing et al. 2025, arXiv:2510.24302: p2 > ``min_probability`` and p1 - p2 < ``max_gap``.
 
     Args:
         ids: What was sampled.
@@ -45,15 +51,92 @@ def alternative_of(
         max_gap: Its distance from that of the first must be below this.
 
     Returns:
-        Of the two tokens the one that was not sampled, the likelier where neither was; None where there is no such place.
+        Of the two tokens the one that was not sampled, the likelier where neither was.
     """
-    for place, (sampled, (first, second)) in enumerate(zip(ids, ranked, strict=True)):
-        high, low = exp(first[1]), exp(second[1])
-        if low > min_probability and high - low < max_gap:
-            return AlternativeToken(place, *(second if sampled == first[0] else first))
-    return None
+    return [
+        AlternativeToken(place, *(second if sampled == first[0] else first))
+        for place, (sampled, (first, second)) in enumerate(zip(ids, ranked, strict=True))
+        if exp(second[1]) > min_probability and exp(first[1]) - exp(second[1]) < max_gap
+    ]
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    """When a branch that left another at a token is too much like it (LATR).
+
+    Each rule looks at the first tokens of both, from the token of the fork on, as many as a window has.
+    """
+
+    windows: tuple[int, ...] = (20, 30, 50)
+    max_suffix_match: float = 0.2
+    max_rouge_l: float = 0.5
+    min_edit_distance: float = 0.0
+    max_similarity: float = 0.8
+
+    def drops(self, own: Sequence[int], other: Sequence[int]) -> bool:
+        """Whether a branch that wrote ``own`` where the other wrote ``other`` is dropped, both to the end of their turn.
+
+        A window that one of them does not outlast is not looked at, as in the released code. Where that leaves none, the
+        turns as wholes are compared by ``similarity_of``, because turns of agents are short.
+        """
+        seen = [window for window in self.windows if window < min(len(own), len(other))]
+        if not seen:
+            return similarity_of(own, other) >= self.max_similarity
+        return any(self._alike(own[:window], other[:window]) for window in seen)
+
+    def _alike(self, own: Sequence[int], other: Sequence[int]) -> bool:
+        return (
+            suffix_match(own, other) > self.max_suffix_match
+            or rouge_l(own, other) > self.max_rouge_l
+            or edit_distance(own, other) / len(own) < self.min_edit_distance
+        )
 
 
 def similarity_of(a: Sequence[int], b: Sequence[int]) -> float:
     """2 M / (|a| + |b|) over token ids, M those in matching blocks: 1 for equal runs, 0 for runs without a common token."""
     return SequenceMatcher(None, a, b, autojunk=False).ratio()
+
+
+def suffix_match(a: Sequence[int], b: Sequence[int]) -> float:
+    """Length of the longest end of one run that stands anywhere in the other, as a share of their common length (LATR)."""
+    longest = max(_longest_end(a, b), _longest_end(b, a))
+    return longest / len(a)
+
+
+def _longest_end(of: Sequence[int], within: Sequence[int]) -> int:
+    """Length of the longest end of ``of`` that stands in ``within``."""
+    best = 0
+    for end in range(1, len(within) + 1):
+        length = 0
+        while length < min(end, len(of)) and within[end - 1 - length] == of[-1 - length]:
+            length += 1
+        best = max(best, length)
+    return best
+
+
+def rouge_l(a: Sequence[int], b: Sequence[int]) -> float:
+    """2 P R / (P + R) of the longest common subsequence: its length as a share of ``a`` (P) and of ``b`` (R)."""
+    row = [0] * (len(b) + 1)
+    for x in a:
+        before = row
+        row = [0]
+        for j, y in enumerate(b):
+            row.append(before[j] + 1 if x == y else max(row[j], before[j + 1]))
+    return 2 * row[-1] / (len(a) + len(b))
+
+
+def edit_distance(a: Sequence[int], b: Sequence[int]) -> int:
+    """Fewest insertions, deletions and substitutions that make ``a`` into ``b`` (Levenshtein 1966)."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, start=1):
+        before = row
+        row = [i]
+        for j, y in enumerate(b):
+            row.append(min(before[j] + (x != y), before[j + 1] + 1, row[j] + 1))
+    return row[-1]
+
+
+def share_at(schedule: Schedule, step: int) -> float:
+    """The share that holds in ``step``: that of the last entry whose first step has come; before the first entry its own."""
+    begun = [share for first, share in schedule if first <= step]
+    return begun[-1] if begun else schedule[0][1]

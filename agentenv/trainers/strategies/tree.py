@@ -32,8 +32,10 @@ from agentenv.trainers.strategies.rollback import has_failed
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.token_forks import (
     AlternativeToken,
-    alternative_of,
-    similarity_of,
+    Lookahead,
+    Schedule,
+    alternatives_of,
+    share_at,
     top_two_of,
 )
 
@@ -46,9 +48,9 @@ class TreeStrategy:
     A group of n slots has at most n leaves. A fork at turn t continues in ``width`` branches from the state before t; no
     turn is executed twice. Each leaf is a trajectory of its whole path, with ``parent_id`` and ``fork_turn``. A turn that
     several leaves share is trained in one of them, as is the shared beginning of a turn that was forked at a token. The
-    token at which a turn was forked is trained in none of them. The estimators ``tree`` and ``sibling`` expect this. The
-    remaining slots are divided among the branches when a fork is made, so that nothing depends on which branch is faster;
-    slots that a branch has left when it ends early are not played.
+    token at which a turn was forked is trained in none of them. The estimators ``tree`` and ``sibling`` expect this;
+    ``shared`` may train each leaf as a whole instead. The remaining slots are divided among the branches when a fork is
+    made, so that nothing depends on which branch is faster; slots that a branch has left when it ends early are not played.
     """
 
     roots: int = 2
@@ -68,9 +70,25 @@ class TreeStrategy:
     """Smallest probability of the second most likely token, for a fork at that token (LATR)."""
     max_gap: float = 0.25
     """Largest difference between the probabilities of the two most likely tokens (LATR)."""
+    windows: tuple[int, ...] = (20, 30, 50)
+    """Tokens from a fork at a token on, after each of which a branch is compared with the one that it left (LATR)."""
+    max_suffix_match: float = 0.2
+    """A branch is dropped if the end of one window, of more than this share of it, stands in the other window (LATR)."""
+    max_rouge_l: float = 0.5
+    """A branch is dropped if the ROUGE-L of both windows is above this (LATR)."""
+    min_edit_distance: float = 0.0
+    """A branch is dropped if the edit distance of both windows is below this share of the window; 0 drops none (LATR)."""
     max_similarity: float = 0.8
-    """A branch that left a turn at a token is dropped if the rest of its turn is at least so similar to the rest of the
-    other one; a value above 1 drops none."""
+    """Where a turn ends before the first window does, a branch is dropped if the rest of its turn is at least so similar to
+    the rest of the other one; a value above 1 drops none."""
+    last_fork: int = 1024
+    """Tokens that an episode has sampled after which it no longer forks at a token (LATR)."""
+    share: Schedule = ((0, 1.0),)
+    """Share of the slots that are played as trees, by (first step, share); the others play an episode each (LATR lets it
+    fall: 1, .75, .5 and .25 from steps 0, 100, 200 and 300 on)."""
+    shared: Literal["once", "each"] = "once"
+    """``once`` trains a turn that several leaves share in one of them, ``each`` in every leaf, with that leaf's credit; then
+    the token of a fork is trained as well (LATR)."""
     keep: float = 1.0
     """Share of the leaves that are trained, the best and the worst in equal numbers; the others count in the statistics."""
 
@@ -79,6 +97,16 @@ class TreeStrategy:
             raise ConfigurationError(
                 "a tree needs roots of at least 1, width of at least 2, depth of at least 0 and keep above 0 and at most "
                 f"1, not {self.roots}, {self.width}, {self.depth} and {self.keep}"
+            )
+        steps = [first for first, _ in self.share]
+        if not steps or steps != sorted(set(steps)) or not all(0 <= share <= 1 for _, share in self.share):
+            raise ConfigurationError(
+                f"option 'share' of the strategy 'tree' must list shares within [0, 1] by their first steps in order, not "
+                f"{[list(pair) for pair in self.share]}"
+            )
+        if any(window < 1 for window in self.windows):
+            raise ConfigurationError(
+                f"option 'windows' of the strategy 'tree' must hold numbers of at least 1, not {list(self.windows)}"
             )
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
@@ -89,13 +117,27 @@ class TreeStrategy:
                 f"{type(context.policy).__name__} does not tell: take hf:PATH, or fork at turns"
             )
         builder = _TreeBuilder(self, specs, context)
+        grown = round(len(specs) * share_at(self.share, context.step))
+        trees = shares(range(grown), self.roots) if grown else []
+        alone = [range(slot, slot + 1) for slot in range(grown, len(specs))]
         try:
             async with task_group() as tasks:
-                for slots in shares(range(len(specs)), self.roots):
+                for slots in (*trees, *alone):
                     tasks.create_task(builder.root(slots, tasks))
         finally:
             await close_quickly(builder.forked, context.config.deadline_s)
-        return trained_once(builder.collect_leaves(), keep=self.keep)
+        return trained_once(builder.collect_leaves(), keep=self.keep, shared=self.shared)
+
+    @property
+    def lookahead(self) -> Lookahead:
+        """When a branch that left another at a token is dropped."""
+        return Lookahead(
+            self.windows,
+            self.max_suffix_match,
+            self.max_rouge_l,
+            self.min_edit_distance,
+            self.max_similarity,
+        )
 
 
 @dataclass
@@ -184,10 +226,10 @@ class _TreeBuilder:
         if completion is None or self._drops(branch, completion):
             return
         action = self.context.decode(branch.head) + completion.text
-        if branch.may_fork:
-            alternative = await self._alternative(before, completion)
-            if alternative or self._forks_at(branch, before, completion):
-                await self._fork(branch, before, tasks, completion, alternative)
+        if branch.may_fork and self._forks_at(branch, before, completion):
+            await self._fork(branch, before, tasks)
+        if branch.may_fork and self.strategy.fork_at == "token":
+            await self._fork_at_tokens(branch, before, tasks, completion)
         branch.head = ()
         watched = branch.may_fork and self.strategy.fork_at == "failure"
         snapshot = await capture(state, config) if watched else None
@@ -208,29 +250,29 @@ class _TreeBuilder:
     def _drops(self, branch: _Branch, completion: Completion) -> bool:
         """Whether the branch is dropped for the turn that it has just written."""
         own = (*branch.head[-1:], *completion.ids)
-        branch.dropped = (
-            bool(branch.alternative)
-            and similarity_of(own, branch.alternative) >= self.strategy.max_similarity
-        )
+        branch.dropped = bool(branch.alternative) and self.strategy.lookahead.drops(own, branch.alternative)
         branch.alternative = ()
         self.dropped += branch.dropped
         self.wasted += branch.dropped * len(completion.ids)
         return branch.dropped
 
-    async def _alternative(self, before: EpisodeState, completion: Completion) -> AlternativeToken | None:
-        """The token of the turn just written at which to fork."""
+    async def _fork_at_tokens(
+        self, branch: _Branch, before: EpisodeState, tasks: asyncio.TaskGroup, completion: Completion
+    ) -> None:
+        """Forks at the tokens of the turn just written that were nearly others, the first of them first, while it may."""
         top_two = top_two_of(self.context.policy)
-        if self.strategy.fork_at != "token" or top_two is None:
-            return None
+        if top_two is None:
+            return
         ids = [*before.ids, *completion.ids]
         shown: dict[str, Any] = {"images": before.images} if before.images else {}
         ranked = await top_two(ids, len(before.ids), temperature=self.context.config.temperature, **shown)
-        return alternative_of(
-            completion.ids,
-            ranked,
-            min_probability=self.strategy.min_probability,
-            max_gap=self.strategy.max_gap,
-        )
+        limits = {"min_probability": self.strategy.min_probability, "max_gap": self.strategy.max_gap}
+        written = sum(len(s.ids) for s in before.segments if s.kind is SegmentKind.POLICY)
+        for alternative in alternatives_of(completion.ids, ranked, **limits):
+            late = written + alternative.place >= self.strategy.last_fork
+            if late or not branch.may_fork or branch.record.ended is not None:
+                return
+            await self._fork(branch, before, tasks, completion, alternative)
 
     def _forks_at(self, branch: _Branch, before: EpisodeState, completion: Completion) -> bool:
         """Whether to fork before the environment has acted."""
@@ -260,7 +302,8 @@ class _TreeBuilder:
             state = replace(before.copy(), spec=spec, episode=self.context.episode(slots.start))
             child = _Branch(state, slots, branch.forks, branch.record.episode, len(before.turns))
             if alternative and completion:
-                _begin_turn(child, branch.head, completion, alternative)
+                trained = self.strategy.shared == "each"
+                _begin_turn(child, branch.head, completion, alternative, trained=trained)
             tasks.create_task(self._play_child(child, tasks))
         await asyncio.sleep(0)  # they take their slots before this branch can leave its own
 
@@ -283,17 +326,23 @@ class _TreeBuilder:
 
 
 def _begin_turn(
-    child: _Branch, head: tuple[int, ...], completion: Completion, alternative: AlternativeToken
+    child: _Branch,
+    head: tuple[int, ...],
+    completion: Completion,
+    alternative: AlternativeToken,
+    *,
+    trained: bool,
 ) -> None:
     """Writes what ``child`` has of its turn already: ``completion`` up to the alternative's place, then the alternative.
 
-    None of it is trained here: the branch that sampled the first tokens trains them, and nobody sampled the alternative.
+    Unless ``trained``, none of it is trained here: the branch that sampled the first tokens trains them, and nobody sampled
+    the alternative.
     """
     kept = completion.ids[: alternative.place]
     logprobs = (*completion.logprobs[: alternative.place], alternative.logprob)
     turn, version = len(child.record.turns), completion.version
     ids = (*kept, alternative.token)
-    child.record.add(SegmentKind.POLICY, ids, turn, logprobs=logprobs, version=version, trained=False)
+    child.record.add(SegmentKind.POLICY, ids, turn, logprobs=logprobs, version=version, trained=trained)
     child.head = (*head, *ids)
     child.copied, child.alternative = len(child.head), completion.ids[alternative.place :]
 
@@ -318,11 +367,14 @@ def _labelled(trajectory: Trajectory, branch: _Branch) -> Trajectory:
     )
 
 
-def trained_once(group: Sequence[Trajectory], *, keep: float = 1.0) -> list[Trajectory]:
+def trained_once(
+    group: Sequence[Trajectory], *, keep: float = 1.0, shared: Literal["once", "each"] = "once"
+) -> list[Trajectory]:
     """The leaves with every shared turn marked for training in its first holder only, as the credit of trees expects.
 
     Args:
         group: Leaves; faults stay as they are.
+        shared: ``each`` marks it in every leaf that is kept.
         keep: Share of the valid leaves that are trained, the best and the worst in equal numbers; a turn is trained where
             such a leaf is behind it.
     """
@@ -336,6 +388,8 @@ def trained_once(group: Sequence[Trajectory], *, keep: float = 1.0) -> list[Traj
         path = tree.paths[i]
         holders = [tree.holders[path[: turn + 1]] for turn in range(len(path))]
         off = {t for t, who in enumerate(holders) if who[0] != i or kept.isdisjoint(who)}
+        if shared == "each":
+            off = set() if i in kept else set(range(len(path)))
         marked[place] = replace(
             group[place],
             segments=tuple(

@@ -86,6 +86,7 @@ class GroupRunner:
             first=inflight.slot,
             deterministic_batcher=deterministic_batcher,
             role_policies=self._others,
+            step=inflight.step,
             worker=partial(self._worker, inflight),
         )
         envs, seconds = [spec.env for spec in specs], self.settings.deadline_s

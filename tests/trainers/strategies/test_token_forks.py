@@ -29,7 +29,17 @@ from agentenv.policies.hf import HFPolicy
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import play_groups
-from agentenv.trainers.strategies.token_forks import AlternativeToken, Ranked, alternative_of, similarity_of
+from agentenv.trainers.strategies.token_forks import (
+    AlternativeToken,
+    Lookahead,
+    Ranked,
+    alternatives_of,
+    edit_distance,
+    rouge_l,
+    share_at,
+    similarity_of,
+    suffix_match,
+)
 from agentenv.trainers.strategies.tree import TreeStrategy
 
 TOKENIZER = ByteTokenizer()
@@ -64,7 +74,57 @@ def ranked(*pairs: tuple[str, float, str, float]) -> list[Ranked]:
 def test_the_place_and_the_rival(
     written: str, found: list[Ranked], expected: AlternativeToken | None
 ) -> None:
-    assert alternative_of([ord(c) for c in written], found) == expected
+    assert alternatives_of([ord(c) for c in written], found) == ([expected] if expected else [])
+
+
+def test_every_place_of_a_turn_counts() -> None:
+    near = ranked(("a", 0.5, "x", 0.4), ("b", 0.9, "y", 0.1), ("c", 0.4, "z", 0.3))
+    assert [(a.place, a.token) for a in alternatives_of([ord(c) for c in "abc"], near)] == [
+        (0, ord("x")),
+        (2, ord("z")),
+    ]
+
+
+def test_the_ends_of_two_windows() -> None:
+    """Of "xabc" the end "abc" stands in "abcy": 3 of 4; of the other only "" does. Nothing of "ab" ends in "cd"."""
+    assert suffix_match(list(b"xabc"), list(b"abcy")) == 0.75
+    assert suffix_match(list(b"abcy"), list(b"xabc")) == 0.75
+    assert suffix_match([1, 2], [3, 4]) == 0
+    assert suffix_match([1, 2], [2, 2]) == 0.5
+    assert suffix_match([5, 6], [5, 6]) == 1
+
+
+def test_longest_common_subsequence_and_edit_distance() -> None:
+    """1 3 4 of 1 2 3 4 and 1 3 4 9: three of four. Delete the 2, add the 9: two edits."""
+    assert rouge_l([1, 2, 3, 4], [1, 3, 4, 9]) == 0.75
+    assert rouge_l([1], [2]) == 0
+    assert edit_distance([1, 2, 3, 4], [1, 3, 4, 9]) == 2
+    assert edit_distance([1, 2], [1, 3]) == 1
+    assert edit_distance([1, 2, 3], [2, 3]) == 1
+
+
+def test_a_branch_is_compared_at_each_window_that_both_outlast() -> None:
+    """Only the fourth of five tokens is the same in both: a window of three does not see it, one of four ends with it."""
+    own, other = [1, 2, 3, 9, 5], [4, 6, 7, 9, 8]
+    strict = {"max_suffix_match": 0.2, "max_rouge_l": 1.0, "max_similarity": 9.0}
+    assert not Lookahead(windows=(3,), **strict).drops(own, other)
+    assert Lookahead(windows=(3, 4), **strict).drops(own, other)  # 1 / 4 > .2
+    assert not Lookahead(windows=(3, 5), **strict).drops(own, other)  # it ends there
+    # The longest common subsequence of four is "9": 1 / 4; the edit distance is 3 of 4.
+    by_rouge = Lookahead(windows=(4,), max_suffix_match=1.0, max_rouge_l=0.24)
+    assert by_rouge.drops(own, other)
+    assert not Lookahead(windows=(4,), max_suffix_match=1.0, max_rouge_l=0.25).drops(own, other)
+    by_edits = Lookahead(windows=(4,), max_suffix_match=1.0, max_rouge_l=1.0, min_edit_distance=0.76)
+    assert by_edits.drops(own, other)
+    assert not Lookahead(windows=(4,), max_suffix_match=1.0, max_rouge_l=1.0, min_edit_distance=0.75).drops(
+        own, other
+    )
+
+
+def test_the_share_of_trees_falls_with_the_steps() -> None:
+    published = ((0, 1.0), (100, 0.75), (200, 0.5), (300, 0.25))
+    assert [share_at(published, step) for step in (0, 99, 100, 250, 900)] == [1.0, 1.0, 0.75, 0.5, 0.25]
+    assert share_at(((5, 0.5),), 1) == 0.5
 
 
 def test_likeness() -> None:
@@ -123,10 +183,10 @@ class Wavering:
         return [0.0] * len(ids)
 
 
-def play(policy: Any, *, slots: int = 2, **options: Any) -> list[Trajectory]:
+def play(policy: Any, *, slots: int = 2, step: int = 0, **options: Any) -> list[Trajectory]:
     specs = [EpisodeSpec(Echo(), Task("t", "q"), seed, "g") for seed in range(slots)]
     config = RolloutConfig(turn_tokens=20)
-    context = RolloutContext(policy, InlineFormat(TOKENIZER), config, TOKENIZER.decode)
+    context = RolloutContext(policy, InlineFormat(TOKENIZER), config, TOKENIZER.decode, step=step)
     (group,) = asyncio.run(play_groups([specs], TreeStrategy(fork_at="token", roots=1, **options), context))
     return group
 
@@ -190,9 +250,49 @@ def test_branches_of_branches_hold_the_whole_turn() -> None:
         return "nn" if "|" in text and tail == "" else ("n" if tail == "y" else "" if "|" in text else "go")
 
     leaves = play(Wavering(lambda t: more(t) or "!"), slots=4, depth=2, max_similarity=1.1)
-    assert [t.info["said"][1] for t in leaves] == ["nn", "yn", "yy!"]
+    assert [t.info["said"][1] for t in leaves] == ["nn", "ny!", "yn", "yy!"]
     second_turn = [t.ids[t.loss_mask & (t.turn_index == 1)].tolist() for t in leaves]
-    assert [TOKENIZER.decode(ids) for ids in second_turn] == ["nn", "n", "!"]
+    assert [TOKENIZER.decode(ids) for ids in second_turn] == ["nn", "!", "n", "!"]
+
+
+def test_no_fork_at_a_token_beyond_the_last_place() -> None:
+    """The first turn has two tokens, so the "n" of the second is the third token of the episode."""
+    assert len(play(Wavering(say), last_fork=3)) == 2
+    assert len(play(Wavering(say), last_fork=2)) == 1
+
+
+def test_slots_outside_the_share_of_trees_play_an_episode_each() -> None:
+    falling = ((0, 1.0), (10, 0.5))
+    assert [t.parent_id is None for t in play(Wavering(say), slots=4, share=falling, step=9)] == [True, False]
+    later = play(Wavering(say), slots=4, share=falling, step=10)
+    assert [(t.id, t.parent_id) for t in later] == [
+        ("e-0", None),
+        ("e-1", "e-0"),
+        ("e-2", None),
+        ("e-3", None),
+    ]
+    none = play(Wavering(say), slots=2, share=((0, 0.0),))
+    assert [t.parent_id for t in none] == [None, None]
+
+
+def test_each_leaf_may_be_trained_as_a_whole() -> None:
+    first, second = play(Wavering(say), shared="each")
+    trained = [TOKENIZER.decode(t.ids[t.loss_mask].tolist()) for t in (first, second)]
+    assert trained == ["gono", "goyes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"share": ()}, "share"),
+        ({"share": ((5, 0.5), (5, 1.0))}, "share"),
+        ({"share": ((0, 1.5),)}, "1.5"),
+        ({"windows": (20, 0)}, "20, 0"),
+    ],
+)
+def test_schedules_and_windows_have_bounds(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        TreeStrategy(**options)
 
 
 def test_who_cannot_tell_is_refused() -> None:
