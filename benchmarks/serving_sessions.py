@@ -88,7 +88,10 @@ def measured(clients: int, concurrency: int) -> dict[str, Any]:
     """Starts a server with places for all, and ends it."""
     command = [sys.executable, "-m", "agentenv.cli.main", "serve", "agentenv/Calculator-v0", "--port", "0"]
     with subprocess.Popen(
-        [*command, "--sessions", str(clients)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        [*command, "--sessions", str(clients), "--per-client", str(clients)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
     ) as child:
         try:
             assert child.stderr is not None

@@ -37,10 +37,11 @@ class Serve:
     """Names under which callers may reach this server, beside its addresses, localhost and the machine's name; * is any."""
     set: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")] = ()
     """Arguments of the environment; the value as in TOML or JSON, or a bare word."""
-    sessions: int = 64
+    sessions: int = 128
     """Number of environments that run at the same time."""
     per_client: int | None = None
-    """Environments that one client (one address) may use at the same time; default: all."""
+    """Environments that one client (one address) may use at the same time; default: half of all, and at least two. Where all
+    clients have one address, as behind a proxy, give as many as --sessions."""
     wait: float = 10.0
     """Seconds that a caller waits for a place when all are taken."""
     timeout: float = 120.0

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 class ServerLimits:
     """Bounds of a service of environments."""
 
-    sessions: int = 64
+    sessions: int = 128
     """Environments at a time; forks that nobody has taken yet count."""
     per_client: int | None = None
-    """Environments at a time of one client, by its address; None bounds only all clients together."""
-    waiting: int = 64
-    """Callers that may wait for a place; more are refused at once."""
+    """Environments at a time of one client, by its address; None is half of all, and at least two."""
+    waiting: int = 128
+    """Callers that may wait for a place, half of them of one client; more are refused at once."""
     wait_s: float = 10.0
     """For a place."""
     call_s: float = 120.0
@@ -35,3 +35,23 @@ class ServerLimits:
     """Snapshots that a session may hold."""
     backlog: int = 16
     """Messages that a caller may send ahead of the answers; of those before the last, no more than one message's length."""
+
+    @property
+    def share(self) -> int:
+        """Environments at a time of one client."""
+        return _half(self.sessions) if self.per_client is None else self.per_client
+
+    @property
+    def mcp_sessions(self) -> int:
+        """MCP sessions that may hold a place: they have no connection whose end would show that their caller has left."""
+        return max(1, self.sessions // 2)
+
+    @property
+    def mcp_share(self) -> int:
+        """MCP sessions of one client that may hold a place."""
+        return min(self.share, _half(self.mcp_sessions))
+
+
+def _half(count: int) -> int:
+    """Half of so many, and at least two where there are two."""
+    return min(count, max(2, count // 2))

@@ -2,11 +2,12 @@
 
 ``initialize`` resets an environment to say how the episode opens, and the first call of a tool goes on with it. Until then
 the session holds no place that another caller could miss: whoever needs one gets it at once. The environment is closed, and
-the first call of a tool makes it again, with the same seed and options. Sessions that are used may take half of all places;
-where these are taken, the one that has been idle for longest gives way once it has been idle for a while.
+the first call of a tool makes it again, with the same seed and options. Sessions that are used may take half of all places,
+and those of one client (one address) half of these; where they are taken, the one that has been idle for longest gives way
+once it has been idle for a while.
 
-One client (one address) that begins sessions without end crowds out its own: it may begin half of those that are begun at a
-time, and of unused sessions the oldest of the client that has most of them goes first.
+A client that begins sessions without end crowds out its own: a session takes a place of its client's share while it is
+begun, and of unused sessions the oldest of the client that has most of them goes first.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from agentenv.core.types import Step
 from agentenv.errors import EnvFault
 from agentenv.serving.env_session import EnvSession
 from agentenv.serving.limits import ServerLimits
+from agentenv.serving.places import Places
 from agentenv.serving.wire import ActionData, ResetData
 from agentenv.web.gate import Refusal
 
@@ -42,6 +44,10 @@ class McpHost(Protocol):
     @property
     def mcp(self) -> "McpSessions":
         """All sessions of MCP."""
+
+    @property
+    def places(self) -> Places:
+        """Its places."""
 
     async def session(self, client: str = "") -> EnvSession:
         """A session of a fresh environment, once there is a place."""
@@ -206,29 +212,22 @@ class McpSessions:
     def __init__(self, service: McpHost) -> None:
         self._service = service
         self._sessions: dict[str, McpSession] = {}
-        self._beginning: Counter[str] = Counter()
-        """Sessions that each client is beginning."""
-        self._taking = 0
+        self._taking: Counter[str] = Counter()
+        """Places that each client is taking for sessions that are used."""
 
     async def begin(self, asked: ResetData, client: str = "") -> McpSession:
         """A session that holds no place yet. Where too many are unused, the oldest of who has most of them goes.
 
         Raises:
-            Refusal: no place came free in time, or many sessions are being begun.
+            Refusal: no place came free in time, or many callers wait for one.
             ConfigurationError: an option that callers may not give.
             Fault: the environment broke.
         """
-        most, begun = max(2, self._service.limits.sessions // 4), self._beginning.total()
-        if begun >= most or self._beginning[client] >= most // 2:
-            raise Refusal(503, f"{begun} sessions are being begun; try again.", "Full")
         session = McpSession(self._service, asked, client)
-        self._beginning[client] += 1
-        try:
-            await session.begin()
-        finally:
-            self._beginning[client] -= 1
-            self._beginning += Counter()  # without the clients that begin none
+        await session.begin()
         self._sessions[session.id] = session
+        if self._service.places.wanted(client):
+            session.give_way()
         unused = [one for one in self._sessions.values() if not one.held and not one.busy]
         for old in crowding(unused)[: max(0, len(unused) - self._service.limits.unused)]:
             self.end(old.id)
@@ -272,22 +271,36 @@ class McpSessions:
         """An environment for the first use of ``session``: the one that was announced, or a fresh one.
 
         Raises:
-            Refusal: the places for sessions without a connection are taken, and none of these has been idle for long.
+            Refusal: the places for sessions without a connection are taken, all or those of one client, and none of these
+                has been idle for long.
         """
-        limits = self._service.limits
+        client, limits = session.client, self._service.limits
         holding = sorted((one for one in self._sessions.values() if one.held), key=lambda one: -one.idle_s)
-        if len(holding) + self._taking >= max(1, limits.sessions // 2):
-            if not holding or holding[0].idle_s < limits.yield_s:
-                said = "All places for sessions without a connection are taken; try again."
-                raise Refusal(503, said, "Full")
-            self.end(holding[0].id)
+        own = [one for one in holding if one.client == client]
+        if len(own) + self._taking[client] >= limits.mcp_share:
+            self._end_idle(
+                own, "This client's places for sessions without a connection are taken; try again."
+            )
+        elif len(holding) + self._taking.total() >= limits.mcp_sessions:
+            self._end_idle(holding, "All places for sessions without a connection are taken; try again.")
         if (announced := session.announced) is not None:
             return announced
-        self._taking += 1
+        self._taking[client] += 1
         try:
-            return await self._service.session(session.client)
+            return await self._service.session(client)
         finally:
-            self._taking -= 1
+            self._taking[client] -= 1
+            self._taking += Counter()  # without the clients that take none
+
+    def _end_idle(self, holding: Sequence[McpSession], refusal: str) -> None:
+        """Ends the first of ``holding``, which has been idle for longest.
+
+        Raises:
+            Refusal: it has not been idle for long.
+        """
+        if not holding or holding[0].idle_s < self._service.limits.yield_s:
+            raise Refusal(503, refusal, "Full")
+        self.end(holding[0].id)
 
     def tidy(self, *, stopping: bool) -> None:
         """Ends sessions that are over or were not used for too long; all of them where the service stops."""

@@ -8,7 +8,6 @@ it is never stepped again, and its place is given back when it has been closed.
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
@@ -22,6 +21,7 @@ from agentenv.serving.client_options import ClientOptions
 from agentenv.serving.env_session import EnvSession
 from agentenv.serving.limits import ServerLimits
 from agentenv.serving.mcp_sessions import McpSessions
+from agentenv.serving.places import Places
 from agentenv.serving.wire import VERSION
 from agentenv.web.gate import READY, STOPPING, Gate, Refusal
 from agentenv.web.telemetry import Meter
@@ -68,10 +68,8 @@ class EnvService(Gate):
         self._make: Callable[[], Env[Any]] | None = None
         self._prototype: Env[Any] | None = None
         self._client_options: ClientOptions | None = None
-        self._places = asyncio.Semaphore(self.limits.sessions)
-        self._waiting = self._making = 0
-        self._held: Counter[str] = Counter()
-        """Places that each client holds or waits for."""
+        self.places = Places(self.limits, self.mcp.make_room)
+        self._making = 0
         self._closing: set[asyncio.Task[None]] = set()
         self.meter = EnvMeter(self)
 
@@ -238,12 +236,17 @@ class EnvService(Gate):
                     del self.sessions[id]
                     session.end()
             self.mcp.tidy(stopping=stopping)
+            self.places.ask_again()
             await asyncio.sleep(_ROUND_S)
 
     def health(self) -> dict[str, Any]:
         """That the process answers, what it serves and how full it is."""
         status = "healthy" if self.state == READY else self.state  # the word that OpenEnv's tools look for
-        full = {"sessions": self.active, "most_sessions": self.limits.sessions, "waiting": self._waiting}
+        full = {
+            "sessions": self.active,
+            "most_sessions": self.limits.sessions,
+            "waiting": self.places.waiting,
+        }
         return {"status": status, "version": VERSION, "env": self.name, **full}
 
     def _fresh(self) -> Env[Any]:
@@ -253,42 +256,13 @@ class EnvService(Gate):
         return self._make()
 
     async def _take_place(self, client: str) -> None:
-        most = self.limits.per_client
-        if most is not None and self._held[client] >= most and (closing := self.mcp.make_room(client)):
-            await asyncio.wait({closing}, timeout=self.limits.wait_s)
-        if most is not None and self._held[client] >= most:
-            raise Refusal(
-                503,
-                f"This client holds {self._held[client]} places already, and no more than {most}.",
-                "Full",
-            )
-        if self._places.locked() and self._waiting >= self.limits.waiting:
-            raise self._full(f"{self._waiting} callers wait already")
-        if self._places.locked():
-            self.mcp.make_room()
-        self._waiting += 1
-        self._held[client] += 1
-        try:
-            async with asyncio.timeout(self.limits.wait_s):
-                await self._places.acquire()
-        except BaseException as error:
-            self._held[client] -= 1
-            if not isinstance(error, TimeoutError):
-                raise
-            raise self._full(f"none came free within {self.limits.wait_s:g} s") from error
-        finally:
-            self._waiting -= 1
+        await self.places.take(client)
         self.active += 1
         self.answered += 1
 
     def _give_place(self, client: str) -> None:
         self.active -= 1
-        self._held[client] -= 1
-        self._held += Counter()  # without the clients that hold none
-        self._places.release()
-
-    def _full(self, why: str) -> Refusal:
-        return Refusal(503, f"All {self.limits.sessions} places are taken and {why}.", "Full")
+        self.places.give(client)
 
 
 class _Threads(ThreadPoolExecutor):

@@ -7,8 +7,9 @@ that is not the body is bounded.
 
 import asyncio
 import re
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import MissingExtra
@@ -36,6 +37,15 @@ class ConnectionLimits:
     """For a peer to take something of an answer that waits to be sent."""
     connections: int = 8_192
     """Open at a time; further ones are closed at once. It is lowered to what the system's bound on open files allows."""
+    per_address: int | None = None
+    """Open at a time of one address; None is half of all, so that one client leaves the other half."""
+
+
+class UpgradedConnection:
+    """What a connection has become that speaks HTTP no more, such as a WebSocket."""
+
+    on_lost: Callable[[], None] | None = None
+    """It calls this once when the connection is gone."""
 
 
 def most_connections(wanted: int) -> int:
@@ -59,6 +69,12 @@ class _Bounds(_Connection):
     limits: ConnectionLimits
     most: int
     """Connections at a time."""
+    most_of_one: int
+    """Connections of one address at a time."""
+    by_address: Counter[str]
+    """Connections that each address has open, WebSockets among them."""
+    _address: str | None = None
+    """Whose count this connection is in."""
     _waiting: asyncio.TimerHandle | None = None
     _writing: asyncio.TimerHandle | None = None
     _inside = False  # between the first byte of a request and its last
@@ -67,12 +83,27 @@ class _Bounds(_Connection):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # Of who has left already the system knows no address, by which clients are told apart.
-        if len(self.connections) > self.most or self.client is None:
+        if (
+            len(self.connections) > self.most
+            or self.client is None
+            or self.by_address[self.client[0]] >= self.most_of_one
+        ):
             transport.abort()
         else:
+            self._address = self.client[0]
+            self.by_address[self._address] += 1
             self._await_headers()
 
+    def handle_websocket_upgrade(self) -> None:
+        super().handle_websocket_upgrade()
+        protocol = self.transport.get_protocol()
+        if isinstance(protocol, UpgradedConnection):
+            protocol.on_lost = self._leave  # this object hears no more of the connection
+        else:
+            self._leave()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
         self._stop("_waiting")
         self._stop("_writing")
         super().connection_lost(exc)
@@ -160,6 +191,14 @@ class _Bounds(_Connection):
                 b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
             )
 
+    def _leave(self) -> None:
+        """Takes the connection out of the count of its address; a second call does nothing."""
+        if self._address is not None:
+            self.by_address[self._address] -= 1
+            if not self.by_address[self._address]:
+                del self.by_address[self._address]
+            self._address = None
+
     def _abort_soon(self) -> None:
         self.loop.call_later(_LINGER_S, self.transport.abort)
 
@@ -170,7 +209,6 @@ class _Bounds(_Connection):
             setattr(self, name, None)
 
 
-@cache
 def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
     """The class of connections that keep ``limits``, for uvicorn's setting ``http``.
 
@@ -181,5 +219,11 @@ def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
     except ModuleNotFoundError as error:
         raise MissingExtra.of(error.name or "uvicorn", "serve") from error
-    bounds = {"limits": limits, "most": most_connections(limits.connections)}
+    most = most_connections(limits.connections)
+    bounds = {
+        "limits": limits,
+        "most": most,
+        "most_of_one": max(1, most // 2) if limits.per_address is None else limits.per_address,
+        "by_address": Counter[str](),
+    }
     return type("BoundedProtocol", (_Bounds, HttpToolsProtocol), bounds)

@@ -5,7 +5,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import MissingExtra
-from agentenv.web.connections import ConnectionLimits
+from agentenv.web.connections import ConnectionLimits, UpgradedConnection
 
 if TYPE_CHECKING:
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol as _Socket
@@ -19,7 +19,7 @@ _TOO_LONG, _NO_TEXT = 1009, 1007  # codes of RFC 6455, section 7.4.1
 _CLOSING_S = 10.0  # uvicorn waits so long for the peer to close too
 
 
-class _Bounds(_Socket):
+class _Bounds(_Socket, UpgradedConnection):
     """The bounds of this module, to be laid over uvicorn's WebSocket."""
 
     limits: ConnectionLimits
@@ -58,6 +58,8 @@ class _Bounds(_Socket):
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.on_lost is not None:
+            self.on_lost()
         self._stop()
         super().connection_lost(exc)
 

@@ -223,7 +223,7 @@ def test_two_hundred_callers_share_eight_places(serving: Any, house: Any) -> Non
             line.ask("step", text=str(number))
             return str(line.ask("step", text="end")["data"]["reward"])
 
-    with serving(lambda: house, sessions=8, waiting=200, wait_s=WAIT_S) as served:
+    with serving(lambda: house, sessions=8, per_client=8, waiting=400, wait_s=WAIT_S) as served:
         with ThreadPoolExecutor(200) as threads:
             assert set(threads.map(play, range(200))) == {"0.5"}
         assert house.shared.most <= 8
@@ -268,7 +268,7 @@ def test_a_fork_that_nobody_takes_expires(serving: Any, house: Any) -> None:
 
 
 def test_a_fork_is_taken_over_by_another_connection(serving: Any, house: Any) -> None:
-    with serving(lambda: house, sessions=3) as served, served.call() as line, served.call() as other:
+    with serving(lambda: house, sessions=6) as served, served.call() as line, served.call() as other:
         line.ask("reset")
         line.ask("step", text="a")
         id = line.ask("agentenv", verb="fork")["data"]["id"]

@@ -96,6 +96,38 @@ def test_a_flood_of_sessions_that_nobody_uses_keeps_nobody_else_out(
         assert house.shared.most <= 8
 
 
+@pytest.mark.parametrize(("sessions", "others"), [(3, 1), (8, 4)])
+def test_one_client_that_holds_all_it_can_leaves_places_to_others(
+    serving: Any, house: Any, sessions: int, others: int
+) -> None:
+    """By connections that stay, and by sessions of MCP that are used all the time."""
+    with serving(lambda: house, sessions=sessions, wait_s=0.2) as served, contextlib.ExitStack() as stack:
+        answers = []
+        for _ in range(sessions):
+            line = stack.enter_context(served.call())
+            line.socket.send('{"type": "reset"}')
+            answers.append(line.answer()["type"])
+        assert answers == ["observation"] * (sessions - others) + ["error"] * others
+        for _ in range(others):
+            line = stack.enter_context(served.call(source_address=(OTHER, 0)))
+            assert line.ask("reset")["type"] == "observation"
+
+
+def test_one_client_that_uses_all_sessions_it_can_leaves_sessions_to_others(serving: Any, house: Any) -> None:
+    def played(client: httpx.Client) -> bool:
+        begun = client.post(f"{served.url}/mcp", json=ASKED)
+        call = {"name": "act", "arguments": {"text": "a"}}
+        asked = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}
+        session = {"mcp-session-id": begun.headers["mcp-session-id"]}
+        return "a after 0" in client.post(f"{served.url}/mcp", json=asked, headers=session).text
+
+    with serving(lambda: house, sessions=8, wait_s=2.0) as served:
+        with httpx.Client(timeout=WAIT_S) as client:
+            assert [played(client) for _ in range(4)] == [True, True, False, False]
+        with httpx.Client(transport=httpx.HTTPTransport(local_address=OTHER), timeout=WAIT_S) as client:
+            assert played(client)
+
+
 class Slowly:
     """Makes tasks as long as nobody lets it go."""
 

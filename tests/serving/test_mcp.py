@@ -216,7 +216,10 @@ def test_sessions_end_when_told_when_idle_and_when_there_is_no_place(serving: An
 
 
 def test_a_session_that_is_begun_and_not_used_holds_no_place(serving: Any, house: Any) -> None:
-    with serving(lambda: house, sessions=4, wait_s=0.2, unused=6) as served, served.call() as line:
+    with (
+        serving(lambda: house, sessions=4, per_client=4, wait_s=0.2, unused=6) as served,
+        served.call() as line,
+    ):
         clients = [Client(served.url) for _ in range(12)]
         for client in clients:
             client.begin()
@@ -231,7 +234,7 @@ def test_a_session_that_is_begun_and_not_used_holds_no_place(serving: Any, house
 
 
 def test_sessions_without_a_connection_leave_half_of_the_places(serving: Any, house: Any) -> None:
-    with serving(lambda: house, sessions=4, wait_s=0.2) as served:
+    with serving(lambda: house, sessions=4, per_client=4, wait_s=0.2) as served:
         clients = [Client(served.url) for _ in range(6)]
         for client in clients:
             client.begin()

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
@@ -27,7 +27,7 @@ from agentenv.web.hosts import HostCheck, name_of  # noqa: E402
 from agentenv.web.server import listen, run_app  # noqa: E402
 
 WAIT_S = 60.0
-LIMITS = ConnectionLimits(headers_s=0.4, headers_bytes=8_192, write_s=0.5, connections=20)
+LIMITS = ConnectionLimits(headers_s=0.4, headers_bytes=8_192, write_s=0.5, connections=40)
 
 
 def retrieval() -> tuple[Any, Gate]:
@@ -74,8 +74,8 @@ def servers_gate(request: pytest.FixtureRequest) -> Iterator[tuple[int, Gate]]:
     assert not thread.is_alive()
 
 
-def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+def connect(port: int, address: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=WAIT_S, source_address=(address, 0))
 
 
 def all_of(peer: socket.socket) -> bytes:
@@ -91,6 +91,17 @@ def all_of(peer: socket.socket) -> bytes:
 
 def alive(port: int) -> bool:
     return httpx.get(f"http://127.0.0.1:{port}/health", timeout=WAIT_S).status_code == 200
+
+
+def until_alive(port: int) -> None:
+    """Waits until a connection that was closed is out of the count."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        with suppress(httpx.TransportError):
+            assert alive(port)
+            return
+        time.sleep(0.05)
+    pytest.fail("nobody is let in")
 
 
 @pytest.mark.parametrize(
@@ -181,20 +192,26 @@ def test_who_reads_no_answers_is_let_go(port: int) -> None:
     assert alive(port)
 
 
+def test_one_address_has_half_of_the_connections(port: int) -> None:
+    """The other half is left to others, and what was closed can be opened again."""
+    for _ in range(2):
+        with ExitStack() as stack:
+            peers = [stack.enter_context(connect(port)) for _ in range(25)]
+            assert [all_of(peer) for peer in peers[22:]] == [b""] * 3
+            other = stack.enter_context(connect(port, "127.0.0.2"))
+            other.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert all_of(other).startswith(b"HTTP/1.1 200")
+        until_alive(port)
+
+
 def test_connections_beyond_the_bound_are_closed_at_once(port: int) -> None:
     with ExitStack() as stack:
-        peers = [stack.enter_context(connect(port)) for _ in range(60)]
+        peers = [stack.enter_context(connect(port, f"127.0.0.{2 + number % 4}")) for number in range(80)]
         closed = 0
-        for peer in peers[25:]:
+        for peer in peers[45:]:
             closed += all_of(peer) == b""
         assert closed == 35
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        try:
-            assert alive(port)
-            break
-        except httpx.TransportError:
-            time.sleep(0.05)
+    until_alive(port)
 
 
 HOSTS = [
