@@ -65,29 +65,30 @@ def test_descriptors_on_their_way_keep_nobody_from_being_started(
     box: JailExecutor, processes: int, each: int
 ) -> None:
     """The kernel counts what a user sent and nobody received, and lets no process of a lower limit send more."""
-    code = ON_THEIR_WAY.format(processes=processes, each=each, seconds=2.5)
+    code = ON_THEIR_WAY.format(processes=processes, each=each, seconds=1.2)
     sender = threading.Thread(target=box.run, args=(code,), kwargs={"limits": LIMITS})
     sender.start()
-    time.sleep(0.7)
+    time.sleep(0.4)
     unharmed(box)
     sender.join()
 
 
 @pytest.mark.parametrize("each", [65, 253])
 def test_a_session_that_sends_descriptors_is_no_failure(box: JailExecutor, each: int) -> None:
-    with box.open(
-        limits=replace(LIMITS, wall_s=3.0)
-    ) as session:  # its children keep the link of who has ended
+    with box.open(limits=LIMITS) as session:
         session.run("x = 1")
         with session.fork() as fork:
-            assert fork.run(ON_THEIR_WAY.format(processes=4, each=each, seconds=0.3)).ok
+            assert fork.run(ON_THEIR_WAY.format(processes=4, each=each, seconds=0.1)).ok
             unharmed(box)
             try:
                 session.snapshot()
             except SnapshotRefused:
                 pytest.fail("the session pays for its fork")
             assert session.run("x").value == "1"
-            assert fork.run("import os; os._exit(0)").status is ExecStatus.KILLED
+            ended = fork.run(
+                "import os; os._exit(0)", wall_s=0.5
+            )  # its children keep the link of who has ended
+            assert ended.status is ExecStatus.KILLED
             assert fork.run("6 * 7").value == "42"
 
 
@@ -104,6 +105,7 @@ def test_a_program_that_may_take_longer_than_anybody_waits_fails_nobody() -> Non
     assert not slots.take()  # nobody has come to an end since, and the time of the last has passed
 
 
+STEP_S = 2.0
 SLEEP = "import time\ntime.sleep(30)"
 IGNORES = "import time\nwhile True:\n try: time.sleep(30)\n except BaseException: pass"
 
@@ -129,7 +131,7 @@ def played(
 def test_no_program_outlasts_the_deadline_of_its_step(box: JailExecutor, stateful: bool, code: str) -> None:
     """Its limit is longer than the step may take, and the step shorter than the policy would like."""
     actions = [f"<python>{code}</python>", "<submit>0</submit>"]
-    (episode,) = played(box, actions, generate_code_tasks(1), 3.0, stateful=stateful)
+    (episode,) = played(box, actions, generate_code_tasks(1), STEP_S, stateful=stateful)
     assert (episode.valid, episode.reward) == (True, 0.0), episode.error
     assert episode.turns[0].tool_results[0].data["status"] in ("timeout", "killed")
 
@@ -142,7 +144,7 @@ def test_no_number_of_tests_outlasts_the_deadline_of_its_step(
     (task,) = generate_code_tasks(1)
     if kind == "input":
         task = replace(task, data={"tests": tuple(StdioTest(str(n), "1") for n in range(60))})
-    (episode,) = played(box, [f"<submit>{program}</submit>"], [task], 3.0)
+    (episode,) = played(box, [f"<submit>{program}</submit>"], [task], STEP_S)
     assert (episode.valid, episode.reward) == (True, 0.0), episode.error
 
 
@@ -158,7 +160,7 @@ def narrow(request: pytest.FixtureRequest) -> Iterator[JailExecutor]:
 @pytest.mark.parametrize("stateful", [True, False])
 def test_a_queue_of_slow_programs_fails_no_step(narrow: JailExecutor, stateful: bool) -> None:
     """Together they take longer than a step may, and each waits for the others."""
-    actions = ["<python>import time\ntime.sleep(0.5)\nprint('done')</python>", "<submit>0</submit>"]
-    episodes = played(narrow, actions, generate_code_tasks(8), 3.0, stateful=stateful)
+    actions = ["<python>import time\ntime.sleep(0.4)\nprint('done')</python>", "<submit>0</submit>"]
+    episodes = played(narrow, actions, generate_code_tasks(6), STEP_S, stateful=stateful)
     assert [episode.error for episode in episodes if not episode.valid] == []
     assert all("done" in episode.turns[0].tool_results[0].text for episode in episodes)
