@@ -21,6 +21,7 @@ from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.errors import ConfigurationError
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.strategies.hinted_episodes import ask_expert, play_hinted
+from agentenv.trainers.strategies.item_response import fitted_response
 from agentenv.trainers.strategies.reflection import episode_log, failed_reflection, validate_report
 from agentenv.trainers.strategies.reflectors import check_reflector, make_reflector
 from agentenv.trainers.strategies.rollout_context import RolloutContext, Round, run_rounds
@@ -53,9 +54,9 @@ class GuideStrategy:
 class AdaptiveHintStrategy:
     """Plays several rounds of episodes and adapts the length of the hint to the success rate of the rounds before.
 
-    After SEELE, 2025, arXiv:2509.06923. A hint is the first part of the expert's actions; the first round has none. The
-    share of the expert's actions that a round shows lies halfway between the largest share that was too small and the
-    smallest one that was enough.
+    SEELE, Li et al. 2025, arXiv:2509.06923. A hint is the first part of the expert's actions; the first round has none.
+    After each round an item response model of the question is fitted to all rounds so far (``item_response.py``), and the
+    next round shows the share of the expert's actions under which the model expects ``target`` of the episodes to succeed.
     """
 
     rounds: int = 4
@@ -79,8 +80,8 @@ class AdaptiveHintStrategy:
         def then(rounds: list[list[Played]]) -> Round[Played] | None:
             if len(rounds) == last:
                 return None
-            rates = [success_rate(_flat([one]), specs[0]) for one in rounds]
-            shares.append(next_share(shares, rates, self.target))
+            successes, played = zip(*(success_count(_flat([one]), specs[0]) for one in rounds), strict=True)
+            shares.append(fitted_response(shares, successes, played).share(self.target))
             return partial(hinted, len(rounds), shares[-1])
 
         async def hinted(number: int, share: float, place: int) -> Played:
@@ -224,23 +225,10 @@ def is_lost(played: Played, spec: EpisodeSpec) -> bool:
     return bool(valid) and all(trajectory.reward < spec.env.reward_ceiling for trajectory in valid)
 
 
-def success_rate(played: Played, spec: EpisodeSpec) -> float:
-    """Share of the valid episodes with the full reward; 0 where there is none."""
+def success_count(played: Played, spec: EpisodeSpec) -> tuple[int, int]:
+    """How many of the valid episodes have the full reward, and how many valid ones there are."""
     valid = [trajectory for trajectory in played if trajectory.valid]
-    return sum(t.reward >= spec.env.reward_ceiling for t in valid) / len(valid) if valid else 0.0
-
-
-def next_share(shares: Sequence[float], rates: Sequence[float], target: float) -> float:
-    """Halfway between the largest share under which too few succeeded and the smallest under which enough did.
-
-    Args:
-        shares: Of the expert's actions, of the rounds so far.
-        rates: Share of the episodes that succeeded in each.
-        target: What is enough.
-    """
-    short = [share for share, rate in zip(shares, rates, strict=True) if rate < target]
-    enough = [share for share, rate in zip(shares, rates, strict=True) if rate >= target]
-    return (max(short, default=0.0) + min(enough, default=1.0)) / 2
+    return sum(t.reward >= spec.env.reward_ceiling for t in valid), len(valid)
 
 
 def expert_actions(spec: EpisodeSpec) -> Sequence[str]:

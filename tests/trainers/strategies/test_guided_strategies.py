@@ -17,7 +17,6 @@ from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.trainers.metrics import rollout_metrics
-from agentenv.trainers.strategies.guided_strategies import next_share
 from agentenv.trainers.strategies.rollout_context import RolloutContext, run_rounds
 from agentenv.trainers.strategies.strategies import by_group, get_strategy, play_groups
 
@@ -194,33 +193,25 @@ def test_a_fault_in_base_or_critic_leaves_no_refinement() -> None:
     assert (base.valid, failed.valid, failed.origin) == (True, False, Origin.REFLECTION)
 
 
-@pytest.mark.parametrize(
-    ("shares", "rates", "expected"),
-    [
-        ([0.0], [0.0], 0.5),
-        ([0.0, 0.5], [0.0, 0.0], 0.75),
-        ([0.0, 0.5], [0.0, 1.0], 0.25),
-        ([0.0, 0.5, 0.25], [0.0, 0.5, 0.25], 0.375),
-        ([0.0], [0.5], 0.0),
-    ],
-)
-def test_the_next_hint_lies_halfway_between_too_short_and_long_enough(
-    shares: list[float], rates: list[float], expected: float
-) -> None:
-    assert next_share(shares, rates, 0.5) == expected
-
-
 def test_hints_grow_until_enough_succeed_and_shrink_again() -> None:
-    """Three rounds of two; the expert has three actions."""
+    """Three rounds of two; the expert has three actions. The model asks for .525 of them, then for .3."""
     script = {f"e-{i}": [WRONG] for i in range(2)}
     script |= {"e-0-round-1": [RIGHT], "e-1-round-1": [RIGHT], "e-0-round-2": [RIGHT], "e-1-round-2": [WRONG]}
     policy = Noting(dict(script))
     group = played("adaptive_hint", policy, 6, rounds=3)
     assert [t.reward for t in group] == [0.0, 0.0, 1.0, 1.0, 1.0, 0.0]
-    # a half of three actions is two, a quarter is one
+    # .525 of three actions is two, .3 is one
     assert policy.shown["e-0-round-1"].endswith(f"like this:\n{IRIA}\n{VELL}\n")
     assert policy.shown["e-0-round-2"].endswith(f"like this:\n{IRIA}\n")
     assert [t.context_mismatch.any() for t in group] == [False, False, True, True, True, True]
+
+
+def test_a_round_that_was_lost_to_faults_says_nothing_about_the_hint() -> None:
+    """Both episodes of the first round meet a fault, so the hint of the second round is that of the priors, .45."""
+    policy = Noting({"e-0": [RIGHT], "e-1": [RIGHT], "e-0-round-1": [WRONG], "e-1-round-1": [WRONG]})
+    group = played("adaptive_hint", policy, 4, rounds=2, env=broken)
+    assert [t.valid for t in group] == [False, False, True, True]
+    assert policy.shown["e-0-round-1"].endswith(f"like this:\n{IRIA}\n{VELL}\n")
 
 
 def test_where_no_hint_is_needed_none_is_given() -> None:
