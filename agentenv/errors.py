@@ -26,6 +26,7 @@
         ├── EndpointFault                     a model behind an HTTP address failed, refused or spent its budget
         │   └── EndpointRefusal               its content filter refuses the messages
         ├── JudgeFault                        a judge gave no verdict that can be read
+        ├── SynthesisFault                    a model wrote nothing that a question set can use
         └── WorkerLost                        a worker of a cluster died, was cut off or missed its deadline
 
 Mistakes of the policy are not here: they are observations with a reward. Each leaf is also the builtin that it
@@ -157,6 +158,10 @@ class EndpointRefusal(EndpointFault):
 
 class JudgeFault(Fault):
     """A judge gave no verdict that can be read; the question has no score then."""
+
+
+class SynthesisFault(Fault):
+    """A language model wrote nothing that can be used of what it was asked to write for a question set."""
 
 
 class WorkerLost(Fault):

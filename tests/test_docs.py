@@ -40,6 +40,9 @@ REGISTRIES: dict[str, Collection[str]] = {
     "Task samplers": SAMPLERS,
     "Rollout strategies": STRATEGIES,
     "Games of self-play": GAMES,
+    "Question sets that are made": [
+        name.removeprefix("synthesize ") for name in COMMANDS if name.startswith("synthesize ")
+    ],
     "Environments": [id.removeprefix("agentenv/") for id in registered() if id.startswith("agentenv/")],
 }
 

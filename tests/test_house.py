@@ -46,7 +46,7 @@ ORDER = (
     "web",
     "sandbox.jail", "sandbox",
     "policies",
-    "data",
+    "data", "data.synthesis",
     "retrievers.storage", "retrievers", "retrievers.simulation", "retrievers.retriever_spec", "retrievers.service",
     "retrievers.building",
     "envs.gui", "envs.domsim", "envs.domsim.apps", "envs.domsim.tasks", "envs.domsim.env", "envs.browser",

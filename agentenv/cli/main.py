@@ -72,6 +72,10 @@ COMMANDS = {
     ),
     "simulator train": Command("agentenv.cli.simulator:Train", "fine-tune a model to play the search engine"),
     "simulator serve": Command("agentenv.cli.simulator:Serve", "serve a local model as a chat endpoint"),
+    "synthesize asearcher": Command(
+        "agentenv.cli.synthesize_asearcher:ASearcher",
+        "make questions harder by edits that a model proposes and others check",
+    ),
     "sandbox run": Command("agentenv.cli.sandbox:Run", "run an untrusted program in a sandbox"),
     "sandbox build": Command("agentenv.cli.sandbox:Build", "build the image of the Docker sandbox"),
     "serve": Command("agentenv.cli.serve:Serve", "serve an environment over a WebSocket and as MCP tools"),

@@ -108,6 +108,19 @@ def _task(facts: Facts, number: int, family: str, candidate: CandidateQuestion) 
     return Task(f"{config.split}-{config.seed}-q{number}", candidate.text, answers, config.split, data)
 
 
+def hop_of(facts: Facts, entity: Entity, relation: Relation) -> dict[str, str]:
+    """One step of a path: the search for what ``relation`` says of ``entity``, where that stands, and what it is."""
+    kind, i = entity
+    name = facts.names[kind][i]
+    return {
+        "query": relation.search.format(s=name),
+        "document": document_id(facts, facts.document(kind, relation, i)),
+        "entity": name,
+        "relation": relation.name,
+        "answer": facts.text(relation, int(facts.values[kind][relation.name][i])),
+    }
+
+
 class QuestionGenerator:
     """Draws question drafts from the facts of one world; a candidate may still be ambiguous."""
 
@@ -258,15 +271,7 @@ class QuestionGenerator:
         return [(other, r) for other in TYPES for r in RELATIONS[other] if r.kind == kind and r.nouns]
 
     def _hop(self, entity: Entity, relation: Relation) -> dict[str, str]:
-        kind, i = entity
-        name = self._name(entity)
-        return {
-            "query": relation.search.format(s=name),
-            "document": document_id(self._facts, self._facts.document(kind, relation, i)),
-            "entity": name,
-            "relation": relation.name,
-            "answer": self._facts.text(relation, int(self._facts.values[kind][relation.name][i])),
-        }
+        return hop_of(self._facts, entity, relation)
 
     def _name(self, entity: Entity) -> str:
         return self._facts.names[entity[0]][entity[1]]

@@ -1,0 +1,279 @@
+"""Harder questions by edits that are checked: ASearcher's data synthesis (Gao et al. 2025, arXiv:2508.07976).
+
+A question about one page is edited again and again. An *injection* puts what another page says of an entity in the place of
+its name, so that one search more is needed; a *fuzzing* makes one detail vaguer. The first answer stays. An edit counts only
+if the question is still valid, and if no direct answer to it is another right one. Once no direct answer is right, the agent
+may stop.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, Literal, Protocol, get_args
+
+from agentenv.core.types import Task
+from agentenv.data.synthesis.pages import LinkedPages, Page
+from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointRefusal, SynthesisFault
+
+Kind = Literal["inject", "fuzz"]
+EXIT = "exit"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A question, and everything that it stands on."""
+
+    question: str
+    answer: str
+    statements: tuple[str, ...]
+    """The facts from which the answer follows."""
+    documents: tuple[str, ...]
+    """Ids of the passages that state them, in the order in which they have to be found."""
+    used: tuple[str, ...] = ()
+    """Titles of the pages that were used; none is used twice."""
+    path: tuple[Mapping[str, str], ...] = ()
+    """One entry a hop, where a program made the question; see `FictionalWorld`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EditRecord:
+    """An edit that was tried."""
+
+    kind: Kind
+    question: str
+    """What it would make of the question; empty where the editor found none."""
+    flaw: str
+    """Why it was refused; empty where it counts."""
+    right: int = 0
+    """Of the direct answers, how many were right."""
+
+
+class Editor(Protocol):
+    """Proposes questions and edits of them. Each returns None where it finds nothing to propose."""
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The edits that it can make."""
+
+    async def start(self, page: Page, rng: Random) -> Draft | None:
+        """An easy question about ``page``."""
+
+    async def choose(self, draft: Draft, actions: Sequence[str], rng: Random) -> str:
+        """One of ``actions``, which stand in random order."""
+
+    async def inject(self, draft: Draft, rng: Random) -> Draft | None:
+        """``draft`` with what a further page says of an entity in the place of its name."""
+
+    async def fuzz(self, draft: Draft, rng: Random) -> Draft | None:
+        """``draft`` with one detail made vaguer."""
+
+
+class Reviewer(Protocol):
+    """Judges drafts."""
+
+    async def flaw(self, draft: Draft) -> str:
+        """What is wrong with it: two questions glued together, no single answer, not to be solved from its statements."""
+
+    async def is_right(self, draft: Draft, answer: str) -> bool:
+        """Whether ``answer`` says the same as the accepted one."""
+
+    async def is_right_too(self, draft: Draft, answer: str) -> bool:
+        """Whether ``answer``, which says something else, answers the question as well."""
+
+
+class DirectSolver(Protocol):
+    """Answers without a search."""
+
+    async def answers(self, question: str, count: int, seed: int) -> list[str]:
+        """``count`` answers, those left out that could not be read."""
+
+
+@dataclass(frozen=True)
+class SynthesisConfig:
+    """The budgets, as ASearcher's program has them.
+
+    Raises:
+        ConfigurationError: one is out of range.
+    """
+
+    turns: int = 16
+    """Edits that are tried for a question."""
+    direct: int = 8
+    """Direct answers after each edit."""
+    fewest: int = 1
+    """Edits that a question needs to be kept."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.turns, self.fewest) < 1 or self.direct < 0:
+            raise ConfigurationError(
+                f"turns={self.turns} and fewest={self.fewest} must be at least 1, direct={self.direct} at least 0"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Synthesis:
+    """What became of one page."""
+
+    page: str
+    draft: Draft | None
+    """The question; None where the editor found none in the page."""
+    edits: tuple[EditRecord, ...]
+    right: int
+    """Direct answers to the question that are right."""
+    asked: int
+    """Direct answers that were asked for."""
+
+    def committed(self) -> list[str]:
+        """The kinds of the edits that count."""
+        return [edit.kind for edit in self.edits if not edit.flaw]
+
+    def flaw(self, fewest: int) -> str:
+        """Why the question is not kept, of ASearcher's final filters; empty where it is.
+
+        Uniqueness is a part of each edit: a direct answer that is right too refuses it.
+        """
+        if self.draft is None:
+            return "no question"
+        if len(self.committed()) < fewest:
+            return "too few edits"
+        return "answered without a search" if self.right else ""
+
+
+def form_flaw(draft: Draft) -> str:
+    """Quality, as far as a program sees it: one question that does not hold its answer and is not endless."""
+    question = draft.question.strip()
+    if not question.endswith("?") or question.count("?") > 1 or "\n" in question:
+        return "it is not one question"
+    if re.search(rf"(?<!\w){re.escape(draft.answer)}(?!\w)", question, re.IGNORECASE):
+        return "it holds its answer"
+    return "it is longer than 1500 characters" if len(question) > 1500 else ""
+
+
+async def synthesize(
+    page: Page, editor: Editor, reviewer: Reviewer, solver: DirectSolver, config: SynthesisConfig
+) -> Synthesis:
+    """Makes a question about ``page`` and edits it.
+
+    Args:
+        page: The root.
+        editor: Proposes.
+        reviewer: Judges.
+        solver: Answers without a search.
+        config: The budgets.
+
+    Raises:
+        Fault: a model failed.
+        SynthesisFault: the editor wrote no question that can be read.
+    """
+    rng = Random(f"{config.seed}/{page.title}")
+    draft = await editor.start(page, rng)
+    if draft is None or form_flaw(draft) or await reviewer.flaw(draft):
+        return Synthesis(page.title, None, (), 0, config.direct)
+    right, _ = await _direct(draft, reviewer, solver, config, rng)
+    edits: list[EditRecord] = []
+    for _ in range(config.turns):
+        actions = [*editor.kinds, *([EXIT] if edits and not right else [])]
+        rng.shuffle(actions)
+        chosen = await editor.choose(draft, actions, rng)
+        if chosen == EXIT:
+            break
+        kind = chosen if chosen in get_args(Kind) else editor.kinds[0]
+        made, edit = await _edit(draft, kind, editor, reviewer, solver, config, rng)
+        edits.append(edit)
+        if made is not None:
+            draft, right = made, edit.right
+    return Synthesis(page.title, draft, tuple(edits), right, config.direct)
+
+
+async def _edit(
+    draft: Draft,
+    kind: Any,
+    editor: Editor,
+    reviewer: Reviewer,
+    solver: DirectSolver,
+    config: SynthesisConfig,
+    rng: Random,
+) -> tuple[Draft | None, EditRecord]:
+    """One edit and what became of it; None where it does not count. A reply that is of no use refuses the edit alone."""
+    question = ""
+    try:
+        made = await (editor.inject if kind == "inject" else editor.fuzz)(draft, rng)
+        if made is None:
+            return None, EditRecord(kind, "", "the editor found none")
+        question = made.question
+        if made.answer != draft.answer or question == draft.question:
+            return None, EditRecord(kind, question, "it changes nothing, or the answer")
+        if flaw := form_flaw(made) or await reviewer.flaw(made):
+            return None, EditRecord(kind, question, flaw)
+        right, other = await _direct(made, reviewer, solver, config, rng)
+    except (SynthesisFault, EndpointRefusal, ContextTooSmall) as error:
+        return None, EditRecord(kind, question, f"{type(error).__name__}: {error}")
+    if other is not None:
+        return None, EditRecord(kind, question, f"{other!r} answers it too", right)
+    return made, EditRecord(kind, question, "", right)
+
+
+async def _direct(
+    draft: Draft, reviewer: Reviewer, solver: DirectSolver, config: SynthesisConfig, rng: Random
+) -> tuple[int, str | None]:
+    """How many direct answers are right, and one of the others that is right too."""
+    answers = await solver.answers(draft.question, config.direct, rng.getrandbits(31))
+    verdicts = {answer: await reviewer.is_right(draft, answer) for answer in dict.fromkeys(answers)}
+    right = sum(verdicts[answer] for answer in answers)
+    for answer, same in verdicts.items():
+        if not same and await reviewer.is_right_too(draft, answer):
+            return right, answer
+    return right, None
+
+
+def as_task(made: Synthesis, number: int, split: str = "train") -> Task:
+    """The question as a task, whose ``data`` holds its statements, its documents, its edits and its difficulty.
+
+    Raises:
+        ConfigurationError: there is no question.
+    """
+    draft = made.draft
+    if draft is None:
+        raise ConfigurationError(f"no question was made of the page {made.page!r}")
+    kinds = made.committed()
+    data: dict[str, Any] = {
+        "hops": 1 + kinds.count("inject"),
+        "family": "asearcher",
+        "supporting_ids": list(draft.documents),
+        "statements": list(draft.statements),
+        "edits": [
+            {"kind": e.kind, "question": e.question, "flaw": e.flaw, "right": e.right} for e in made.edits
+        ],
+        "direct_right": made.right,
+        "direct_asked": made.asked,
+    }
+    if draft.path:
+        data["path"] = [dict(hop) for hop in draft.path]
+    return Task(f"asearcher-{number}", draft.question, (draft.answer,), split, data)
+
+
+def roots_of(pages: LinkedPages, count: int, seed: int) -> list[Page]:
+    """``count`` pages that link to others, drawn by ``seed`` in random order; fewer where there are not so many."""
+    titles = list(pages.pages)
+    Random(f"{seed}/roots").shuffle(titles)
+    found: list[Page] = []
+    for title in titles:
+        if len(found) == count:
+            break
+        if pages.linked(title):
+            found.append(pages.pages[title])
+    return found
+
+
+def substituted(draft: Draft, question: str, statement: str, page: Page, **changes: Any) -> Draft:
+    """``draft`` with another question that leans on ``page`` as well."""
+    return replace(
+        draft,
+        question=question,
+        statements=(*draft.statements, statement),
+        documents=tuple(dict.fromkeys((*page.ids, *draft.documents))),
+        used=(*draft.used, page.title),
+        **changes,
+    )

@@ -1,0 +1,109 @@
+"""ASearcher's synthesis over a FictionalWorld, without a model: its facts propose injections and prove them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+
+from agentenv.data.synthesis.asearcher import EXIT, Draft, Kind, substituted
+from agentenv.data.synthesis.pages import Page
+from agentenv.data.world_facts import Facts
+from agentenv.data.world_grammar import RELATIONS, SUCCESSOR, TYPES, WORKS, Relation
+from agentenv.data.world_questions import hop_of
+from agentenv.data.world_solver import Entity, Solver
+
+
+@dataclass(frozen=True)
+class WorldEditor:
+    """Proposes questions about one fact, and puts what other facts say of an entity in the place of its name.
+
+    It makes no fuzzings: a vaguer detail could not be proved to leave one answer.
+    """
+
+    facts: Facts
+    kinds: tuple[Kind, ...] = ("inject",)
+    _solver: Solver = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_solver", Solver(self.facts))
+
+    async def start(self, page: Page, rng: Random) -> Draft | None:
+        """A question about a fact that ``page`` states; None where it states none that can be asked."""
+        hops = [
+            (relation, hop_of(self.facts, entity, relation))
+            for entity in sorted(self._solver.entities(page.title))
+            for relation in RELATIONS[entity[0]]
+            if relation not in (WORKS, SUCCESSOR) and self._solver.value(entity, relation) is not None
+        ]
+        stated = [(relation, hop) for relation, hop in hops if hop["document"] in page.ids]
+        if not stated:
+            return None
+        relation, hop = rng.choice(stated)
+        question = self._form(relation.questions, rng).format(s=hop["entity"])
+        return Draft(question, hop["answer"], (_said(hop),), (hop["document"],), (page.title,), (hop,))
+
+    async def choose(self, draft: Draft, actions: Sequence[str], rng: Random) -> str:
+        """The first of ``actions`` by chance."""
+        return EXIT if actions[0] == EXIT else self.kinds[0]
+
+    async def inject(self, draft: Draft, rng: Random) -> Draft | None:
+        """The question with a noun phrase in the place of the one name in it; None where no fact leads there."""
+        name = draft.path[0]["entity"]
+        known = [
+            (relation, hop)
+            for entity in sorted(self._solver.entities(name))
+            for relation, hop in self._leading_to(entity)
+            if hop["entity"] not in draft.used
+        ]
+        if not known:
+            return None
+        relation, hop = rng.choice(known)
+        phrase = self._form(relation.nouns, rng).format(s=hop["entity"])
+        page = Page(hop["entity"], "", (hop["document"],))
+        question = draft.question.replace(name, phrase, 1)
+        return substituted(draft, question, _said(hop), page, path=(hop, *draft.path))
+
+    async def fuzz(self, draft: Draft, rng: Random) -> Draft | None:
+        """None."""
+        return None
+
+    def _leading_to(self, entity: Entity) -> Iterator[tuple[Relation, dict[str, str]]]:
+        """The facts with ``entity`` as their value that a noun phrase can express."""
+        kind, i = entity
+        for other in TYPES:
+            for relation in RELATIONS[other]:
+                if relation.kind == kind and relation.nouns:
+                    for subject in np.flatnonzero(self.facts.values[other][relation.name] == i).tolist():
+                        yield relation, hop_of(self.facts, (other, subject), relation)
+
+    def _form(self, forms: tuple[str, ...], rng: Random) -> str:
+        return rng.choice(forms[: self.facts.config.paraphrase])
+
+
+def _said(hop: dict[str, str]) -> str:
+    return f"{hop['relation']} of {hop['entity']}: {hop['answer']}"
+
+
+class WorldReviewer:
+    """Answers questions from all facts: what it finds proves that a question has one answer.
+
+    Args:
+        facts: Of the world.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._solver = Solver(facts)
+
+    async def flaw(self, draft: Draft) -> str:
+        """The other answers of the question, or that it has none."""
+        found = self._solver.answers(draft.question)
+        return "" if found == {draft.answer} else f"its answers are {sorted(found)[:3]}"
+
+    async def is_right(self, draft: Draft, answer: str) -> bool:
+        """Whether the answer is the accepted one."""
+        return answer == draft.answer
+
+    async def is_right_too(self, draft: Draft, answer: str) -> bool:
+        """Whether the facts give ``answer`` too."""
+        return answer in self._solver.answers(draft.question)

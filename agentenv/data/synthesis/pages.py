@@ -1,0 +1,79 @@
+"""The pages of a corpus and what links them: a page links to another whose title stands in its text."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from agentenv.core.types import Document
+
+_WORD = re.compile(r"\w+")
+_FURTHER = re.compile(r"\s*\([^()]*\)$")  # of a title such as "Kiss and Tell (1945 film)"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """All passages under one title."""
+
+    title: str
+    text: str
+    ids: tuple[str, ...]
+    """Of its passages."""
+
+
+class LinkedPages:
+    """The pages of ``documents`` by title."""
+
+    def __init__(self, documents: Iterable[Document]) -> None:
+        parts: dict[str, list[Document]] = defaultdict(list)
+        for document in documents:
+            parts[document.title].append(document)
+        self.pages = {
+            title: Page(title, " ".join(part.text for part in some), tuple(part.id for part in some))
+            for title, some in parts.items()
+        }
+        self._named: dict[tuple[str, ...], str] = {}
+        self._lengths: dict[str, set[int]] = defaultdict(set)
+        for title in self.pages:
+            words = tuple(_WORD.findall(_FURTHER.sub("", title)))
+            if words and words[0][0].isupper() and len("".join(words)) > 2:
+                self._named.setdefault(words, title)
+                self._lengths[words[0]].add(len(words))
+
+    def mentioned(self, text: str) -> dict[str, str]:
+        """The titles that stand in ``text`` and how each is written there, in order; a longer one hides those within it."""
+        found: dict[str, str] = {}
+        matches = list(_WORD.finditer(text))
+        words = [match[0] for match in matches]
+        at = 0
+        while at < len(words):
+            for length in sorted(self._lengths.get(words[at], ()), reverse=True):
+                title = self._named.get(tuple(words[at : at + length]))
+                if title is not None:
+                    found.setdefault(title, text[matches[at].start() : matches[at + length - 1].end()])
+                    at += length - 1
+                    break
+            at += 1
+        return found
+
+    def linked(self, title: str) -> list[str]:
+        """The titles of the pages that link to ``title`` or that it links to, in the order of the corpus."""
+        both = self._links[title] | self._links_to[title]
+        return [other for other in self.pages if other in both]
+
+    @cached_property
+    def _links(self) -> dict[str, set[str]]:
+        return defaultdict(set, dict(self._all_links()))
+
+    def _all_links(self) -> Iterator[tuple[str, set[str]]]:
+        for title, page in self.pages.items():
+            yield title, set(self.mentioned(page.text)) - {title}
+
+    @cached_property
+    def _links_to(self) -> dict[str, set[str]]:
+        links: dict[str, set[str]] = defaultdict(set)
+        for title, others in self._links.items():
+            for other in others:
+                links[other].add(title)
+        return links

@@ -1,0 +1,291 @@
+"""ASearcher's synthesis: what counts as an edit, when it ends, proofs over a world, and the command."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.core.env import run_sync
+from agentenv.data.datasets import load_dataset
+from agentenv.data.synthesis.asearcher import (
+    Draft,
+    Synthesis,
+    SynthesisConfig,
+    as_task,
+    form_flaw,
+    roots_of,
+    substituted,
+    synthesize,
+)
+from agentenv.data.synthesis.asearcher_world import WorldEditor, WorldReviewer
+from agentenv.data.synthesis.pages import LinkedPages, Page
+from agentenv.data.world import WorldConfig, write_world
+from agentenv.data.world_documents import write_documents
+from agentenv.data.world_facts import generate_facts
+from agentenv.data.world_solver import Solver
+from agentenv.errors import ConfigurationError, EndpointFault, SynthesisFault
+from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
+
+ROOT = Page("Ada", "Ada was born in Ulm.", ("d1",))
+FIRST = Draft("Where was Ada born?", "Ulm", ("Ada was born in Ulm.",), ("d1",), ("Ada",))
+
+
+@dataclass
+class Scripted:
+    """An editor, a reviewer and a solver in one, which do what lists say; asked again, the last entry counts."""
+
+    edits: Sequence[Draft | Exception | None] = ()
+    flaws: Sequence[str] = ("",)
+    direct: Sequence[Sequence[str]] = ((),)
+    too: frozenset[str] = frozenset()
+    actions: list[list[str]] = field(default_factory=list)
+    choice: Callable[[Sequence[str]], str] = lambda offered: "inject"
+    kinds: tuple[Any, ...] = ("inject", "fuzz")
+    calls: dict[str, int] = field(default_factory=dict)
+
+    def _next(self, name: str, entries: Sequence[Any]) -> Any:
+        place = self.calls[name] = self.calls.get(name, -1) + 1
+        return entries[min(place, len(entries) - 1)]
+
+    async def start(self, page: Page, rng: Random) -> Draft | None:
+        return FIRST
+
+    async def choose(self, draft: Draft, actions: Sequence[str], rng: Random) -> str:
+        self.actions.append(sorted(actions))
+        return self.choice(actions)
+
+    async def inject(self, draft: Draft, rng: Random) -> Draft | None:
+        made: Draft | Exception | None = self._next("edit", self.edits)
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    fuzz = inject
+
+    async def flaw(self, draft: Draft) -> str:
+        return str(self._next("flaw", self.flaws))
+
+    async def answers(self, question: str, count: int, seed: int) -> list[str]:
+        return list(self._next("direct", self.direct))
+
+    async def is_right(self, draft: Draft, answer: str) -> bool:
+        return answer == draft.answer
+
+    async def is_right_too(self, draft: Draft, answer: str) -> bool:
+        return answer in self.too
+
+
+def edited(number: int) -> Draft:
+    """The first draft after so many injections."""
+    draft = FIRST
+    for n in range(1, number + 1):
+        page = Page(f"P{n}", "", (f"p{n}",))
+        draft = substituted(draft, f"Where was the one of {n} born?", f"fact {n}", page)
+    return draft
+
+
+def played(script: Scripted, **config: int) -> Synthesis:
+    return run_sync(synthesize(ROOT, script, script, script, SynthesisConfig(**config)))
+
+
+def test_an_edit_counts_and_its_page_stands_before_the_others() -> None:
+    made = played(Scripted([edited(1), edited(2)]), turns=2)
+    assert made.draft == edited(2)
+    assert made.draft.documents == ("p2", "p1", "d1")
+    assert made.committed() == ["inject", "inject"]
+    task = as_task(made, 0)
+    assert (task.data["hops"], task.data["supporting_ids"]) == (3, ["p2", "p1", "d1"])
+
+
+def test_a_refused_edit_leaves_the_question_as_it_was() -> None:
+    made = played(Scripted([edited(1), edited(2)], flaws=["", "", "two questions"]), turns=2)
+    assert made.draft == edited(1)
+    assert [edit.flaw for edit in made.edits] == ["", "two questions"]
+
+
+def test_another_right_answer_refuses_the_edit() -> None:
+    made = played(Scripted([edited(1)], direct=[[], ["Bonn"]], too=frozenset({"Bonn"})), turns=1)
+    assert made.draft == FIRST
+    assert "'Bonn'" in made.edits[0].flaw
+
+
+def test_the_agent_may_stop_once_no_direct_answer_to_an_edit_is_right() -> None:
+    """First question: 2 of 2 right; one edit: 1 of 2; two edits: 0 of 2, so that the third turn may stop."""
+    script = Scripted(
+        [edited(1), edited(2)],
+        direct=[["Ulm", "Ulm"], ["Ulm", "Rome"], ["Rome", "Rome"]],
+        choice=lambda offered: "exit" if "exit" in offered else "inject",
+    )
+    made = played(script, turns=9)
+    assert script.actions == [["fuzz", "inject"], ["fuzz", "inject"], ["exit", "fuzz", "inject"]]
+    assert (made.right, made.committed(), made.flaw(1)) == (0, ["inject", "inject"], "")
+
+
+def test_a_question_that_is_answered_without_a_search_is_not_kept() -> None:
+    made = played(Scripted([edited(1)], direct=[["Ulm"]]), turns=1)
+    assert made.flaw(1) == "answered without a search"
+    assert replace(made, right=0).flaw(1) == ""
+    assert replace(made, right=0).flaw(2) == "too few edits"
+    assert Synthesis("Ada", None, (), 0, 8).flaw(1) == "no question"
+
+
+@pytest.mark.parametrize("error", [SynthesisFault("unreadable"), None], ids=["unreadable", "nothing"])
+def test_an_editor_that_finds_nothing_loses_a_turn(error: Exception | None) -> None:
+    made = played(Scripted([error, edited(1)]), turns=2)
+    assert made.draft == edited(1)
+    assert made.edits[0].flaw
+
+
+def test_a_model_that_fails_ends_the_question() -> None:
+    with pytest.raises(EndpointFault):
+        played(Scripted([EndpointFault("down")]), turns=2)
+
+
+@pytest.mark.parametrize(
+    ("question", "flawed"),
+    [
+        ("Where was Ada born?", False),
+        ("Where was Ada born", True),
+        ("Where was Ada born? And who is she?", True),
+        ("Was Ada born in Ulm?", True),
+        ("Was Ada born in Ulmen?", False),
+        ("x" * 1500 + "?", True),
+    ],
+    ids=["fine", "no question", "two", "holds it", "holds a longer word", "endless"],
+)
+def test_form(question: str, flawed: bool) -> None:
+    assert bool(form_flaw(replace(FIRST, question=question))) is flawed
+
+
+@pytest.mark.parametrize("changes", [{"turns": 0}, {"fewest": 0}, {"direct": -1}], ids=str)
+def test_budgets_out_of_range_are_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{next(iter(changes))}={next(iter(changes.values()))}"):
+        SynthesisConfig(**changes)
+
+
+WORLD = WorldConfig(seed=3, documents=200, questions=0)
+
+
+def test_every_injection_into_a_world_is_proved_and_has_a_path() -> None:
+    """The solver, which knows nothing of how a question was made, finds one answer to each; each hop waits for the last."""
+    facts = generate_facts(WORLD)
+    editor, reviewer, solver = WorldEditor(facts), WorldReviewer(facts), Scripted()
+    pages = LinkedPages(write_documents(facts))
+    made = [
+        run_sync(synthesize(page, editor, reviewer, solver, SynthesisConfig(turns=3)))
+        for page in roots_of(pages, 30, 0)
+    ]
+    hard = [one.draft for one in made if one.draft is not None and one.committed()]
+    assert len(hard) > 10
+    for draft in hard:
+        assert Solver(facts).answers(draft.question) == {draft.answer}
+        assert [hop["answer"] for hop in draft.path[:-1]] == [hop["entity"] for hop in draft.path[1:]]
+        assert draft.path[-1]["answer"] == draft.answer
+        assert draft.path[0]["entity"] in draft.question
+
+
+def test_a_world_refuses_what_has_two_answers() -> None:
+    facts = generate_facts(WORLD)
+    reviewer = WorldReviewer(facts)
+    draft = run_sync(
+        WorldEditor(facts).start(roots_of(LinkedPages(write_documents(facts)), 1, 0)[0], Random(0))
+    )
+    assert draft is not None
+    assert run_sync(reviewer.flaw(draft)) == ""
+    assert run_sync(reviewer.flaw(replace(draft, answer="Bonn")))
+    assert run_sync(reviewer.flaw(replace(draft, question="Who is it?")))
+
+
+def test_the_command_over_a_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_world(replace(WORLD, questions=5), tmp_path / "world")
+    words = ["synthesize", "asearcher", "--corpus", str(tmp_path / "world"), "--roots", "12", "--turns", "2"]
+    assert main([*words, "--out", str(tmp_path / "a"), "--json"]) == 0
+    card = json.loads(capsys.readouterr().out)
+    assert card["committed"] > 0
+    dataset = load_dataset("jsonl", tmp_path / "a" / "questions.jsonl")
+    assert len(dataset.tasks) == card["questions"] > 3
+    assert dataset.corpus == tmp_path / "a" / "corpus.jsonl"
+    assert main([*words, "--out", str(tmp_path / "b"), "--json"]) == 0
+    assert (tmp_path / "a/questions.jsonl").read_bytes() == (tmp_path / "b/questions.jsonl").read_bytes()
+    assert main([*words, "--out", str(tmp_path / "b"), "--json"]) == 1  # nothing is written over
+
+
+PAGES = [
+    {"id": "1", "title": "Ada Stone", "text": "Ada Stone was born in Ulm and wrote Red Lake."},
+    {"id": "2", "title": "Red Lake", "text": "Red Lake is a novel by Ada Stone of 1950."},
+    {"id": "3", "title": "Lonely", "text": "Nothing."},
+]
+
+
+def model(body: Any) -> Answer:
+    """An editor that knows one edit of a question about Ada Stone, and judges that agree to everything."""
+    asked = body["messages"][0]["content"]
+    if "Write one question" in asked:
+        if "titled Red Lake" in asked:
+            return Answer("I cannot.")
+        said = {
+            "question": "Where was Ada Stone born?",
+            "answer": "Ulm",
+            "statement": "Ada Stone was born in Ulm.",
+        }
+    elif "What should be done next" in asked:
+        said = {"action": "exit" if "exit" in asked else "inject"}
+    elif "identifies" in asked:
+        said = {
+            "question": "Where was the author of Red Lake born?",
+            "statement": "Ada Stone wrote Red Lake.",
+        }
+    elif "from what you know; nothing" in asked:
+        said = {"answer": "Rome"}
+    else:
+        said = {"reason": "so", "valid": "yes", "same": "no", "right": "no"}
+    return Answer("Let me think {so}. " + json.dumps(said))
+
+
+def test_the_command_with_a_model_keeps_its_replies_and_goes_on_past_a_record_that_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(page) + "\n" for page in PAGES))
+    words = [
+        "synthesize",
+        "asearcher",
+        "--corpus",
+        str(corpus),
+        "--roots",
+        "3",
+        "--replies",
+        str(tmp_path / "r"),
+    ]
+    with FakeEndpoint(model) as server:
+        words += ["--editor", f"openai:m@{server.url}", "--json"]
+        assert main([*words, "--out", str(tmp_path / "a")]) == 0
+        asked = len(server.bodies)
+        assert main([*words, "--out", str(tmp_path / "b")]) == 0
+        # of the second time, only what could not be read is asked again
+        assert 0 <= len(server.bodies) - asked <= 3
+    card = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert (card["questions"], card["failures"]) == (1, {"SynthesisFault": 1})
+    (row,) = map(json.loads, (tmp_path / "a/questions.jsonl").read_text().splitlines())
+    assert (row["question"], row["answers"]) == ("Where was the author of Red Lake born?", ["Ulm"])
+    assert (row["supporting_ids"], row["hops"], row["direct_right"]) == (["2", "1"], 2, 0)
+    (failure,) = map(json.loads, (tmp_path / "a/failures.jsonl").read_text().splitlines())
+    assert failure["id"] == "Red Lake"
+    assert (tmp_path / "a/questions.jsonl").read_bytes() == (tmp_path / "b/questions.jsonl").read_bytes()
+
+
+def test_nothing_is_written_where_no_question_comes_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(page) + "\n" for page in PAGES))
+    with FakeEndpoint(lambda body: Answer("no")) as server:
+        words = ["synthesize", "asearcher", "--corpus", str(corpus), "--editor", f"openai:m@{server.url}"]
+        assert main([*words, "--out", str(tmp_path / "a")]) == 1
+    assert "2 failed" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
