@@ -76,6 +76,10 @@ COMMANDS = {
         "agentenv.cli.synthesize_asearcher:ASearcher",
         "make questions harder by edits that a model proposes and others check",
     ),
+    "synthesize fictional-hot": Command(
+        "agentenv.cli.synthesize_fictional_hot:FictionalHot",
+        "replace the names of a real question set and of its documents by invented ones",
+    ),
     "sandbox run": Command("agentenv.cli.sandbox:Run", "run an untrusted program in a sandbox"),
     "sandbox build": Command("agentenv.cli.sandbox:Build", "build the image of the Docker sandbox"),
     "serve": Command("agentenv.cli.serve:Serve", "serve an environment over a WebSocket and as MCP tools"),

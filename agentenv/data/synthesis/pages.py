@@ -50,7 +50,7 @@ class LinkedPages:
         while at < len(words):
             for length in sorted(self._lengths.get(words[at], ()), reverse=True):
                 title = self._named.get(tuple(words[at : at + length]))
-                if title is not None:
+                if title is not None and at + length <= len(words):  # at the end a slice is shorter
                     found.setdefault(title, text[matches[at].start() : matches[at + length - 1].end()])
                     at += length - 1
                     break

@@ -1,0 +1,346 @@
+"""FictionalHot: questions of a real set about invented names, with documents rewritten alike (ReSeek, arXiv:2510.00568).
+
+Every real name of a question, of its answers and of its supporting documents gives way to an invented one, everywhere to the
+same. What has to be found and combined stays as it was, and nobody can know it. Numbers, dates and common words stay.
+"""
+
+import calendar
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+from agentenv.core.types import Document, Task
+from agentenv.data.synthesis.pages import LinkedPages
+from agentenv.data.world_names import HEADS, MIDDLES, TAILS
+from agentenv.errors import DatasetError
+
+_WORD = re.compile(r"[^\W\d_]+")
+_SENTENCE_END = re.compile(r"[.!?:\"“(]\s*$|^\s*$")
+KEPT = frozenset(
+    {
+        "A",
+        "An",
+        "And",
+        "Are",
+        "As",
+        "At",
+        "But",
+        "By",
+        "Did",
+        "Do",
+        "Does",
+        "For",
+        "From",
+        "Had",
+        "Has",
+        "Have",
+        "He",
+        "Her",
+    }
+    | {
+        "His",
+        "How",
+        "I",
+        "If",
+        "In",
+        "Is",
+        "It",
+        "Its",
+        "Not",
+        "Of",
+        "On",
+        "Or",
+        "She",
+        "So",
+        "That",
+        "The",
+        "Their",
+        "There",
+    }
+    | {
+        "These",
+        "They",
+        "This",
+        "Those",
+        "To",
+        "Was",
+        "Were",
+        "What",
+        "When",
+        "Where",
+        "Which",
+        "While",
+        "Who",
+        "Whom",
+        "Whose",
+    }
+    | {"Why", "With", *calendar.month_name[1:], *calendar.day_name}
+)
+"""Words that begin sentences and questions, months and days: they name nothing that would have to be hidden."""
+
+
+class WordStatistics:
+    """How often the words of a corpus are written with a capital within a sentence, and how often without.
+
+    Args:
+        documents: The corpus.
+    """
+
+    def __init__(self, documents: Iterable[Document]) -> None:
+        self._capital, self._small = Counter[str](), Counter[str]()
+        for document in documents:
+            self._capital.update(word for word in _WORD.findall(document.title) if word[0].isupper())
+            for match in _WORD.finditer(document.text):
+                word = match[0]
+                if not word[0].isupper():
+                    self._small[word] += 1
+                elif not _SENTENCE_END.search(document.text[max(0, match.start() - 3) : match.start()]):
+                    self._capital[word] += 1
+
+    def is_name(self, word: str) -> bool:
+        """Whether ``word``, which begins with a capital, is a name and no common word.
+
+        It is one where the corpus writes it with a capital within sentences more often than without, and where the corpus
+        does not know it without one.
+        """
+        if len(word) < 2 or word in KEPT:
+            return False
+        small = self._small[word.lower()]
+        return small == 0 or self._capital[word] > small
+
+    def __contains__(self, word: str) -> bool:
+        return word in self._capital or word.lower() in self._small
+
+
+def invented_words(seed: int, known: WordStatistics) -> Iterator[str]:
+    """Invented words, each once, none of which the corpus knows; some 65,000."""
+    words = [head + middle + tail for head in HEADS for middle in MIDDLES for tail in TAILS]
+    Random(f"{seed}/fictional-hot").shuffle(words)
+    yield from (word for word in dict.fromkeys(words) if word[2] != word[3] and word not in known)
+
+
+@dataclass(frozen=True)
+class RealItem:
+    """A question of a real set with its supporting documents."""
+
+    task: Task
+    documents: tuple[Document, ...]
+
+    def texts(self) -> Iterator[str]:
+        """Everything of it in which names may stand."""
+        yield from (self.task.question, *self.task.answers)
+        for document in self.documents:
+            yield from (document.title, document.text)
+
+
+@dataclass(frozen=True)
+class NameMap:
+    """An invented word for every word with a capital of a set of questions, the same wherever it stands."""
+
+    statistics: WordStatistics
+    """Of the corpus."""
+    invented: Mapping[str, str]
+    inventions: frozenset[str]
+
+    @classmethod
+    def of(cls, items: Iterable[RealItem], statistics: WordStatistics, seed: int) -> "NameMap":
+        """Inventions for ``items``, whose order does not matter.
+
+        Raises:
+            DatasetError: there are more words than inventions.
+        """
+        texts = (text for item in items for text in item.texts())
+        words = sorted({word for text in texts for word in _WORD.findall(text) if word[0].isupper()})
+        made = list(itertools.islice(invented_words(seed, statistics), len(words)))
+        if len(made) < len(words):
+            raise DatasetError(
+                f"{len(words)} words may have to be replaced, and there are {len(made)} inventions; give a smaller limit"
+            )
+        pairs = zip(words, made, strict=True)
+        invented = {word: new.upper() if word.isupper() and len(word) > 1 else new for word, new in pairs}
+        return cls(statistics, invented, frozenset(invented.values()))
+
+
+@dataclass(frozen=True)
+class FictionalItem:
+    """The same with invented names."""
+
+    seed: RealItem
+    question: str
+    answers: tuple[str, ...]
+    documents: tuple[Document, ...]
+    names: Mapping[str, str]
+    """What stands in the place of each real name."""
+    kept_texts: int = 0
+    """Documents whose rewriting was refused, so that only their names are others."""
+
+
+class Replacer(Protocol):
+    """Finds names and invents others for them."""
+
+    async def names(self, item: RealItem, own: frozenset[str]) -> Mapping[str, str]:
+        """Names of ``item`` and what shall stand in their place; ``own`` are the words of its names as rules see them."""
+
+    async def rewrite(self, document: Document, needed: Sequence[str]) -> str | None:
+        """Another wording of a document with invented names, which holds every text of ``needed``; None leaves it."""
+
+
+class RuleReplacer:
+    """Replaces word by word and leaves the wording of documents as it is; needs no model."""
+
+    async def names(self, item: RealItem, own: frozenset[str]) -> Mapping[str, str]:
+        """None: what is left of real names is replaced word by word anyway."""
+        return {}
+
+    async def rewrite(self, document: Document, needed: Sequence[str]) -> str | None:
+        """None."""
+        return None
+
+
+def name_words(item: RealItem, pages: LinkedPages) -> frozenset[str]:
+    """The words with a capital in titles of supporting documents, in answers, and in the titles that the question names.
+
+    Within these names common words are replaced as well, because "The Dark Knight" is a name.
+    """
+    texts = [*(document.title for document in item.documents), *item.task.answers]
+    texts += pages.mentioned(item.task.question)
+    words = (word for text in texts for word in _WORD.findall(text))
+    return frozenset(word for word in words if word[0].isupper() and len(word) > 1 and word not in KEPT)
+
+
+def left_out(item: RealItem) -> str:
+    """Why no replacement can hide the answer; empty where one can."""
+    answers = [answer.strip().lower() for answer in item.task.answers]
+    if any(answer in ("yes", "no") for answer in answers):
+        return "the answer is yes or no"
+    if any(re.search(rf"(?<!\w){re.escape(a)}(?!\w)", item.task.question.lower()) for a in answers):
+        return "the answer stands in the question"
+    if not item.documents:
+        return "no supporting document is known"
+    return "a title holds no name" if not all(map(_has_name, item.documents)) else ""
+
+
+def _has_name(document: Document) -> bool:
+    return any(word[0].isupper() and word not in KEPT for word in _WORD.findall(document.title))
+
+
+async def replace_names(
+    item: RealItem, own: frozenset[str], names: NameMap, replacer: Replacer
+) -> FictionalItem:
+    """``item`` with invented names.
+
+    Args:
+        item: The real one, for which `left_out` says nothing.
+        own: Its `name_words`.
+        names: Of the whole set, so that questions share inventions.
+        replacer: Names entities first; what it leaves is replaced word by word.
+
+    Raises:
+        DatasetError: a real name survives, or an answer no longer stands where it stood.
+        Fault: a model failed.
+    """
+    chosen = dict(await replacer.names(item, own))
+    used: dict[str, str] = {}
+
+    def fictional(text: str) -> str:
+        return _words_replaced(_phrases_replaced(text, chosen, used), own, names, used, chosen.values())
+
+    question, answers = fictional(item.task.question), tuple(map(fictional, item.task.answers))
+    documents, kept = [], 0
+    for document in item.documents:
+        made = Document(f"{item.task.id}-{document.id}", fictional(document.title), fictional(document.text))
+        needed = [answer for answer in answers if answer in made.text]
+        wording = await replacer.rewrite(made, needed)
+        if wording is not None and not wording_flaw(wording, made, needed, names.statistics):
+            made = Document(made.id, made.title, wording)
+        else:
+            kept += wording is not None
+        documents.append(made)
+    done = FictionalItem(item, question, answers, tuple(documents), used, kept)
+    if survivor := surviving_name(done):
+        raise DatasetError(f"{item.task.id}: the real name {survivor!r} survives")
+    return done
+
+
+def wording_flaw(wording: str, document: Document, needed: Sequence[str], known: WordStatistics) -> str:
+    """What is wrong with a rewriting of ``document``: a name that the corpus knows came in, or an answer is lost."""
+    had = set(_WORD.findall(f"{document.title} {document.text}"))
+    new = (word for word in _WORD.findall(wording) if word[0].isupper() and word not in had)
+    if names := [word for word in new if word in known and known.is_name(word)]:
+        return f"it names {names[0]}"
+    return "" if all(answer in wording for answer in needed) else "it lost an answer"
+
+
+def _phrases_replaced(text: str, chosen: Mapping[str, str], used: dict[str, str]) -> str:
+    for name in sorted(chosen, key=len, reverse=True):
+        pieces = re.split(rf"(?<!\w){re.escape(name)}(?!\w)", text)
+        if len(pieces) > 1:
+            used[name] = chosen[name]
+        text = chosen[name].join(pieces)
+    return text
+
+
+def _words_replaced(
+    text: str, own: frozenset[str], names: NameMap, used: dict[str, str], inventions: Iterable[str]
+) -> str:
+    ours = {word for invention in inventions for word in _WORD.findall(invention)}
+
+    def one(match: re.Match[str]) -> str:
+        word = match[0]
+        if word not in names.invented or word in ours or word in names.inventions:
+            return word
+        if word not in own and not names.statistics.is_name(word):
+            return word
+        used[word] = names.invented[word]
+        return used[word]
+
+    return _WORD.sub(one, text)
+
+
+def surviving_name(item: FictionalItem) -> str | None:
+    """A title or an answer of the real question that stands in the fictional one, if it held a name at all."""
+    text = "\n".join(
+        [item.question, *item.answers, *(f"{d.title}\n{d.text}" for d in item.documents)]
+    ).lower()
+    real = [*(document.title for document in item.seed.documents), *item.seed.task.answers]
+    for name in real:
+        held = any(word[0].isupper() and word not in KEPT and len(word) > 1 for word in _WORD.findall(name))
+        if held and re.search(rf"(?<!\w){re.escape(name.lower())}(?!\w)", text):
+            return name
+    return None
+
+
+def items_of(tasks: Iterable[Task], documents: Iterable[Document]) -> list[RealItem]:
+    """Every question with those of its supporting documents that ``documents`` holds."""
+    known = {document.id: document for document in documents}
+    return [
+        RealItem(task, tuple(known[i] for i in task.data.get("supporting_ids", ()) if i in known))
+        for task in tasks
+    ]
+
+
+def as_task(item: FictionalItem, further: Mapping[str, Any]) -> Task:
+    """The fictional question as a task; ``data`` names the real one and every replacement."""
+    real = item.seed.task
+    data = {
+        "seed_id": real.id,
+        "family": "fictional-hot",
+        "hops": real.data.get("hops", len(item.documents)),
+        "supporting_ids": [document.id for document in item.documents],
+        "map": dict(item.names),
+        **further,
+    }
+    return Task(f"fictional-{real.id}", item.question, item.answers, "", data)
+
+
+def shared_haystack(
+    documents: Iterable[Document], items: Iterable[FictionalItem], keep: Callable[[Document], bool]
+) -> Iterator[Document]:
+    """The documents of ``items`` and, as in the paper, those of the real corpus that ``keep`` takes, as they are."""
+    for item in items:
+        yield from item.documents
+    yield from (document for document in documents if keep(document))

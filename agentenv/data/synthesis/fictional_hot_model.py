@@ -1,0 +1,81 @@
+"""FictionalHot with a language model: it names the entities, invents others of the same kind, and rewrites the documents."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentenv.core.types import Document
+from agentenv.data.synthesis.fictional_hot import RealItem, WordStatistics
+from agentenv.data.synthesis.model_replies import LONGEST_PAGE, ModelWriter
+from agentenv.errors import SynthesisFault
+
+NAMES = """\
+A question and its documents shall be about invented entities. List every real person, place, organisation, work, event and \
+product that they name, exactly as it is written, each form of its own (a surname alone as well), and invent for each a \
+plausible name of the same kind that no real entity has. A part of a name keeps its invention in the longer name. Numbers, \
+dates and common words stay.
+Question: {question}
+Answer: {answers}
+{documents}
+
+Reply with one JSON object and nothing after it; both lists have the same length: \
+{{"real": ["...", "..."], "invented": ["...", "..."]}}
+"""
+REWRITE = """\
+Write this document again in other words, as an encyclopaedia would put it. Every fact stays, and nothing is added. Names \
+stay as they are written.{needed}
+Title: {title}
+{text}
+
+Reply with one JSON object and nothing after it: {{"text": "the document"}}
+"""
+
+
+@dataclass(frozen=True)
+class ModelReplacer:
+    """A language model that replaces entities."""
+
+    writer: ModelWriter
+    statistics: WordStatistics
+    rewrites: bool = True
+    """Whether documents are put into other words."""
+    seed: int = 0
+
+    async def names(self, item: RealItem, own: frozenset[str]) -> Mapping[str, str]:
+        """The entities that the model sees, and its inventions; those left out whose words the corpus knows.
+
+        Raises:
+            SynthesisFault: no reply can be read, or its lists have different lengths.
+            Fault: the model failed.
+        """
+        shown = "\n".join(f"{d.title}: {d.text}" for d in item.documents)[:LONGEST_PAGE]
+        asked = NAMES.format(
+            question=item.task.question, answers=" / ".join(item.task.answers), documents=shown
+        )
+        said = await self.writer.write(asked, {"real": list, "invented": list}, self.seed)
+        real, invented = said["real"], said["invented"]
+        if len(real) != len(invented):
+            raise SynthesisFault(f"{len(real)} names and {len(invented)} inventions came for {item.task.id}")
+        pairs = dict(zip(real, invented, strict=True))
+        twice = len(set(invented)) < len(invented)
+        return {} if twice else {name: new for name, new in pairs.items() if self._is_new(name, new)}
+
+    async def rewrite(self, document: Document, needed: Sequence[str]) -> str | None:
+        """The document in other words.
+
+        Raises:
+            Fault: the model failed.
+        """
+        if not self.rewrites:
+            return None
+        must = f" The text holds, letter by letter: {'; '.join(needed)}." if needed else ""
+        asked = REWRITE.format(needed=must, title=document.title, text=document.text[:LONGEST_PAGE])
+        try:
+            return str((await self.writer.write(asked, {"text": str}, self.seed))["text"])
+        except SynthesisFault:
+            return None
+
+    def _is_new(self, name: str, invented: str) -> bool:
+        """Whether ``name`` can be replaced and no word of the invention is a name that the corpus knows."""
+        words = [word for word in invented.split() if word[:1].isupper()]
+        names = [word for word in words if self.statistics.is_name(word)]
+        return name[:1].isupper() and bool(names) and not any(word in self.statistics for word in names)
