@@ -49,6 +49,9 @@ COMMANDS = {
         "agentenv.cli.compare:Compare", "test the difference of two evaluations of the same questions"
     ),
     "export": Command("agentenv.cli.export:Export", "write scores or differences as CSV, Markdown or LaTeX"),
+    "budget": Command(
+        "agentenv.cli.budget:BudgetCurve", "compare scores under budgets of turns, searches and tokens"
+    ),
     "seeds": Command(
         "agentenv.cli.seeds:Seeds", "compute pass@k over seeds, and whether enough have been run"
     ),
@@ -79,6 +82,9 @@ COMMANDS = {
     "synthesize fictional-hot": Command(
         "agentenv.cli.synthesize_fictional_hot:FictionalHot",
         "replace the names of a real question set and of its documents by invented ones",
+    ),
+    "synthesize hds-qa": Command(
+        "agentenv.cli.synthesize_hds_qa:HDSQA", "make questions that need parallel searches and a further one"
     ),
     "sandbox run": Command("agentenv.cli.sandbox:Run", "run an untrusted program in a sandbox"),
     "sandbox build": Command("agentenv.cli.sandbox:Build", "build the image of the Docker sandbox"),

@@ -98,6 +98,7 @@ class SearchEnv(AsyncEnv[SearchState]):
         found_reward: float = 0.0,
         outcome: str = "answer",
         queries: int | None = None,
+        repeat_notice: bool = False,
         count_tokens: Callable[[str], int] | None = None,
         render_mode: str | None = None,
     ) -> None:
@@ -115,6 +116,8 @@ class SearchEnv(AsyncEnv[SearchState]):
                 0.5); of no use where answers are yes or no.
             outcome: Row of `agentenv.envs.search.outcomes.OUTCOMES`: what the end is worth; ``answer`` is the score alone.
             queries: Queries that one turn may ask, further ones are left out; 1 is sequential search, None any number.
+            repeat_notice: Whether a query that the episode has asked before is not searched again, and a notice says so
+                (HybridDeepSearcher).
             count_tokens: Length of a text in tokens; None counts words.
             render_mode: ``ansi`` or None.
 
@@ -133,7 +136,7 @@ class SearchEnv(AsyncEnv[SearchState]):
         self.tasks = tuple(tasks)
         self.max_turns = max_turns
         page_format = PageFormat(observation_tokens, count_tokens or count_words, snippet_words)
-        self.search = SearchTool(retriever, k, page_format, queries)
+        self.search = SearchTool(retriever, k, page_format, queries, repeat_notice)
         self.scorer = get_scorer(scorer)
         self.expert_thinks = outcome in THOUGHTFUL
         self.answer_reward = partial(

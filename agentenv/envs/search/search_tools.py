@@ -1,5 +1,6 @@
 """The parts that most search environments share: the parser of tags, the tools to search and to read, and the answer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentenv.core.grammar import earliest_block
@@ -36,6 +37,8 @@ class SearchTool:
     format: PageFormat
     queries: int | None = None
     """Queries of one call, further ones are left out; None is any number."""
+    repeat_notice: bool = False
+    """Whether a query that was asked before is answered with a notice in place of passages."""
 
     async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
         """The page of what is found.
@@ -52,18 +55,39 @@ class SearchTool:
         Raises:
             RetrieverFault: the search failed.
         """
-        task = state.task
+        task, notice = state.task, ""
         context = QueryContext(
             f"{task.id}/{state.seed}", task.question, task.answers, state.turns, task.split, state.seed
         )
-        rankings = await self.retriever.search([Query(text, context) for text in texts], self.k)
+        if self.repeat_notice:
+            texts, repeated = split_repeated(texts, state.queries)
+            notice = "".join(
+                f"You have searched {query!r} before; look at its results above.\n" for query in repeated
+            )
+        queries = [Query(text, context) for text in texts]
+        rankings = await self.retriever.search(queries, self.k) if queries else []
         ids = [[passage.id for passage in ranking] for ranking in rankings]
         passages = list({passage.id: passage for ranking in rankings for passage in ranking}.values())
         state.retrieved += ids
         state.queries += texts
         state.add_passages(passages)
         result = ToolResult("search", ToolStatus.OK, "\n".join(texts), data={"ids": ids})
-        return ToolReply(self.format.page(self.format.passages(passages)), result)
+        return ToolReply(self.format.page(notice + self.format.passages(passages)), result)
+
+
+def split_repeated(texts: Sequence[str], before: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The queries that are new, and those asked before or earlier in ``texts``; case and spaces do not count."""
+    known = {_plain(query) for query in before}
+    new: list[str] = []
+    repeated: list[str] = []
+    for text in texts:
+        (repeated if _plain(text) in known else new).append(text)
+        known.add(_plain(text))
+    return new, repeated
+
+
+def _plain(query: str) -> str:
+    return " ".join(query.lower().split())
 
 
 @dataclass(frozen=True)

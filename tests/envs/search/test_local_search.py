@@ -471,3 +471,25 @@ def test_queries_that_wait_for_no_answer_go_together() -> None:
     assert as_turns(hops, 1) == [["Halvik year"], ["Ketterby year"], ["1300 events"], ["Rome"]]
     assert as_turns(hops, 8) == [["Halvik year", "Ketterby year"], ["1300 events", "Rome"]]
     assert as_turns((), 8) == []
+
+
+def test_a_query_that_was_asked_before_is_answered_with_a_notice_and_not_searched() -> None:
+    env = begun(repeat_notice=True)
+    first = search(env, "London")
+    step = search(env, "  london ", "Beijing", "beijing")
+    (result,) = step.info["tool_results"]
+    assert [ranked[0] for ranked in result.data["ids"]] == ["d3"]
+    page = step.observation[0].text
+    assert "'london'" in page
+    assert "'beijing'" in page
+    assert "Doc 1(Title: Beijing)" in page
+    again = search(env, "London")
+    assert "Doc 1" in first.observation[0].text
+    assert "Doc 1" not in again.observation[0].text
+    assert again.info["tool_results"][0].data["ids"] == []
+    assert env.state.lookups == 2
+
+
+def test_without_the_notice_a_repeated_query_is_searched_again() -> None:
+    env = begun()
+    assert search(env, "London").observation == search(env, "London").observation

@@ -1,0 +1,67 @@
+"""``agentenv budget``: scores of evaluations under budgets of turns, searches and tokens."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.budget_curve import BUDGETS, Budget, budget_table
+from agentenv.evaluation.records import read_evaluation
+
+
+@dataclass(frozen=True)
+class BudgetCurve:
+    """Compares evaluations by the area under the curve of score and budget, as HybridDeepSearcher does.
+
+    An answer counts from the budget of turns, of queries or of tokens at which its episode had finished.
+
+    Example: agentenv budget runs/sequential runs/hybrid --scorer f1_squad
+    """
+
+    run_folders: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER [FOLDER ...]")
+    ]
+    """Folders of evaluations."""
+    scorer: str = "f1_squad"
+    """Scorer of answers."""
+    turns: tuple[int, int] = (BUDGETS["turns"].low, BUDGETS["turns"].high)
+    """Least and greatest number of turns."""
+    searches: tuple[int, int] = (BUDGETS["searches"].low, BUDGETS["searches"].high)
+    """Least and greatest number of queries."""
+    tokens: tuple[int, int] = (BUDGETS["tokens"].low, BUDGETS["tokens"].high)
+    """Least and greatest number of tokens that the policy writes."""
+
+    def run(self) -> dict[str, Any]:
+        """Reads the folders and computes the areas."""
+        if not self.run_folders:
+            raise ConfigurationError("name at least one folder of an evaluation")
+        budgets = {
+            "turns": Budget(*self.turns),
+            "searches": Budget(*self.searches),
+            "tokens": Budget(*self.tokens),
+        }
+        read = {str(folder): read_evaluation(folder) for folder in self.run_folders}
+        return {
+            "scorer": self.scorer,
+            "runs": {name: budget_table(one.records, self.scorer, budgets) for name, one in read.items()},
+        }
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """The area of each run under each budget."""
+        console.print(f"Area under the curve of {result['scorer']} and budget", highlight=False)
+        for name, table in result["runs"].items():
+            console.print(name, highlight=False, markup=False)
+            for kind, row in table.items():
+                if row["area"] is None:
+                    console.print(f"  {kind:<9} not recorded", highlight=False)
+                    continue
+                ends = "(no interval)" if row["ci95"] is None else "[{:.3f}, {:.3f}]".format(*row["ci95"])
+                low, high = row["curve"][0][0], row["curve"][-1][0]
+                console.print(
+                    f"  {kind:<9} {row['area']:.3f} {ends}  {low} to {high}, n {row['n']}",
+                    highlight=False,
+                    markup=False,
+                )

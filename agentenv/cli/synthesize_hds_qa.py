@@ -1,0 +1,139 @@
+"""``agentenv synthesize hds-qa``: questions that need parallel searches and then a further one."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agentenv.core.env import run_sync
+from agentenv.core.types import Document, Task
+from agentenv.data.datasets import load_dataset
+from agentenv.data.synthesis.asearcher_model import ModelReviewer
+from agentenv.data.synthesis.hds_qa import HybridConfig, hybrid_questions
+from agentenv.data.synthesis.hds_qa_model import HybridWriter
+from agentenv.data.synthesis.model_replies import ModelWriter
+from agentenv.data.synthesis.pages import LinkedPages
+from agentenv.data.synthesis.records import (
+    RecordFailure,
+    over_records,
+    refuse_used_folder,
+    write_question_folder,
+)
+from agentenv.data.world import read_world
+from agentenv.data.world_facts import generate_facts
+from agentenv.errors import ConfigurationError
+from agentenv.policies.model_chat import ChatModels
+from agentenv.progress import LiveDisplay
+from agentenv.retrievers.storage.corpus import load_corpus
+
+GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True)
+class HDSQA:
+    """Describes an entity by several features that a search each finds, and asks a further fact of it (HDS-QA).
+
+    The editor `grammar` needs no model: it makes questions about an invented world, whose facts prove each of them.
+
+    Example:
+        agentenv synthesize hds-qa --corpus worlds/seven --questions 50 --out runs/hybrid
+        agentenv synthesize hds-qa --corpus wiki --dataset nq --data DATA --editor openai:MODEL@https://HOST/v1 --out runs/h
+    """
+
+    corpus: Path
+    """Corpus file, or its folder; for `grammar` the folder of a world."""
+    out: Path
+    """Folder to write: questions.jsonl, corpus.jsonl, synthesis.json and the failures."""
+    editor: str = GRAMMAR
+    """Who writes: `grammar`, or a model (openai:MODEL@URL, anyllm:PROVIDER/MODEL, hf:PATH)."""
+    judge: str = ""
+    """Model that judges what the editor writes; default: the editor."""
+    dataset: str = ""
+    """Question set, or a file of questions, whose entities a model describes; without effect for `grammar`."""
+    data: Path | None = None
+    """Folder or file of that set; default: the environment variable AGENTENV_DATA."""
+    split: str | None = None
+    """Split of that set; default: its first."""
+    questions: int = HybridConfig.questions
+    """Questions to make; with a model, questions of the set to start from."""
+    fewest: int = HybridConfig.fewest
+    """Least number of features of a description."""
+    most: int = HybridConfig.most
+    """Greatest number of features of a description."""
+    fan: int = HybridConfig.fan
+    """Most entities of a world that share one feature; what searches return should hold so many."""
+    at_once: int = 8
+    """Questions under way at a time."""
+    seed: int = 0
+    """Seeds every draw."""
+    replies: Path | None = None
+    """Folder that keeps the replies of the models; the same command asks nothing twice after an interruption."""
+
+    def run(self) -> dict[str, Any]:
+        """Writes the questions and returns the card."""
+        refuse_used_folder(self.out)
+        if self.at_once < 1:
+            raise ConfigurationError(f"--at-once is {self.at_once}; it is at least 1.")
+        config = HybridConfig(self.questions, self.fewest, self.most, self.fan, self.seed)
+        models, failures = ChatModels(self.replies), list[RecordFailure]()
+        documents: Sequence[Document]
+        if self.editor == GRAMMAR:
+            world = read_world(self.corpus)
+            documents = world.documents
+            tasks = list(hybrid_questions(generate_facts(world.config), config))
+        else:
+            documents = load_corpus(self.corpus)
+            tasks, failures = self._by_model(documents, models)
+        card = {
+            "recipe": "hds-qa",
+            "editor": self.editor,
+            "judge": self.judge or self.editor,
+            "dataset": self.dataset,
+            "seed": self.seed,
+            "parallel": {
+                str(n): count for n, count in sorted(Counter(t.data["parallel"] for t in tasks).items())
+            },
+            "usage": models.usage(),
+        }
+        return {**write_question_folder(self.out, tasks, documents, failures, card), "out": str(self.out)}
+
+    def _by_model(
+        self, documents: Sequence[Document], models: ChatModels
+    ) -> tuple[list[Task], list[RecordFailure]]:
+        if not self.dataset:
+            raise ConfigurationError("a model describes the entities of questions that exist: name --dataset")
+        is_file = Path(self.dataset).is_file()
+        seeds = load_dataset(
+            "jsonl" if is_file else self.dataset,
+            Path(self.dataset) if is_file else self.data,
+            split=self.split,
+            limit=self.questions,
+            seed=self.seed,
+        )
+        judge = ModelWriter(models.open(self.judge or self.editor), temperature=0.0)
+        maker = HybridWriter(
+            ModelWriter(models.open(self.editor)),
+            judge,
+            ModelReviewer(judge),
+            LinkedPages(documents),
+            self.fewest,
+            self.most,
+            self.seed,
+        )
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        with LiveDisplay("hds-qa", log=self.out.parent / f"{self.out.name}.log") as display:
+            work = over_records(
+                seeds.tasks, maker.write, lambda task: task.id, at_once=self.at_once, display=display
+            )
+            return run_sync(work)
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """How many questions there are, and by how many features they describe."""
+        console.print(f"{result['questions']} questions in {result['out']}", highlight=False)
+        for number, count in result["parallel"].items():
+            console.print(f"  with {number} parallel searches: {count}", highlight=False)
+        for kind, count in result["failures"].items():
+            console.print(f"  failed, {kind}: {count}", highlight=False)
