@@ -21,6 +21,13 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("agentenv/LongSearch-v0", {"scorer": "f1_set"}),
     ("agentenv/JudgedSearch-v0", {"verdicts": "sum"}),
     ("agentenv/Code-v0", {"reward": "fraction"}),
+    ("agentenv/SQL-v0", {"reward": "ex"}),
+    ("agentenv/SQL-v0", {"reward": "think2sql"}),
+    ("agentenv/SQL-v0", {"reward": "qatch"}),
+    ("agentenv/SQL-v0", {"reward": "dense"}),
+    ("agentenv/SQL-v0", {"reward": "bucketed"}),
+    ("agentenv/SQL-v0", {"reward": "arctic"}),
+    ("agentenv/SQL-v0", {"reward": "sql_r1"}),
 )
 """Rewards that are not the default of their environment."""
 HONEST = list(PROBES)[-1]

@@ -33,7 +33,8 @@ class Eval:
     own tasks."""
     env: str = ""
     """A registered id, module:Class (the module may stand in this folder) or remote:URL. Without --dataset its own tasks are
-    posed. Default: that of a code set is agentenv/Code-v0, of any other set agentenv/LocalSearch-v0."""
+    posed. Default: that of a code set is agentenv/Code-v0, of spider and bird agentenv/SQL-v0, of any other set
+    agentenv/LocalSearch-v0."""
     option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """KEY=VALUE for the environment's constructor, may be repeated; the value as in TOML, or a bare word."""
     data: Path | None = None

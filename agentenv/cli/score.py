@@ -7,9 +7,11 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from agentenv.data.sql_sets import SQL_SETS
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.official import OFFICIAL, score_file
 from agentenv.evaluation.predictions import is_official, read_predictions, score_predictions
+from agentenv.evaluation.sql_scores import score_queries
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class ScoreFile:
     {id: text}, "sp": {id: [[title, sentence]]}} (2Wiki also "evidence"), MuSiQue one {"id", "predicted_answer",
     "predicted_support_idxs"} a line, for MuSiQue-Full with "predicted_answerable" and in the order of the questions; there a
     missing prediction is refused.
+
+    Answers of spider and bird are queries, which are run: EX, a stricter accuracy and VES.
 
     Example: agentenv score nq predictions.jsonl --data DIR
     Example: agentenv score questions.csv predictions.csv --scorer f1_squad
@@ -43,7 +47,13 @@ class ScoreFile:
     def run(self) -> dict[str, Any]:
         """Reads both files and returns the scores, as shares."""
         predictions = read_predictions(self.predictions)
-        if self.dataset in OFFICIAL and is_official(predictions):
+        if self.dataset in SQL_SETS:
+            if self.scorer:
+                raise ConfigurationError(
+                    f"queries of {self.dataset} are scored by running them: leave out --scorer"
+                )
+            found = score_queries(self.dataset, self.data, predictions, split=self.split)
+        elif self.dataset in OFFICIAL and is_official(predictions):
             if self.scorer:
                 raise ConfigurationError(
                     f"{self.predictions} has the layout of the official measures of {self.dataset}: leave out --scorer, or "
@@ -57,6 +67,8 @@ class ScoreFile:
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Prints one line a measure."""
         notes = [f"{count} without {part}" for part, count in result["missing"].items() if count]
+        if result.get("ungraded"):
+            notes.append(f"{result['ungraded']} left out because their gold query fails here")
         if result.get("unknown"):
             notes.append(f"{result['unknown']} predictions of other questions left out")
         console.print(

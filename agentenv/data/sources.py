@@ -14,14 +14,15 @@ from agentenv.data.code_contests import CONTEST_SETS, load_contest_set
 from agentenv.data.code_sets import CODE_SETS, load_code_set
 from agentenv.data.dataset_files import DATA_VARIABLE, FORMATS, bare_name
 from agentenv.data.datasets import SETS, Dataset, check_split, load_dataset, sample
+from agentenv.data.sql_sets import SQL_SETS, load_sql_set
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.data.world_config import SPLITS
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.sandbox.backends import make_executor
 
 WORLD, OWN = "world", "env"
-PROGRAM_SETS = (*CODE_SETS, *CONTEST_SETS)
-"""The sets whose questions ask for a program; each has tests of its own in place of accepted answers."""
+PROGRAM_SETS = (*CODE_SETS, *CONTEST_SETS, *SQL_SETS)
+"""The sets whose questions ask for a program or a query; each has tests of its own in place of accepted answers."""
 
 
 class SourceConfig(Frozen):
@@ -100,6 +101,8 @@ def open_source(config: SourceConfig) -> Source:
         return _code_set(config)
     if config.dataset in CONTEST_SETS:
         return _contest_set(config)
+    if config.dataset in SQL_SETS:
+        return _sql_set(config)
     names = set_names(config.dataset)
     if len(names) > 1:
         return _merged(names, config)
@@ -200,9 +203,10 @@ def check_source(dataset: str, split: str | None, data: Path | None) -> None:
         ConfigurationError: a set is named twice.
         UnknownName: no such set, or no such split of a set that lies in a folder of several.
     """
-    if dataset in CODE_SETS:
-        if split is not None and split not in CODE_SETS[dataset].splits:
-            raise UnknownName.among(f"split of {dataset}", split, CODE_SETS[dataset].splits)
+    if dataset in CODE_SETS or dataset in SQL_SETS:
+        splits = CODE_SETS[dataset].splits if dataset in CODE_SETS else SQL_SETS[dataset].splits
+        if split is not None and split not in splits:
+            raise UnknownName.among(f"split of {dataset}", split, splits)
     elif dataset in CONTEST_SETS:
         if split is not None:
             raise ConfigurationError(
@@ -234,8 +238,28 @@ def _contest_set(config: SourceConfig) -> Source:
         raise DatasetError(
             f"{place} holds no problem of {config.dataset}" + "".join(f"; {p}" for p in problems[:1])
         )
-    left_out = f"malformed records left out: {len(problems)}; the first: {problems[0]}" if problems else ""
-    return Source(config.dataset, "", sample(tasks, config.limit, config.seed), None, None, left_out)
+    return Source(
+        config.dataset, "", sample(tasks, config.limit, config.seed), None, None, _left_out(problems)
+    )
+
+
+def _left_out(problems: Sequence[str]) -> str:
+    """A note on malformed records; empty where there are none."""
+    return f"malformed records left out: {len(problems)}; the first: {problems[0]}" if problems else ""
+
+
+def _sql_set(config: SourceConfig) -> Source:
+    """The questions of a set over databases; malformed records are left out and counted."""
+    check_source(config.dataset, config.split, config.data)
+    place, problems = _place(config), list[str]()
+    split = config.split or next(iter(SQL_SETS[config.dataset].splits))
+    tasks = load_sql_set(config.dataset, place, split=split, problems=problems)
+    if not tasks:
+        raise DatasetError(
+            f"{place} holds no question of {config.dataset}" + "".join(f"; {p}" for p in problems[:1])
+        )
+    drawn = sample(tasks, config.limit, config.seed)
+    return Source(config.dataset, split, drawn, None, None, _left_out(problems))
 
 
 def _place(config: SourceConfig) -> Path:

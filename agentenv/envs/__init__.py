@@ -15,6 +15,7 @@ register("agentenv/SearchSolver-v0", "agentenv.envs.search.self_play:SearchSolve
 register("agentenv/Calculator-v0", "agentenv.envs.calculator:Calculator")
 register("agentenv/Code-v0", "agentenv.envs.code:Code")
 register("agentenv/SQL-v0", "agentenv.envs.sql:Sql")
+register("agentenv/ReExSQL-v0", "agentenv.envs.reex_sql:ReExSQL")
 register("agentenv/DomSim-v0", "agentenv.envs.domsim.env:DomSim", extra="gui")
 register("agentenv/SemiOnlineGUI-v0", "agentenv.envs.semi_online:SemiOnlineGUI", extra="gui")
 register("agentenv/Browser-v0", "agentenv.envs.browser.env:Browser", extra="gui")

@@ -1,27 +1,26 @@
 """``agentenv/SQL-v0``: answer a question with one query, after trying others on the database (ReEx-SQL family).
 
 One action is one chunk of text; its earliest complete block decides. ``<sql>`` runs a query and shows its first rows,
-or what was wrong with it; ``<submit>`` hands in the query that answers and ends the episode. Databases are read-only, so a
+or what was wrong with it; ``<submit>`` hands in the query that answers and ends the episode. What that earns is a row of
+`agentenv.envs.sql_rewards`. Databases are read-only, so a
 snapshot or a fork is a copy of a few strings.
 """
 
 import functools
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from agentenv.core.env import Env
 from agentenv.core.grammar import earliest_block, shortened, unfenced
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.data.sql_tasks import LEVELS, generate_sql_tasks
+from agentenv.envs.sql_rewards import SqlEnding, get_reward, is_well_formed, tag_share
 from agentenv.errors import ConfigurationError, DatasetError, EnvFault
 from agentenv.sandbox.sql import SqlReader, SqlResult, shared_reader
-from agentenv.sandbox.sql_grading import grade_query
-
-TAGS = ("sql", "submit")
-STOP = tuple(f"</{tag}>" for tag in TAGS)
-"""Stop strings for the engine: nothing after the deciding block is sampled."""
+from agentenv.sandbox.sql_grading import SqlGrade, grade_query
+from agentenv.sandbox.sql_tokens import tokens
 
 PROMPT = """\
 Answer the question below with one SQLite query.
@@ -32,7 +31,11 @@ Schema:
 {schema}
 Question: {question}
 """
-CORRECTION = "\nWrite a query between <sql> and </sql>, or the final query between <submit> and </submit>.\n"
+CORRECTION = (
+    "\nWrite a query between <{probe}> and </{probe}>, or the final query between <{final}> and </{final}>.\n"
+)
+FORM = "Begin your first reply with a thought between <think> and </think>, and write nothing outside of the tags.\n"
+NOTES = "Notes on its columns:\n{notes}\n"
 SCHEMA = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
 CELL_CHARS = 100
 
@@ -45,6 +48,10 @@ class SqlState:
     turns: int = 0
     seen: set[str] = field(default_factory=set)
     """Every observation so far."""
+    probed: set[tuple[str, ...]] = field(default_factory=set)
+    """The tokens of every query that was tried out, ran and read a table."""
+    well_formed: bool = True
+    """Whether every action so far had the right form."""
 
 
 @functools.cache
@@ -54,15 +61,18 @@ def default_tasks() -> tuple[Task, ...]:
 
 
 class Sql(Env[SqlState]):
-    """Look, query, hand in; reward 1 where the query gives what the gold query gives, on every database of the task."""
+    """Look, query, hand in; by default 1 where the query gives what the gold query gives, on every database of the task."""
 
-    stop: ClassVar[tuple[str, ...]] = STOP
+    tags: ClassVar[tuple[str, str]] = ("sql", "submit")
+    """Of a query that is tried out, and of the one that is handed in."""
+    stop: ClassVar[tuple[str, ...]] = ("</sql>", "</submit>")
 
     def __init__(
         self,
         *,
         tasks: Sequence[Task] | None = None,
         reader: SqlReader | None = None,
+        reward: str | dict[str, float] = "execution",
         max_turns: int = 5,
         rows: int = 5,
         observation_chars: int = 1000,
@@ -73,16 +83,20 @@ class Sql(Env[SqlState]):
 
         Args:
             tasks: Tasks with ``data["gold"]``, a query, and ``data["databases"]``, SQLite files of one schema: the first is
-                what the policy sees, all count for the reward. None generates 200.
+                what the policy sees, all count for the reward. ``data["notes"]`` is shown below the schema. None generates
+                200.
             reader: Where queries run; None is one that all environments of this process share.
-            max_turns: Turns before the last one, in which only ``<submit>`` counts.
+            reward: A name of `agentenv.envs.sql_rewards.REWARDS`, or parts of ``PARTS`` there with their weights.
+            max_turns: Turns before the last one, in which only the final query counts.
             rows: Rows of a result that are shown.
             observation_chars: Characters of a result that are shown; the middle is left out.
-            prompt: Opening message; must hold ``{question}``; ``{schema}`` is filled too.
+            prompt: Opening message; must hold ``{question}``; ``{schema}`` is filled too, with the notes of the task. To
+                the default, a reward that looks at the form of actions adds a sentence on it.
             render_mode: ``ansi`` or None.
 
         Raises:
-            ConfigurationError: no ``{question}`` in the prompt, or a bound out of range.
+            UnknownName: no such reward, or no such part of one.
+            ConfigurationError: no ``{question}`` in the prompt, or a bound or weight out of range.
         """
         super().__init__(render_mode=render_mode)
         if "{question}" not in prompt:
@@ -93,8 +107,9 @@ class Sql(Env[SqlState]):
                 f"max_turns={max_turns} at least 0"
             )
         self._tasks = default_tasks() if tasks is None else tuple(tasks)
-        self._reader = reader or shared_reader()
-        self._max_turns, self._rows, self._room, self._prompt = max_turns, rows, observation_chars, prompt
+        self._reader, self._reward = reader or shared_reader(), get_reward(reward)
+        self._max_turns, self._rows, self._room = max_turns, rows, observation_chars
+        self._prompt = prompt + FORM if self._reward.needs_form and prompt is PROMPT else prompt
 
     @classmethod
     def make_tasks(
@@ -131,7 +146,10 @@ class Sql(Env[SqlState]):
         tables = self._run(SCHEMA, rows=1000)
         if not tables.ok:
             raise EnvFault(f"the schema of task {task.id!r} cannot be read: {tables.message}")
-        text = self._prompt.replace("{schema}", "\n".join(f"{row[0]!s};" for row in tables.rows))
+        shown_schema = "\n".join(f"{row[0]!s};" for row in tables.rows)
+        if notes := task.data.get("notes"):
+            shown_schema += "\n" + NOTES.format(notes=notes).rstrip("\n")
+        text = self._prompt.replace("{schema}", shown_schema)
         return (Message("user", text.replace("{question}", task.question)),), {"task_id": task.id}
 
     def step(self, action: str) -> Step:
@@ -142,17 +160,24 @@ class Sql(Env[SqlState]):
             SandboxFault: no worker could be had, or a database cannot be read; this is never the policy's doing.
         """
         self.check_running()
-        block = earliest_block(action, TAGS)
-        last = self.state.turns >= self._max_turns
-        self.state.turns += 1
-        if block and block.tag == "submit":
-            return self._submit(unfenced(block.content))
+        probe, final = self.tags
+        block, state = earliest_block(action, self.tags), self.state
+        last = state.turns >= self._max_turns
+        state.well_formed &= is_well_formed(action, self.tags, thinks=state.turns == 0)
+        state.turns += 1
+        if block and block.tag == final:
+            return self._submit(unfenced(block.content), tag_share(action, final))
         if last:
-            return self.result((), end=EndReason.TURN_LIMIT, truncated=True, valid=False)
+            reward = self._reward(self._ending())
+            return self.result((), reward=reward, end=EndReason.TURN_LIMIT, truncated=True, valid=False)
         if block is None:
             wrong = ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="no complete action")
-            return self.result((Message("tool", CORRECTION),), valid=False, tool_results=(wrong,))
-        found = self._run(unfenced(block.content), rows=self._rows)
+            correction = CORRECTION.format(probe=probe, final=final)
+            return self.result((Message("tool", correction),), valid=False, tool_results=(wrong,))
+        query = unfenced(block.content)
+        found = self._run(query, rows=self._rows)
+        if found.ok and found.reads:
+            state.probed.add(tokens(query))
         text = shortened(shown(found), self._room)
         self.state.seen.add(text)
         result = ToolResult("sql", found.status, text, found.error_class)
@@ -161,21 +186,36 @@ class Sql(Env[SqlState]):
     def _run(self, query: str, *, rows: int) -> SqlResult:
         return self._reader.run(self.state.task.data["databases"][0], query, rows=rows)
 
-    def _submit(self, query: str) -> Step:
+    def _ending(self) -> SqlEnding:
+        """How the episode stands for the reward, where nothing has been handed in."""
+        state, data = self.state, self.state.task.data
+        return SqlEnding(data["gold"], well_formed=state.well_formed, probes=len(state.probed))
+
+    def _submit(self, query: str, share: float) -> Step:
         data = self.state.task.data
         grade = grade_query(self._reader, query, data["gold"], data["databases"])
         status, kind = grade.shown.status, grade.shown.error_class
         if grade.shown.ok and not grade.all_matched:
             status, kind = ToolStatus.ERROR, "WrongResult"
         result = ToolResult("submit", status, grade.shown.message, kind)
+        ending = replace(
+            self._ending(), query=query, results=grade.results, matches=grade.matches, tag_share=share
+        )
         return self.result(
             (),
-            reward=float(grade.all_matched),
+            reward=float(self._reward(ending)),
             end=EndReason.SUBMITTED,
             tool_results=(result,),
             passed=sum(grade.matches),
             tests=len(grade.matches),
+            answer=query,
+            solved=grade.all_matched,
+            vote=vote_of(grade),
         )
+
+    def cut_reward(self) -> float:
+        """What an episode earns that hands nothing in: below 0 under a reward that punishes this."""
+        return float(self._reward(self._ending()))
 
     def anchor_key(self) -> str:
         """The task and the set of results seen: the way to them does not matter."""
@@ -184,12 +224,25 @@ class Sql(Env[SqlState]):
 
     def expert(self) -> Sequence[str]:
         """Tries the gold query out, then hands it in."""
-        gold = self.state.task.data["gold"]
-        return (f"<sql>{gold}</sql>", f"<submit>{gold}</submit>")[-1 - self._max_turns :]
+        gold, (probe, final) = self.state.task.data["gold"], self.tags
+        actions = (f"<{probe}>{gold}</{probe}>", f"<{final}>{gold}</{final}>")[-1 - self._max_turns :]
+        thought = f"<think>{self.state.task.question}</think>" if self._reward.needs_form else ""
+        return (thought + actions[0], *actions[1:])
 
     def render(self) -> str:
         """The question and how far the episode is."""
         return f"{self.state.task.question} [{self.state.turns} turns, {len(self.state.seen)} results]"
+
+
+def vote_of(grade: SqlGrade) -> str | None:
+    """What a query gives on the database that is shown, for a majority of several; None of one that does not run.
+
+    Nothing of the gold query or of the other databases is in it, so it may decide what is handed in.
+    """
+    if not grade.shown.ok:
+        return None
+    rows = sorted(map(repr, grade.shown.rows))
+    return hashlib.sha256("\0".join(rows).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
 def shown(result: SqlResult) -> str:

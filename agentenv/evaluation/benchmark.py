@@ -18,6 +18,7 @@ from agentenv.core.protocols import Policy, Retriever
 from agentenv.core.registry import env_class
 from agentenv.core.types import Task
 from agentenv.data.sources import OWN, PROGRAM_SETS, Source, SourceConfig, check_source
+from agentenv.data.sql_sets import SQL_SETS
 from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 from agentenv.evaluation.checksums import verify
 from agentenv.evaluation.contents import content_digests
@@ -49,7 +50,7 @@ from agentenv.policies.openai import OpenAIPolicy
 from agentenv.policies.policy_spec import check_policy, is_endpoint, is_engine
 from agentenv.progress import Display
 
-SEARCH, CODE = EnvConfig().id, "agentenv/Code-v0"
+SEARCH, CODE, SQL = EnvConfig().id, "agentenv/Code-v0", "agentenv/SQL-v0"
 _FORM = ("format", "family", "template_options")
 _SCORERS = ("em_squad", "f1_squad", "em_cover")
 
@@ -101,7 +102,8 @@ class Benchmark:
             check_chat_options(self.format or "inline", self.family, self.template_options)
         if self.family:
             get_family(self.family)
-        env = self.env or (CODE if self.dataset in PROGRAM_SETS else SEARCH)
+        own_env = SQL if self.dataset in SQL_SETS else CODE if self.dataset in PROGRAM_SETS else SEARCH
+        env = self.env or own_env
         object.__setattr__(self, "env", env)
         own = _SCORERS if takes(env, "retriever") else env_class(env).scorers
         object.__setattr__(self, "scorers", self.scorers or own)

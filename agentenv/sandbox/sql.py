@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import urllib.parse
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,6 +50,11 @@ class SqlResult:
     error_class: str = ""
     """NotAllowed, Timeout, OutOfMemory, NoQuery, TooLong, Crash, or the class of SQLite's own error."""
     message: str = ""
+    reads: tuple[tuple[str, str], ...] = ()
+    """The tables and columns that the query reads, as SQLite resolved its names; the column is empty where only rows of the
+    table count."""
+    seconds: float = field(default=0.0, compare=False)
+    """Seconds that it took, by the clock."""
 
     @property
     def ok(self) -> bool:
@@ -236,7 +241,9 @@ def _result(reply: dict[str, Any], uri: str) -> SqlResult:
         status = ToolStatus.TIMEOUT if reply["error"] == "Timeout" else ToolStatus.ERROR
         return SqlResult(status, error_class=reply["error"], message=reply["message"])
     rows = tuple(tuple(_value(cell) for cell in row) for row in reply["rows"])
-    return SqlResult(ToolStatus.OK, tuple(reply["columns"]), rows, reply["more"])
+    reads = tuple((table, column) for table, column in reply["reads"])
+    columns = tuple(reply["columns"])
+    return SqlResult(ToolStatus.OK, columns, rows, reply["more"], reads=reads, seconds=reply["seconds"])
 
 
 def _value(cell: Any) -> Value:

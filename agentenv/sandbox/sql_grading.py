@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentenv.core.scoring.tables import rounded
 from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.sandbox.sql import SqlReader, SqlResult, Value
 
 MAX_ROWS = 10_000
-DIGITS = 10
-"""Significant digits in which two numbers must agree: sums of floats depend on the order of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +25,8 @@ class SqlGrade:
     """What it gave on the first database."""
     matches: tuple[bool, ...]
     """One entry a database."""
+    results: tuple[tuple[SqlResult, SqlResult], ...] = ()
+    """What it gave and what the gold query gave on each database, up to the first on which it failed."""
 
     @property
     def all_matched(self) -> bool:
@@ -48,27 +49,45 @@ def grade_query(reader: SqlReader, query: str, gold: str, databases: Sequence[st
     """
     ordered, matches = orders(gold), [False] * len(databases)
     shown: SqlResult | None = None
+    results: list[tuple[SqlResult, SqlResult]] = []
     for index, database in enumerate(databases):
         found = reader.run(database, query, rows=MAX_ROWS)
         shown = shown or found
         if not found.ok:
             break
-        wanted = reader.run(database, gold, rows=MAX_ROWS)
-        if not wanted.ok or wanted.more:
-            raise SandboxFault(
-                f"the gold query {gold!r} cannot be graded: {wanted.message or 'too many rows'}"
-            )
+        wanted = gold_result(reader, gold, database)
+        results.append((found, wanted))
         matches[index] = same_rows(found, wanted, ordered=ordered)
     if shown is None:
         raise ConfigurationError("a query is graded on one database at least")
-    return SqlGrade(shown, tuple(matches))
+    return SqlGrade(shown, tuple(matches), tuple(results))
+
+
+def gold_result(reader: SqlReader, gold: str, database: str | Path) -> SqlResult:
+    """What the gold query gives.
+
+    Raises:
+        SandboxFault: the database cannot be read, or the query fails or gives more than ``MAX_ROWS`` rows.
+    """
+    wanted = reader.run(database, gold, rows=MAX_ROWS)
+    if not wanted.ok or wanted.more:
+        raise SandboxFault(f"the gold query {gold!r} cannot be graded: {wanted.message or 'too many rows'}")
+    return wanted
+
+
+def same_set(found: SqlResult, wanted: SqlResult) -> bool:
+    """Execution accuracy of BIRD: whether both are the same set of rows, without order and without duplicates."""
+    if found.more or not found.ok or not wanted.ok:
+        return False
+    ours, theirs = ({repr(tuple(map(rounded, row))) for row in result.rows} for result in (found, wanted))
+    return ours == theirs
 
 
 def same_rows(found: SqlResult, wanted: SqlResult, *, ordered: bool) -> bool:
     """Whether two results hold the same rows, duplicates counted; in the same order if ``ordered``."""
     if found.more or len(found.columns) != len(wanted.columns) or len(found.rows) != len(wanted.rows):
         return False
-    ours, theirs = ([tuple(map(_rounded, row)) for row in result.rows] for result in (found, wanted))
+    ours, theirs = ([tuple(map(rounded, row)) for row in result.rows] for result in (found, wanted))
     # Sorted, not counted: of numbers that all have one hash a query can give as many as it likes.
     return ours == theirs if ordered else sorted(ours, key=_rank) == sorted(theirs, key=_rank)
 
@@ -79,13 +98,6 @@ _KINDS = {type(None): 0, int: 1, float: 1, str: 2, bytes: 3}
 def _rank(row: tuple[Value, ...]) -> list[tuple[int, Value]]:
     """A key by which rows of any values can be sorted: like is compared with like."""
     return [(_KINDS[type(cell)], 0 if cell is None else cell) for cell in row]
-
-
-def _rounded(value: Value) -> Value:
-    """A number in ``DIGITS`` digits where it has a fraction; 2.0 and 2 are one number."""
-    if not isinstance(value, float):
-        return value
-    return int(value) if value.is_integer() else float(f"{value:.{DIGITS}g}")
 
 
 _PIECES = re.compile(

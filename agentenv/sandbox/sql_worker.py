@@ -34,6 +34,7 @@ LIMITS = {
 BROKEN = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CANTOPEN", "SQLITE_IOERR")
 STEPS = 1000  # of SQLite's machine between two looks at the clock
 MESSAGE = 300  # characters
+MOST_READS = 1000  # tables and columns that are named
 
 
 def main(memory_mb: int) -> None:
@@ -62,21 +63,25 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Runs ``request["query"]`` on the database at ``request["uri"]``.
 
     Returns:
-        ``columns``, ``rows`` and whether there are ``more``; or ``error`` (a class) and ``message``; or ``fault`` where the
-        database itself cannot be read.
+        ``columns``, ``rows``, whether there are ``more``, what it ``reads`` and the ``seconds`` that it took; or ``error``
+        (a class) and ``message``; or ``fault`` where the database itself cannot be read.
     """
     refused: list[str] = []
+    reads: set[tuple[str, str]] = set()
     try:
         connection = _open(request["uri"])
     except sqlite3.Error as error:
         return {"fault": str(error)}
     try:
-        _confine(connection, refused, request["cpu_s"])
+        _confine(connection, refused, reads, request["cpu_s"])
+        began = time.perf_counter()
         cursor = connection.execute(request["query"])
         if cursor.description is None:
             return {"error": "NoQuery", "message": "there is no SELECT in it"}
         rows, more = _fetch(cursor, request["rows"], request["bytes"])
-        return {"columns": [column[0] for column in cursor.description], "rows": rows, "more": more}
+        columns = [column[0] for column in cursor.description]
+        found = {"columns": columns, "rows": rows, "more": more, "reads": sorted(reads)[:MOST_READS]}
+        return found | {"seconds": time.perf_counter() - began}
     except Exception as error:  # whatever a query brings about is its own failure
         return _failure(error, refused)
     finally:
@@ -98,10 +103,14 @@ def _open(uri: str) -> sqlite3.Connection:
     return connection
 
 
-def _confine(connection: sqlite3.Connection, refused: list[str], cpu_s: float) -> None:
-    """Limits, authorizer, deadline; what was refused is noted for the message."""
+def _confine(
+    connection: sqlite3.Connection, refused: list[str], reads: set[tuple[str, str]], cpu_s: float
+) -> None:
+    """Limits, authorizer, deadline; what was refused is noted for the message, and what is read for the answer."""
 
-    def authorize(action: int, _: str | None, name: str | None, *__: str | None) -> int:
+    def authorize(action: int, table: str | None, name: str | None, *__: str | None) -> int:
+        if action == sqlite3.SQLITE_READ:
+            reads.add((str(table).lower(), str(name or "").lower()))
         if action in READS or (action == sqlite3.SQLITE_FUNCTION and str(name).lower() in FUNCTIONS):
             return sqlite3.SQLITE_OK
         refused.append(

@@ -131,6 +131,7 @@ def assign_credit(
             overlong_buffer=shaping.overlong_buffer,
             overlong_factor=shaping.overlong_factor,
             answer_penalty=shaping.answer_penalty,
+            relative_length=shaping.relative_length,
         )
         credit = novelty_bonus(valid, estimate(valid), strength=shaping.novelty, cap=shaping.novelty_cap)
         for trajectory, values in zip(valid, credit, strict=True):

@@ -11,7 +11,8 @@ from agentenv.core.env import Env
 from agentenv.core.env_contract import EnvContract
 from agentenv.core.types import EndReason, Task, ToolStatus
 from agentenv.data.sql_tasks import generate_sql_tasks
-from agentenv.envs.sql import CORRECTION, Sql
+from agentenv.envs.sql import CORRECTION, FORM, Sql
+from agentenv.envs.sql_rewards import REWARDS
 from agentenv.errors import ConfigurationError, DatasetError, SandboxFault
 
 GOLD = "SELECT name FROM city WHERE size > 10 ORDER BY size DESC"
@@ -109,7 +110,7 @@ def test_what_the_gold_query_gives_on_every_database_earns_one(
 @pytest.mark.parametrize("action", ["", "SELECT 1", "<sql>SELECT 1", "</submit>", "<answer>b</answer>"])
 def test_h18_an_action_without_a_complete_block_is_corrected(task: Task, action: str) -> None:
     step = begun(task).step(action)
-    assert step.observation[0].text == CORRECTION
+    assert step.observation[0].text == CORRECTION.format(probe="sql", final="submit")
     assert step.info["valid"] is False
     assert step.info["tool_results"][0].status is ToolStatus.FORMAT_ERROR
 
@@ -146,3 +147,20 @@ def test_bad_arguments_and_tasks_are_named(task: Task, tmp_path: Path) -> None:
             begun(Task("bare", "?", ("",), data=data))
     with pytest.raises(SandboxFault, match="gone"):
         begun(Task("gone", "?", ("",), data={"databases": (str(tmp_path / "gone"),), "gold": GOLD}))
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+def test_the_expert_earns_all_that_a_reward_pays_but_for_looking(task: Task, reward: str) -> None:
+    env = begun(task, reward=reward)
+    earned = sum(env.step(action).reward for action in env.expert())
+    assert earned == pytest.approx(
+        8 / 9 if reward == "reex" else 1.0
+    )  # it looks once, and two looks are asked for
+
+
+def test_a_reward_that_looks_at_the_form_says_so(task: Task) -> None:
+    (plain,), _ = begun(task).reset(seed=0)
+    (formed,), _ = begun(task, reward={"format": 1.0, "execution": 3.0}).reset(seed=0)
+    assert formed.text == plain.text + FORM
+    (own,), _ = begun(task, reward="arctic", prompt="{question}").reset(seed=0)
+    assert own.text == "Large cities?"

@@ -102,6 +102,9 @@ class RewardShapingSettings(Frozen):
     """Size of that penalty at the limit."""
     answer_penalty: float = Field(0.0, ge=0)
     """Subtracted from the reward of an episode that ended without an answer."""
+    relative_length: float = Field(0.0, ge=0)
+    """Subtracted from the reward of a success for each standard deviation by which it is longer than the successes of its
+    group (Think2SQL, .1 there); 0 gives none."""
     novelty: float = Field(0.0, ge=0)
     """Strength of XRPO's bonus on positive advantages of episodes that were unlikely in their group (2.5 there); 0 gives
     none."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean, stdev
 
 import numpy as np
 
@@ -30,6 +31,26 @@ def overlong_penalty(
     return factor * max(min(-(tokens - (limit - buffer)) / buffer, 0.0), floor)
 
 
+def relative_length_penalties(
+    lengths: Sequence[int], rewards: Sequence[float], *, rate: float
+) -> list[float]:
+    """Think2SQL's penalty on long successes (arXiv:2504.15077): min(rate z, .9, reward) where z > 0.
+
+    z = (length - mean) / max(std, .2 mean), over the episodes with a reward above .5; fewer than two of these give none.
+
+    Args:
+        lengths: Tokens of each episode of a group.
+        rewards: Of each.
+        rate: .1 in the published code; 0 gives none.
+    """
+    good = [length for length, reward in zip(lengths, rewards, strict=True) if reward > 0.5]
+    if not rate or len(good) < 2 or not fmean(good):
+        return [0.0] * len(rewards)
+    mean, scale = fmean(good), max(stdev(good), 0.2 * fmean(good))
+    excess = (rate * (length - mean) / scale for length in lengths)
+    return [max(min(one, 0.9, reward), 0.0) for one, reward in zip(excess, rewards, strict=True)]
+
+
 def shape_rewards(
     group: Sequence[Trajectory],
     *,
@@ -37,6 +58,7 @@ def shape_rewards(
     overlong_buffer: int = 0,
     overlong_factor: float = 1.0,
     answer_penalty: float = 0.0,
+    relative_length: float = 0.0,
 ) -> list[Trajectory]:
     """The trajectories with the penalties in the outcome and in the last turn's reward; themselves where there are none.
 
@@ -47,12 +69,15 @@ def shape_rewards(
         overlong_factor: See ``overlong_penalty``.
         answer_penalty: Subtracted from an episode that ended without an answer (Search-R1++): an F1 reward alone makes
             silence as good as a wrong answer.
+        relative_length: ``rate`` of ``relative_length_penalties``; counts the tokens that were sampled.
     """
     shaped = []
-    for trajectory in group:
+    lengths, rewards = [t.response_tokens for t in group], [t.reward for t in group]
+    relative = relative_length_penalties(lengths, rewards, rate=relative_length)
+    for trajectory, lengthy in zip(group, relative, strict=True):
         longest = max((part.stop - part.start for part in trajectory.row_slices), default=0)
         penalty = overlong_penalty(longest, limit=limit, buffer=overlong_buffer, factor=overlong_factor)
-        penalty -= answer_penalty * (trajectory.end_reason not in ANSWERS)
+        penalty -= answer_penalty * (trajectory.end_reason not in ANSWERS) + lengthy
         shaped.append(add_reward(trajectory, penalty) if penalty else trajectory)
     return shaped
 

@@ -65,6 +65,7 @@ STRATEGIES: Mapping[str, str] = {
     "plain": "agentenv.trainers.strategies.strategies:PlainStrategy",
     "rollback": "agentenv.trainers.strategies.rollback:RollbackStrategy",
     "tree": "agentenv.trainers.strategies.tree:TreeStrategy",
+    "tree_decode": "agentenv.trainers.strategies.tree_decode:TreeDecodeStrategy",
     "judge": "agentenv.trainers.strategies.judge_action:JudgeStrategy",
     "self_search": "agentenv.trainers.strategies.self_search:SelfSearchStrategy",
     "paraphrase": "agentenv.trainers.strategies.paraphrases:ParaphraseStrategy",
@@ -77,10 +78,10 @@ STRATEGIES: Mapping[str, str] = {
 }
 
 
-IN_CONTEXT = ("plain", "tree", "self_search", "paraphrase", "demonstrate", "self_play")
+IN_CONTEXT = ("plain", "tree", "tree_decode", "self_search", "paraphrase", "demonstrate", "self_play")
 """Strategies whose trained tokens all stand in the context that they were sampled in; of others that is not known."""
 
-NATIVE = ("plain", "tree")
+NATIVE = ("plain", "tree", "tree_decode")
 """Strategies that play in the chat format ``native``: they put nothing between the turns of an episode."""
 
 

@@ -8,7 +8,12 @@ import pytest
 
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import EndReason
-from agentenv.trainers.credit.shaping import novelty_bonus, overlong_penalty, shape_rewards
+from agentenv.trainers.credit.shaping import (
+    novelty_bonus,
+    overlong_penalty,
+    relative_length_penalties,
+    shape_rewards,
+)
 
 Turns = Callable[..., Trajectory]
 
@@ -126,3 +131,25 @@ def test_tokens_of_another_context_are_in_no_novelty(episode: Turns) -> None:
     group = [said(episode, -9.0, off_context=True), said(episode, -1.2), said(episode, -0.8)]
     bonus = novelty_bonus(group, [np.full(3, 0.5)] * 3, strength=1.0, cap=1.0)
     np.testing.assert_allclose([values[0] for values in bonus], [0.5, 0.68127, 0.5], atol=1e-5)
+
+
+def test_long_successes_lose_what_they_exceed_the_others_by() -> None:
+    """Successes of 10, 20 and 30 tokens: mean 20, deviation 10; a half success of 60 loses .4, no more than it has."""
+    lengths, rewards = (10, 20, 30, 60, 60, 90), (1.0, 0.9, 1.0, 0.5, 0.3, 0.0)
+    found = relative_length_penalties(lengths, rewards, rate=0.1)
+    assert found == pytest.approx([0.0, 0.0, 0.1, 0.4, 0.3, 0.0])
+    assert relative_length_penalties((100, 100, 400), (1.0, 1.0, 0.2), rate=0.1) == pytest.approx(
+        [0.0, 0.0, 0.2]
+    )
+    assert relative_length_penalties((100, 100, 2000), (1.0, 1.0, 2.0), rate=9.0)[2] == 0.9  # never more
+
+
+def test_one_success_or_no_rate_gives_no_penalty(turns: Turns) -> None:
+    assert relative_length_penalties((10, 90), (1.0, 0.4), rate=0.1) == [0.0, 0.0]
+    assert relative_length_penalties((10, 90), (1.0, 1.0), rate=0.0) == [0.0, 0.0]
+    group = [turns([1.0]), turns([0.0, 0.0, 1.0])]
+    assert [t.response_tokens for t in group] == [2, 6]
+    shaped = shape_rewards(group, limit=100, relative_length=0.1)
+    # mean 4, deviation sqrt(8): z of the longer one is 2 / sqrt(8)
+    assert [t.reward for t in shaped] == pytest.approx([1.0, 1.0 - 0.2 / 8**0.5])
+    assert shaped[1].turns[-1].reward == pytest.approx(1.0 - 0.2 / 8**0.5)

@@ -1,0 +1,122 @@
+"""Scores of predicted queries over Spider and BIRD: execution accuracy and the valid efficiency score.
+
+EX is BIRD's: the sets of rows are equal. ``execution`` is stricter: duplicates count, and so does the order where the gold
+query asks for one, on every database of a test suite. VES is the mean over questions of EX sqrt(T gold / T prediction), T
+the shortest of several runs, because the least time is the one that the machine disturbed least.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agentenv.core.types import Task
+from agentenv.data.dataset_files import RawRow
+from agentenv.data.sources import SourceConfig, open_source
+from agentenv.errors import DatasetError, SandboxFault
+from agentenv.evaluation.predictions import read_answers
+from agentenv.evaluation.statistics.significance import estimate
+from agentenv.sandbox.sql import SqlReader
+from agentenv.sandbox.sql_grading import MAX_ROWS, grade_query, same_set
+
+BIRD_MARK = "\t----- bird -----\t"
+"""What stands between a query and the name of its database in BIRD's own prediction files."""
+CPU_S = 30.0
+"""Processor seconds of one query, as in BIRD's evaluation."""
+RUNS = 5
+"""Runs of each query for its time."""
+MEASURES = ("ex", "execution", "ves")
+
+
+class QueryScore(NamedTuple):
+    """What one predicted query scores."""
+
+    ex: float
+    execution: float
+    ves: float
+
+
+def valid_efficiency(right: bool, gold_s: float, predicted_s: float) -> float:
+    """1[right] sqrt(T gold / T prediction), the term of a question in VES (BIRD, arXiv:2305.03111)."""
+    return math.sqrt(gold_s / predicted_s) if right and predicted_s > 0 else float(right)
+
+
+def score_queries(
+    dataset: str,
+    data: Path | None,
+    predictions: Sequence[RawRow],
+    *,
+    split: str | None = None,
+    runs: int = RUNS,
+) -> dict[str, Any]:
+    """Scores predicted queries of ``spider`` or ``bird``; a question without one counts 0.
+
+    Args:
+        dataset: Which set.
+        data: Where it lies; None is the environment variable of the sets.
+        predictions: Records of ``id`` and ``answer``, or one that maps ids to queries; the number at the end of an id will
+            do, as in BIRD's own files.
+        split: Of the set; its default where None.
+        runs: Of each query for its time.
+
+    Returns:
+        ``n`` and ``missing``, the number of ``unknown`` ids, of questions left out because the gold query fails here
+        (``ungraded``), ``scores`` and their ``ci95``.
+
+    Raises:
+        UnknownName: no such split.
+        DatasetError: the set or a prediction cannot be read, or no id is one of the set.
+        SandboxFault: no query could be graded.
+    """
+    tasks = open_source(SourceConfig(dataset=dataset, data=data, split=split)).tasks
+    answers = _by_task(tasks, read_answers(predictions))
+    scored: dict[str, QueryScore] = {}
+    fault: SandboxFault | None = None
+    with SqlReader(cpu_s=CPU_S, memory_mb=512) as reader:
+        for task in tasks:
+            try:
+                scored[task.id] = score_query(reader, task, answers.get(task.id), runs=runs)
+            except SandboxFault as error:
+                fault = error
+    if fault is not None and not scored:
+        raise fault
+    found = {
+        name: estimate([getattr(one, name) for one in scored.values()], clusters=list(scored))
+        for name in MEASURES
+    }
+    return {
+        "n": len(scored),
+        "missing": {"answer": sum(answers.get(key) is None for key in scored)},
+        "unknown": len(answers.keys() - {task.id for task in tasks}),
+        "ungraded": len(tasks) - len(scored),
+        "scores": {name: one.mean for name, one in found.items()},
+        "ci95": {name: one.ci95 for name, one in found.items()},
+    }
+
+
+def _by_task(tasks: Sequence[Task], answers: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Predictions by the ids of the tasks; a query of BIRD's own files without the name of its database."""
+    numbers = {task.id.rpartition("/")[2]: task.id for task in tasks}
+    named = {numbers.get(key, key): value for key, value in answers.items()}
+    if not named.keys() & {task.id for task in tasks}:
+        raise DatasetError(
+            f"None of {len(answers)} predictions is of a question here; ids are like {tasks[0].id!r}."
+        )
+    return {key: value and value.partition(BIRD_MARK)[0] for key, value in named.items()}
+
+
+def score_query(reader: SqlReader, task: Task, query: str | None, *, runs: int = RUNS) -> QueryScore:
+    """EX, ``execution`` and the term of VES of one query; EX and times are of the first database.
+
+    Raises:
+        SandboxFault: a database cannot be read, or the gold query fails.
+    """
+    gold, databases = task.data["gold"], task.data["databases"]
+    grade = grade_query(reader, query or "", gold, databases)
+    if query is None or not grade.results or not same_set(*grade.results[0]):
+        return QueryScore(0.0, 0.0, 0.0)
+    times = [
+        min(reader.run(databases[0], one, rows=MAX_ROWS).seconds for _ in range(runs))
+        for one in (gold, query)
+    ]
+    return QueryScore(1.0, float(grade.all_matched), valid_efficiency(True, *times))
