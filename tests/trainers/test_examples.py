@@ -57,7 +57,18 @@ def test_there_is_one_for_every_method() -> None:
     assert names >= {"search-r1", "dapo", "dr-grpo", "gigpo", "mt-grpo", "cleaner", "mc-grpo", "r3l"}
     assert names >= {"zerosearch", "ssrl", "ikea", "reseek", "asearcher", "hybrid-search", "search-planner"}
     assert names >= {"hiersearch", "convsearch-r1", "con-rag", "grpo-tcr"}
-    assert names >= {"ssp", "mae", "comas", "self-redteam", "sws", "sql", "reex-sql", "think2sql", "tracecoder", "ui-s1"}
+    assert names >= {
+        "ssp",
+        "mae",
+        "comas",
+        "self-redteam",
+        "sws",
+        "sql",
+        "reex-sql",
+        "think2sql",
+        "tracecoder",
+        "ui-s1",
+    }
     assert names >= {"dars", "xrpo", "vade", "dots", "gdro", "arrol", "branch-grpo", "latr", "guide", "seele"}
     assert names >= {"critique-grpo", "relift", "scope", "vcpo", "areal", "april"}
     listed = (FOLDER / "README.md").read_text()
