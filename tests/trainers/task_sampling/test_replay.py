@@ -1,5 +1,6 @@
 """Difficulty targets and replay: predictions and draws by hand, and what a replayed episode keeps."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -69,14 +70,40 @@ def test_far_logits_still_give_as_many_as_are_asked() -> None:
 
 
 def test_tasks_like_those_that_were_half_solved_are_played() -> None:
-    sampler = TargetedReplay()
+    sampler = TargetedReplay(predictor="similar")
     sampler.select(step_budget_of({0: [0, 1], 3: [0, 0]}))
     assert {draw.task for draw in sampler.draw(step_budget_of({}, step=2, questions=3))} == {0, 1, 2}
 
 
+def test_tasks_are_drawn_for_several_steps_at_once() -> None:
+    """Six tasks, two a step: three steps of them are one draw without repetition, which a checkpoint keeps."""
+    sampler = TargetedReplay(predictor="similar", every=3)
+    sampler.select(step_budget_of({0: [0, 1], 3: [0, 0]}))
+    first = sampler.draw(step_budget_of({}, step=2))
+    again = TargetedReplay(predictor="similar", every=3)
+    again.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    assert len(again.state_dict()["ahead"]) == 4
+    drawn = [*first, *again.draw(step_budget_of({}, step=3)), *again.draw(step_budget_of({}, step=4))]
+    assert sorted(draw.task for draw in drawn) == [0, 1, 2, 3, 4, 5]
+    assert again.state_dict()["ahead"] == []
+
+
+def test_the_learned_predictor_survives_a_checkpoint() -> None:
+    def stepped(sampler: TargetedReplay, step: int) -> list[int]:
+        sampler.select(step_budget_of({0: [0, 1], 1: [1, 1], 3: [0, 0], 4: [0, 0]}, step=step))
+        return [draw.task for draw in sampler.draw(step_budget_of({}, step=step))]
+
+    whole, first, second = TargetedReplay(every=1), TargetedReplay(every=1), TargetedReplay(every=1)
+    assert stepped(whole, 1) == stepped(first, 1)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert json.dumps(second.state_dict()) == json.dumps(first.state_dict())
+    assert stepped(whole, 2) == stepped(second, 2)
+    assert second.state_dict()["predictor"] == whole.state_dict()["predictor"]
+
+
 def test_groups_that_differ_come_back_as_they_were() -> None:
     """Three fresh groups at ``fresh`` .75 are joined by one. Flat groups and faults never are."""
-    sampler = TargetedReplay(fresh=0.75)
+    sampler = TargetedReplay(fresh=0.75, predictor="similar")
     step_budget = step_budget_of({0: [0, 1], 1: [1, 1], 2: [0, 0]})
     step_budget.groups[0].members.append(episode(TASKS[0], 0.0, valid=False))
     first = sampler.select(step_budget)
