@@ -42,10 +42,18 @@ class Warmstart:
     """Folder of what an earlier call made, such as a reader with --mixture-steps 0; only the phases after it are run."""
     imitate: tuple[str, ...] = ()
     """Presets or TOML files of runs: the policy of the first learns what the experts of all do on their training tasks."""
+    distil: str = ""
+    """Preset or TOML file of a run: its policy learns from the best of its own episodes, which it plays after examples."""
+    shots: Path | None = None
+    """File with these examples, which may be empty; default: what the environment's expert does on the first three tasks."""
+    samples: int = 8
+    """Episodes of each task, of --distil."""
+    least: float = 1.0
+    """Reward that the best of them has to earn, of --distil."""
     trust_config: bool = False
     """Whether these files may run code without a sandbox or contact hosts; otherwise that is asked at the terminal."""
     steps: int | None = None
-    """Optimiser steps of --env code, --env desktop and --imitate."""
+    """Optimiser steps of --env code, --env desktop, --imitate and --distil."""
     compute: ComputeSettings = AUTOMATIC
     """Where it learns, and how; in float32 unless bfloat16 is named. With --imitate what a run says is not read."""
 
@@ -62,7 +70,10 @@ class Warmstart:
         with LiveDisplay("warmstart", log=self.out.parent / f"{self.out.name}.log") as display:
             kinds = {"search": self._search, "code": self._code, "desktop": self._desktop}
             with use_compute(self.compute.precise()):
-                metrics = self._expert(display) if self.imitate else kinds[self.env](display)
+                if self.distil:
+                    metrics = self._distilled(display)
+                else:
+                    metrics = self._expert(display) if self.imitate else kinds[self.env](display)
         return metrics | {"out": str(self.out)}
 
     def _check(self) -> None:
@@ -81,19 +92,26 @@ class Warmstart:
             raise ConfigurationError(f"--steps must be at least 1, not {self.steps}")
         if self.hops is not None and not 1 <= self.hops <= 4:
             raise ConfigurationError(f"--hops must be 1 to 4, not {self.hops}")
-        if self.imitate and (self.env != "search" or self.from_shipped or self.seed):
+        if self.imitate and self.distil:
+            raise ConfigurationError("--imitate and --distil exclude each other")
+        if self._named and (self.env != "search" or self.from_shipped or self.seed):
             raise ConfigurationError(
-                "--imitate goes with --steps alone: the run names policy, environment and seed"
+                f"--{self._named} goes with --steps alone: the run names policy, environment and seed"
             )
         phases = ("copying_steps", "reading_steps", "mixture_steps", "role_steps", "weak_proposer_steps")
         for name, count in self._given(*phases).items():
             if count < 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be at least 0, not {count}")
         search = self._given(*phases, "init_from", "hops")
-        if wrong := self._given("steps") if self.env == "search" and not self.imitate else search:
+        if wrong := self._given("steps") if self.env == "search" and not self._named else search:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
-            chosen = "--imitate" if self.imitate else f"--env {self.env}"
+            chosen = f"--{self._named}" if self._named else f"--env {self.env}"
             raise ConfigurationError(f"{flags} does not go with {chosen}")
+
+    @property
+    def _named(self) -> str:
+        """The flag by which a run names policy and environment; empty where none does."""
+        return "imitate" if self.imitate else "distil" if self.distil else ""
 
     def _given(self, *names: str) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -137,9 +155,24 @@ class Warmstart:
         runs = [load_config(name).model_copy(update=here) for name in self.imitate]
         return expert_warmstart(runs, display, self.out, steps=steps)
 
+    def _distilled(self, display: Any) -> dict[str, Any]:
+        from agentenv.core.trust import confirm_file
+        from agentenv.trainers.config.config_files import load_config, presets
+        from agentenv.trainers.warmstart.self_distillation import DistillationConfig, self_distillation
+
+        if self.distil not in presets():
+            confirm_file(Path(self.distil), trusted=self.trust_config)
+        shots = None if self.shots is None else self.shots.read_text(encoding="utf-8")
+        settings = DistillationConfig(self.samples, self.least, shots, **self._given("steps"))
+        run = load_config(self.distil).model_copy(update={"compute": self.compute})
+        return self_distillation(run, settings, display, self.out)
+
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How well it does, cost, and where the policy is."""
-        if self.imitate:
+        if self.distil:
+            learned, tasks = result["demonstrations"], result["tasks"]
+            head = f"Own episodes of {learned:,} in {tasks:,} tasks, with a mean reward of {result['reward']:.3f}"
+        elif self.imitate:
             head = f"Shown: {result['demonstrations']:,} episodes of the expert"
         elif self.env == "search":
             head = f"Read and copied right on unseen worlds: {result['reading_accuracy']:.3f}"

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.types import Task
+from agentenv.data import conversation_formats as conversations
 from agentenv.data import dataset_formats as formats
 from agentenv.data.dataset_files import RawRow, find_file, read_qrels, read_records, world_split
 from agentenv.data.hub import Hub, hub_source, is_hub, read_hub
+from agentenv.data.splits import in_split
 from agentenv.data.task_checks import flaw_of
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 
@@ -30,6 +32,8 @@ class QuestionSet:
     corpus: str = "corpus.jsonl*"  # pattern of the corpus beside the questions
     notes: str = ""
     hub: Hub | None = None
+    held_out: str = ""
+    """A split that takes a tenth of the clusters of the file of ``train``, which has no file of its own; empty for none."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,20 @@ SETS: dict[str, QuestionSet] = {
         notes="Encrypted on disk and decrypted in memory only; the official measure is a judge (rubric browsecomp).",
         hub=Hub("smolagents/browse_comp"),
     ),
+    "topiocqa": QuestionSet(
+        "topiocqa",
+        {"dev": "topiocqa_dev*.json*", "train": "topiocqa_train*.json*", "test": "topiocqa_test*.json*"},
+        conversations.topiocqa,
+        notes="Turns of one conversation are a cluster. Turns that cannot be answered are left out.",
+    ),
+    "qrecc": QuestionSet(
+        "qrecc",
+        {"test": "*qrecc*test*.json*", "train": "*qrecc*train*.json*", "dev": "*qrecc*train*.json*"},
+        conversations.qrecc,
+        notes="Turns of one conversation are a cluster. Turns with an empty answer are left out. The split dev is a tenth "
+        "of the conversations of the training file, which the split train lacks.",
+        held_out="dev",
+    ),
     "fictional": QuestionSet("fictional", {"": "questions.jsonl*"}, formats.flashrag),
     "jsonl": QuestionSet("", {"": "questions.jsonl*"}, formats.own_questions),
 }
@@ -205,9 +223,18 @@ def load_dataset(
         split = _world_split(source, split)
     problems: list[str] = []
     records = read_records(source, problems=problems)
-    tasks = sample(_tasks(kind, split, records, read_qrels(source), str(source), problems), limit, seed)
+    found = _tasks(kind, split, records, read_qrels(source), str(source), problems)
+    tasks = sample(_held_out(kind, split, found), limit, seed)
     corpus = next(iter(sorted(source.parent.glob(kind.corpus))), None)
     return Dataset(name, split, tasks, source, corpus, kind.notes)
+
+
+def _held_out(kind: QuestionSet, split: str, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+    """The tasks of a split that shares its file with another: whole clusters, so that no conversation is in both."""
+    if not kind.held_out or split not in (kind.held_out, "train"):
+        return tasks
+    held = [in_split(str(task.data["cluster"]), "test") for task in tasks]
+    return tuple(task for task, one in zip(tasks, held, strict=True) if one == (split == kind.held_out))
 
 
 def check_split(name: str, split: str, path: Path | None) -> None:

@@ -74,6 +74,7 @@ class Rewrite(AsyncEnv[RewriteState]):
     client_data: ClassVar[Mapping[str, Any]] = {
         "supporting_ids": tuple[str, ...],
         "history": tuple[tuple[str, str], ...],
+        "rewrite": str,
     }
     stop: ClassVar[tuple[str, ...]] = ("</rewrite>",)
 
@@ -90,8 +91,9 @@ class Rewrite(AsyncEnv[RewriteState]):
         """Builds an environment.
 
         Args:
-            tasks: Questions with ``data["supporting_ids"]``, of which the last is looked for, and in ``data["history"]`` the
-                pairs of question and answer before them; None makes conversations of a small FictionalWorld.
+            tasks: Questions with ``data["supporting_ids"]``, of which the one that is found first counts, and in
+                ``data["history"]`` the pairs of question and answer before them. Of a question with a ``path`` the last
+                document is looked for. None makes conversations of a small FictionalWorld.
             retriever: A retriever or its spec; None searches that world by word overlap.
             depth: How far down the ranking the gold passage is looked for.
             prompt: Opening message; must hold ``{conversation}``.
@@ -148,7 +150,8 @@ class Rewrite(AsyncEnv[RewriteState]):
         (found,) = await self._retriever.search([Query(rewrite)], self._depth)
         gold = _gold(self.state.task)
         ids = [passage.id for passage in found]
-        self.state.rewrite, self.state.rank = rewrite, ids.index(gold) + 1 if gold in ids else None
+        ranks = [rank for rank, one in enumerate(ids, 1) if one in gold]
+        self.state.rewrite, self.state.rank = rewrite, min(ranks, default=None)
         result = ToolResult("search", ToolStatus.OK, rewrite, data={"ids": [ids]})
         return self.result(
             (),
@@ -160,10 +163,12 @@ class Rewrite(AsyncEnv[RewriteState]):
         )
 
     def expert(self) -> Sequence[str] | None:
-        """The search of the last hop, where the task carries its path."""
-        path = self.state.task.data.get("path", ())
+        """The search of the last hop where the task carries its path, else the rewriting of a person where it has one."""
+        data = self.state.task.data
+        path, rewrite = data.get("path", ()), data.get("rewrite")
         if not path:
-            return None
+            known = f"<think>The question without its conversation.</think>\n<rewrite>{rewrite}</rewrite>"
+            return (known,) if rewrite else None
         return (f"<think>It is {path[-1]['entity']}.</think>\n<rewrite>{path[-1]['query']}</rewrite>",)
 
     def render(self) -> str:
@@ -172,17 +177,16 @@ class Rewrite(AsyncEnv[RewriteState]):
         return f"{state.task.question} -> {state.rewrite} (rank {state.rank})"
 
 
-def _gold(task: Task) -> str:
-    """The passage that the last question is after."""
+def _gold(task: Task) -> tuple[str, ...]:
+    """The passages that the last question is after; the best rank of any of them counts."""
     path = task.data.get("path", ())
-    found: str = path[-1]["document"] if path else task.data["supporting_ids"][-1]
-    return found
+    return (path[-1]["document"],) if path else tuple(task.data["supporting_ids"])
 
 
 def _is_found(task: Task, retriever: InMemoryRetriever) -> bool:
     """Whether the search of the last hop finds its passage first."""
     ((row, _),) = retriever.rank([task.data["path"][-1]["query"]], 1)[0]
-    return retriever.corpus[row].id == _gold(task)
+    return retriever.corpus[row].id in _gold(task)
 
 
 _SEARCHES = {relation.name: relation.search for relations in RELATIONS.values() for relation in relations}

@@ -1,0 +1,116 @@
+"""A start by the policy's own best episodes: which of them are kept, what is shown before, and the command."""
+
+import asyncio
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.core.trajectory import SegmentKind, Trajectory
+from agentenv.core.types import EndReason, Task
+from agentenv.data.world_config import WorldConfig
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.task_env import EnvConfig
+from agentenv.progress import SilentDisplay
+from agentenv.trainers.config.config_files import config_of
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.parts import open_questions, trained_policy, with_declared_scorers
+from agentenv.trainers.warmstart.self_distillation import DistillationConfig, best_of, expert_shots, own_best
+
+SMALL = """\
+base = "laptop-search"
+name = "small"
+threads = 1
+[train]
+limit = 6
+[train.world]
+documents = 200
+questions = 6
+families = ["lookup"]
+[search]
+encoder = "hash"
+[rollout]
+questions = 4
+"""
+
+
+def ended(reward: float) -> Trajectory:
+    return Trajectory(Task("t", "Who?", ("A",)), (), (), reward, EndReason.ANSWERED)
+
+
+def test_the_best_valid_episode_is_kept_where_it_earns_enough() -> None:
+    played = [ended(0.5), ended(1.5), ended(1.5), replace(ended(9.0), valid=False)]
+    assert best_of(played, 1.0) is played[1]
+    assert best_of(played, 1.5) is played[1]
+    assert best_of(played, 1.6) is None
+    assert best_of([], 0.0) is None
+
+
+@pytest.mark.parametrize("changes", [{"samples": 0}, {"steps": 0}, {"episodes": 0}], ids=str)
+def test_numbers_out_of_range_are_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match=f"{next(iter(changes))}=0"):
+        DistillationConfig(**changes)  # type: ignore[arg-type]
+
+
+def small_run() -> TrainConfig:
+    return with_declared_scorers(config_of(tomllib.loads(SMALL), "test"))
+
+
+def test_own_episodes_are_those_of_the_policy_and_hold_no_example() -> None:
+    """What is learned stands under the plain opening message; the examples before it are cut out token by token."""
+    run = small_run()
+    policy = trained_policy("tiny", run.lora, run.compute, seed=0)
+    task_env = open_questions(run.train, run.search, run.env, policy)
+    tasks = task_env.source.tasks
+    settings = DistillationConfig(samples=2)
+    kept = own_best(run, task_env, policy, tasks, "Look it up.", settings, SilentDisplay())
+    assert 0 < len(kept) <= 6
+    assert len({trajectory.task.id for trajectory in kept}) == len(kept)
+    for trajectory in kept:
+        assert trajectory.reward >= 1
+        assert not any(segment.kind is SegmentKind.INJECTED for segment in trajectory.segments)
+        text = policy.tokenizer.decode([i for segment in trajectory.segments for i in segment.ids])
+        assert "Look it up" not in text
+
+
+def test_examples_are_what_the_expert_does() -> None:
+    run = small_run()
+    policy = trained_policy("tiny", run.lora, run.compute, seed=0)
+    world = WorldConfig(documents=200, questions=6, hops=(2, 2), families=("bridge",), split="train")
+    bridges = run.train.model_copy(update={"world": world})
+    rewriting = open_questions(bridges, run.search, EnvConfig(id="agentenv/Rewrite-v0"), policy)
+    shown = asyncio.run(expert_shots(rewriting, 30.0))
+    assert shown.count("<rewrite>") >= 3
+    assert shown.count("\nQ: ") >= 6
+    searching = open_questions(run.train, run.search, run.env, policy)
+    with pytest.raises(ConfigurationError, match="--shots"):
+        asyncio.run(expert_shots(searching, 30.0))
+
+
+def test_the_command_makes_a_policy_or_says_that_nothing_was_learned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "shots.txt").write_text("")
+    words = [
+        "warmstart",
+        "--distil",
+        str(tmp_path / "small.toml"),
+        "--shots",
+        str(tmp_path / "shots.txt"),
+        "--samples",
+        "2",
+    ]
+    words += ["--steps", "1", "--trust-config"]
+    assert main([*words, "--out", str(tmp_path / "policy"), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["tasks"] == 6
+    assert 0 < result["demonstrations"] <= 6
+    assert "its own best episodes" in (tmp_path / "policy" / "README.md").read_text()
+    assert main([*words, "--least", "3", "--out", str(tmp_path / "none")]) == 1
+    assert "earns 3" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+    assert main([*words, "--imitate", "laptop-search", "--out", str(tmp_path / "both")]) == 1
