@@ -189,12 +189,15 @@ def _update_group(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> di
     mine, theirs = split(groups, run.second)
     rate = run.config.optimizer.learning_rate
     factor = guarded(run.folder.history(), run.config.monitor.factor) if run.config.monitor.guard else 1.0
-    figures = update_weights(run.config, step, mine, run.policy, run.learner, rate=rate, factor=factor)
+    policy, learner = run.policy, run.learner
+    figures = update_weights(
+        run.config, step, mine, policy, learner, rate=rate, factor=factor, buffer=run.demonstrations
+    )
     run.scheduler.sync_weights()
     if run.second is not None:
         rate = run.config.second.learning_rate or rate
-        policy, learner = run.second.policy, run.second.learner
-        second = update_weights(run.config, step, theirs, policy, learner, rate=rate, factor=factor)
+        other, its_learner = run.second.policy, run.second.learner
+        second = update_weights(run.config, step, theirs, other, its_learner, rate=rate, factor=factor)
         figures |= {f"second_{name}": value for name, value in second.items()}
     return figures
 

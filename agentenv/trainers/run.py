@@ -22,6 +22,7 @@ from agentenv.trainers.config.identity import named_files, named_policies
 from agentenv.trainers.config.sections import ClusterSettings
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.denormals import flushed_denormals
+from agentenv.trainers.learner.imitation import DemonstrationBuffer
 from agentenv.trainers.learner.learner import Learner, Objective
 from agentenv.trainers.learner.second_policy import SecondPolicy
 from agentenv.trainers.learner.sharded import ShardedLearner, world_size
@@ -60,6 +61,7 @@ class Run:
     train: TaskEnv
     dev: TaskEnv
     test: TaskEnv
+    demonstrations: DemonstrationBuffer
     second: SecondPolicy | None = None
     """The second set of weights, where there is one."""
     trackers: Sequence[Tracker] = ()
@@ -80,6 +82,8 @@ class Run:
     def parts(self) -> dict[str, Stateful]:
         """What checkpoints hold beside policy and learner; the draws of the rollouts follow what the sampler has learned."""
         held: dict[str, Stateful] = {"sampler": self.sampler, "rollouts": self.scheduler}
+        if self.config.optimizer.supervised_batch:
+            held["demonstrations"] = self.demonstrations
         return held | ({"second": self.second} if self.second else {})
 
 
@@ -164,6 +168,7 @@ def _make_run(
             staleness=config.asynchronous.staleness,
             concurrent=config.concurrent_groups,
         ),
+        demonstrations=DemonstrationBuffer(config.optimizer.supervised_batch, train.source.tasks),
         second=second,
         train=train,
         dev=dev,

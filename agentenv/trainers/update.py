@@ -12,7 +12,7 @@ from agentenv.core.types import EndReason
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
-from agentenv.trainers.learner.imitation import imitate
+from agentenv.trainers.learner.imitation import DemonstrationBuffer, imitate
 from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
 from agentenv.trainers.learner.schedules import learning_rate_share
 from agentenv.trainers.run_folder.folder import TrainedPolicy
@@ -37,6 +37,7 @@ def update_weights(
     *,
     rate: float,
     factor: float = 1.0,
+    buffer: DemonstrationBuffer | None = None,
 ) -> dict[str, Any]:
     """Credit, the optimiser steps of one batch, that on demonstrations, a new version of the policy.
 
@@ -48,6 +49,7 @@ def update_weights(
         learner: Who makes them.
         rate: The peak of the step size.
         factor: What the guard has left of it.
+        buffer: Where demonstrations wait for a supervised step; None makes one on those of this batch.
 
     Returns:
         Figures of the last pass over the batch, and under ``updates`` those of every optimiser step where there are several.
@@ -75,6 +77,9 @@ def update_weights(
     figures |= {"updates": steps} if len(steps) > 1 else {}
     figures |= {"truncated_masked": masked} if config.loss.mask_truncated else {}
     shown = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
+    if buffer is not None:
+        shown = buffer.add(shown)
+        figures |= {"demonstrations_held": len(buffer)} if settings.supervised_batch else {}
     figures |= imitate(learner, shown, settings.supervised_rate * factor)
     policy.set_weights(learner.weights() if learner.model is not policy.model else None)
     return figures | {"learning_rate": rate}

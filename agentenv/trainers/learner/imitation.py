@@ -1,13 +1,55 @@
-"""The supervised step that ReLIFT puts between those of reinforcement learning."""
+"""The supervised step that ReLIFT puts between those of reinforcement learning, and the demonstrations that wait for it."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import Trajectory, from_record, to_record
+from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
 from agentenv.trainers.learner.settings import MemorySettings
+
+
+class DemonstrationBuffer:
+    """Collects demonstrations until there are enough for a supervised step.
+
+    ReLIFT, Ma et al. 2025, arXiv:2506.07527. As in its program, the newest stand first, a step takes the first ``size``, and
+    what is left waits for a later step.
+
+    Args:
+        size: Demonstrations of a supervised step; 0 takes those of each batch, however many.
+        tasks: What the demonstrations may be of.
+    """
+
+    def __init__(self, size: int, tasks: Sequence[Task]) -> None:
+        self._size = size
+        self._tasks = tasks
+        self._held: list[Trajectory] = []
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, demonstrations: Sequence[Trajectory]) -> list[Trajectory]:
+        """Takes up the demonstrations of a batch; those that a supervised step is to be made on now, if any."""
+        if not self._size:
+            return list(demonstrations)
+        self._held = [*demonstrations, *self._held]
+        if len(self._held) < self._size:
+            return []
+        taken, self._held = self._held[: self._size], self._held[self._size :]
+        return taken
+
+    def state_dict(self) -> dict[str, Any]:
+        """The demonstrations that wait."""
+        return {"held": [json.loads(json.dumps(to_record(t, whole=True))) for t in self._held]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state_dict`` stood."""
+        tasks = {task.id: task for task in self._tasks}
+        self._held = [from_record(record, tasks[record["task"]["id"]]) for record in state.get("held", ())]
 
 
 def imitate(learner: Learner, demonstrations: Sequence[Trajectory], rate: float) -> dict[str, float]:

@@ -93,3 +93,21 @@ def test_two_steps_and_the_second_one_again(name: str, tmp_path: Path) -> None:
     if name == "xrpo" and lines[0]["solved_examples"]:
         assert lines[1]["seeded_groups"] > 0
         assert lines[1]["hinted"] > 0
+
+
+def test_demonstrations_that_wait_for_their_step_survive_an_interruption(tmp_path: Path) -> None:
+    """A supervised step needs more of them than the first step has, and the second step fills the buffer."""
+    torch.set_num_threads(1)
+    wanted = config("uniform")
+    wanted["rollout"] |= {"strategy": "demonstrate", "group_size": 2}
+    wanted["optimizer"] |= {"supervised_batch": 2, "supervised_rate": 1e-3}
+    folder = RunFolder.create(tmp_path / "run", parse_config(wanted, "test"))
+    train(folder, SilentDisplay())
+    first, second = folder.history()
+    assert first["demonstrations_held"] == 1
+    assert "supervised_loss" not in first
+    assert second["supervised_loss"] > 0
+    before = contents(folder.path)
+    interrupt(folder.path)
+    train(RunFolder.open(folder.path), SilentDisplay())
+    assert contents(folder.path) == before
