@@ -173,3 +173,62 @@ def test_an_installed_package_is_found_when_agentenv_is_imported(tmp_path: Path)
 def test_a_vector_needs_at_least_one_environment() -> None:
     with pytest.raises(ConfigurationError, match="num_envs=0"):
         agentenv.make_vec("agentenv/Calculator-v0", 0)
+
+
+def test_an_error_is_one_line_with_its_kind_and_the_place_where_it_was_raised(tmp_path: Path) -> None:
+    try:
+        registry.load_class("no_such_module_anywhere:Class")
+    except ConfigurationError as error:
+        said = registry.describe_error(error)
+    assert said.startswith("ConfigurationError: cannot import no_such_module_anywhere:Class")
+    assert said.endswith(")")
+    assert "(registry.py, line " in said
+    assert registry.describe_error(ValueError("two\n  lines")) == "ValueError: two lines"
+    assert registry.describe_error(ValueError("x" * 600)) == f"ValueError: {'x' * 500}"
+    made = ValueError("wrong was raised from the environment creator for e with kwargs ({})")
+    assert registry.describe_error(made) == "ValueError: wrong"
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        ("raise ValueError('broken')", r"broken_module.*ValueError: broken \(broken_module\.py, line 1\)"),
+        ("import sys\nsys.exit(3)", "broken_module.*SystemExit: 3"),
+        ("import agentenv\nagentenv.nothing_such", "broken_module.*nothing_such"),
+        ("Class = 3", "broken_module:Class"),
+        ("import agentenv.nothing_such", "broken_module:Class.*nothing_such"),
+    ],
+)
+def test_what_a_module_does_when_it_is_imported_is_told(
+    code: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_module.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken_module", raising=False)
+    with pytest.raises(ConfigurationError, match=named):
+        registry.load_class("broken_module:Class", extra="web")
+    monkeypatch.delitem(sys.modules, "broken_module", raising=False)
+
+
+def test_an_entry_keeps_what_it_was_registered_with() -> None:
+    agentenv.register("test/Kept-v1", CALCULATOR, kwargs={"render_mode": "ansi"}, extra="web")
+    entry = agentenv.spec("test/Kept-v1")
+    assert (entry.id, entry.entry_point, entry.kwargs, entry.extra) == (
+        "test/Kept-v1",
+        CALCULATOR,
+        {"render_mode": "ansi"},
+        "web",
+    )
+    assert gymnasium.spec("test/Kept-v1").kwargs == {"render_mode": "ansi"}
+    with pytest.raises(ConfigurationError, match=CALCULATOR):
+        agentenv.register("test/Kept-v1", CALCULATOR)
+    assert agentenv.spec("any.module:Class") == registry.EnvSpec("any.module:Class", "any.module:Class")
+    assert not registry.is_class("remote:host")
+    assert registry.is_remote("remote:host")
+    assert not registry.is_class("a b:c")
+
+
+def test_a_vector_hands_its_arguments_to_every_environment() -> None:
+    envs = agentenv.make_vec("agentenv/Calculator-v0", 2, render_mode="ansi")
+    assert [env.render_mode for env in envs.envs] == ["ansi", "ansi"]
+    assert agentenv.make_vec("agentenv/Calculator-v0", 1).num_envs == 1

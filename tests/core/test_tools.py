@@ -1,12 +1,14 @@
 """Tools: forms of one declaration, refused ones, calls and their failures, and the environment around them."""
 
 import asyncio
+import json
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
 
+from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
 from agentenv.core.json_schema import complaints
 from agentenv.core.tools import MAX_CALLS, RESERVED_NAMES, Tool, ToolCall, ToolEnv, read_calls, tool
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, ToolResult, ToolStatus
@@ -442,3 +444,138 @@ def test_numbers_beyond_all_others_are_checked_too(value: Any, more: dict[str, A
     schema = {"type": "object", "properties": {"n": {"type": "integer"} | more}}
     for found in complaints({"n": value}, schema):
         assert isinstance(found, str)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "kind"),
+    [
+        ("<tool_call>{</tool_call>", "none", "JSONDecodeError"),
+        ("<tool_call>[]</tool_call>", "none", "TypeError"),
+        ('<tool_call>{"name": 3}</tool_call>', "none", "TypeError"),
+        ('<tool_call>{"name": "ad"}</tool_call>', "ad", "UnknownTool"),
+        (f'<tool_call>{{"name": "{"x" * 500}"}}</tool_call>', "x" * 40, "UnknownTool"),
+        ('<tool_call>{"name": "add", "arguments": {}}</tool_call>', "add", "ValidationError"),
+    ],
+)
+def test_a_mistake_names_the_tool_and_its_kind(text: str, name: str, kind: str) -> None:
+    (result,) = begun().step(text).info["tool_results"]
+    assert (result.status, result.name[:40], result.error_class) == (ToolStatus.FORMAT_ERROR, name, kind)
+    assert len(result.name) < 120
+
+
+def test_calls_beyond_the_most_are_a_result_of_their_own() -> None:
+    last = read_calls(adds(*"x" * (MAX_CALLS + 2)))[-1]
+    assert isinstance(last, ToolResult)
+    assert (last.name, last.status, last.error_class) == ("none", ToolStatus.FORMAT_ERROR, "TooManyCalls")
+    assert str(MAX_CALLS + 2) in last.text
+    assert str(MAX_CALLS) in last.text
+    assert all(isinstance(one, ToolCall) for one in read_calls(adds(*"x" * MAX_CALLS)))
+
+
+def test_a_call_that_takes_too_long_says_how_long_it_may_take() -> None:
+    result = call(Tool.from_function(slow, timeout_s=0.01), {"seconds": 0.3})
+    assert (result.name, result.status, result.error_class) == ("slow", ToolStatus.TIMEOUT, "TimeoutError")
+    assert "0.01 s" in result.text
+
+
+def test_what_a_tool_raises_is_told_by_its_kind_and_words_as_far_as_they_fit() -> None:
+    def failing(size: int) -> None:
+        """Fails.
+
+        Args:
+            size: Of the message; 0 ends an iteration.
+        """
+        if not size:
+            raise StopIteration("no more")
+        raise KeyError("x" * size)
+
+    made = Tool.from_function(failing)
+    result = call(made, {"size": 3})
+    assert result == ToolResult("failing", ToolStatus.ERROR, "KeyError: 'xxx'", "KeyError")
+    assert len(call(made, {"size": 5000}).text) < 1100
+    stopped = call(made, {"size": 0})
+    assert (stopped.error_class, stopped.text) == ("RuntimeError", "RuntimeError: StopIteration: no more")
+
+
+def test_complaints_stand_side_by_side_with_their_places() -> None:
+    text = call(Tool.from_function(weather), {"days": "many", "dayz": 1}).text
+    assert [part.partition(":")[0] for part in text.split("; ")] == ["city", "days", "dayz"]
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["b"]}
+    made = Tool.from_schema("f", "F.", schema, lambda **values: "")
+    assert call(made, {"a": "x"}).text.split("; ")[0].startswith("b:")
+    assert call(made, {"a": "x"}).text.split("; ")[1].startswith("a:")
+
+
+def test_a_docstring_may_name_types_stars_and_further_lines() -> None:
+    def many(first: int, second: list[int], third: str) -> None:
+        """Does much.
+
+        Second part.
+
+        Args:
+            first (int): One
+                and more
+                lines.
+            second: Two: with a colon.
+            third (str): Three.
+
+        Raises:
+            nothing: at all
+        """
+
+    made = Tool.from_function(many)
+    told = {name: one["description"] for name, one in made.json_schema["properties"].items()}
+    assert told == {"first": "One and more lines.", "second": "Two: with a colon.", "third": "Three."}
+    assert made.description == "Does much.\n\nSecond part."
+    assert made.json_schema["properties"]["second"]["items"] == {"type": "integer"}
+    assert made.json_schema["required"] == ["first", "second", "third"]
+
+
+def test_a_prompt_declares_every_tool_on_a_line_and_none_where_the_template_does() -> None:
+    env = begun(tools=[weather])
+    lines = env.tool_prompt().splitlines()
+    begin, end = lines.index("<tools>"), lines.index("</tools>")
+    assert [json.loads(line) for line in lines[begin + 1 : end]] == [
+        made.to_openai() for made in env.native_tools()
+    ]
+    assert [made.name for made in env.native_tools()] == ["add", "weather"]
+    assert "<tool_call>" in lines[end + 1]
+    env.native = True
+    assert env.tool_prompt() == ""
+
+
+def test_results_are_shown_bare_where_the_template_marks_them() -> None:
+    env = begun()
+    env.native = True
+    assert [message.text for message in env.step(adds("milk")).observation] == ["milk"]
+
+
+def test_the_calls_of_a_turn_are_an_action_that_reads_back() -> None:
+    env = begun()
+    calls = (
+        NativeCall("add", {"item": "Käse </tool_call>"}),
+        NativeCall("add", {}),
+        MalformedCall("...", "no <tool_call> here"),
+    )
+    action = env.native_action(AssistantTurn(None, "some text", calls))
+    assert read_calls(action)[:2] == [ToolCall("add", {"item": "Käse </tool_call>"}), ToolCall("add", {})]
+    assert len(read_calls(action)) == 3
+    assert isinstance(read_calls(action)[2], ToolResult)
+    assert "Käse" in action
+    plain = env.native_action(AssistantTurn(None, "I say <tool_call>."))
+    assert read_calls(plain) == []
+    assert plain.startswith("I say ")
+
+
+def test_the_schema_of_a_tool_has_no_titles_but_those_of_arguments() -> None:
+    def titled(title: str, inner: list[dict[str, int]]) -> None:
+        """Takes a title.
+
+        Args:
+            title: Of a book.
+            inner: More.
+        """
+
+    schema = Tool.from_function(titled).json_schema
+    assert set(schema) == {"type", "properties", "required", "additionalProperties"}
+    assert schema["properties"]["title"] == {"type": "string", "description": "Of a book."}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.cli.main import main
-from agentenv.core.trust import confirm_file, risks
+from agentenv.core.trust import confirm_file, needs_trust, risks
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.config_files import presets
 from agentenv.trainers.lab.lab import experiments
@@ -152,3 +152,43 @@ def test_at_a_terminal_the_settings_are_shown_and_the_user_decides(
             confirm_file(path, trusted=False)
     assert "theirs.toml" in screen.getvalue()
     assert "evil.example" in screen.getvalue()
+
+
+def test_what_a_setting_has_to_be_called_and_to_hold() -> None:
+    def asked(key: str, value: object) -> list[str]:
+        values: object = value
+        for part in reversed(key.split(".")):
+            values = {part: values}
+        return list(risks(values))
+
+    assert asked("cluster.address", "10.0.0.1:6379") == ["cluster.address = '10.0.0.1:6379'"]
+    assert asked("cluster.address", "local") == asked("cluster.address", "") == []
+    assert asked("engine.urls", ["a:1", "b:2"]) == ["engine.urls = 'a:1'", "engine.urls = 'b:2'"]
+    assert asked("other.address", "10.0.0.1:6379") == []
+    assert asked("env", "mine:Class") == ["env = 'mine:Class'"]
+    assert asked("dev.env.id", "mine:Class") == ["dev.env.id = 'mine:Class'"]
+    assert asked("env.options.a", "mine:Class") == asked("environment", "mine:Class") == []
+    assert asked("x", " openai:m ") == ["x = ' openai:m '"]
+    assert asked("x", "q" * 200 + "://") == [f"x = '{'q' * 100}'"]
+    assert asked("x", 5) == []
+
+
+def test_whether_a_file_needs_a_confirmation_is_known_without_asking(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.toml"
+    assert not needs_trust(path)
+    for content, needed in ((OUTWARD[1], True), (HARMLESS[1], False), ("a = [", False)):
+        path.write_text(content)
+        assert needs_trust(path) == needed
+
+
+def test_a_question_can_be_answered_only_where_somebody_types_and_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "theirs.toml"
+    path.write_text(OUTWARD[1])
+    for typing, reading in ((Terminal("y\n"), io.StringIO()), (io.StringIO("y\n"), Terminal())):
+        monkeypatch.setattr("sys.stdin", typing)
+        monkeypatch.setattr("sys.stderr", reading)
+        with pytest.raises(ConfigurationError, match=r"theirs\.toml.*evil\.example"):
+            confirm_file(path, trusted=False)
+        assert reading.getvalue() == ""

@@ -125,3 +125,45 @@ def test_what_is_not_json_is_not_recorded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         recorder.add("score", float("nan"))
     assert len(Cassette.replay(tmp_path / "tape")) == 0
+
+
+def test_what_is_said_of_a_file_names_both_sides_and_the_first_letters_of_a_line(
+    tmp_path: Path, tape: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=r'tape\.jsonl.*\{"judge": "strict"\}.*\{"judge": "mild"\}'):
+        Cassette.record(tape, {"judge": "mild"})
+    odd = tmp_path / "odd"
+    odd.write_text("x" * 100 + "\n")
+    with pytest.raises(ConfigurationError, match=f"odd.*'{'x' * 60}'"):
+        Cassette.replay(odd)
+    odd.write_text('{"cassette": 1, "about": {}}\n' + "y" * 100 + "\n")
+    with pytest.raises(ConfigurationError, match=f"odd, line 2 .*'{'y' * 60}'"):
+        Cassette.replay(odd)
+    odd.write_text('{"cassette": 7, "about": {}}\n')
+    with pytest.raises(ConfigurationError, match=r"odd.*\b7\b.*\b1\b"):
+        Cassette.replay(odd)
+    with pytest.raises(CassetteMiss, match=r"tape\.jsonl.*x{116}\.\.\."):
+        Cassette.replay(tape).find("x" * 200)
+
+
+def test_a_replay_and_a_recording_say_what_they_are(tape: Path) -> None:
+    replay, recorder = Cassette.replay(tape), Cassette.record(tape, ABOUT)
+    assert (replay.recording, recorder.recording) == (False, True)
+    assert (replay.path, recorder.about, len(recorder)) == (tape, ABOUT, 2)
+    assert ["any", "JSON", 1] in replay
+
+
+def test_a_request_is_written_with_its_keys_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "tape"
+    Cassette.record(path, {"z": 1, "a": 2}).add({"b": 1, "a": "é"}, {"d": 1, "c": 2})
+    assert path.read_text().splitlines() == [
+        '{"about": {"a": 2, "z": 1}, "cassette": 1}',
+        '{"request": {"a": "\\u00e9", "b": 1}, "reply": {"d": 1, "c": 2}}',
+    ]
+
+
+def test_nobody_is_asked_for_what_is_recorded(tape: Path) -> None:
+    async def ask() -> str:
+        raise AssertionError
+
+    assert asyncio.run(Cassette.record(tape, ABOUT).play(["any", "JSON", 1], ask)) is None

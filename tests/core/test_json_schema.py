@@ -1,0 +1,164 @@
+"""Every keyword of JSON Schema at its bound, places of nested values, and schemas that are refused."""
+
+from typing import Any
+
+import pytest
+
+from agentenv.core.json_schema import check_schema, complaints
+from agentenv.errors import ConfigurationError, UnknownName
+
+jsonschema: Any = pytest.importorskip("jsonschema", reason="the reference that the checks are compared with")
+
+DEEP = {"a/b": {"type": "integer"}, "c~d": {"const": 1}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string"}, ["", "a"], [1, None]),
+        ({"type": "number"}, [1, 1.5], [True, "1"]),
+        ({"type": "integer"}, [1, -2, 2.0], [1.5, True, "1"]),
+        ({"type": "boolean"}, [True, False], [1, 0, None]),
+        ({"type": "array"}, [[]], [{}, "a"]),
+        ({"type": "object"}, [{}], [[], None]),
+        ({"type": "null"}, [None], [0, False, ""]),
+        ({"type": ["string", "null"]}, ["a", None], [1]),
+        ({"minimum": 2}, [2, 3, "1"], [1.99]),
+        ({"maximum": 2}, [2, 1, "3"], [2.01]),
+        ({"exclusiveMinimum": 2}, [2.01, "1"], [2, 1]),
+        ({"exclusiveMaximum": 2}, [1.99, "3"], [2, 3]),
+        ({"multipleOf": 3}, [0, 6, "1"], [1, 7]),
+        ({"minLength": 2}, ["ab", 1], ["a"]),
+        ({"maxLength": 2}, ["ab", 123], ["abc"]),
+        ({"pattern": "b+"}, ["abbc", 1], ["ac"]),
+        ({"minItems": 1}, [[1], "x"], [[]]),
+        ({"maxItems": 1}, [[1], "xy"], [[1, 2]]),
+        ({"uniqueItems": True}, [[1, 2], [{"a": 1}, {"a": 2}]], [[1, 1], [{"a": 1, "b": 2}, {"b": 2, "a": 1}]]),
+        ({"uniqueItems": False}, [[1, 1]], []),
+        ({"minProperties": 1}, [{"a": 1}, []], [{}]),
+        ({"maxProperties": 1}, [{"a": 1}], [{"a": 1, "b": 2}]),
+        ({"enum": [1, "a", None]}, [1, 1.0, "a", None], [2, True, "b"]),
+        ({"const": {"a": [1, 2], "b": 1}}, [{"b": 1, "a": [1, 2]}], [{"a": [2, 1], "b": 1}, 1]),
+        ({"const": True}, [True], [1, False]),
+        ({"not": {"type": "string"}}, [1], ["a"]),
+        ({"anyOf": [{"type": "string"}, {"minimum": 5}]}, ["a", 5], [4]),
+        ({"oneOf": [{"minimum": 2}, {"maximum": 5}]}, [1, 6], [2, 3, 5]),
+        ({"allOf": [{"minimum": 2}, {"maximum": 5}]}, [2, 5], [1, 6]),
+        ({"items": {"type": "integer"}}, [[], [1, 2], "a"], [[1, "a"]]),
+        ({"prefixItems": [{"type": "string"}], "items": {"type": "integer"}}, [["a"], ["a", 1]], [[1], ["a", "b"]]),
+        ({"prefixItems": [{"type": "string"}]}, [["a", None]], [[1]]),
+        ({"required": ["a", "b"]}, [{"a": 1, "b": 2}, 1], [{"a": 1}, {"b": 1}]),
+        ({"properties": {"a": {"type": "integer"}}}, [{}, {"a": 1, "b": "x"}], [{"a": "x"}]),
+        ({"properties": {"a": True}, "additionalProperties": False}, [{"a": 1}, {}], [{"b": 1}]),
+        ({"additionalProperties": {"type": "integer"}}, [{"a": 1}], [{"a": "x"}]),
+        ({"properties": {"a": False}}, [{}, {"b": 1}], [{"a": 1}]),
+        ({"$ref": "#/$defs/a~1b", "$defs": DEEP}, [1], ["x"]),
+        ({"$ref": "#/definitions/c~0d", "definitions": DEEP}, [1], [2]),
+        ({"format": "date", "title": "t", "default": 1, "examples": [1]}, ["x", 1], []),
+    ],
+)  # fmt: skip
+def test_a_keyword_takes_and_refuses_what_the_reference_does(
+    schema: dict[str, Any], good: list[Any], bad: list[Any]
+) -> None:
+    whole = {"type": "object", "properties": {"x": schema}}
+    if "$ref" in schema:
+        whole = {key: value for key, value in schema.items() if key != "$ref"} | {
+            "type": "object",
+            "properties": {"x": {"$ref": schema["$ref"]}},
+        }
+    check_schema(whole, "f")
+    reference = jsonschema.Draft202012Validator(whole)
+    for value in good:
+        assert complaints({"x": value}, whole) == []
+        assert reference.is_valid({"x": value})
+    for value in bad:
+        said = complaints({"x": value}, whole)
+        assert said
+        assert all(one.startswith("x") for one in said)
+        assert not reference.is_valid({"x": value})
+
+
+@pytest.mark.parametrize(
+    ("value", "places"),
+    [
+        ({"list": [1, {"x": "a"}], "b": 1}, ["list.1.x", "b"]),
+        ([], ["arguments"]),
+        ({"b": {}, "list": 1}, ["b.c", "list"]),
+        ({"list": []}, ["b"]),
+    ],
+)
+def test_a_complaint_begins_with_its_place(value: Any, places: list[str]) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "list": {"type": "array", "items": {"properties": {"x": {"type": "integer"}}}},
+            "b": {"type": "object", "required": ["c"]},
+        },
+        "required": ["b"],
+    }
+    said = [one.partition(":")[0] for one in complaints(value, schema)]
+    assert said == places
+
+
+def test_what_is_allowed_is_told() -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            "kind": {"type": ["string", "null"]},
+            "unit": {"enum": ["°C", "K"]},
+            "days": {"minimum": 3},
+            "either": {"anyOf": [{"type": "string"}, {"const": "ä"}, {"type": "string"}]},
+            "one": {"oneOf": [{"minimum": 1}, {"maximum": 5}, {"multipleOf": 2}]},
+        },
+    }
+    said = complaints({"kind": 1, "unit": "F", "days": 2, "either": 5, "one": 4}, schema)
+    told = dict(one.split(": ", 1) for one in said)
+    assert "string or null" in told["kind"]
+    assert '["°C", "K"]' in told["unit"]
+    assert "3" in told["days"]
+    assert '"ä"' in told["either"]
+    assert told["either"].count("string") == 1
+    assert "3 of" in told["one"]
+
+
+@pytest.mark.parametrize("value", [10**400, float("nan"), float("inf")])
+def test_numbers_that_cannot_be_divided_are_a_complaint(value: Any) -> None:
+    schema = {"type": "object", "properties": {"x": {"multipleOf": 0.1}}}
+    assert isinstance(complaints({"x": value}, schema), list)
+    assert complaints({"x": float("inf")}, {"type": "object", "properties": {"x": {"type": "integer"}}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "error", "named"),
+    [
+        ({"propertys": {}}, UnknownName, "'f'.*'propertys'.*'properties'"),
+        ({"properties": {"a": {"items": {"minimun": 1}}}}, UnknownName, "minimum"),
+        ({"anyOf": [{"maxItem": 1}]}, UnknownName, "maxItems"),
+        ({"prefixItems": [{"maxItem": 1}]}, UnknownName, "maxItems"),
+        ({"additionalProperties": {"maxItem": 1}}, UnknownName, "maxItems"),
+        ({"not": {"maxItem": 1}}, UnknownName, "maxItems"),
+        ({"$defs": {"a": {"maxItem": 1}}}, UnknownName, "maxItems"),
+        ({"definitions": {"a": {"maxItem": 1}}}, UnknownName, "maxItems"),
+        ({"properties": {"a": {"type": "integr"}}}, UnknownName, "'f'.*'integr'.*'integer'"),
+        ({"properties": {"a": {"type": ["string", "nul"]}}}, UnknownName, "'null'"),
+        ({"properties": {"a": {"type": 3}}}, UnknownName, "'3'"),
+        ({"properties": {"a": {"pattern": "("}}}, ConfigurationError, "'f'"),
+        ({"properties": {"a": {"$ref": "x"}}}, ConfigurationError, "'x'"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}}, ConfigurationError, "'#/\\$defs/b'"),
+        ({"default": object()}, ConfigurationError, "'f'"),
+        ({"type": "array"}, ConfigurationError, "'f'.*array"),
+        ([], ConfigurationError, r"'f'.*\[\]"),
+    ],
+)
+def test_a_schema_is_refused_by_what_is_wrong_with_it(
+    schema: Any, error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        check_schema(schema, "f")
+
+
+def test_a_schema_may_leave_out_its_type_and_refer_to_itself() -> None:
+    check_schema({"properties": {"a": {"$ref": "#"}}}, "f")
+    check_schema({"properties": {"a": True, "b": False}, "additionalProperties": False}, "f")
+    (said,) = complaints({"a": {"a": 1}}, {"type": "object", "properties": {"a": {"$ref": "#"}}})
+    assert said.startswith("a.a: ")
