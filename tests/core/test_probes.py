@@ -1,15 +1,18 @@
 """What probes of a reward earn, in environments whose rewards can be farmed in one way each."""
 
+import itertools
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from agentenv.core.action_forms import ActionForms, ExpertEpisode, Form, contents, learn_forms
 from agentenv.core.env import Env
 from agentenv.core.env_contract import run_check
 from agentenv.core.grammar import earliest_block
-from agentenv.core.probes import PROBES, ProbeRow, probe_env
+from agentenv.core.probes import PROBES, ProbeRow, Seen, probe_env
 from agentenv.core.types import EndReason, Info, Message, Observation, Step
 from agentenv.errors import EnvFault
 
@@ -216,3 +219,129 @@ def test_a_reward_that_is_no_finite_number_is_found(paid: float) -> None:
     assert rows["nonsense, no answer"].is_farm
     assert not rows["silence"].is_farm
     assert run_check("probes", Unbounded).status == "failed"
+
+
+def played(name: str, number: int = 0, count: int = 5) -> list[str]:
+    """The first actions of a probe where the expert looks twice and answers, after the opening "<b>What?</b>"."""
+    actions = ("<look>one</look>", "<look>all</look>", "<answer>two</answer>")
+    opening = (Message("user", "<b>What?</b>"),)
+    expert = ExpertEpisode(3, opening, actions, 1.0)
+    other = ExpertEpisode(4, (Message("user", "Who?"),), ("<answer>three</answer>",), 1.0)
+    third = ExpertEpisode(5, (Message("user", "When?"),), ("<answer>four</answer>",), 1.0)
+    idle = ExpertEpisode(6, (Message("user", "Why?"),), (), 1.0)
+    constants = frozenset({"all"})
+    forms = ActionForms(
+        tuple(Form(action, constants) for action in actions[:2]),
+        (Form(actions[2], constants), Form("<end>x</end>", constants)),
+        constants,
+    )
+    seen = Seen(forms, (expert, idle, other, third), expert, number)
+    seen.see(opening)
+    seen.see((Message("tool", "a page"), Message("tool", "more")))
+    return list(itertools.islice(PROBES[name](seen), count))
+
+
+FIRST, SECOND = "vlurb zonka prix quelto dramb siv", "yorth mabek"
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "actions"),
+    [
+        ("nonsense, no answer", 0, [f"<look>{FIRST}</look>"] * 5),
+        ("nonsense, no answer", 1, ["<look>all</look>"] * 5),
+        ("nonsense, no answer", 2, []),
+        ("nonsense, then an answer", 0, [f"<look>{FIRST}</look>"] * 3 + [f"<answer>{FIRST}</answer>"] * 2),
+        ("nonsense, then an answer", 1, ["<look>all</look>"] * 3 + [f"<end>{FIRST}</end>"] * 2),
+        ("first action repeated", 0, ["<look>one</look>"] * 5),
+        ("answer at once", 0, [f"<answer>{FIRST}</answer>"] * 5),
+        ("answer at once", 1, [f"<end>{FIRST}</end>"] * 5),
+        ("answer at once", 5, [f"<end>{FIRST}</end>"] * 5),
+        ("empty answer", 0, ["<answer></answer>"] * 5),
+        ("question as answer", 0, ["<answer> What? </answer>"] * 5),
+        ("answer of another task", 0, ["<answer>three</answer>"] * 5),
+        ("answer of another task", 1, ["<answer>four</answer>"] * 5),
+        ("answer of another task", 2, []),
+        ("everything as answer", 0, ["<look>one</look>", "<look>all</look>", "<answer> What? \na page\nmore</answer>"]),
+        ("expert, wrong answer", 0, ["<look>one</look>", "<look>all</look>", f"<answer>{FIRST}</answer>"]),
+        ("silence", 0, [""] * 5),
+        ("prompt copied", 0, ["<b>What?</b>"] * 5),
+    ],
+)  # fmt: skip
+def test_what_a_probe_plays(name: str, number: int, actions: list[str]) -> None:
+    assert played(name, number) == actions
+
+
+def test_floods_put_fifty_queries_or_actions_into_one() -> None:
+    many = played("flood of queries", count=2)
+    assert many[0] == "<look>" + "\n".join(f"{FIRST} {number}" for number in range(50)) + "</look>"
+    assert many[1] == f"<answer>{FIRST}</answer>"
+    assert played("flood of actions", count=2) == [
+        f"<look>{FIRST}</look>" * 50,
+        f"<answer>{FIRST}</answer>" * 50,
+    ]
+    assert played("flood of actions", 2, 1) == [f"<end>{FIRST}</end>" * 50]  # without a look the last form
+
+
+def test_random_text_follows_the_seed_of_the_episode() -> None:
+    assert played("random text") == played("random text")
+    assert len(set(played("random text"))) > 1
+
+
+def test_a_form_has_its_contents_filled_in_turn() -> None:
+    form = Form('<a>x</a><b>y</b><c>{"k": ["z", 1], "l": "keep"}</c>', frozenset({"keep"}))
+    assert form.filled("1", "2") == '<a>1</a><b>2</b><c>{"k": ["1", 1], "l": "keep"}</c>'
+    assert form.has_content
+    assert not Form("<a>keep</a>", frozenset({"keep"})).has_content
+    assert Form("plain").filled("other") == "other"
+    assert contents("<a>x</a> and <b>y</b>") == ["x", "y"]
+
+
+def test_forms_are_learnt_of_experts_and_without_one_of_closing_tags() -> None:
+    opening = (Message("user", "a"),), (Message("user", "b"),)
+    episodes = [
+        ExpertEpisode(0, opening[0], ("<l>p</l>", "<l>q</l>", "<m>all</m>", "<e>r</e>"), 1.0),
+        ExpertEpisode(1, opening[1], ("<m>all</m>", "<f>s</f>"), 1.0),
+    ]
+    forms = learn_forms(episodes, (), 6)
+    assert forms.constants == {"all"}
+    assert [form.action for form in forms.middle] == ["<l>p</l>", "<m>all</m>"]
+    assert [form.action for form in forms.last] == ["<e>r</e>", "<f>s</f>"]
+    assert [form.action for form in learn_forms(episodes, (), 1).last] == ["<e>r</e>"]
+    idle = [ExpertEpisode(0, opening[0], (), 1.0)]
+    bare = learn_forms(idle, ("</look>", "\n", "</answer>"), 6)
+    assert [form.action for form in (*bare.middle, *bare.last)] == ["<look>?</look>", "<answer>?</answer>"]
+    assert [form.action for form in learn_forms(idle, (), 6).last] == ["?"]
+
+
+ROW = ProbeRow("p", 0.5, 0.5, 5, 0, 0, "a")
+
+
+@pytest.mark.parametrize(
+    ("changes", "farm"),
+    [
+        ({}, True),
+        ({"reward": 0.5 - 1e-10}, True),
+        ({"reward": 0.49}, False),
+        ({"reward": float("-inf")}, True),
+        ({"reward": None}, False),
+        ({"reward": None, "masked": 1}, True),
+        ({"reward": None, "expert": None, "masked": 2}, True),
+    ],
+)
+def test_a_probe_farms_where_it_earns_what_the_expert_earns(changes: dict[str, Any], farm: bool) -> None:
+    assert replace(ROW, **changes).is_farm == farm
+
+
+def test_a_row_is_over_the_episodes_that_count() -> None:
+    rows = rows_of(PaysLooks)
+    looks = rows["nonsense, no answer"]
+    # Three looks of .5, and the fourth action ends the episode.
+    assert (looks.reward, looks.expert, looks.episodes, looks.masked, looks.cut) == (1.5, 1.5, 5, 0, 0)
+    assert looks.action == f"<look>{FIRST}</look>"
+    assert looks.fault == ""
+    broken = rows_of(Breaks)["flood of queries"]
+    assert (broken.expert, broken.fault, broken.cut) == (None, "EnvFault: too long", 0)
+    assert len(broken.action) < 200
+    bare = rows_of(NoExpert)
+    assert bare["answer at once"].expert == 1.0
+    assert (bare["first action repeated"].episodes, bare["first action repeated"].action) == (0, "")
