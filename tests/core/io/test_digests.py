@@ -1,10 +1,13 @@
 """Digests: they change with the content, and with nothing else."""
 
+import hashlib
+import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -113,3 +116,62 @@ def test_the_state_of_a_folder_is_another_one_after_every_change(tmp_path: Path)
     (inner / "weights").unlink()
     states.append(path_state(tmp_path / "model"))
     assert len(set(states)) == 4
+
+
+class Holder:
+    """Says what it holds."""
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+    def digest_members(self) -> object:
+        return {"held": self.held}
+
+
+def test_an_object_is_told_by_what_it_says_that_it_holds_and_another_by_its_type() -> None:
+    assert value_digest(Holder(1)) == value_digest(Holder(1)) != value_digest(Holder(2))
+    assert value_digest(Holder) == value_digest(Holder) != value_digest(Holder(1))
+    assert value_digest(object()) == value_digest("builtins.object")
+    assert value_digest(Held) != value_digest(Held(1.0))
+
+
+def test_digests_are_those_of_sha_256(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(b"1234")
+    (tmp_path / ".hidden").write_bytes(b"x")
+    (tmp_path / ".folder").mkdir()
+    (tmp_path / ".folder" / "c").write_bytes(b"x")
+    digest = hashlib.sha256(b"1234").hexdigest()
+    assert file_digest(tmp_path / "a" / "b") == digest
+    assert file_digests(tmp_path) == {"a/b": digest}
+    text = json.dumps({"a/b": digest})
+    assert path_digest(tmp_path) == hashlib.sha256(text.encode()).hexdigest() == value_digest({"a/b": digest})
+    assert path_digest(tmp_path / "a" / "b") == digest
+    assert value_digest({"é": [1, None]}) == hashlib.sha256(b'{"\\u00e9": [1, null]}').hexdigest()
+    with pytest.raises(OSError, match="nothing"):
+        path_digest(tmp_path / "nothing")
+
+
+def test_values_that_json_does_not_know_have_a_form() -> None:
+    assert value_digest(Held(2.0)) == value_digest({"number": 2.0})
+    assert value_digest(MappingProxyType({"a": 1})) == value_digest({"a": 1})
+    assert value_digest(b"\x01\xff") == value_digest("01ff")
+    assert value_digest(Path("no/such")) == value_digest("no/such")
+    assert value_digest({"a", "b"}) == value_digest(frozenset({"b", "a"}))
+    assert value_digest({"b": 1, "a": 2}) == value_digest({"a": 2, "b": 1})
+
+
+def test_a_large_file_is_read_at_its_ends_and_in_between(tmp_path: Path) -> None:
+    """Of four blocks of a MiB, three are read where two may be: the first and the last."""
+    block = 1 << 20
+    path = tmp_path / "large"
+    content = b"".join(bytes([n]) * block for n in range(4))
+    path.write_bytes(content)
+    ends = hashlib.sha256(f"{4 * block}\n".encode() + content[:block] + content[-block:]).hexdigest()
+    assert file_digest(path, whole=2 * block) == file_digest(path, whole=block) == ends
+    middle = (4 * block - block) // 2
+    three = hashlib.sha256(
+        f"{4 * block}\n".encode() + content[:block] + content[middle : middle + block] + content[-block:]
+    )
+    assert file_digest(path, whole=3 * block) == three.hexdigest()
+    assert file_digest(path, whole=4 * block) == hashlib.sha256(content).hexdigest()
