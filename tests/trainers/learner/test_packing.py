@@ -1,16 +1,28 @@
 """Shared-prefix packing: what a strip holds, when rows go into one, and gradients equal to those of the rows apart."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
+from agentenv.core.images import PlacedImage
 from agentenv.trainers.learner.learner import Learner, Objective
-from agentenv.trainers.learner.packing import PackedRows, TrainingRow, micro_batches, pack, strips_of
+from agentenv.trainers.learner.packing import (
+    Layout,
+    PackedRows,
+    TrainingRow,
+    micro_batches,
+    pack,
+    pack_line,
+    strips_of,
+)
 
 Make = Callable[..., Any]
+LAYOUTS: tuple[Layout, ...] = ("padded", "line", "shared_line")
 
 
 def row(prompt: Sequence[int], tail: Sequence[int], trained: Sequence[int]) -> TrainingRow:
@@ -140,3 +152,141 @@ def gradient(model: Any, rows: Sequence[TrainingRow], micro_tokens: int) -> Tens
     model.zero_grad()
     Learner(model, Objective(micro_tokens=micro_tokens), learning_rate=1.0).accumulate(rows)
     return torch.cat([p.grad.flatten() for p in model.parameters()]).clone()
+
+
+def told(prompt: Sequence[int], tail: Sequence[int], trained: Sequence[int], **more: Any) -> TrainingRow:
+    """A row whose every number says where it stands: log-prob -i / 8, credit i, age 10 + i."""
+    plain = row(prompt, tail, trained)
+    count = np.arange(len(plain.ids))
+    given: dict[str, Any] = {
+        "logprobs": (-count / 8).astype(np.float32),
+        "mismatch": count % 2 == 1,
+        "advantages": count.astype(np.float64),
+        "age": 10 + count,
+    }
+    return replace(plain, **given | more)
+
+
+def test_of_trained_tokens_everything_is_kept_in_their_order() -> None:
+    """Of the first row places 2 and 4 are trained, of the second place 2, of the third, which is a strip of its own, 1."""
+    shared = PackedRows(
+        (
+            told((5, 6), (1, 2, 3), (0, 2), sequence_tokens=9, proximal=np.array([-1.0, -2.0], np.float32)),
+            told((5, 6), (4,), (0,), proximal=np.array([-3.0], np.float32)),
+        ),
+        2,
+    )
+    alone = told((7,), (8,), (0,), proximal=np.array([-4.0], np.float32))
+    packed = pack([shared, PackedRows((alone,), 2)])
+    assert packed.ids.tolist() == [[5, 6, 1, 2, 3, 4], [7, 8, 0, 0, 0, 0]]
+    assert packed.strips.tolist() == [0, 0, 0, 1]
+    assert packed.before.tolist() == [1, 3, 1, 0]
+    assert packed.targets.tolist() == [1, 3, 4, 8]
+    assert packed.old.tolist() == [-0.25, -0.5, -0.25, -0.125]
+    assert packed.mismatch.tolist() == [False, False, False, True]
+    assert packed.advantages.tolist() == [2.0, 4.0, 2.0, 1.0]
+    assert packed.members == (*shared.rows, alone)
+    assert packed.rows.tolist() == [0, 0, 1, 2]
+    assert packed.sequence_tokens.tolist() == [9, 9, 1, 1]
+    assert packed.age.tolist() == [12, 14, 12, 11]
+    assert packed.proximal is not None
+    assert packed.proximal.tolist() == [-1.0, -2.0, -3.0, -4.0]
+    assert packed.padding == 4
+    assert packed.positions is not None
+    assert packed.positions.tolist() == [[0, 1, 2, 3, 4, 2], [0, 1, 0, 0, 0, 0]]
+    assert (packed.line, packed.images, packed.turns) == (None, (), None)
+    there = packed.to(torch.device("meta"))
+    assert {name for name, value in vars(there).items() if isinstance(value, Tensor)} == {
+        name for name, value in vars(packed).items() if isinstance(value, Tensor)
+    }
+    assert all(value.is_meta for value in vars(there).values() if isinstance(value, Tensor))
+    assert there.padding == 4
+
+
+def test_without_ages_all_are_none_and_log_probs_of_some_rows_alone_are_none_of_all() -> None:
+    rows = told((5,), (1,), (0,), age=None), told((6,), (2,), (0,), proximal=np.array([-1.0], np.float32))
+    packed = pack([PackedRows((one,), 2) for one in rows])
+    assert packed.age.tolist() == [0, 11]
+    assert packed.proximal is None
+
+
+def test_a_line_by_hand() -> None:
+    """Strips of 5 and 2 tokens in a line that is filled up to a multiple of 4, of which the last one belongs to nobody."""
+    shared = PackedRows((told((5, 6), (1, 2), (0, 1)), told((5, 6), (4,), (0,))), 2)
+    alone = PackedRows((told((7,), (8,), (0,)),), 2)
+    packed = pack_line([shared, alone], 4)
+    assert packed.ids.tolist() == [[5, 6, 1, 2, 4, 7, 8, 0]]
+    assert packed.positions is not None
+    assert packed.positions.tolist() == [[0, 1, 2, 3, 2, 0, 1, 0]]
+    assert packed.line is not None
+    assert packed.line.tolist() == [[0, 0, 0, 0, 0, 1, 1, 2], [-1, -1, 0, 0, 1, -1, -1, 0]]
+    assert packed.before.tolist() == [1, 2, 1, 5]
+    assert packed.targets.tolist() == [1, 2, 4, 8]
+    assert packed.strips.tolist() == [0, 0, 0, 0]
+    assert (packed.padding, packed.attends) == (1, None)
+    bare = pack_line([alone], shared=False)
+    assert (bare.ids.tolist(), bare.padding, bare.line) == ([[7, 8]], 0, None)
+
+
+@pytest.mark.parametrize(
+    ("layout", "micro_tokens", "lengths", "paddings"),
+    [
+        ("line", 7, [[4, 2], [3]], [0, 0]),
+        ("line", 9, [[4, 2, 3]], [0]),
+        ("line", 1, [[4], [2], [3]], [0, 0, 0]),
+        ("padded", 7, [[2, 3], [4]], [1, 0]),
+        ("shared_line", 3000, [[4, 2, 3]], [256 - 9]),
+        ("shared_line", 9, [[4, 2, 3]], [128 - 9]),
+    ],
+)
+def test_strips_are_put_together_as_the_layout_asks(
+    layout: Any, micro_tokens: int, lengths: list[list[int]], paddings: list[int]
+) -> None:
+    rows = [row((place,), range(length - 1), (0,)) for place, length in enumerate((4, 2, 3))]
+    found = list(micro_batches(rows, micro_tokens, layout=layout))
+    assert [[len(one.ids) for one in packed.members] for packed in found] == lengths
+    assert [packed.padding for packed in found] == paddings
+    assert all((packed.line is not None) == (layout == "shared_line") for packed in found)
+
+
+def test_rows_of_a_prompt_share_it_in_every_layout_but_a_line() -> None:
+    rows = [row(range(10), (place,), (0,)) for place in (1, 2)]
+    tokens = {layout: next(micro_batches(rows, 100, layout=layout)).ids.shape[1] for layout in LAYOUTS}
+    assert tokens == {"padded": 12, "line": 22, "shared_line": 128}
+
+
+def image(start: int, name: bytes = b"x") -> PlacedImage:
+    return PlacedImage(name, start, 1, 2)
+
+
+def test_images_are_padded_and_keep_their_places_in_strip_and_row() -> None:
+    """A prompt of four tokens with an image at 1, and a second image at place 5 of the second row."""
+    first = replace(row((0, 9, 9, 0), (1, 2), (0, 1)), images=(image(1),))
+    second = replace(row((0, 9, 9, 0), (3, 9, 9), (0,)), images=(image(1), image(5)))
+    (packed,) = micro_batches([first, second], 100, layout="line")
+    assert packed.ids.tolist() == [[0, 9, 9, 0, 1, 2, 3, 9, 9]]
+    assert [[one.start for one in strip] for strip in packed.images] == [[1, 7]]
+    assert packed.turns is not None
+    # The image takes columns 0 and 1 at position 1, and what follows begins at 1 + 2.
+    assert packed.turns.tolist() == [
+        [[0, 1, 1, 3, 4, 5, 4, 5, 5]],
+        [[0, 1, 1, 3, 4, 5, 4, 5, 5]],
+        [[0, 1, 2, 3, 4, 5, 4, 5, 6]],
+    ]
+    alike = [replace(one, images=(image(1, name),)) for one, name in ((first, b"a"), (first, b"b"))]
+    assert len(strips_of(alike, 100)) == 2  # the same ids stand for other images
+    assert len(strips_of([alike[0], alike[0]], 100)) == 1
+
+
+def test_a_strip_takes_as_many_tokens_as_a_batch_and_not_one_more() -> None:
+    rows = [row(range(10), (place,), (0,)) for place in (1, 2)]
+    assert [len(strip.rows) for strip in strips_of(rows, 12)] == [2]
+    assert [len(strip.rows) for strip in strips_of(rows, 11)] == [1, 1]
+    even = [row((0,), (1, 2, 3), (0,)), row((0,), (4, 5, 6), (0,))]  # 7^2 = 49 > 2 * 4^2
+    assert [strip.shared for strip in strips_of(even, 100)] == [4, 4]
+
+
+def test_strips_of_several_rows_are_never_padded_together_with_rows_alone() -> None:
+    pair = [row(range(10), (place,), (0,)) for place in (1, 2)]
+    found = list(micro_batches([*pair, row((77,), range(11), (0,))], 100))
+    assert [len(packed.members) for packed in found] == [1, 2]
