@@ -70,6 +70,8 @@ def _corpus(source: Source) -> str:
 
 def _index(spec: str) -> str:
     """Of what a retriever's spec names on this disk; of a server what it says of itself."""
+    if spec in ("", BM25):  # it is built over the corpus, which has a digest of its own
+        return ""
     kind, _, rest = spec.partition(":")
     if kind in LOADERS and Path(rest).exists():
         return path_digest(Path(rest))
@@ -79,7 +81,7 @@ def _index(spec: str) -> str:
         file, at, inner = rest.partition("@")
         replayed = kind == "cassette" and not at and Path(file).is_file()  # with one behind it, it grows
         return file_digest(Path(file)) if replayed else _index(inner)
-    return "" if spec in ("", BM25) else spec
+    return spec
 
 
 def environment_digest(env: str) -> str:

@@ -1,0 +1,116 @@
+"""Digests of what the names of a benchmark stand for, name by name."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.core.io.digests import file_digest, path_digest, value_digest
+from agentenv.core.types import Document, Task
+from agentenv.data.sources import Source
+from agentenv.evaluation.contents import content_digests, environment_digest
+from agentenv.evaluation.task_env import SearchConfig
+from agentenv.policies.policy_spec import policy_digest
+from agentenv.policies.scripted import ScriptedPolicy
+from agentenv.retrievers.fakes import InMemoryRetriever
+
+ENV = "agentenv/LocalSearch-v0"
+TASKS = (Task("q", "Who?", ("Ada",)),)
+SOURCE = Source("s", "", TASKS, None, None)
+
+
+def digests(
+    name: str = "scripted", retriever: str = "", source: Source = SOURCE, **given: Any
+) -> dict[str, str]:
+    return content_digests(source, SearchConfig(retriever=retriever), ENV, name, **given)
+
+
+def test_nothing_has_no_digest_and_the_rest_has_one() -> None:
+    assert digests() == {
+        "questions": value_digest(TASKS),
+        "corpus": "",
+        "index": "",
+        "policy": "scripted",
+        "environment": environment_digest(ENV),
+    }
+
+
+@pytest.mark.parametrize("kind", ["hf", "vllm"])
+def test_a_policy_of_a_folder_is_told_by_its_files_and_another_by_its_name(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    spec = f"{kind}:{tmp_path}"
+    first = digests(spec)["policy"]
+    assert first == policy_digest(spec) != spec
+    (tmp_path / "model.safetensors").write_bytes(b"other")
+    assert digests(spec)["policy"] != first
+    assert digests("openai:m@http://h/v1")["policy"] == "openai:m@http://h/v1"
+
+
+def test_a_policy_that_is_given_is_told_by_what_it_says_of_itself() -> None:
+    policy: Any = ScriptedPolicy({})
+    assert digests("mine", policy=policy)["policy"] == "mine, version 0"
+    policy.digest = "abc"
+    assert digests("mine", policy=policy)["policy"] == "abc"
+    assert digests("hf:nowhere", policy=policy)["policy"] == "abc"  # its name stands for no folder
+
+
+def test_a_retriever_that_is_given_is_told_by_its_fingerprint() -> None:
+    retriever = InMemoryRetriever([Document("d", "t", "x")])
+    found = content_digests(SOURCE, SearchConfig(), ENV, "scripted", retriever=retriever)
+    assert found["index"] == retriever.info().fingerprint
+    assert digests(retriever="web:serper")["index"] == "web:serper"
+
+
+def test_an_index_that_is_built_over_the_corpus_has_no_digest_and_no_file_of_the_current_folder_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("of somebody else")
+        assert digests(retriever="bm25")["index"] == digests(retriever="")["index"] == ""
+
+
+def test_an_index_is_told_by_its_files_and_a_spec_of_nothing_here_by_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    folder.mkdir()
+    (folder / "index.faiss").write_bytes(b"1")
+    tape = tmp_path / "tape"
+    tape.write_text("recorded")
+    own = path_digest(folder)
+    assert digests(retriever=f"faiss:{folder}")["index"] == own
+    assert digests(retriever=f"faiss:{tmp_path / 'none'}")["index"] == f"faiss:{tmp_path / 'none'}"
+    assert digests(retriever=f"cassette:{tape}")["index"] == file_digest(tape)
+    # One that records on, and one that ranks again, are told by what stands behind them.
+    assert digests(retriever=f"cassette:{tape}@faiss:{folder}")["index"] == own
+    assert digests(retriever=f"rerank:{tape}@faiss:{folder}")["index"] == own
+    assert digests(retriever=f"cassette:{tmp_path / 'none'}")["index"] == ""
+
+
+def test_a_corpus_is_told_by_documents_files_or_several_of_them(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for path in paths:
+        path.write_text('{"id": "1", "title": "t", "text": "x"}\n')
+    made = replace(SOURCE, documents=[Document("1", "t", "x")])
+    other = replace(SOURCE, documents=[Document("1", "t", "y")])
+    assert digests(source=made)["corpus"] not in ("", digests(source=other)["corpus"])
+    assert digests(source=replace(SOURCE, corpus=paths[0]))["corpus"] == path_digest(paths[0])
+    assert digests(source=replace(SOURCE, corpus=tmp_path / "none"))["corpus"] == ""
+    both = replace(SOURCE, corpora=(("a", paths[0]), ("b", paths[1])))
+    assert digests(source=both)["corpus"] == value_digest(
+        [("a", path_digest(paths[0])), ("b", path_digest(paths[1]))]
+    )
+
+
+def test_questions_are_told_by_all_that_they_hold() -> None:
+    other = replace(TASKS[0], data={"supporting_ids": ["d"]})
+    found = {digests(source=replace(SOURCE, tasks=(task,)))["questions"] for task in (TASKS[0], other)}
+    assert len(found) == 2
+
+
+def test_environments_of_one_module_are_told_alike_and_of_another_differently() -> None:
+    assert environment_digest(ENV) != environment_digest("agentenv/Calculator-v0")
+    assert environment_digest("agentenv.envs.calculator:Calculator") == environment_digest(
+        "agentenv/Calculator-v0"
+    )
