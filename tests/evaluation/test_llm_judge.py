@@ -4,7 +4,9 @@ The models are scripted chats, and once a real server on the loopback.
 """
 
 import asyncio
+import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.errors import ConfigurationError, DatasetError, EndpointFault, JudgeFault, UnknownName
-from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder
+from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder, judged_table
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.rubrics import RUBRICS, Grade, get_rubric
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
@@ -313,3 +315,115 @@ def test_the_command_refuses_what_names_no_judge(tmp_path: Path, capsys: pytest.
     assert "--judge" in capsys.readouterr().err
     assert main(["rescore", str(tmp_path), "--judge", "gpt-4"]) == 1
     assert "openai:MODEL@URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, "1"])
+@pytest.mark.parametrize("field", ["value", "confidence"])
+def test_the_numbers_of_a_grade_lie_within_0_and_1(field: str, value: Any) -> None:
+    given: dict[str, Any] = {"value": 1.0, "confidence": 0.5, field: value}
+    with pytest.raises(ValueError, match=re.escape(repr(value))):
+        Grade("yes", **given)
+
+
+def test_a_grade_has_a_verdict_with_a_value() -> None:
+    assert Grade("yes", 1, 0).value == Grade("no", 0, 1).confidence == 1
+    with pytest.raises(ValueError, match="7"):
+        Grade(7, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="None"):
+        Grade("yes", None)  # type: ignore[arg-type]
+
+
+def test_a_prompt_ends_with_the_case_as_json() -> None:
+    rubric = get_rubric("simpleqa")
+    message = rubric.message("Wö?", ("a", "b"), "c")
+    rules, _, case = message.rpartition("\n\n")
+    assert rules == rubric.prompt
+    assert json.loads(case) == {"question": "Wö?", "accepted_answers": ["a", "b"], "response": "c"}
+    assert "Wö?" in case
+    assert rubric.prompt_sha256 == hashlib.sha256(rubric.prompt.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("line", "share"),
+    [("confidence: 0", 0.0), ("confidence: 100", 1.0), ("**Confidence:** 62.5%", 0.625), ("", 1.0)],
+)
+def test_a_confidence_is_a_share_and_1_where_none_is_stated(line: str, share: float) -> None:
+    assert get_rubric("browsecomp").read(f"correct: yes\n{line}") == Grade("yes", 1.0, share)
+
+
+def test_what_a_judge_said_is_shown_by_its_beginning_and_end() -> None:
+    with pytest.raises(JudgeFault, match=r"100\.5"):
+        get_rubric("browsecomp").read("correct: yes\nconfidence: 100.5")
+    with pytest.raises(JudgeFault, match=rf"VERDICT.*'{'a' * 60} \.\.\. {'b' * 50}'"):
+        get_rubric("simpleqa").read("a" * 100 + "b" * 100)
+    with pytest.raises(JudgeFault, match=f"'{'c' * 120}'"):
+        get_rubric("simpleqa").read("c" * 120)
+    with pytest.raises(JudgeFault, match="CORRECT, INCORRECT"):
+        get_rubric("simpleqa").read("VERDICT: CORRECT\nVERDICT: INCORRECT")
+    assert get_rubric("simpleqa").read("VERDICT: CORRECT\nVERDICT: correct").value == 1.0
+
+
+GRADED = [Grade("CORRECT", 1.0), Grade("INCORRECT", 0.0), Grade("NOT_ATTEMPTED", 0.0), Grade("CORRECT", 1.0)]
+
+
+def test_the_table_of_a_judge_by_hand(record: Callable[..., EpisodeRecord]) -> None:
+    """Right 2 of 4, attempted 3: given an attempt 2/3, their harmonic mean 2 * (1/2) (2/3) / (7/6) = 4/7.
+
+    em_squad agrees on the first, which is right, and on the second and third, which are wrong.
+    """
+    rows = [record("a"), record("b", "Rome"), record("c", None), record("d", "Rom"), record("e"), record("f")]
+    faults = [JudgeFault("no verdict"), EndpointFault("away")]
+    table = judged_table(judge(None), rows, [*GRADED, *faults])
+    assert table.pop("ci95")[0] < 0.5 < 1
+    assert table == {
+        "version": 1,
+        "normaliser": "none",
+        "judge": "scripted",
+        "rubric": "simpleqa",
+        "prompt_sha256": get_rubric("simpleqa").prompt_sha256,
+        "n": 4,
+        "faults": {"JudgeFault": 1, "EndpointFault": 1},
+        "example_fault": "no verdict",
+        "verdicts": {"CORRECT": 2, "INCORRECT": 1, "NOT_ATTEMPTED": 1},
+        "mean": 0.5,
+        "interval": "wilson",
+        "agreement_with_em": 0.75,
+        "accuracy_given_attempted": pytest.approx(2 / 3),
+        "f_score": pytest.approx(4 / 7),
+    }
+
+
+def test_what_nobody_attempted_or_graded_has_no_share(record: Callable[..., EpisodeRecord]) -> None:
+    silent = judged_table(judge(None), [record("a")], [GRADED[2]])
+    assert (silent["accuracy_given_attempted"], silent["f_score"]) == (0.0, 0.0)
+    assert silent["example_fault"] is None
+    nothing = judged_table(judge(None), [record("a")], [JudgeFault("x")])
+    assert (nothing["n"], nothing["mean"], nothing["ci95"]) == (0, None, None)
+    assert "agreement_with_em" not in nothing
+    claimed = [Grade("yes", 1.0, 1.0), Grade("no", 0.0, 0.5)]
+    table = judged_table(judge(None, "browsecomp"), [record("a"), record("b", "Rome")], claimed)
+    assert "calibration_error" in table
+    assert "f_score" not in table
+    bare = judged_table(judge(None, "browsecomp"), [record("a")], [Grade("yes", 1.0)])
+    assert "calibration_error" not in bare
+    assert "calibration_error" not in judged_table(judge(None, "equivalence"), [record("a")], claimed[:1])
+
+
+def test_the_seed_of_an_evaluation_decides_the_bootstrap_of_a_judge(
+    tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]
+) -> None:
+    graded = [Grade("x", (n % 7) / 7) for n in range(40)]
+    rows = [record(f"q{n}") for n in range(40)]
+    ends = [judged_table(judge(None), rows, graded, seed=seed)["ci95"] for seed in (0, 5)]
+    assert ends[0] != ends[1]
+    assert judged_table(judge(None), rows, graded)["ci95"] == ends[0]
+
+    class Halves(ScriptedChat):
+        async def complete(self, messages: Sequence[ChatMessage], **options: Any) -> Reply:
+            self.options = options
+            return Reply("VERDICT: TRUE", "stop")
+
+    chat = Halves({})
+    write_run(tmp_path, rows, seed=5)
+    judge_folder(tmp_path, judge(chat, "equivalence"))
+    assert (chat.options["temperature"], chat.options["max_tokens"]) == (0.0, 1024)

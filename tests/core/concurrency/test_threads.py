@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -26,11 +26,16 @@ def pool() -> Iterator[DaemonThreads]:
     made.shutdown()
 
 
-def until(holds: object, seconds: float = 5.0) -> None:
+def hang(began: threading.Event, gate: threading.Event) -> None:
+    began.set()
+    gate.wait(10)
+
+
+def until(holds: Callable[[], bool], seconds: float = 5.0) -> None:
     end = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end:  # type: ignore[operator]
+    while not holds() and time.monotonic() < end:
         time.sleep(0.002)
-    assert holds()  # type: ignore[operator]
+    assert holds()
 
 
 def test_a_function_is_called_with_its_arguments_in_a_daemon_thread_of_the_name(pool: DaemonThreads) -> None:
@@ -44,7 +49,12 @@ def test_a_function_is_called_with_its_arguments_in_a_daemon_thread_of_the_name(
 
 def test_at_most_so_many_calls_run_at_a_time(pool: DaemonThreads, gate: threading.Event) -> None:
     begun: list[int] = []
-    calls = [pool.submit(lambda n=n: (begun.append(n), gate.wait(10))) for n in range(4)]
+
+    def work(number: int) -> None:
+        begun.append(number)
+        gate.wait(10)
+
+    calls = [pool.submit(work, number) for number in range(4)]
     until(lambda: len(begun) == 2)
     time.sleep(0.05)
     assert begun == [0, 1]
@@ -60,7 +70,7 @@ def test_a_call_that_is_given_up_makes_room_where_its_thread_is_replaced(
 ) -> None:
     pool = DaemonThreads(1, "some", replaces=replaces)
     began = threading.Event()
-    hanging = pool.submit(lambda: (began.set(), gate.wait(10)))
+    hanging = pool.submit(hang, began, gate)
     assert began.wait(5)
     assert not hanging.cancel()  # it runs
     assert pool.abandoned == (1 if replaces else 0)
@@ -107,7 +117,7 @@ def test_a_closed_pool_and_one_whose_threads_all_hang_take_no_call(
     monkeypatch.setattr(threads, "MAX_ABANDONED", 1)
     pool = DaemonThreads(1, "some")
     began = threading.Event()
-    call = pool.submit(lambda: (began.set(), gate.wait(10)))
+    call = pool.submit(hang, began, gate)
     assert began.wait(5)
     call.cancel()
     with pytest.raises(EnvFault, match=r"\b1\b"):
