@@ -1,11 +1,23 @@
 """What is said of episodes that were masked; that environments which fail are masked stands in ``test_hostile_envs.py``."""
 
+import asyncio
 import traceback
 from dataclasses import replace
+from typing import Any
 
-from agentenv.core.env_lifecycle import reason_of
+import pytest
+
+from agentenv.core.env import Env
+from agentenv.core.env_lifecycle import (
+    close_envs,
+    make_envs,
+    mask_trajectory,
+    reason_of,
+    reasons_of,
+)
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
+from agentenv.errors import ConfigurationError, EnvFault
 
 
 def test_the_reason_of_a_failure_is_a_line_that_says_something() -> None:
@@ -18,3 +30,90 @@ def test_the_reason_of_a_failure_is_a_line_that_says_something() -> None:
     failed = Trajectory(Task("a", "q"), (), (), 0.0, EndReason.POLICY_FAULT, valid=False, error=said)
     assert reason_of(failed) == "KeyError: 'x'"
     assert reason_of(replace(failed, error="")) == "policy_fault"
+
+
+def failed(error: str, *, valid: bool = False) -> Trajectory:
+    return Trajectory(Task("a", "q"), (), (), 1.0, EndReason.POLICY_FAULT, valid=valid, error=error)
+
+
+def test_reasons_are_counted_and_the_most_common_stands_first() -> None:
+    played = [failed(reason) for reason in ("a", "b", "b", "c", "c", "c", "d")]
+    assert reasons_of([*played, failed("", valid=True)]) == "c (3); b (2); a (1)"
+    assert reasons_of([failed("x", valid=True)]) == ""
+    assert len(reason_of(failed("x" * 900))) == 500
+
+
+def test_an_episode_is_masked_once_and_by_a_flaw_alone() -> None:
+    good, bad = failed("", valid=True), failed("first")
+    assert mask_trajectory(good, "") is good
+    assert mask_trajectory(bad, "second") is bad
+    masked = mask_trajectory(good, "EnvFault: gone")
+    assert (masked.valid, masked.reward, masked.end_reason) == (False, 0.0, EndReason.ENV_FAULT)
+    assert masked.error == "EnvFault: gone"
+
+
+class Odd(Env[None]):
+    """Fails when it is closed."""
+
+    def __init__(self, error: Exception | None) -> None:
+        super().__init__()
+        self.error = error
+
+    def close(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class OddThatAwaits(Odd):
+    """Is closed on the loop of the environments."""
+
+    @property
+    def awaits(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("kind", [Odd, OddThatAwaits])
+def test_what_goes_wrong_with_each_close_is_told(kind: type[Odd]) -> None:
+    envs = [kind(error) for error in (None, KeyError("x"), EnvFault("the pod is gone"))]
+    nothing, raised, fault = asyncio.run(close_envs(envs, 5.0))
+    assert nothing == ""
+    assert raised.startswith("EnvFault: ")
+    assert raised.endswith("close raised KeyError: 'x'")
+    assert fault == "EnvFault: the pod is gone"
+
+
+def test_what_could_not_be_made_says_why_and_has_the_traits_of_what_could() -> None:
+    class Traits(Odd):
+        reward_floor, reward_ceiling, stop = -2.0, 3.0, ("</x>",)
+
+    def broken() -> Env[Any]:
+        raise ValueError("no port")
+
+    def gone() -> Env[Any]:
+        raise EnvFault("no pod")
+
+    first, second, made = asyncio.run(make_envs([broken, gone, lambda: Traits(None)], 5.0))
+    assert isinstance(made, Traits)
+    for env, named in ((first, "constructor raised ValueError: no port"), (second, "no pod")):
+        assert (env.reward_floor, env.reward_ceiling, env.stop) == (-2.0, 3.0, ("</x>",))
+        with pytest.raises(EnvFault, match=named):
+            env.reset(seed=0)
+        with pytest.raises(EnvFault, match=named):
+            env.step("x")
+    (alone,) = asyncio.run(make_envs([gone], 5.0))
+    assert alone.reward_ceiling == Env.reward_ceiling
+
+
+def test_a_mistake_of_the_user_is_raised_and_what_was_made_is_closed() -> None:
+    closed: list[int] = []
+
+    class Counted(Odd):
+        def close(self) -> None:
+            closed.append(1)
+
+    def wrong() -> Env[Any]:
+        raise ConfigurationError("no such option")
+
+    with pytest.raises(ConfigurationError, match="no such option"):
+        asyncio.run(make_envs([lambda: Counted(None), wrong, lambda: Counted(None)], 5.0))
+    assert closed == [1, 1]

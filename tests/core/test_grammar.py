@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.core.grammar import MAX_NESTED, between, earliest_block, read_json, shortened, unfenced
+from agentenv.core.grammar import (
+    MAX_NESTED,
+    between,
+    earliest_block,
+    encodable,
+    read_json,
+    shortened,
+    unfenced,
+    without_half_escapes,
+)
 
 
 @pytest.mark.parametrize(
@@ -114,3 +123,32 @@ def test_a_number_beyond_all_others_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="1e999"):
         read_json('{"a": [1e999]}')
     assert read_json("[1e308]") == [1e308]
+
+
+def test_escapes_of_half_a_pair_are_replaced_and_those_of_a_pair_are_its_character() -> None:
+    assert without_half_escapes("a \\ud83d\\ude00 \\uD83D b \\U0000dc00") == "a 😀 \\ufffd b \\ufffd"
+    assert without_half_escapes("\\U0000d83d\\U0000de00 \\u0041 \\n") == "😀 \\u0041 \\n"
+    assert without_half_escapes("plain ud83d") == "plain ud83d"
+
+
+def test_lone_surrogates_are_written_as_escapes() -> None:
+    assert encodable("a\ud800é") == "a\\ud800é"
+    assert encodable("plain") == "plain"
+
+
+def test_odd_rooms_leave_the_head_the_larger_part() -> None:
+    assert shortened("abcdefgh", 3) == "ab\n[5 characters left out]\nh"
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("\n```\nx\n ``` \n", "x"),
+        ("```", "```"),
+        ("```\nx", "```\nx"),
+        ("x\n```", "x\n```"),
+        ("```\n```", ""),
+    ],
+)
+def test_a_fence_has_a_beginning_and_an_end(text: str, plain: str) -> None:
+    assert unfenced(text) == plain

@@ -199,3 +199,13 @@ def test_a_whole_context_goes_on_with_the_row_only_if_it_shows_the_same_images(
     assert state.row == row
     assert [image.image for image in state.images] == [later, b"13C"]
     assert all(state.ids[image.start] == reader.placeholder for image in state.images)
+
+
+def test_whoever_takes_text_alone_is_named_where_there_is_an_image() -> None:
+    from agentenv.core.images import text_alone
+    from agentenv.core.types import Message, MessagePart
+
+    assert text_alone([Message("user", "a"), Message("tool", "b")], "the judge") == "ab"
+    seen = Message("user", (MessagePart("image", image=b"\x89PNG"),))
+    with pytest.raises(ConfigurationError, match=r"the judge.*pixels"):
+        text_alone([seen], "the judge")

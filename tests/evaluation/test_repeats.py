@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,46 @@ def test_two_systems_over_seeds(
     shown = capsys.readouterr().out
     assert "undecided; run 2 more seeds of each" in shown
     assert "3 seeds from 0.889 to 0.889" in shown
+
+
+def test_questions_of_one_passage_and_the_seed_decide_the_intervals(
+    tmp_path: Path, record: Make, write_run: Write
+) -> None:
+    """Forty questions with six values of F1 on ten passages."""
+    for run in range(2):
+        rows = [
+            record(f"q{n:02}", " ".join(["Paris"] * (1 + (n + run) % 7)), cluster=str(n // 4))
+            for n in range(40)
+        ]
+        write_run(tmp_path / str(run), rows, ("f1_squad",))
+    runs = read_runs([tmp_path / "0", tmp_path / "1"], "f1_squad")
+    assert runs.clusters == [f"cluster {n // 4}" for n in range(40)]
+    assert runs.ids == tuple(f"q{n:02}" for n in range(40))
+    found = [summarize_runs(runs, "f1_squad", seed=seed)["avg@2"] for seed in (0, 1)]
+    assert "cluster" in found[0]["interval"]
+    assert summarize_runs(runs, "f1_squad")["avg@2"] == found[0]
+    loose = summarize_runs(replace(runs, clusters=[str(n) for n in range(40)]), "f1_squad")["avg@2"]
+    assert loose["ci95"] != found[0]["ci95"]
+
+
+def test_one_run_has_no_spread_over_seeds_and_other_ks_may_be_asked_for(
+    tmp_path: Path, record: Make, write_run: Write
+) -> None:
+    (one,) = seeds(tmp_path / "one", record, write_run, "1", "0")
+    table = summarize_runs(read_runs([one], "em_squad"), "em_squad")
+    assert table["over_seeds"] == {"means": [0.5], "low": 0.5, "high": 0.5, "standard_error": None}
+    three = seeds(tmp_path / "three", record, write_run, "111", "100")
+    runs = read_runs(three, "em_squad")
+    assert [key for key in summarize_runs(runs, "em_squad") if "pass" in key] == [
+        "pass@1",
+        "pass@2",
+        "pass@3",
+    ]
+    assert [key for key in summarize_runs(runs, "em_squad", [2]) if "@" in key] == [
+        "avg@3",
+        "pass@2",
+        "all@2",
+    ]
+    with pytest.raises(ConfigurationError):
+        read_runs([], "em_squad")
+    assert read_runs(three[:2], "em_squad", also=[one]).ids == ("q0", "q1")

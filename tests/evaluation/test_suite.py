@@ -9,10 +9,12 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
+from agentenv.evaluation.benchmark import Given
 from agentenv.evaluation.compare import compare_suites
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.report.report import write_report
-from agentenv.evaluation.suite import combine, read_suite, summarize_suite
+from agentenv.evaluation.suite import combine, make_suite, read_suite, summarize_suite
+from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.progress import SilentDisplay
 
 Maker = Callable[..., EpisodeRecord]
@@ -102,7 +104,10 @@ def test_macro_and_micro_means_by_hand() -> None:
     assert found["macro"]["ci95"] == pytest.approx([0.75 - 2.848554 * 0.180422, 1.0], abs=1e-4)
     assert found["macro"]["sets"] == 2
     assert (found["micro"]["mean"], found["micro"]["n"]) == (pytest.approx(4 / 6), 6)
-    assert combine([])["macro"]["mean"] is None
+    assert combine([]) == {
+        "macro": {"mean": None, "ci95": None, "sets": 0},
+        "micro": {"mean": None, "ci95": None, "n": 0},
+    }
 
 
 def test_means_over_sets_count_passages_where_questions_share_them() -> None:
@@ -211,3 +216,37 @@ def test_a_macro_mean_of_rewards_lies_in_its_interval() -> None:
     macro = combine([[-2.0, -1.0, -3.0], [-1.0, 0.0, -2.0]])["macro"]
     assert macro["ci95"][0] < macro["mean"] < macro["ci95"][1] <= 0.5
     assert combine([[2.0, 2.0], [3.0, 3.0, 3.0]])["macro"]["ci95"] is None  # nothing is known of the spread
+
+
+def test_rewards_of_a_set_that_never_vary_have_no_interval_outside_of_0_and_1() -> None:
+    assert combine([[2.0, 2.0], [0.0, 1.0]])["macro"]["ci95"] in (None, [None, None])
+    assert combine([[0.0, 0.0], [0.0, 1.0]])["macro"]["ci95"][0] == 0.0
+
+
+def test_fields_of_every_type_are_taken_and_others_named(tmp_path: Path) -> None:
+    part = read(
+        tmp_path,
+        "[nq]\nbounds = true\nk = 4\nseed = 2\n[nq.options]\nfound_reward = 0.5\n[nq.template_options]\n",
+    )["nq"]
+    assert (part.bounds, part.k, part.seed, part.options) == (True, 4, 2, {"found_reward": 0.5})
+    for line, named in (
+        ("k = true", "k.*True"),
+        ("bounds = 1", "bounds.*1"),
+        ("options = 3", "options.*3"),
+        ("data = 3", "data.*3"),
+        ("scorer = [1]", r"scorer.*\[1\]"),
+        ("nothing = 1", "dataset.*scorer.*'nothing'"),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"suite\.toml.*nq.*{named}"):
+            read(tmp_path, f"[nq]\n{line}\n")
+
+
+def test_what_is_given_as_an_object_is_named_by_no_table() -> None:
+    given = Given(policy=ScriptedPolicy({}))
+    with pytest.raises(ConfigurationError, match=r"nq.*policy"):
+        make_suite({"nq": {"policy": "tiny"}}, DEFAULTS, given)
+    assert list(make_suite({"nq": {}}, DEFAULTS, given).parts) == ["nq"]
+    with pytest.raises(ConfigurationError, match="the suite"):
+        make_suite({"limit": 3}, DEFAULTS)
+    with pytest.raises(ConfigurationError, match="mine"):
+        make_suite({}, DEFAULTS, where="mine")
