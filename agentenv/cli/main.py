@@ -86,6 +86,9 @@ COMMANDS = {
     "synthesize hds-qa": Command(
         "agentenv.cli.synthesize_hds_qa:HDSQA", "make questions that need parallel searches and a further one"
     ),
+    "synthesize paraphrases": Command(
+        "agentenv.cli.synthesize_paraphrases:Paraphrases", "write every question of a set in other words"
+    ),
     "sandbox run": Command("agentenv.cli.sandbox:Run", "run an untrusted program in a sandbox"),
     "sandbox build": Command("agentenv.cli.sandbox:Build", "build the image of the Docker sandbox"),
     "serve": Command("agentenv.cli.serve:Serve", "serve an environment over a WebSocket and as MCP tools"),

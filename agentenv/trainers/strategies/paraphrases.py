@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.rollout import EpisodeSpec, run_episode
@@ -25,10 +26,20 @@ class ParaphraseStrategy:
     scorer: str = "f1_squad"
     """How alike two answers are."""
 
+    wordings: int | None = None
+    """Other wordings whose answers an answer is compared with, drawn anew for each; None takes all. With `answers` it is the
+    published approximation, whose cost grows with the group and not with its square."""
+    answers: int | None = None
+    """Answers of each of these wordings, drawn anew; None takes all."""
+
     def __post_init__(self) -> None:
         get_scorer(self.scorer)
         if self.weight < 0:
             raise ConfigurationError(f"weight={self.weight} must not be negative")
+        if any(number is not None and number < 1 for number in (self.wordings, self.answers)):
+            raise ConfigurationError(
+                f"wordings={self.wordings} and answers={self.answers} must be at least 1"
+            )
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """One trajectory for each start, in their order."""
@@ -40,7 +51,8 @@ class ParaphraseStrategy:
         played = await gather_all(self._episode(place, spec, context) for place, spec in enumerate(posed))
         wordings = [spec.task.question for spec in posed]
         answers = [t.info.get("answer") if t.valid else None for t in played]
-        similarity_of = group_similarity(answers, wordings, self.scorer)
+        drawn = compared(wordings, self.wordings, self.answers, Random(f"paraphrase {specs[0].seed}"))
+        similarity_of = group_similarity(answers, drawn, self.scorer)
         return [
             replace(
                 add_reward(trajectory, self.weight * value),
@@ -56,20 +68,50 @@ class ParaphraseStrategy:
             )
 
 
+def compared(
+    wordings: Sequence[str], most_wordings: int | None, most_answers: int | None, rng: Random
+) -> list[list[int]]:
+    """For each episode of a group the places of those whose answers it is compared with, all of them of other wordings.
+
+    Con-RAG's reward is the mean over all answers to the other wordings; its approximation draws kappa of these wordings and
+    s answers of each. Every answer to another wording is as likely to be drawn as the others where all wordings have equally
+    many, so the mean of the draw is an unbiased estimate.
+
+    Args:
+        wordings: The question that each episode was asked.
+        most_wordings: kappa; None takes all.
+        most_answers: s; None takes all.
+        rng: Of the draws.
+    """
+    places: dict[str, list[int]] = {}
+    for place, wording in enumerate(wordings):
+        places.setdefault(wording, []).append(place)
+    drawn = []
+    for wording in wordings:
+        others = [group for other, group in places.items() if other != wording]
+        if most_wordings is not None and most_wordings < len(others):
+            others = rng.sample(others, most_wordings)
+        drawn.append(sorted(place for group in others for place in _some(group, most_answers, rng)))
+    return drawn
+
+
+def _some(group: list[int], most: int | None, rng: Random) -> list[int]:
+    return group if most is None or most >= len(group) else rng.sample(group, most)
+
+
 def group_similarity(
-    answers: Sequence[str | None], wordings: Sequence[str], scorer: str = "f1_squad"
+    answers: Sequence[str | None], others: Sequence[Sequence[int]], scorer: str = "f1_squad"
 ) -> list[float]:
-    """For each answer its mean likeness to the answers to other wordings of the question; 0 without an answer or any other.
+    """For each answer its mean likeness to the answers at the places of ``others``; 0 without an answer or any other.
 
     Args:
         answers: Of the episodes of a group; None where there is none.
-        wordings: The question that each was asked.
+        others: See `compared`.
         scorer: How alike two answers are.
     """
     alike = get_scorer(scorer)
     values = []
-    for mine, wording in zip(answers, wordings, strict=True):
-        others = [a for a, other in zip(answers, wordings, strict=True) if other != wording]
-        scores = [alike(mine, (a,)).value if mine and a else 0.0 for a in others]
+    for mine, places in zip(answers, others, strict=True):
+        scores = [alike(mine, (other,)).value if mine and (other := answers[i]) else 0.0 for i in places]
         values.append(sum(scores) / len(scores) if scores else 0.0)
     return values

@@ -1,6 +1,7 @@
 """Groups over paraphrases: who is asked what, and agreement by hand."""
 
 import asyncio
+from random import Random
 
 import pytest
 
@@ -12,7 +13,7 @@ from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.local_search import STOP, LocalSearch
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.scripted import ScriptedPolicy
-from agentenv.trainers.strategies.paraphrases import ParaphraseStrategy, group_similarity
+from agentenv.trainers.strategies.paraphrases import ParaphraseStrategy, compared, group_similarity
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
@@ -22,8 +23,32 @@ TASK = Task("q", "Where is Halvik?", ("Norland",), data={"paraphrases": ("In whi
 def test_agreement_counts_the_other_wordings_alone() -> None:
     """F1("new york", "new york city") = 2 (1) (2/3) / (5/3) = .8; equal answers to the same wording do not count."""
     answers = ["new york", "new york", "new york city", None]
-    assert group_similarity(answers, ["a", "a", "b", "b"]) == pytest.approx([0.4, 0.4, 0.8, 0.0])
-    assert group_similarity(["x", "x"], ["a", "a"]) == [0.0, 0.0]
+    others = compared(["a", "a", "b", "b"], None, None, Random(0))
+    assert others == [[2, 3], [2, 3], [0, 1], [0, 1]]
+    assert group_similarity(answers, others) == pytest.approx([0.4, 0.4, 0.8, 0.0])
+    assert group_similarity(["x", "x"], compared(["a", "a"], None, None, Random(0))) == [0.0, 0.0]
+
+
+def test_the_approximation_compares_with_few_answers_and_is_unbiased() -> None:
+    """Four wordings of three answers: of 9 others, 2 x 1 are drawn. The mean over draws is the mean over all 9.
+
+    The likeness of an answer to the 9 others has a variance of at most 1/4, so that the mean of 4000 draws of 2 is within
+    5 (1/2) / sqrt(8000) = .028 of it.
+    """
+    wordings = [wording for wording in "abcd" for _ in range(3)]
+    answers = ["x", "x", "y", "x", "y", "y", "y", "y", "y", "x", "x", "x"]
+    exact = group_similarity(answers, compared(wordings, None, None, Random(0)), "em_squad")
+    assert exact[:3] == pytest.approx([4 / 9, 4 / 9, 5 / 9])
+    rng, sums = Random(1), [0.0] * len(wordings)
+    for _ in range(4000):
+        drawn = compared(wordings, 2, 1, rng)
+        assert all(len(places) == 2 for places in drawn)
+        assert all(
+            wordings[place] != own for own, places in zip(wordings, drawn, strict=True) for place in places
+        )
+        values = group_similarity(answers, drawn, "em_squad")
+        sums = [total + value for total, value in zip(sums, values, strict=True)]
+    assert [total / 4000 for total in sums] == pytest.approx(exact, abs=0.028)
 
 
 def test_a_group_poses_its_paraphrases_by_turns_and_pays_agreement() -> None:
@@ -45,6 +70,10 @@ def test_a_group_poses_its_paraphrases_by_turns_and_pays_agreement() -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(ConfigurationError, match="weight=-1"):
         ParaphraseStrategy(weight=-1)
+    with pytest.raises(ConfigurationError, match="wordings=0"):
+        ParaphraseStrategy(wordings=0)
+    with pytest.raises(ConfigurationError, match="answers=-1"):
+        ParaphraseStrategy(answers=-1)
     with pytest.raises(UnknownName):
         ParaphraseStrategy(scorer="nothing")
 
