@@ -234,6 +234,10 @@ class EvaluationOptions(TypedDict, total=False):
     """Of the model, for the format ``native``; empty reads it from the chat template."""
     template_options: Mapping[str, Any]
     """Arguments of the chat template, for the format ``native``."""
+    temperature: float
+    """Of the policy; 0 is greedy."""
+    sample: int
+    """Which of several samples of the same questions it is; the episodes of each have seeds of their own."""
     bounds: bool | None
     """Whether to play the questions again without search and with gold passages; None does so where the policy computes on
     this machine."""

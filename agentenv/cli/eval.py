@@ -73,6 +73,11 @@ class Eval:
     """Of the model, for --format native; default: read from its chat template."""
     template_option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """KEY=VALUE for the chat template under --format native, such as enable_thinking=false; may be repeated."""
+    temperature: float = 0.0
+    """Of the policy; 0 is greedy."""
+    samples: int = 1
+    """Episodes of each question, at --temperature. With several, --out has a folder for each sample, and the table says how
+    often one of k is right (pass@k) or all of them are."""
     concurrency: int = 64
     """Number of episodes that run at the same time. If the command is killed, at most so many are lost."""
     compute: ComputeSettings = AUTOMATIC
@@ -109,7 +114,9 @@ class Eval:
             "family": self.family,
             "template_options": read_options(self.template_option),
             "concurrency": self.concurrency,
+            "temperature": self.temperature,
         }
+        self._check_samples()
         with use_compute(self.compute):
             return self._run(fields)
 
@@ -118,9 +125,38 @@ class Eval:
 
         if self.suite:
             return self._run_suite(self.suite, fields)
+        if self.samples > 1:
+            return self._run_samples(fields)
         found = evaluate(dataset=self.dataset, out=self.out, retry_faults=self.retry_faults, **fields).results
         ended = {"seconds": _seconds(self.out, found), "ok": "incomplete" not in found}
         return {**found, **ended, "out": str(self.out)}
+
+    def _check_samples(self) -> None:
+        if self.samples < 1 or self.temperature < 0:
+            raise ConfigurationError(
+                f"--samples is {self.samples} and --temperature {self.temperature}: at least 1, and at least 0"
+            )
+        if self.samples > 1 and (self.suite or not self.temperature):
+            raise ConfigurationError(
+                "--samples needs a --temperature above 0, since greedy samples are equal, and does not go with --suite"
+            )
+
+    def _run_samples(self, fields: dict[str, Any]) -> dict[str, Any]:
+        from agentenv.api import evaluate
+        from agentenv.evaluation.repeats import write_samples
+
+        folders = [self.out / f"sample-{number}" for number in range(self.samples)]
+        bounds = fields.pop("bounds") or False  # greedy bounds are the same for every sample
+        for number, folder in enumerate(folders):
+            evaluate(
+                dataset=self.dataset,
+                out=folder,
+                retry_faults=self.retry_faults,
+                sample=number,
+                bounds=bounds,
+                **fields,
+            )
+        return {**write_samples(folders, self.out), "out": str(self.out)}
 
     def _run_suite(self, file: Path, fields: dict[str, Any]) -> dict[str, Any]:
         from agentenv.api import evaluate_suite
@@ -134,11 +170,25 @@ class Eval:
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Scores with n and interval, retrieval, bounds, errors, costs; of a suite one line a set."""
+        if "samples" in result:
+            _show_samples(result, console)
+            return
         if "suite" in result:
             _show_suite(result, console)
         else:
             _show(result, console)
         console.print(f"  {result['out']}/report.html", highlight=False)
+
+
+def _show_samples(result: dict[str, Any], console: Console) -> None:
+    for scorer, table in result["samples"].items():
+        console.print(
+            f"[bold]{scorer}[/bold], {table['n']} questions, {table['seeds']} samples", highlight=False
+        )
+        for name, value in table.items():
+            if "@" in name:
+                console.print(f"  {name:<8}{_score(value)}", highlight=False)
+    console.print(f"  {result['out']}/samples.json", highlight=False)
 
 
 def read_options(pairs: Sequence[str]) -> dict[str, Any]:

@@ -52,6 +52,9 @@ from agentenv.progress import Display
 
 SEARCH, CODE, SQL = EnvConfig().id, "agentenv/Code-v0", "agentenv/SQL-v0"
 _FORM = ("format", "family", "template_options")
+_SAMPLING = ("temperature", "sample")
+_BETWEEN_SAMPLES = 1_000_003
+"""Between the seeds of the first episodes of two samples; no set has so many questions."""
 _SCORERS = ("em_squad", "f1_squad", "em_cover")
 
 
@@ -83,6 +86,15 @@ class Benchmark:
     family: str = ""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     concurrency: int = 64
+    temperature: float = 0.0
+    """Of the policy; 0 is greedy."""
+    sample: int = 0
+    """Which of several samples of the same questions it is; the episodes of each have seeds of their own."""
+
+    @property
+    def episode_seed(self) -> int:
+        """Of the episodes of this sample; ``seed`` alone draws the questions."""
+        return self.seed + _BETWEEN_SAMPLES * self.sample
 
     def __post_init__(self) -> None:
         if not (self.dataset or self.env):
@@ -92,6 +104,10 @@ class Benchmark:
         if self.seed < 0:
             raise ConfigurationError(
                 f"seed is {self.seed}; it must be 0 or more, as environments take no other"
+            )
+        if self.temperature < 0 or self.sample < 0:
+            raise ConfigurationError(
+                f"temperature is {self.temperature} and sample {self.sample}; both are at least 0"
             )
         object.__setattr__(self, "dataset", self.dataset or OWN)
         if self.bounds is None:
@@ -203,10 +219,16 @@ def _open_agent(benchmark: Benchmark, policy: Policy | None) -> Iterator[EvalAge
     """Who answers; what was opened for that is closed again."""
     stop = env_class(benchmark.env).stop
     if policy is not None:
-        yield _in_format(benchmark, make_eval_agent(policy, benchmark.policy, benchmark.concurrency, stop))
+        agent = make_eval_agent(policy, benchmark.policy, benchmark.concurrency, stop)
+        yield _sampling(benchmark, _in_format(benchmark, agent))
         return
     with closing(open_eval_agent(benchmark.policy, benchmark.concurrency, stop)) as agent:
-        yield _in_format(benchmark, agent)
+        yield _sampling(benchmark, _in_format(benchmark, agent))
+
+
+def _sampling(benchmark: Benchmark, agent: EvalAgent) -> EvalAgent:
+    """``agent`` at the temperature of the benchmark."""
+    return replace(agent, config=agent.config.model_copy(update={"temperature": benchmark.temperature}))
 
 
 def _in_format(benchmark: Benchmark, agent: EvalAgent) -> EvalAgent:
@@ -251,7 +273,7 @@ def _play_episodes(
         display,
         title=benchmark.dataset,
         scorer=benchmark.scorers[0],
-        seed=benchmark.seed,
+        seed=benchmark.episode_seed,
         bounded=bool(benchmark.bounds) and benchmark.policy != EXPERT,
         retry_faults=retry_faults,
         usage=usage,
@@ -340,6 +362,8 @@ def _identity(benchmark: Benchmark) -> dict[str, Any]:
     fields = asdict(benchmark)
     if not benchmark.format:  # folders of earlier versions do not name it
         fields = {name: value for name, value in fields.items() if name not in _FORM}
+    if not (benchmark.temperature or benchmark.sample):
+        fields = {name: value for name, value in fields.items() if name not in _SAMPLING}
     by_arrival = (
         is_endpoint(benchmark.policy) or is_engine(benchmark.policy) or benchmark.policy.startswith(AGENT)
     )

@@ -189,7 +189,7 @@ def summarize_evaluation(
         **settings,
         "questions_fingerprint": _hash_of(task_env.source.tasks),
         "max_turns": options.get("max_turns"),
-        "decoding": "greedy",
+        "decoding": f"temperature {temperature:g}" if (temperature := agent.config.temperature) else "greedy",
         **({"concurrency": agent.batch} if agent.config.deterministic else {}),
         "notes": task_env.source.notes,
     }

@@ -4,6 +4,7 @@ The error over questions and the error over seeds are different things and stand
 every run has answered it without an infrastructure failure.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agentenv.core.io.files import write_text
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.records import EpisodeRecord, Evaluation, read_evaluation
 from agentenv.evaluation.results import clusters_of, measure_of, values_of
@@ -96,6 +98,21 @@ def summarize_runs(runs: Runs, scorer: str, ks: Sequence[int] = (), *, seed: int
                 at = estimate(found, clusters=runs.clusters, seed=seed)
                 table[f"{name}@{k}"] = {"mean": at.mean, "ci95": at.ci95, "interval": at.method}
     return table
+
+
+SAMPLES = "samples.json"
+
+
+def write_samples(folders: Sequence[Path], out: Path) -> Json:
+    """Writes `summarize_runs` over the samples of one evaluation, for each of their scorers, to ``samples.json`` in ``out``.
+
+    Raises:
+        ConfigurationError: as in `read_runs`.
+    """
+    scorers = list(read_evaluation(folders[0]).results["scores"])
+    found = {"samples": {name: summarize_runs(read_runs(folders, name), name) for name in scorers}}
+    write_text(out / SAMPLES, json.dumps(found, indent=2) + "\n")
+    return found
 
 
 def compare_runs(

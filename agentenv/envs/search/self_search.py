@@ -7,7 +7,7 @@ format: a chat template would put a turn's end in between.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import log2
 from typing import Any, Literal, get_args
@@ -21,6 +21,7 @@ from agentenv.envs.search.search_env import SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, TagParser
 from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.retrievers.prefixes import PrefixRetriever
 
 Real = Literal["never", "first", "entropy", "always"]
 
@@ -107,6 +108,8 @@ class SelfSearchTool:
 
     search: SearchTool
     real: Real
+    first: int = 1
+    """How many searches are real in the modes ``first`` and ``entropy`` whatever else holds (K of SSRL)."""
 
     async def __call__(self, call: ToolCall, state: SelfSearchState) -> ToolReply:
         """Nothing, or the page of a real search for the query as one line.
@@ -125,8 +128,8 @@ class SelfSearchTool:
         Raises:
             ConfigurationError: it depends on entropies and nobody tells them.
         """
-        if self.real != "entropy" or searches == 0:
-            return self.real != "never" and (self.real == "always" or searches == 0)
+        if self.real != "entropy" or searches < self.first:
+            return self.real != "never" and (self.real == "always" or searches < self.first)
         if len(entropies) <= searches:
             raise ConfigurationError(
                 "real='entropy' needs to be told the entropy of each query: use the strategy 'self_search'"
@@ -149,25 +152,40 @@ class SelfSearch(SearchEnv):
     state: SelfSearchState
 
     def __init__(
-        self, *, real: Real = "never", max_turns: int = 8, prompt: str = PROMPT, **options: Any
+        self,
+        *,
+        real: Real = "never",
+        first: int = 1,
+        prefix: bool = False,
+        max_turns: int = 8,
+        prompt: str = PROMPT,
+        **options: Any,
     ) -> None:
         """Builds an environment.
 
         Args:
-            real: Which searches are real: none, the first one, those whose query is less certain than the one before, or
+            real: Which searches are real: none, the first ones, those whose query is less certain than the one before, or
                 all. In the third (SSRL's entropy-guided search) the first always is, and the strategy ``self_search``
                 tells entropies.
+            first: How many first searches are real under ``first`` and ``entropy``: SSRL's K of 1, 2 or 3.
+            prefix: Whether a real search shows a random prefix of what it found, one passage at least, as SSRL's sim-to-real
+                searches do; the draw depends on the question, the seed and the turn.
             max_turns: Searches of an episode.
             prompt: Opening message; must hold ``{question}``.
             **options: Further arguments of `SearchEnv`; its retriever answers real searches.
 
         Raises:
             UnknownName: no such mode.
+            ConfigurationError: no first search.
         """
         if real not in get_args(Real):
             raise UnknownName.among("mode of real search", real, get_args(Real))
         super().__init__(max_turns=max_turns, **options)
-        self.tool = SelfSearchTool(self.search, real)
+        if first < 1:
+            raise ConfigurationError(f"first={first} must be at least 1; real='never' searches nothing")
+        if prefix:
+            self.search = replace(self.search, retriever=PrefixRetriever(self.search.retriever))
+        self.tool = SelfSearchTool(self.search, real, first)
         self.parts = SearchParts(
             opening=QuestionPrompt(prompt),
             parser=TagParser(("search", "answer")),
@@ -188,7 +206,7 @@ class SelfSearch(SearchEnv):
         task, actions, known = self.state.task, [], ""
         for number, hop in enumerate(task.data.get("path", ())[: self.max_turns]):
             actions.append(f"{known}<think>What comes next?</think><search>{hop['query']}</search>")
-            real = self.tool.real == "always" or (self.tool.real == "first" and number == 0)
+            real = self.tool.real == "always" or (self.tool.real == "first" and number < self.tool.first)
             known = "" if real else f"<information>{hop['query']}: {hop['answer']}</information>"
         return (*actions, f"{known}<think>I know it.</think><answer>{task.answers[0]}</answer>")
 

@@ -200,3 +200,51 @@ def test_the_expert_scores_full_in_every_mode(real: Real) -> None:
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(UnknownName, match="'never'"):
         SelfSearch(real="nevr")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("real", "first", "expected"),
+    [
+        ("never", 3, [False] * 4),
+        ("first", 1, [True, False, False, False]),
+        ("first", 2, [True, True, False, False]),
+        ("first", 3, [True, True, True, False]),
+        ("always", 1, [True] * 4),
+        (
+            "entropy",
+            2,
+            [True, True, False, True],
+        ),  # entropies .5, .9, .3, .4: only the fourth has risen after the first two
+    ],
+)
+def test_the_first_k_searches_are_real(real: Real, first: int, expected: list[bool]) -> None:
+    env = SelfSearch(tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), real=real, first=first)
+    env.reset(seed=0)
+    shown = []
+    for entropy in (0.5, 0.9, 0.3, 0.4):
+        env.tell_entropy(entropy)
+        shown.append(bool(env.step(T + S).observation))
+    assert shown == expected
+
+
+def test_no_first_search_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="first=0"):
+        SelfSearch(tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), real="first", first=0)
+
+
+def test_a_real_search_may_show_a_prefix_of_what_it_found() -> None:
+    documents = [Document(f"d{n}", f"Title {n}", "halvik " * (9 - n)) for n in range(4)]
+    lengths: list[int] = []
+    again: list[int] = []
+    for found in (lengths, again):
+        for seed in range(40):
+            env = SelfSearch(
+                tasks=[TASK], retriever=InMemoryRetriever(documents), real="always", prefix=True, k=4
+            )
+            env.reset(seed=seed)
+            env.step(T + "<search>halvik</search>")
+            (ids,) = env.state.retrieved
+            assert ids == [f"d{n}" for n in range(len(ids))]
+            found.append(len(ids))
+    assert set(lengths) == {1, 2, 3, 4}
+    assert lengths == again

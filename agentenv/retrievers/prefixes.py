@@ -1,0 +1,50 @@
+"""Results that are cut at random, so that a policy does not come to rely on their number (SSRL, Fan et al. 2025)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+from agentenv.core.protocols import Retriever
+from agentenv.core.types import Passage, Query, RetrieverInfo
+
+
+class PrefixRetriever:
+    """Shows a random prefix of what another retriever finds, one passage at least.
+
+    How many is drawn from the query and from the episode that asks, so that an episode which is played again sees the same.
+
+    Args:
+        inner: Who searches.
+    """
+
+    def __init__(self, inner: Retriever) -> None:
+        self._inner = inner
+
+    async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
+        """The first passages of each ranking.
+
+        Raises:
+            RetrieverFault: the search failed.
+        """
+        rankings = await self._inner.search(queries, k)
+        return [
+            ranking[: prefix_length(query, len(ranking))]
+            for query, ranking in zip(queries, rankings, strict=True)
+        ]
+
+    def info(self) -> RetrieverInfo:
+        """That of the inner retriever, whose results depend on the episode now."""
+        inner = self._inner.info()
+        return replace(
+            inner, name=f"prefix of {inner.name}", fingerprint=f"prefix {inner.fingerprint}", contextual=True
+        )
+
+
+def prefix_length(query: Query | str, found: int) -> int:
+    """How many of ``found`` passages are shown: 1 to all of them, each number as likely as the others; 0 of none."""
+    if found < 2:
+        return found
+    text = query if isinstance(query, str) else query.text
+    context = None if isinstance(query, str) else query.context
+    asked = (context.episode, context.step, context.seed) if context else ()
+    return Random(f"{text}/{asked}").randint(1, found)
