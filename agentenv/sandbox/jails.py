@@ -104,6 +104,9 @@ class Channel:
                 self.close()
                 raise JailDied(f"the supervisor is gone {self.jail.last_error}".rstrip())
             answer: dict[str, Any] = json.loads(body)
+            if "unstarted" in answer:
+                self.close()
+                raise JailDied(answer["unstarted"])
             if answer.pop("serial") != serial:
                 self.close()
                 raise JailDied("the supervisor answered another order")

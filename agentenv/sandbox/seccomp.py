@@ -31,10 +31,8 @@ PR_SET_MM = 35
 MADV_PAGEOUT = 21
 """Where the machine has swap, a program could put there what it holds, and the memory watch would not see it."""
 LOW_32 = 0xFFFFFFFF
-ZYGOTE_CLONE, ZYGOTE_UNSHARE = (
-    0x60000000,
-    0x00020000,
-)  # a PID namespace and a network for a child, a mount namespace for itself
+ZYGOTE_CLONE, ZYGOTE_UNSHARE = 0x20000000, 0x40020000
+"""A PID namespace for a child; a mount namespace and a network for itself."""
 CLONE_PARENT = 0x00008000
 ABSENT = ("memfd_create", "inotify_init", "inotify_init1")
 """As if the kernel did not have them: memory that no process maps would count for none (libraries fall back to files), and

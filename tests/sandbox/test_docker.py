@@ -73,10 +73,10 @@ def test_a_containers_profile_names_what_is_allowed() -> None:
     zygotes = {"mount", "umount2", "pivot_root", "chroot"}
     assert set(allowed["names"]) & set(seccomp.DENIED.split()) == zygotes
     assert (clone3["action"], clone3["errnoRet"]) == ("SCMP_ACT_ERRNO", 38)
-    user, pid, mount = 0x10000000, 0x20000000, 0x00020000
-    for rule, name, flag in ((clone, "clone", pid), (unshare, "unshare", mount)):
-        mask = rule["args"][0]["value"]
-        assert (rule["names"], mask & user, mask & flag) == ([name], user, 0)
+    pid, mount, network = 0x20000000, 0x00020000, 0x40000000
+    for rule, name, flags in ((clone, "clone", pid), (unshare, "unshare", mount | network)):
+        namespaces = seccomp.NAMESPACE_FLAGS & ~rule["args"][0]["value"]
+        assert (rule["names"], namespaces) == ([name], flags)
 
 
 def test_every_program_has_a_uid_of_its_own() -> None:

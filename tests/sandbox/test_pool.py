@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -192,6 +193,34 @@ def test_what_a_machine_loses_while_it_runs_is_a_result_until_it_is_back(
             with pytest.raises(SandboxFault):
                 executor.open()
         assert executor.run("print(6 * 7)").stdout == "42\n"
+
+
+LIMITED = """#!/bin/sh
+exec unshare --user --map-root-user sh -c 'echo 1 > /proc/sys/user/{kind} && exec "$0" "$@"' {program} "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("max_net_namespaces", "a run cannot have a network of its own: .*max_net_namespaces"),
+        ("max_pid_namespaces", "no process can be started in the jail: clone: No space left"),
+    ],
+)
+def test_a_system_without_room_for_namespaces_is_named(
+    kind: str, said: str, bwrap: JailExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The jail itself takes the only one that there may be."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, monkeypatch.context() as limited:
+        program = Path(folder, "bwrap")
+        program.write_text(LIMITED.format(kind=kind, program=shutil.which("bwrap")), encoding="utf-8")
+        for path in (program, program.parent):
+            path.chmod(0o755)
+        limited.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        with make_executor("bwrap", size=1) as executor:
+            result = executor.run("print(1)")
+            assert result.status is ExecStatus.SANDBOX_ERROR
+            assert re.fullmatch(f".*{said}.*", result.fault), result.fault
 
 
 def test_a_closed_pool_hands_out_nothing(jails: list[FakeJail]) -> None:

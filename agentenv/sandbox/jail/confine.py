@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -27,6 +28,10 @@ OOM_FIRST = b"1000"
 FOLDER = kernel.MS_NOSUID | kernel.MS_NODEV
 KEPT_FLAGS = os.ST_NOSUID | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
 INODES_PER_MB = 256
+NO_NETWORK = {
+    errno.EPERM: "this system forbids network namespaces",
+    errno.ENOSPC: "the limit on network namespaces (sysctl user.max_net_namespaces) is reached",
+}
 
 
 def hide_host(kept: list[str]) -> None:
@@ -72,9 +77,22 @@ def _bind_read_only(device: str, target: str) -> None:
     kernel.mount("none", target, None, kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kept)
 
 
-def part() -> None:
-    """A mount namespace of one's own, with the processes of one's own PID namespace and no other part of ``/proc``."""
+def part(*, network: bool) -> None:
+    """A mount namespace of one's own, with the processes of one's own PID namespace and no other part of ``/proc``.
+
+    With ``network`` there is a network of one's own too. It is made here and not by the fork template, for which other
+    supervisors would have to wait.
+
+    Raises:
+        OSError: the system gives no such namespace.
+    """
     kernel.unshare(kernel.CLONE_NEWNS)
+    if network:
+        try:
+            kernel.unshare(kernel.CLONE_NEWNET)
+        except OSError as error:
+            why = NO_NETWORK.get(error.errno or 0, str(error.strerror))
+            raise OSError(f"a run cannot have a network of its own: {why}") from error
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
 

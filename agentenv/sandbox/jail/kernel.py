@@ -32,6 +32,8 @@ SECCOMP = {"x86_64": 317, "aarch64": 277}
 CLONE = {"x86_64": 56, "aarch64": 220}
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_under_lock = ctypes.PyDLL(None, use_errno=True)
+"""The same, for calls in which no other thread of Python may run."""
 
 
 def call(name: str, *arguments: object) -> int:
@@ -54,9 +56,10 @@ def fork_into(flags: int) -> int:
     ``unshare`` would not do for a namespace: this process could never return to its own for the next child. Nor is Python
     told of the fork, as ``os.fork`` would: the child is the same but for its number, and may fork with ``os.fork`` in turn.
     """
-    pid: int = ctypes.PyDLL(None).syscall(CLONE[platform.machine()], flags | signal.SIGCHLD, 0, 0, 0, 0)
+    pid: int = _under_lock.syscall(CLONE[platform.machine()], flags | signal.SIGCHLD, 0, 0, 0, 0)
     if pid < 0:
-        raise OSError(errno.EAGAIN, "no process can be made")
+        number = ctypes.get_errno()
+        raise OSError(number, f"clone: {os.strerror(number)}")
     return pid
 
 

@@ -46,8 +46,8 @@ class Router:
         self._spares: list[Supervisor] = []
         self._asked = False
         """Whether the template is making a spare supervisor at this moment."""
-        self._failed = False
-        """Whether it could not make the last one."""
+        self._failed = ""
+        """Why it could not make the last one."""
         self._poll = select.poll()
         for fd in (source, template.fileno()):
             self._poll.register(fd, select.POLLIN)
@@ -86,6 +86,7 @@ class Router:
         if channel in self._dying.values():
             return  # it will hear that its supervisor is gone
         if channel not in self._channels and not self._open(channel):
+            self._tell(channel, frames.encode({"unstarted": self._failed}))
             self._end(channel)
             return
         try:
@@ -132,7 +133,6 @@ class Router:
     def _take_spare(self) -> None:
         self._asked = False
         supervisor = self._receive()
-        self._failed = supervisor is None
         if supervisor is not None:
             self._spares.append(supervisor)
 
@@ -145,7 +145,9 @@ class Router:
         if not said:
             raise frames.Closed
         if said != MADE:
+            self._failed = frames.receive(self._template, deadline=time.monotonic() + SEND_S).decode()
             return None
+        self._failed = ""
         link = socket.socket(fileno=fds[0])
         link.settimeout(SEND_S)
         return Supervisor(link, fds[1])

@@ -26,7 +26,8 @@ def serve(link: socket.socket, setup: dict[str, Any], *, session: bool) -> NoRet
     ready: Waiting | SessionTemplate | OSError
     try:
         if setup["isolated"]:
-            confine.part()
+            # A network is full of what a run leaves: counters, and the numbers of ports. Sessions have no use for one.
+            confine.part(network=not session)
             confine.mount_root(setup["uid"])
         else:
             setup["root"] = tempfile.mkdtemp(dir=setup["root"])

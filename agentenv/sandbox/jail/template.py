@@ -9,13 +9,13 @@ import signal
 import socket
 from typing import Any, NoReturn
 
-from agentenv.sandbox.jail import confine, kernel
+from agentenv.sandbox.jail import confine, frames, kernel
 from agentenv.sandbox.jail.supervisor import serve
 
 RUN, SESSION = b"r", b"s"
 """What the router asks for."""
 MADE, FAILED = b".", b"!"
-"""What it is told; with the first come the supervisor's link and its handle."""
+"""What it is told; with the first come the supervisor's link and its handle, after the second the reason."""
 
 
 def serve_requests(control: socket.socket, setup: dict[str, Any]) -> NoReturn:
@@ -24,8 +24,9 @@ def serve_requests(control: socket.socket, setup: dict[str, Any]) -> NoReturn:
     while kind := control.recv(1):
         try:
             link, handle = _fork_supervisor(setup, session=kind == SESSION)
-        except OSError:
+        except OSError as error:
             control.sendall(FAILED)
+            frames.send(control, f"no process can be started in the jail: {error.strerror}".encode())
             continue
         socket.send_fds(control, [MADE], [link.fileno(), handle])
         link.close()
@@ -34,12 +35,10 @@ def serve_requests(control: socket.socket, setup: dict[str, Any]) -> NoReturn:
 
 
 def _fork_supervisor(setup: dict[str, Any], *, session: bool) -> tuple[socket.socket, int]:
-    """A supervisor in a PID namespace of its own, that of a run with a network of its own: its link and its handle."""
+    """A supervisor in a PID namespace of its own: its link and its handle."""
     ours, theirs = socket.socketpair()
     own = setup | {"uid": confine.draw_uid(setup)}
-    # A network is full of what a run leaves: counters, and the numbers of ports. Sessions have no use for one.
-    own_network = 0 if session else kernel.CLONE_NEWNET
-    pid = kernel.fork_into(kernel.CLONE_NEWPID | own_network) if setup["isolated"] else os.fork()
+    pid = kernel.fork_into(kernel.CLONE_NEWPID) if setup["isolated"] else os.fork()
     if pid == 0:
         # Nothing of the router's socket stays open in here.
         keep = theirs.detach()
