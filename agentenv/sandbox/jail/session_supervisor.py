@@ -41,7 +41,7 @@ class SessionSupervisor:
     ) -> None:
         self._host, self._setup, self._limits = link, setup, first["limits"]
         self._template = template
-        self._first_devices = sharing.mapped_devices(template.pid)
+        self._mappings = sharing.Mappings(template.pid, setup["kept"])
         self._box = setup["root"] if setup["isolated"] else f"{setup['root']}/box"
         self._snapshot_dir = "/snapshots" if setup["isolated"] else f"{setup['root']}/vault"
         for folder in (self._box, self._snapshot_dir):
@@ -51,6 +51,8 @@ class SessionSupervisor:
         """Interpreters that their own program ended while another one ran, or whose files could not be kept."""
         self._signal_filter = SignalFilter(self._node_pids, template.pid)
         self._listeners: dict[int, Callable[[int], None]] = {}
+        self._unneeded = False
+        """Whether there may be trees in the snapshot folder that nobody needs any more."""
         self._in_box = -1
         self._held = 0, 0
         """Bytes and inodes in the box that other interpreters kept when it was last emptied."""
@@ -85,6 +87,7 @@ class SessionSupervisor:
             except Exception as error:
                 answer = {"fault": f"{type(error).__name__}: {error}"}
             frames.reply(self._host, order, answer)
+            self._sweep()
 
     def _living(self, name: int) -> Node | None:
         """A node, None where its program ended it.
@@ -245,22 +248,24 @@ class SessionSupervisor:
 
         A session that goes back leaves the node where it was before, which is ended first.
         """
-        self._kill({"nodes": order["left"]})
+        for left in set(order["left"]) & set(self._nodes):
+            self._remove(left)  # whatever else its program has started is killed before anything is forked
         node, name = self._living(order["node"]), order["child"]
         first = node is not None and not node.frozen
         if node is None or (first and not self._bring_files(order["node"])):
             return {"refused": "the program ended the interpreter"}
+        if not first and not self._hide_later_files(order["node"]):
+            return {"refused": "the files of its other forks leave no room for those that are in use"}
+        dying, table = self._kill_strays() if self._setup["isolated"] else (set(), None)
         if first:
-            if reason := self._unsound(node):
+            if reason := self._unsound(node, table):
                 return {"refused": reason}
             try:
                 node.copied = self._save(order["node"])
             except OSError as error:
                 trees.remove(f"{self._snapshot_dir}/{order['node']}")
                 return {"refused": f"its files cannot be copied: {error.strerror}"}
-        elif not self._hide_later_files(order["node"]):
-            return {"refused": "the files of its other forks leave no room for those that are in use"}
-        child = self._split(node)
+        child = self._split(node, dying, table)
         if isinstance(child, str):
             return {"refused": child}
         node.frozen, node.files = True, order["node"]
@@ -295,13 +300,13 @@ class SessionSupervisor:
                 node.held = share(node.pid)
         return {name: node.held + node.copied for name, node in frozen.items()}
 
-    def _unsound(self, node: Node) -> str:
+    def _unsound(self, node: Node, table: ProcessTable | None) -> str:
         """Why forking this interpreter would lose something, or ''."""
         if (threads := stat_of(node.pid)[1]) != 1:
             return f"the interpreter has {threads} threads"
-        if not self._setup["isolated"]:
+        if table is None:
             return ""
-        others = len(self._signal_filter.table().lineage_of(node.pid)) - 1
+        others = len(table.lineage_of(node.pid)) - 1
         if others:
             return f"the program has {others} child processes"
         return self._shared(node)
@@ -309,17 +314,18 @@ class SessionSupervisor:
     def _shared(self, node: Node) -> str:
         """What a fork of this interpreter would share with it, or ''."""
         found = sharing.shared_descriptor(node.pid, node.own, self._box)
-        return found or sharing.shared_mapping(node.pid, self._first_devices, self._setup["kept"])
+        return found or self._mappings.shared(node.pid)
 
-    def _split(self, node: Node) -> Node | str:
-        """A fork of ``node``; where it does not come, or is not as it should be, the reason."""
+    def _split(self, node: Node, dying: set[int], table: ProcessTable | None) -> Node | str:
+        """A fork of ``node``; where it does not come, or is not as it should be, the reason.
+
+        ``dying`` are the processes that were killed before, and ``table`` shows all that there are.
+        """
         streams, link, other = new_streams(), *answers.link()
         link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         fds = (*streams.theirs, other.fileno())
         own = frozenset(map(sharing.descriptor, fds))
-        dying: set[int] = set()
-        if self._setup["isolated"]:
-            dying, table = self._kill_strays()
+        if table is not None:
             self._bound_processes(node, table, more=1)
         self._signal_filter.forking = node.pid
         send_signal(node.pid, signal.SIGCONT)
@@ -436,6 +442,7 @@ class SessionSupervisor:
         Raises:
             OSError: they cannot be copied.
         """
+        self._sweep()  # what an interpreter leaves that has ended is room for the others
         target = f"{self._snapshot_dir}/{name}"
         trees.remove(target)
         return trees.copy(self._box, target, self._room)
@@ -462,10 +469,17 @@ class SessionSupervisor:
         for other, node in self._nodes.items():
             if name == node.parent or gone.parent in (other, node.parent):  # child, parent or sibling
                 node.held = -1
+        self._unneeded = True
+
+    def _sweep(self) -> None:
+        """Removes the trees that nobody needs any more: between orders, for nobody waits for that."""
+        if not self._unneeded:
+            return
+        self._unneeded = False
         needed = {node.files for node in self._nodes.values()}
         for entry in os.listdir(self._snapshot_dir):
             if int(entry) not in needed:
-                trees.remove(f"{self._snapshot_dir}/{entry}")
+                trees.remove_quietly(f"{self._snapshot_dir}/{entry}")
 
     def _files(self, order: dict[str, Any]) -> dict[str, Any]:
         """Reads files of a node without running anything."""

@@ -52,36 +52,46 @@ def _named(goal: str, box: str) -> str:
     return f"a {kind}" if kind in ("pipe", "socket") else f"a descriptor of kind {rest.strip('[]') or goal}"
 
 
-def mapped_devices(pid: int) -> frozenset[bytes]:
-    """The devices of all files that ``pid`` maps."""
-    return frozenset(device for _, device, name in _mappings(pid) if name.startswith(b"/"))
+class Mappings:
+    """Judges what processes map. A list of mappings is looked through unless it is the same as the last one that was sound.
 
-
-def shared_mapping(pid: int, first: Collection[bytes], kept: Sequence[str]) -> str:
-    """The first memory of ``pid`` that a fork would not have for itself, in words; or ''.
-
-    Files below ``kept`` cannot change, nor can those on the devices ``first``, from which the interpreter itself was mapped:
-    where file systems lie upon each other, the kernel does not always tell the path. A mapping of any other file shows what
-    is written to it later, even a private one.
+    A fork maps what its parent maps, so its list is usually that.
     """
-    safe = tuple(f"{folder}/".encode() for folder in kept)
-    try:
-        mappings = _mappings(pid)
-    except OSError as error:
-        return f"the program's memory cannot be seen: {error.strerror}"
-    for shared, device, name in mappings:
-        if name.startswith(b"/"):
-            if device not in first and not name.startswith(safe):
-                return f"the program maps {_mapped(name.decode('utf-8', 'replace'))}"
-        elif shared == b"s":
-            return "the program maps anonymous shared memory"
-    return ""
+
+    def __init__(self, first: int, kept: Sequence[str]) -> None:
+        """``first`` is the process that all interpreters are forked from; files below ``kept`` cannot change."""
+        self._safe = tuple(f"{folder}/".encode() for folder in kept)
+        self._sound = b""
+        # Where file systems lie upon each other, the kernel does not always tell the path.
+        self._devices = {
+            device for _, device, name in MAPPING.findall(_maps_of(first)) if name.startswith(b"/")
+        }
+
+    def shared(self, pid: int) -> str:
+        """The first memory of ``pid`` that a fork would not have for itself, in words; or ''.
+
+        A mapping of a file that can change shows what is written to it later, even a private one. Those on the devices from
+        which the first process itself was mapped cannot.
+        """
+        try:
+            maps = _maps_of(pid)
+        except OSError as error:
+            return f"the program's memory cannot be seen: {error.strerror}"
+        if maps == self._sound:
+            return ""
+        for shared, device, name in MAPPING.findall(maps):
+            if name.startswith(b"/"):
+                if device not in self._devices and not name.startswith(self._safe):
+                    return f"the program maps {_mapped(name.decode('utf-8', 'replace'))}"
+            elif shared == b"s":
+                return "the program maps anonymous shared memory"
+        self._sound = maps
+        return ""
 
 
-def _mappings(pid: int) -> list[tuple[bytes, bytes, bytes]]:
-    """Kind, device and name of everything that ``pid`` maps."""
+def _maps_of(pid: int) -> bytes:
     with open(f"/proc/{pid}/maps", "rb") as stream:
-        return MAPPING.findall(stream.read())
+        return stream.read()
 
 
 def _mapped(name: str) -> str:
