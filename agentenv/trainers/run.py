@@ -167,6 +167,7 @@ def _make_run(
             steps=config.optimizer.steps,
             staleness=config.asynchronous.staleness,
             concurrent=config.concurrent_groups,
+            abort=config.asynchronous.abort,
         ),
         demonstrations=DemonstrationBuffer(config.optimizer.supervised_batch, train.source.tasks),
         second=second,

@@ -23,7 +23,7 @@ WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 
 STEPS, QUESTIONS, SIZE, BOUND = 4, 2, 3, 2
 
 
-def config() -> TrainConfig:
+def config(*, abort: bool = False, segment_tokens: int = 0) -> TrainConfig:
     values: dict[str, Any] = {
         "threads": 1,
         "checkpoint_every": 1,
@@ -39,8 +39,9 @@ def config() -> TrainConfig:
             "turn_tokens": 24,
             "context_tokens": 256,
             "deterministic": False,
+            "segment_tokens": segment_tokens,
         },
-        "asynchronous": {"staleness": BOUND},
+        "asynchronous": {"staleness": BOUND, "abort": abort},
         "optimizer": {"steps": STEPS},
         "loss": {"correction": {"ess_base": 1.0}},
         "evaluation": {"every": 0, "bounds": False},
@@ -57,9 +58,10 @@ def trained(run: Path) -> Counter[str]:
     return counts
 
 
-def test_a_run_and_its_end_again_after_an_interruption(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"abort": True, "segment_tokens": 8}], ids=["ahead", "aborted"])
+def test_a_run_and_its_end_again_after_an_interruption(options: dict[str, Any], tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    folder = RunFolder.create(tmp_path / "run", config())
+    folder = RunFolder.create(tmp_path / "run", config(**options))
     train(folder, SilentDisplay())
     lines = folder.history()
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
@@ -67,6 +69,7 @@ def test_a_run_and_its_end_again_after_an_interruption(tmp_path: Path) -> None:
     assert all(line["staleness_mean"] <= line["staleness_max"] <= BOUND for line in lines)
     assert {"behaviour_weight", "effective_sample"} <= set(lines[0])
     assert lines[-1]["groups_under_way"] == 0  # nothing is drawn for steps that never come
+    assert ("aborted_groups" in lines[0]) == ("abort" in options)
     assert set(trained(folder.path).values()) == {1}
     state = torch.load(folder.path / "checkpoints" / "step-000003" / "trainer.pt", weights_only=True)
     assert len(state["rollouts"]["inflight"]) == QUESTIONS

@@ -42,6 +42,9 @@ class RolloutSettings(EpisodeBudgets):
     workers: int = Field(0, ge=0)
     """Environments that play at once in training, whatever their groups: one whose episode has ended begins the next that
     waits, and no group keeps them for its slowest episode (DART). 0 gives every episode one."""
+    segment_tokens: int = Field(0, ge=0)
+    """Tokens that the policy samples at once in training; a longer turn goes on in further segments (UloRL). What an episode
+    has of a turn when it is stopped are its whole segments. 0 samples every turn at once."""
     strategy: str = "plain"
     """Name of the rollout strategy: how the episodes of a question become its group."""
     strategy_options: dict[str, Any] = Field(default_factory=dict)
@@ -150,6 +153,17 @@ class AsynchronousSettings(Frozen):
     """Groups under way at once; 0 is twice ``rollout.questions`` (APRIL), or no bound where ``rollout.workers`` sets one.
     Above ``questions`` the learner takes the groups that are complete first; at ``questions`` times ``staleness`` + 1 it
     trains on them in the order of their draw."""
+    abort: bool = False
+    """Whether groups that are not complete when a step has its batch are stopped while the learner learns; they go on first
+    in the next step, from the tokens that they have (APRIL). Otherwise they go on while it learns."""
+
+    @model_validator(mode="after")
+    def _goes_on_later(self) -> Self:
+        if self.abort and not self.staleness:
+            raise ValueError(
+                "abort stops groups that go on in a later step, which staleness=0 rules out: set staleness above 0"
+            )
+        return self
 
 
 class ClusterSettings(Frozen):

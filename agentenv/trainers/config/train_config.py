@@ -183,16 +183,6 @@ class TrainConfig(Frozen):
         sampler = get_sampler(rollout.sampler, rollout.sampler_options)
         if self.cluster.address and (reason := self._keeps_home(sampler)):
             raise ValueError(f"episodes cannot be played in a cluster: {reason}")
-        if self.asynchronous.staleness and rollout.deterministic:
-            raise ValueError(
-                "rollout.deterministic lets every episode wait for the slowest, and asynchronous training for none: set it "
-                "to false, or asynchronous.staleness to 0"
-            )
-        if rollout.workers and rollout.deterministic:
-            raise ValueError(
-                "rollout.workers lets episodes begin as others end, and rollout.deterministic all at once: set it to false, "
-                "or rollout.workers to 0"
-            )
         if guides(sampler) and (rollout.strategy != "plain" or self.format == "native"):
             raise ValueError(
                 f"rollout.sampler={rollout.sampler!r} shows solved examples, which needs rollout.strategy='plain' and a "
@@ -215,6 +205,26 @@ class TrainConfig(Frozen):
                 f"{source} trains tokens that were sampled under another context, which a correction cannot weigh with "
                 f"loss.correction.off_context={loss.correction.off_context!r}: set it to 'weight', "
                 f"or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _plays_in_time(self) -> Self:
+        rollout = self.rollout
+        if self.asynchronous.staleness and rollout.deterministic:
+            raise ValueError(
+                "rollout.deterministic lets every episode wait for the slowest, and asynchronous training for none: set it "
+                "to false, or asynchronous.staleness to 0"
+            )
+        if self.asynchronous.abort and self.cluster.address:
+            raise ValueError(
+                "asynchronous.abort stops episodes with what they have, which a worker of a cluster tells at their end "
+                "alone: set it to false, or leave out cluster.address"
+            )
+        if rollout.workers and rollout.deterministic:
+            raise ValueError(
+                "rollout.workers lets episodes begin as others end, and rollout.deterministic all at once: set it to false, "
+                "or rollout.workers to 0"
             )
         return self
 

@@ -24,6 +24,7 @@ from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.splicing import rescore_logprobs
 from agentenv.trainers.strategies.strategies import get_strategy
 from agentenv.trainers.workers.inflight import InflightGroup
+from agentenv.trainers.workers.segmented_policy import SegmentedPolicy
 
 
 class GroupRunner:
@@ -61,6 +62,7 @@ class GroupRunner:
         self._chat, self._task_env, self._gate = chat, task_env, gate
         self._others = role_policies or {}
         self._seed, self._steps, self._rescore = seed, steps, rescore
+        self._segment_tokens = rollout.segment_tokens
         self._strategy = get_strategy(rollout.strategy, rollout.strategy_options)
         self._workers = asyncio.Semaphore(rollout.workers or sys.maxsize)
 
@@ -77,8 +79,11 @@ class GroupRunner:
             ConfigurationError: what the strategy or the environment cannot do.
         """
         specs = await self._specs(inflight)
+        policy: Policy = inflight.policy
+        if self._segment_tokens:
+            policy = SegmentedPolicy(policy, self._segment_tokens, self.policy.tokenizer.decode)
         context = RolloutContext(
-            inflight.policy,
+            policy,
             self._chat,
             self.settings,
             self.policy.tokenizer.decode,

@@ -58,6 +58,7 @@ class RolloutScheduler:
         steps: int,
         staleness: int,
         concurrent: int,
+        abort: bool = False,
     ) -> None:
         """Prepares; nothing runs before the first batch is asked for.
 
@@ -71,8 +72,10 @@ class RolloutScheduler:
             steps: Of the run.
             staleness: Versions that the weights may have moved on until an episode is trained; 0 is synchronous.
             concurrent: Groups under way at once.
+            abort: Whether groups that a batch leaves are stopped until the next one.
         """
         self.staleness = staleness
+        self._abort = abort
         self._runner, self._policy, self._sampler = runner, policy, sampler
         self._tasks, self._rollout = tasks, rollout
         self._seed, self._steps = seed, steps
@@ -99,6 +102,7 @@ class RolloutScheduler:
             ConfigurationError: what a strategy, the environment or the sampler cannot do.
         """
         self.sync_weights()
+        self._start([inflight for inflight in self._inflight if inflight.task is None])
         last = min(step + self.staleness, self._steps)
         for ahead in range(max(self._last + 1, step), last + 1):
             self._open(ahead)
@@ -131,6 +135,8 @@ class RolloutScheduler:
         if not any(trajectory.valid for trajectory in played):
             raise Fault(f"every episode of step {step} met an infrastructure failure: {reasons_of(played)}")
         metrics = batch.metrics | (self._metrics(played) if self.staleness else {})
+        if self._abort:
+            metrics["aborted_groups"] = self._stop_incomplete()
         if hung := abandoned():
             metrics["hung_calls"] = hung
         return replace(
@@ -189,14 +195,37 @@ class RolloutScheduler:
         return round_groups
 
     def _begin(self, round_groups: Sequence[InflightGroup]) -> None:
-        deterministic_batcher = DeterministicBatcher() if self._rollout.deterministic else None
         self._inflight += round_groups
+        self._start(round_groups)
 
-        async def begin() -> None:
+    def _start(self, round_groups: Sequence[InflightGroup]) -> None:
+        deterministic_batcher = DeterministicBatcher() if self._rollout.deterministic else None
+
+        async def start() -> None:
             for inflight in round_groups:
                 inflight.task = asyncio.create_task(self._play(inflight, deterministic_batcher))
 
-        self._loop.run(begin())
+        self._loop.run(start())
+
+    def _stop_incomplete(self) -> int:
+        """Stops the groups under way that are not complete, and makes them ready to go on; how many had begun.
+
+        A group goes on as one does after an interruption of the run: it comes to where it stood by the answers of the policy
+        that it had got.
+        """
+        open_groups = [p for p in self._inflight if p.task is not None and not p.task.done()]
+
+        async def stop() -> None:
+            tasks = [inflight.task for inflight in open_groups if inflight.task is not None]
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=self._rollout.deadline_s)
+
+        self._loop.run(stop())
+        ready = {id(p): InflightGroup.of(p.state_dict(), self._policy) for p in open_groups}
+        self._inflight = [ready.get(id(inflight), inflight) for inflight in self._inflight]
+        return sum(inflight.start_version is not None for inflight in open_groups)
 
     async def _play(
         self, inflight: InflightGroup, deterministic_batcher: DeterministicBatcher | None

@@ -1,0 +1,111 @@
+"""Turns that are sampled in segments, so that an episode that is stopped within a turn keeps whole segments of it.
+
+UloRL, Du et al. 2025, arXiv:2507.19766, divides long outputs into segments, each of which the weights of its step sample.
+APRIL, Zhou et al. 2025, arXiv:2509.18521, keeps what an aborted reply has. Here a segment is one request to the policy. Its
+answer is recorded like any other, so that segments survive a stop and a checkpoint with their ids, log-probs and versions.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any
+
+from agentenv.core.protocols import Policy
+from agentenv.core.types import Completion, FinishReason, Sampling
+from agentenv.errors import ContextTooSmall
+
+
+class SegmentedPolicy:
+    """Asks ``policy`` for at most so many tokens at once and joins what it answers to one turn.
+
+    Args:
+        policy: Who answers.
+        tokens: Most tokens of one answer.
+        decode: Text of a run of token ids.
+    """
+
+    def __init__(self, policy: Policy, tokens: int, decode: Callable[[Sequence[int]], str]) -> None:
+        self.policy = policy
+        self._tokens = tokens
+        self._decode = decode
+
+    @property
+    def version(self) -> int:
+        """Version of the policy's weights."""
+        return self.policy.version
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the policy offers: its tokenizer, the ranks of tokens."""
+        return getattr(self.__dict__["policy"], name)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None, **shown: Any
+    ) -> Completion:
+        """One turn; a stop string that two segments share ends it too, at the token in which it ends.
+
+        Raises:
+            PolicyFault: the engine failed.
+            ContextTooSmall: the prompt alone fills the context.
+        """
+        whole: Completion | None = None
+        while whole is None or self._goes_on(whole, sampling):
+            written = () if whole is None else whole.ids
+            request = replace(
+                sampling,
+                max_tokens=min(self._tokens, sampling.max_tokens - len(written)),
+                seed=sampling.seed if whole is None else _seed(sampling.seed, len(written)),
+            )
+            try:
+                segment = await self.policy.generate(
+                    [*prompt_ids, *written], request, episode=episode, **shown
+                )
+            except ContextTooSmall:
+                if whole is None:
+                    raise
+                break  # the turn has filled the context
+            if not segment.ids and whole is not None:
+                whole = replace(whole, finish=segment.finish)
+                break
+            whole = segment if whole is None else self._joined(whole, segment, sampling.stop)
+        return whole
+
+    def _goes_on(self, whole: Completion, sampling: Sampling) -> bool:
+        return whole.finish is FinishReason.LENGTH and len(whole.ids) < sampling.max_tokens
+
+    def _joined(self, first: Completion, second: Completion, stop: Sequence[str]) -> Completion:
+        """Both as one completion, cut behind the first stop string in it."""
+        ids = first.ids + second.ids
+        count, finish = self._end(ids, len(first.ids), stop) or (len(ids), second.finish)
+        return Completion(
+            ids=ids[:count],
+            text=self._decode(ids[:count]),
+            logprobs=(first.logprobs + second.logprobs)[:count],
+            finish=finish,
+            version=second.version,
+            exact_tokens=first.exact_tokens and second.exact_tokens,
+            versions=(_versions(first) + _versions(second))[:count],
+        )
+
+    def _end(self, ids: Sequence[int], known: int, stop: Sequence[str]) -> tuple[int, FinishReason] | None:
+        """How many ids there are up to the first stop string; the first ``known`` of them hold none."""
+        if not any(mark in self._decode(ids) for mark in stop):
+            return None
+        counts = range(known + 1, len(ids) + 1)
+        return next(n for n in counts if any(m in self._decode(ids[:n]) for m in stop)), FinishReason.STOP
+
+    def release(self, episode: str) -> None:
+        """Forgets what the policy kept for ``episode``."""
+        self.policy.release(episode)
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0, **shown: Any) -> Sequence[float]:
+        """As the policy."""
+        return await self.policy.score(ids, temperature=temperature, **shown)
+
+
+def _versions(completion: Completion) -> tuple[int, ...]:
+    return completion.versions or (completion.version,) * len(completion.ids)
+
+
+def _seed(seed: int, written: int) -> int:
+    """The seed of a later segment."""
+    return int.from_bytes(blake2b(f"{seed}/{written}".encode(), digest_size=6).digest())

@@ -1,0 +1,111 @@
+"""Turns in segments: what is asked for, what is joined, and where a stop string that two segments share ends a turn."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from agentenv.core.types import Completion, FinishReason, Sampling
+from agentenv.errors import ContextTooSmall
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.trainers.workers.recorded_policy import RecordedPolicy
+from agentenv.trainers.workers.segmented_policy import SegmentedPolicy
+
+TOKENIZER = ByteTokenizer()
+
+
+class Writing:
+    """Goes on with ``text`` from what of it stands behind the prompt; ends where a stop string stands in its own answer."""
+
+    def __init__(self, text: str, room: int = 1000) -> None:
+        self.text, self.room = text, room
+        self.version = 0
+        self.requests: list[tuple[int, int]] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        if len(prompt_ids) >= self.room:
+            raise ContextTooSmall("full")
+        written = TOKENIZER.decode(list(prompt_ids))[1:]
+        self.requests.append((sampling.max_tokens, sampling.seed))
+        said = self.text[len(written) : len(written) + sampling.max_tokens]
+        finish = FinishReason.LENGTH if len(written) + len(said) < len(self.text) else FinishReason.EOS
+        for stop in sampling.stop:
+            if stop in said:
+                said, finish = said[: said.index(stop) + len(stop)], FinishReason.STOP
+        ids = tuple(TOKENIZER.encode(said))
+        return Completion(ids, said, (-0.5,) * len(ids), finish, self.version)
+
+    def release(self, episode: str) -> None: ...
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+        return [0.0] * len(ids)
+
+
+def turn(policy: Any, tokens: int, most: int = 50, stop: tuple[str, ...] = ()) -> Completion:
+    segmented = SegmentedPolicy(policy, tokens, TOKENIZER.decode)
+    return asyncio.run(
+        segmented.generate(TOKENIZER.encode("?"), Sampling(most, stop=stop, seed=7), episode="e")
+    )
+
+
+def test_a_turn_is_the_same_in_segments() -> None:
+    whole, cut = Writing("abcdefg"), Writing("abcdefg")
+    one, joined = turn(whole, 50), turn(cut, 3)
+    assert (joined.ids, joined.text, joined.logprobs) == (one.ids, one.text, one.logprobs)
+    assert (one.finish, joined.finish) == (FinishReason.EOS, FinishReason.EOS)
+    assert [count for count, _ in cut.requests] == [3, 3, 3]
+    assert cut.requests[0] == (3, 7)
+    assert len({seed for _, seed in cut.requests}) == 3
+
+
+def test_the_limit_of_a_turn_holds_over_its_segments() -> None:
+    policy = Writing("abcdefgh")
+    cut = turn(policy, 3, most=5)
+    assert (cut.text, cut.finish) == ("abcde", FinishReason.LENGTH)
+    assert [count for count, _ in policy.requests] == [3, 2]
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 6, 9])
+def test_a_stop_string_ends_a_turn_wherever_the_segments_part(tokens: int) -> None:
+    """The stop string stands at 2 to 5; no engine sees it whole where a segment ends within it."""
+    cut = turn(Writing("ab</s>cd"), tokens, stop=("</s>",))
+    assert (cut.text, cut.finish, len(cut.ids), len(cut.logprobs)) == ("ab</s>", FinishReason.STOP, 6, 6)
+
+
+def test_every_token_keeps_the_version_that_sampled_it() -> None:
+    class Moving(Writing):
+        async def generate(self, *args: Any, **options: Any) -> Completion:
+            answer = await super().generate(*args, **options)
+            self.version += 1
+            return answer
+
+    assert turn(Moving("abcde"), 2).versions == (0, 0, 1, 1, 2)
+
+
+def test_a_full_context_ends_a_turn_that_has_begun_and_no_other() -> None:
+    cut = turn(Writing("abcdef", room=4), 3)  # the prompt is one token
+    assert (cut.text, cut.finish) == ("abc", FinishReason.LENGTH)
+    with pytest.raises(ContextTooSmall):
+        turn(Writing("abcdef", room=1), 3)
+
+
+def test_a_stopped_turn_keeps_its_whole_segments() -> None:
+    """Two segments are recorded; after the stop only the third is asked for, of newer weights."""
+
+    class Stopping(Writing):
+        async def generate(self, *args: Any, **options: Any) -> Completion:
+            if len(self.requests) == 2:
+                raise asyncio.CancelledError
+            return await super().generate(*args, **options)
+
+    recorded = RecordedPolicy(Stopping("abcdef"))
+    with pytest.raises(asyncio.CancelledError):
+        turn(recorded, 2)
+    later = Writing("abcdef")
+    later.version = 3
+    joined = turn(RecordedPolicy(later, recorded.state_dict()), 2)
+    assert (joined.text, joined.versions) == ("abcdef", (0, 0, 0, 0, 3, 3))
+    assert len(later.requests) == 1
