@@ -58,6 +58,10 @@ COMMANDS = {
     "rescore": Command("agentenv.cli.rescore:Rescore", "score the episodes of an evaluation again"),
     "score": Command("agentenv.cli.score:ScoreFile", "score the answers of another system"),
     "report": Command("agentenv.cli.report:Report", "write one HTML page about a run or an evaluation"),
+    "trace": Command(
+        "agentenv.cli.trace:Trace",
+        "find the capabilities that an agent lacks, and make environments for them",
+    ),
     "lab list": Command("agentenv.cli.lab:List", "show the controlled comparisons and their progress"),
     "lab run": Command("agentenv.cli.lab:Run", "run or continue a controlled comparison"),
     "retriever build": Command("agentenv.cli.retriever:Build", "build an index of a corpus"),

@@ -8,6 +8,7 @@ register("agentenv/SelfSearch-v0", "agentenv.envs.search.self_search:SelfSearch"
 register("agentenv/JudgedSearch-v0", "agentenv.envs.search.judged_search:JudgedSearch")
 register("agentenv/Rewrite-v0", "agentenv.envs.search.rewrite:Rewrite")
 register("agentenv/LongSearch-v0", "agentenv.envs.search.long_search:LongSearch")
+register("agentenv/CapabilitySearch-v0", "agentenv.envs.search.capability_search:CapabilitySearch")
 register("agentenv/PlannedSearch-v0", "agentenv.envs.search.planned_search:PlannedSearch")
 register("agentenv/HierarchicalSearch-v0", "agentenv.envs.search.hierarchical_search:HierarchicalSearch")
 register("agentenv/SearchProposer-v0", "agentenv.envs.search.self_play:SearchProposer")

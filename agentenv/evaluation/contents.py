@@ -45,7 +45,7 @@ def content_digests(
         OSError: a file cannot be read.
         RetrieverFault: a retriever behind an address does not answer.
     """
-    weights = policy is None and (name == "tiny" or name.startswith(("hf:", "vllm:")))
+    weights = policy is None and (name == "tiny" or name.startswith(("hf:", "vllm:", "router:")))
     return {
         "questions": value_digest(source.tasks),
         "corpus": _corpus(source),

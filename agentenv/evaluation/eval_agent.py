@@ -32,10 +32,13 @@ from agentenv.policies.openai import OpenAIPolicy
 from agentenv.policies.policy_spec import (
     is_endpoint,
     is_engine,
+    is_router,
     make_endpoint_policy,
     make_engine_policy,
     make_policy,
+    make_router_policy,
     policy_folder,
+    router_parts,
 )
 from agentenv.policies.vllm import VLLMPolicy
 
@@ -123,6 +126,10 @@ def open_eval_agent(spec: str, concurrency: int, stop: tuple[str, ...]) -> EvalA
     if is_endpoint(spec):
         endpoint = make_endpoint_policy(spec)
         return _agent(endpoint, endpoint.card, endpoint.tokenizer, concurrency, stop, deterministic=False)
+    if is_router(spec):
+        router = make_router_policy(spec)
+        own = read_card(policy_folder(router_parts(spec)[0]))
+        return _agent(router, own, router.tokenizer, concurrency, stop, deterministic=True)
     card = read_card(policy_folder(spec))
     if is_engine(spec):
         served = make_engine_policy(spec)

@@ -17,6 +17,7 @@ from agentenv.policies.tiny import shipped_weights
 if TYPE_CHECKING:
     from agentenv.policies.hf import HFPolicy
     from agentenv.policies.openai import OpenAIPolicy
+    from agentenv.policies.router import RouterPolicy
     from agentenv.policies.vllm import VLLMPolicy
 
 KINDS = (
@@ -24,12 +25,13 @@ KINDS = (
     "scripted:extractive",
     "tiny",
     "hf:PATH",
+    "router:FOLDER",
     "vllm:PATH",
     "vllm:PATH@URL",
     "openai:MODEL@URL",
     "anyllm:PROVIDER/MODEL",
 )
-_ENGINE = "vllm:"
+_ENGINE, _ROUTER = "vllm:", "router:"
 
 
 def is_endpoint(spec: str) -> bool:
@@ -42,6 +44,23 @@ def is_engine(spec: str) -> bool:
     return spec.startswith(_ENGINE)
 
 
+def is_router(spec: str) -> bool:
+    """Whether ``spec`` names several policies of which a model chooses one for each episode."""
+    return spec.startswith(_ROUTER)
+
+
+def router_parts(spec: str) -> list[str]:
+    """The specs of the policies that a router chooses among, its base first.
+
+    Raises:
+        CheckpointMismatch: the folder holds no router.
+    """
+    from agentenv.policies.router import read_router
+
+    card = read_router(Path(spec.removeprefix(_ROUTER)))
+    return [card.base, *(route.policy for route in card.routes)]
+
+
 def check_policy(spec: str) -> None:
     """Refuses a spec that names no policy; nothing is loaded and nothing is sent.
 
@@ -52,6 +71,9 @@ def check_policy(spec: str) -> None:
     """
     if is_endpoint(spec):
         make_endpoint_policy(spec)
+    elif is_router(spec):
+        for part in router_parts(spec):
+            check_policy(part)
     elif spec not in KINDS or spec == "tiny":
         compute_of(spec, ComputeSettings())
         folder = policy_folder(spec)
@@ -85,6 +107,10 @@ def make_policy(spec: str, compute: ComputeSettings | None = None) -> "HFPolicy"
         raise ConfigurationError(
             f"{spec!r} holds no model to train or change: name hf:PATH, and engine.kind='vllm' for who samples"
         )
+    if is_router(spec):
+        raise ConfigurationError(
+            f"{spec!r} is several policies: it can be evaluated and not trained. Train one of them with hf:PATH."
+        )
     if spec in KINDS and spec.startswith("scripted"):
         raise ConfigurationError(
             f"{spec!r} has no weights: it can be evaluated and not trained. Train with hf:PATH."
@@ -95,6 +121,23 @@ def make_policy(spec: str, compute: ComputeSettings | None = None) -> "HFPolicy"
     except ModuleNotFoundError as error:
         raise MissingExtra.of(error.name or "torch", "train") from error
     return HFPolicy.load(folder, compute_of(spec, compute or process_compute()))
+
+
+def make_router_policy(spec: str) -> "RouterPolicy":
+    """The policy of ``router:FOLDER``, all its parts loaded.
+
+    Raises:
+        CheckpointMismatch: the folder holds no router, or a part holds no model that can be loaded.
+        MissingExtra: torch or transformers is not installed.
+    """
+    from agentenv.policies.card import read_card
+    from agentenv.policies.router import RouterPolicy, read_router
+
+    card = read_router(Path(spec.removeprefix(_ROUTER)))
+    base = make_policy(card.base)
+    routes = {route.name: (route.description, make_policy(route.policy)) for route in card.routes}
+    chat = read_card(policy_folder(card.base)).chat_format(base.tokenizer, base.ends)
+    return RouterPolicy(base, routes, chat)
 
 
 def make_endpoint_policy(spec: str) -> "OpenAIPolicy":
@@ -163,6 +206,8 @@ def policy_digest(spec: str) -> str:
         UnknownName: no such kind of policy, or one without a folder.
         CheckpointMismatch: an adapter that names no base.
     """
+    if is_router(spec):
+        return value_digest([policy_digest(part) for part in router_parts(spec)])
     base, adapter = base_and_adapter(policy_folder(spec))
     held = [file_digests(folder) for folder in (base, adapter) if folder is not None]
     return value_digest(
@@ -177,6 +222,8 @@ def policy_state(spec: str) -> PathState:
         UnknownName: no such kind of policy, or one without a folder.
         CheckpointMismatch: an adapter that names no base.
     """
+    if is_router(spec):
+        return tuple(state for part in router_parts(spec) for state in policy_state(part))
     folders = base_and_adapter(policy_folder(spec))
     return tuple(state for folder in folders if folder is not None for state in path_state(folder))
 

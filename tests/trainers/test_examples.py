@@ -63,6 +63,7 @@ def test_there_is_one_for_every_method() -> None:
         "comas",
         "self-redteam",
         "sws",
+        "trace",
         "sql",
         "reex-sql",
         "think2sql",

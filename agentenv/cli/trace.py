@@ -1,0 +1,98 @@
+"""The command ``agentenv trace``."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from agentenv.errors import ConfigurationError, MissingExtra
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Finds the capabilities that a search agent lacks, and makes an environment and a run for each (TRACE).
+
+    Failures of an evaluation are contrasted with its successes. For each capability that is kept, worlds are tried from the
+    easiest to the hardest until the policy succeeds in a fifth to three fifths of the episodes. The folder then holds a
+    configuration for each, to be trained by `agentenv train FOLDER/NAME.toml --out FOLDER/NAME`, and a router among them,
+    to be evaluated by `agentenv eval --policy router:FOLDER` once all are trained.
+
+    Example: agentenv trace runs/before --config laptop-search --policy hf:runs/tiny --out runs/trace
+    """
+
+    evaluation: Annotated[Path, tyro.conf.Positional]
+    """Folder of an evaluation of the policy."""
+    out: Path
+    """Folder for capabilities.json, the configurations and router.json. It must not exist."""
+    config: str = "laptop-search"
+    """Preset or TOML file of the run in which the policy is trained; says its worlds, tools and budgets."""
+    policy: str = ""
+    """The policy; default: that of the configuration."""
+    model: str = ""
+    """A model that proposes capabilities and labels the episodes, such as openai:MODEL@URL or hf:PATH; default: they are
+    labelled by programme."""
+    passes: int = 10
+    """Passes of the model over each episode."""
+    tasks: int = 64
+    """Episodes by which the success rate in an environment is measured."""
+    band: tuple[float, float] = (0.2, 0.6)
+    """Least and greatest success rate of the policy in an environment that is kept."""
+    rank: int = 16
+    """Rank of the adapters that the configurations train; 0 trains all weights."""
+    trust_config: bool = False
+    """Whether the configuration may run code without a sandbox or contact hosts; otherwise the terminal asks."""
+
+    def run(self) -> dict[str, Any]:
+        """Labels, makes environments and writes them."""
+        if self.out.exists():
+            raise ConfigurationError(f"{self.out} exists; name a folder that does not")
+        if min(self.passes, self.tasks) < 1 or self.rank < 0:
+            raise ConfigurationError(
+                f"passes={self.passes} and tasks={self.tasks} must be at least 1, rank={self.rank} at least 0"
+            )
+        try:
+            import torch  # noqa: F401 (the extra is there)
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of("torch", "train") from error
+        from agentenv.envs.search.capability_search import CAPABILITIES
+        from agentenv.evaluation.records import read_evaluation
+        from agentenv.policies.model_chat import make_chat
+        from agentenv.trainers.trace import environment_for, lacking, write_capabilities
+
+        target = self._target()
+        chat = make_chat(self.model) if self.model else None
+        found, proposed = lacking(read_evaluation(self.evaluation), chat, passes=self.passes)
+        kept = [one.capability for one in found if one.kept and one.capability in CAPABILITIES]
+        made = [environment_for(target, name, tasks=self.tasks, band=self.band) for name in kept]
+        self.out.mkdir(parents=True)
+        report = write_capabilities(self.out, target, found, proposed, made, rank=self.rank)
+        return {**report, "out": str(self.out)}
+
+    def _target(self) -> Any:
+        """The configuration of the run, with the policy that is looked at."""
+        from agentenv.core.trust import confirm_file
+        from agentenv.trainers.config.config_files import load_config, override, presets
+
+        if self.config not in presets():
+            confirm_file(Path(self.config), trusted=self.trust_config)
+        return override(load_config(self.config), ["--policy", self.policy] if self.policy else [])
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """One line for each capability, and the commands that come next."""
+        for row in result["capabilities"]:
+            said = f"{row['in_failures']:.2f} of failures, {row['in_successes']:.2f} of successes lack it"
+            mark = "kept" if row["kept"] else ""
+            console.print(f"  {row['capability']:<10}{said}  {mark}", highlight=False, markup=False)
+        for row in result["environments"]:
+            rates = ", ".join(f"{rate:.2f}" for rate in row["rates"])
+            found = "kept" if row["kept"] else "no world lies within the band"
+            console.print(
+                f"  {row['capability']}: success rates {rates}: {found}", highlight=False, markup=False
+            )
+            if row["kept"]:
+                folder = f"{result['out']}/{row['capability']}"
+                console.print(
+                    f"    agentenv train {folder}.toml --out {folder}", highlight=False, markup=False
+                )

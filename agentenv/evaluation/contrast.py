@@ -1,0 +1,233 @@
+"""Which capabilities an agent lacks: failures contrasted with successes (TRACE, arXiv:2604.05336).
+
+Each episode is labelled with the capabilities that it lacks, by a programme or by several passes of a language model. A
+capability is kept if episodes that fail lack it clearly more often than those that succeed, and if the passes agree.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from agentenv.core.concurrency.tasks import gather_all
+from agentenv.core.grammar import read_json, shortened
+from agentenv.errors import EndpointFault, JudgeFault, PolicyFault
+from agentenv.evaluation.capabilities import Skill
+from agentenv.evaluation.diagnosis import cause_of
+from agentenv.evaluation.records import EpisodeRecord
+from agentenv.policies.endpoint import Chat
+
+PASSES = 10
+"""Passes of a model over each episode, as in the paper."""
+LEAST_CONTRAST, LEAST_AGREEMENT, MOST = 0.2, 0.7, 6
+"""What a capability must have to be kept, and how many are; the paper's thresholds were not found."""
+_SHOWN = 4  # episodes of each outcome that are shown when capabilities are proposed
+_CHARS = 6000  # of one episode
+_REPLY_TOKENS = 1024
+
+PROPOSE = """\
+An agent solved some of its tasks and failed at others. Compare the episodes and name at most {most} capabilities that the \
+failures lack and the successes show, besides these: {known}.
+Write nothing but a JSON list of objects with "name" (at most four words) and "description" (one sentence).
+{episodes}
+"""
+LABEL = """\
+These are capabilities of an agent:
+{capabilities}
+Which of them does the following episode lack, where its task calls for them? Write nothing but a JSON list of their names; \
+an empty list if it lacks none.
+{episode}
+"""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What one episode lacks."""
+
+    solved: bool
+    lacks: Mapping[str, float]
+    """Share of the passes that say so, by capability; without those that its task does not call for."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """How one capability stands."""
+
+    capability: str
+    episodes: int
+    """That call for it."""
+    in_failures: float
+    """P(lack | failure); 0 without failures."""
+    in_successes: float
+    """P(lack | success); 0 without successes."""
+    agreement: float
+    """Mean share of the passes that agree with their majority; 1 for a programme."""
+    kept: bool
+
+    @property
+    def contrast(self) -> float:
+        """S = P(lack | failure) - P(lack | success)."""
+        return self.in_failures - self.in_successes
+
+
+def contrasts(
+    labels: Sequence[Labels],
+    *,
+    least_contrast: float = LEAST_CONTRAST,
+    least_agreement: float = LEAST_AGREEMENT,
+    most: int = MOST,
+) -> list[Contrast]:
+    """Every capability that was labelled, the widest contrast first; ``kept`` are at most ``most`` of them.
+
+    Args:
+        labels: Of each episode.
+        least_contrast: s from which a capability counts as lacking.
+        least_agreement: Agreement of the passes that this needs.
+        most: Capabilities that are kept.
+    """
+    found: list[Contrast] = []
+    for name in sorted({name for one in labels for name in one.lacks}):
+        called = [(one.solved, one.lacks[name]) for one in labels if name in one.lacks]
+        failed, won = ([lack for solved, lack in called if solved is wanted] for wanted in (False, True))
+        bad, good = (fmean(part) if part else 0.0 for part in (failed, won))
+        agreement = fmean(max(lack, 1.0 - lack) for _, lack in called)
+        kept = bad - good >= least_contrast - 1e-9 and agreement >= least_agreement - 1e-9
+        found.append(Contrast(name, len(called), bad, good, agreement, kept))
+    ranked = sorted(found, key=lambda one: (-one.contrast, one.capability))
+    best = [one.capability for one in ranked if one.kept][:most]
+    return [Contrast(**{**vars(one), "kept": one.capability in best}) for one in ranked]
+
+
+def label_by_skills(
+    records: Sequence[EpisodeRecord], values: Sequence[float], skills: Mapping[str, Skill]
+) -> list[Labels]:
+    """Labels by programme, one pass; faults say nothing.
+
+    Args:
+        records: Episodes of an evaluation.
+        values: Their scores.
+        skills: What to look for, by capability.
+    """
+    return [
+        Labels(
+            cause_of(record, value) == "correct",
+            {
+                name: float(not skill.shown(record))
+                for name, skill in skills.items()
+                if skill.exercises(record)
+            },
+        )
+        for record, value in zip(records, values, strict=True)
+        if record["valid"]
+    ]
+
+
+async def propose(
+    chat: Chat,
+    records: Sequence[EpisodeRecord],
+    values: Sequence[float],
+    known: Sequence[str],
+    *,
+    most: int = MOST,
+) -> dict[str, str]:
+    """Capabilities that a model names when it compares failures with successes, with their descriptions.
+
+    Args:
+        chat: The model.
+        records: Episodes of an evaluation.
+        values: Their scores.
+        known: Names that are not proposed again.
+        most: Capabilities at most.
+
+    Raises:
+        JudgeFault: the reply is no such list.
+        EndpointFault: no reply could be had.
+    """
+    pairs = [(r, cause_of(r, v) == "correct") for r, v in zip(records, values, strict=True) if r["valid"]]
+    shown = [[r for r, won in pairs if won is wanted][:_SHOWN] for wanted in (False, True)]
+    said = ("failed", "succeeded")
+    episodes = "\n".join(
+        f"This episode {what}:\n{transcript(r)}" for what, part in zip(said, shown, strict=True) for r in part
+    )
+    message = PROPOSE.format(most=most, known=", ".join(known), episodes=episodes)
+    reply = await chat.complete([{"role": "user", "content": message}], max_tokens=_REPLY_TOKENS)
+    rows = _json_list(reply.text)
+    proposed = {
+        str(row["name"]).strip(): str(row["description"]).strip()
+        for row in rows
+        if isinstance(row, dict) and {"name", "description"} <= row.keys()
+    }
+    return {name: text for name, text in list(proposed.items())[:most] if name and name not in known}
+
+
+async def label_by_model(
+    chat: Chat,
+    records: Sequence[EpisodeRecord],
+    values: Sequence[float],
+    capabilities: Mapping[str, str],
+    *,
+    passes: int = PASSES,
+) -> list[Labels]:
+    """Labels by ``passes`` independent replies of a model over each episode.
+
+    A reply that cannot be read or had is no vote. An episode without a vote is left out, and so is one that a fault ended.
+
+    Args:
+        chat: The model.
+        records: Episodes of an evaluation.
+        values: Their scores.
+        capabilities: Descriptions by name.
+        passes: Replies for each episode.
+
+    Raises:
+        JudgeFault: no reply to any episode could be read.
+        ConfigurationError: the endpoint refuses the key or the model.
+    """
+    listed = "\n".join(f"- {name}: {text}" for name, text in capabilities.items())
+
+    async def one(record: EpisodeRecord, number: int) -> set[str] | None:
+        message = LABEL.format(capabilities=listed, episode=transcript(record))
+        try:
+            reply = await chat.complete(
+                [{"role": "user", "content": message}], max_tokens=_REPLY_TOKENS, temperature=1.0, seed=number
+            )
+            return {str(name) for name in _json_list(reply.text)} & capabilities.keys()
+        except (EndpointFault, JudgeFault, PolicyFault):
+            return None
+
+    async def label(record: EpisodeRecord, value: float) -> Labels | None:
+        votes = [await one(record, number) for number in range(passes)]
+        read = [vote for vote in votes if vote is not None]
+        if not read:
+            return None
+        lacks = {name: fmean(name in vote for vote in read) for name in capabilities}
+        return Labels(cause_of(record, value) == "correct", lacks)
+
+    pairs = [(r, v) for r, v in zip(records, values, strict=True) if r["valid"]]
+    labels = [one for one in await gather_all(label(*pair) for pair in pairs) if one is not None]
+    if not labels:
+        raise JudgeFault(f"no reply of {chat.model} to {len(pairs)} episodes is a JSON list of capabilities")
+    return labels
+
+
+def transcript(record: EpisodeRecord) -> str:
+    """An episode as a model is shown it, without its accepted answers."""
+    turns = "\n".join(f"{turn['action']}\n{turn['observation']}" for turn in record.get("turns", ()))
+    return shortened(f"Task: {record['question']}\n{turns}", _CHARS)
+
+
+def _json_list(text: str) -> list[Any]:
+    """The JSON list in a reply, whatever stands around it.
+
+    Raises:
+        JudgeFault: there is none.
+    """
+    start, end = text.find("["), text.rfind("]")
+    try:
+        found = read_json(text[start : end + 1]) if 0 <= start < end else None
+    except ValueError:
+        found = None
+    if not isinstance(found, list):
+        raise JudgeFault(f"the reply is no JSON list: {json.dumps(shortened(text, 200))}")
+    return found

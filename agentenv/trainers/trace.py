@@ -1,0 +1,204 @@
+"""TRACE: environments made for the capabilities that an agent lacks, and a training run for each (arXiv:2604.05336).
+
+From an evaluation to the capabilities that failures lack, from each of these to the easiest environment in which the policy
+succeeds neither hardly ever nor nearly always, and from that to a configuration that trains adapters for it. A router then
+lets the model choose among them.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.io.files import write_text
+from agentenv.envs.search.capability_search import CAPABILITIES, get_capability
+from agentenv.errors import ConfigurationError, EnvFault
+from agentenv.evaluation.capabilities import SEARCH_SKILLS
+from agentenv.evaluation.contrast import (
+    PASSES,
+    Contrast,
+    Labels,
+    contrasts,
+    label_by_model,
+    label_by_skills,
+    propose,
+)
+from agentenv.evaluation.records import Evaluation
+from agentenv.evaluation.results import values_of
+from agentenv.policies.endpoint import Chat
+from agentenv.policies.router import Route, RouterCard, write_router
+from agentenv.trainers.config.config_files import changed, dump_config
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.evaluate import play_under
+
+ENV = "agentenv/CapabilitySearch-v0"
+BAND = (0.2, 0.6)
+"""Success rates of the policy between which an environment is kept."""
+QUESTIONS = GROUP_SIZE = 8
+"""Groups of a step, and episodes of each, as in the paper."""
+_SHOWN = 0.5  # what an episode earns that shows the capability and gives a wrong answer
+
+
+@dataclass(frozen=True)
+class CapabilityEnvironment:
+    """What was made for one capability."""
+
+    capability: str
+    rates: tuple[float, ...]
+    """Success rate of the policy in each variant that was tried, the easiest first."""
+    config: TrainConfig | None
+    """The run that trains it; None where no variant lies within the band."""
+
+
+def lacking(
+    evaluation: Evaluation, chat: Chat | None = None, *, passes: int = PASSES
+) -> tuple[list[Contrast], dict[str, str]]:
+    """The contrasts of an evaluation, and what a model proposed besides the capabilities that are known.
+
+    Args:
+        evaluation: Of the policy, in the target environment.
+        chat: A model that proposes capabilities and labels episodes; None labels by programme.
+        passes: Of the model over each episode.
+
+    Raises:
+        ConfigurationError: no episode failed, or none is valid.
+        JudgeFault: nothing that the model replied could be read.
+    """
+    records = evaluation.records
+    values = values_of(records, next(iter(evaluation.results["scores"])))
+    labels: list[Labels]
+    proposed: dict[str, str] = {}
+    if chat is None:
+        skills = {skill.name: skill for skill in SEARCH_SKILLS}
+        named = {name: skills[capability.skill] for name, capability in CAPABILITIES.items()}
+        labels = label_by_skills(records, values, named)
+    else:
+        labels, proposed = asyncio.run(_asked(chat, evaluation, values, passes))
+    if not any(not one.solved for one in labels):
+        raise ConfigurationError(
+            f"none of the {len(labels)} labelled episodes of {evaluation.directory} failed: nothing is lacking"
+        )
+    return contrasts(labels), proposed
+
+
+async def _asked(
+    chat: Chat, evaluation: Evaluation, values: Sequence[float], passes: int
+) -> tuple[list[Labels], dict[str, str]]:
+    known = {name: capability.description for name, capability in CAPABILITIES.items()}
+    proposed = await propose(chat, evaluation.records, values, list(known))
+    labels = await label_by_model(chat, evaluation.records, values, {**known, **proposed}, passes=passes)
+    return labels, proposed
+
+
+def variant_of(target: TrainConfig, capability: str, dials: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of a run on the environment of one capability.
+
+    Tools, prompts and budgets are those of ``target``; the worlds of all splits are those of ``dials``.
+
+    Raises:
+        UnknownName: no such capability.
+        ConfigurationError: the target is no environment of searches over an invented world.
+    """
+    if target.env.id not in ("agentenv/LocalSearch-v0", ENV) or target.train.dataset != "world":
+        raise ConfigurationError(
+            "environments are made for agentenv/LocalSearch-v0 over an invented world, not for "
+            f"{target.env.id} over {target.train.dataset!r}"
+        )
+    worlds = {
+        f"{split}.world.{dial}": value for split in ("train", "dev", "test") for dial, value in dials.items()
+    }
+    return changed(
+        target,
+        {
+            "name": f"trace-{capability}",
+            "env": {"id": ENV, "options": {**target.env.options, "capability": capability}},
+            "rollout.questions": QUESTIONS,
+            "rollout.group_size": GROUP_SIZE,
+        }
+        | worlds,
+    )
+
+
+def success_rate(config: TrainConfig, tasks: int) -> float:
+    """Share of sampled episodes over training tasks that show the capability; faults are left out.
+
+    Raises:
+        EnvFault: every episode met an infrastructure failure.
+    """
+    posed = config.model_copy(update={"test": config.train.model_copy(update={"limit": tasks})})
+    played = [t for t in play_under(posed, temperature=config.rollout.temperature) if t.valid]
+    if not played:
+        raise EnvFault(f"each of {tasks} episodes in {config.name} failed through an infrastructure failure")
+    return sum(t.reward >= _SHOWN for t in played) / len(played)
+
+
+def environment_for(
+    target: TrainConfig,
+    capability: str,
+    *,
+    tasks: int = 64,
+    band: tuple[float, float] = BAND,
+    rate: Callable[[TrainConfig, int], float] = success_rate,
+) -> CapabilityEnvironment:
+    """The easiest variant in which the policy of ``target`` succeeds within ``band``.
+
+    Args:
+        target: The run whose policy lacks the capability.
+        capability: Row of ``CAPABILITIES``.
+        tasks: Episodes by which a success rate is measured.
+        band: Least and greatest success rate of a variant that is kept.
+        rate: Measures it.
+    """
+    rates: list[float] = []
+    for dials in get_capability(capability).worlds:
+        config = variant_of(target, capability, dials)
+        rates.append(rate(config, tasks))
+        if band[0] <= rates[-1] <= band[1]:
+            return CapabilityEnvironment(capability, tuple(rates), config)
+    return CapabilityEnvironment(capability, tuple(rates), None)
+
+
+def write_capabilities(
+    folder: Path,
+    target: TrainConfig,
+    found: Sequence[Contrast],
+    proposed: Mapping[str, str],
+    made: Sequence[CapabilityEnvironment],
+    *,
+    rank: int,
+) -> dict[str, Any]:
+    """Writes ``capabilities.json``, a configuration for each environment that was kept, and ``router.json``.
+
+    Args:
+        folder: Where they are written.
+        target: The run that was looked at.
+        found: Every capability that was labelled.
+        proposed: What a model named besides; there is no environment for these.
+        made: What was made for those that are kept.
+        rank: Of the adapters; 0 trains all weights.
+
+    Returns:
+        The content of ``capabilities.json``.
+    """
+    kept = [one for one in made if one.config is not None]
+    routes = []
+    for one in kept:
+        assert one.config is not None
+        trained = changed(one.config, {"lora.rank": rank})
+        write_text(folder / f"{one.capability}.toml", dump_config(trained))
+        description = CAPABILITIES[one.capability].description
+        routes.append(Route(one.capability, description, f"hf:{one.capability}/policy"))
+    base = target.policy
+    if base.startswith("hf:"):
+        base = f"hf:{Path(base.removeprefix('hf:')).absolute()}"
+    write_router(folder, RouterCard(base, tuple(routes)))
+    rows = [{**asdict(one), "contrast": one.contrast} for one in found]
+    environments = [
+        {"capability": one.capability, "rates": list(one.rates), "kept": one.config is not None}
+        for one in made
+    ]
+    report = {"capabilities": rows, "proposed": dict(proposed), "environments": environments}
+    write_text(folder / "capabilities.json", json.dumps(report, indent=2) + "\n")
+    return report

@@ -1,0 +1,110 @@
+"""TRACE from end to end with the shipped policy: what is lacking, which environment is kept, what is written and routed."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.policies.router import read_router
+from agentenv.trainers.config.config_files import changed, load_config
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.trace import environment_for, variant_of
+
+TARGET = load_config("laptop-search")
+
+
+def test_the_easiest_world_within_the_band_is_kept() -> None:
+    tried: list[TrainConfig] = []
+
+    def rate(config: TrainConfig, tasks: int) -> float:
+        tried.append(config)
+        return (0.9, 0.6, 0.3)[len(tried) - 1]
+
+    made = environment_for(TARGET, "chain", tasks=7, rate=rate)
+    assert made.rates == (0.9, 0.6)
+    assert made.config is tried[1]
+    assert [config.train.world.distractors for config in tried] == [0.0, 0.2]
+    assert {config.train.world.hops for config in tried} == {(2, 2)}
+
+
+def test_a_capability_without_a_world_within_the_band_is_dropped() -> None:
+    made = environment_for(TARGET, "read", rate=lambda config, tasks: 0.1)
+    assert (made.config, made.rates) == (None, (0.1, 0.1, 0.1))
+
+
+def test_a_variant_keeps_the_tools_and_budgets_of_the_target() -> None:
+    config = variant_of(TARGET, "chain", {"hops": (3, 3), "families": ("bridge",)})
+    assert config.env.id == "agentenv/CapabilitySearch-v0"
+    assert config.env.options == {**TARGET.env.options, "capability": "chain"}
+    assert (config.rollout.questions, config.rollout.group_size) == (8, 8)
+    assert config.rollout.turn_tokens == TARGET.rollout.turn_tokens
+    assert [getattr(config, split).world.hops for split in ("train", "dev", "test")] == [(3, 3)] * 3
+    assert [getattr(config, split).world.split for split in ("train", "dev", "test")] == [
+        "train",
+        "dev",
+        "test",
+    ]
+    with pytest.raises(UnknownName, match="'chian'"):
+        environment_for(TARGET, "chian", rate=lambda config, tasks: 0.5)
+    with pytest.raises(ConfigurationError, match="Calculator"):
+        variant_of(changed(TARGET, {"env.id": "agentenv/Calculator-v0", "train.dataset": "env"}), "chain", {})
+
+
+SMALL = """
+base = "laptop-search"
+threads = 1
+search = { encoder = "hash" }
+train = { world = { documents = 200, questions = 8 } }
+dev = { world = { documents = 200, questions = 4 } }
+test = { world = { documents = 200, questions = 4 } }
+optimizer = { steps = 1 }
+evaluation = { every = 0, bounds = false }
+"""
+
+
+def test_from_an_evaluation_to_a_router(tmp_path: Path) -> None:
+    """The command labels, measures and writes; the configuration trains; the router answers with what it trained."""
+    small = tmp_path / "small.toml"
+    small.write_text(SMALL)
+    words = ["eval", "--env", "agentenv/LocalSearch-v0", "--dataset", "fictional", "--policy", "tiny"]
+    world = tmp_path / "world"
+    assert (
+        main(["world", "--out", str(world), "--documents", "200", "--questions", "24", "--hops", "1-2"]) == 0
+    )
+    place = ["--data", str(world), "--retriever", "bm25", "--bounds", "false"]
+    assert main([*words, *place, "--out", str(tmp_path / "before")]) == 0
+    out = tmp_path / "trace"
+    options = ["--config", str(small), "--trust-config", "--tasks", "8", "--rank", "0", "--band", "0", "1"]
+    assert main(["trace", str(tmp_path / "before"), *options, "--out", str(out)]) == 0
+    report = json.loads((out / "capabilities.json").read_text())
+    kept = [row["capability"] for row in report["environments"] if row["kept"]]
+    assert kept
+    name = kept[0]
+    assert tomllib.loads((out / f"{name}.toml").read_text())["env"]["options"]["capability"] == name
+    assert [route.name for route in read_router(out).routes] == kept
+    assert (
+        main(
+            [
+                "train",
+                str(out / f"{name}.toml"),
+                "--trust-config",
+                "--out",
+                str(out / name),
+                "--rollout.questions",
+                "1",
+                "--rollout.group_size",
+                "2",
+            ]
+        )
+        == 0
+    )
+    card = json.loads((out / "router.json").read_text())
+    card["routes"] = [route for route in card["routes"] if route["name"] == name]
+    (out / "router.json").write_text(json.dumps(card))
+    routed = [word if word != "tiny" else f"router:{out}" for word in words]
+    assert main([*routed, *place, "--limit", "2", "--out", str(tmp_path / "after")]) == 0
+    assert json.loads((tmp_path / "after" / "results.json").read_text())["n"] == 2
+    assert main(["trace", str(tmp_path / "before"), *options, "--out", str(out)]) != 0  # it exists
