@@ -31,6 +31,7 @@ from agentenv.trainers.learner.losses import (
     denominator,
     get_objective,
     kl_penalty,
+    mastered_tokens,
     token_weights,
 )
 from agentenv.trainers.learner.off_policy import (
@@ -337,7 +338,8 @@ class Learner:
     def _losses(self, packed: Packed, update: int, ratios: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Loss of each trained token [N], and sums of figures over them; ``ratios`` gets each row's weight."""
         goal = self.objective
-        logprobs, entropy = self._logprobs(self.model, packed, entropy=goal.entropy_coefficient > 0)
+        masks = goal.mastered_probability is not None
+        logprobs, entropy = self._logprobs(self.model, packed, entropy=goal.entropy_coefficient > 0 or masks)
         detached = logprobs.detach()
         proximal = self._proximal(packed, detached, update)
         advantages = packed.advantages.to(logprobs.dtype)
@@ -356,6 +358,11 @@ class Learner:
             "approx_kl": (proximal - detached).sum().item(),
             "not_finite": float((~detached.isfinite()).sum()),  # a bounded ratio would hide an infinite one
         }
+        if goal.mastered_probability is not None and entropy is not None:
+            limits = {"probability": goal.mastered_probability, "entropy": goal.mastered_entropy}
+            mastered = mastered_tokens(logprobs, entropy, advantages, packed.rows, **limits)
+            losses = losses * ~mastered
+            figures["mastered_share"] = mastered.sum().item()
         if goal.correction.weighs or goal.correction.off_context == "weight":
             weights = self._weights(packed, proximal, ratios)
             losses = losses * weights

@@ -284,6 +284,34 @@ def kl_penalty(
     return k3 * ratio_N if kind == "k3_corrected" and ratio_N is not None else k3
 
 
+def mastered_tokens(
+    logprobs_N: Tensor,
+    entropies_N: Tensor,
+    advantages_N: Tensor,
+    rows_N: Tensor,
+    *,
+    probability: float = 0.99,
+    entropy: float = 0.2,
+) -> Tensor:
+    """bool[N]: tokens of good episodes that the policy is sure of already, in rows of low entropy.
+
+    The dynamic masking of well-mastered positive tokens of UloRL, Du et al. 2025, arXiv:2507.19766, eq. 9 and 10: p >= tau,
+    reward 1, and a mean entropy of the output below sigma. Credit above 0 stands for reward 1, which it is in groups of
+    outcomes 0 and 1. The loss of such a token is 0, and the denominator keeps it.
+
+    Args:
+        logprobs_N: Of the trained weights.
+        entropies_N: Of the distributions that the tokens are from.
+        advantages_N: Values of the estimator.
+        rows_N: The row of each token.
+        probability: The paper's tau.
+        entropy: The paper's sigma, in nats.
+    """
+    sure = logprobs_N.detach().exp() >= probability
+    low = row_means(entropies_N.detach(), rows_N) < entropy
+    return sure & low & (advantages_N > 0)
+
+
 def asymmetric_penalty(
     advantages_N: Tensor,
     logprobs_N: Tensor,

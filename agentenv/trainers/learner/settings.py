@@ -76,6 +76,11 @@ class LossSettings(Frozen):
     """Bound, in nats a token, on the confidence that ACE counts."""
     entropy_coefficient: float = Field(0.0, ge=0)
     """Weight of an entropy bonus, in nats a token."""
+    mastered_probability: float | None = Field(None, gt=0, le=1)
+    """Probability from which on a token of positive credit is left out of the loss, and not out of its denominator, where
+    the mean entropy of its row is below ``mastered_entropy`` (UloRL, .99); None leaves out none."""
+    mastered_entropy: float = Field(0.2, ge=0)
+    """See ``mastered_probability``; in nats."""
     mask_truncated: bool = False
     """Whether episodes that ended at the limit of their turns or tokens are left out of the loss and its denominator (DAPO);
     they take part in the statistics of their group, and ``truncated_masked`` in ``metrics.jsonl`` counts them."""

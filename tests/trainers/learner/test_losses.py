@@ -18,6 +18,7 @@ from agentenv.trainers.learner.losses import (
     denominator,
     get_objective,
     kl_penalty,
+    mastered_tokens,
     shaped_probability,
     token_weights,
 )
@@ -312,3 +313,17 @@ def test_tokens_of_another_context_count_as_clipped_nowhere() -> None:
     tokens = made([1.5, 1.5, 0.5, 0.5], [1.0] * 4, off_context=[False, True, False, True])
     _, _, surrogate = evaluate("guided_clip", tokens)
     assert surrogate.clipped.tolist() == [True, False, True, False]
+
+
+def test_mastered_tokens_are_sure_good_and_in_a_row_of_low_entropy() -> None:
+    """Row 0 has a mean entropy of (.1 + .2 + .15) / 3 = .15, row 1 of .2, which is not below .2."""
+    probabilities = double([0.995, 0.98, 0.99, 0.995, 0.995])
+    entropies, rows = double([0.1, 0.2, 0.15, 0.1, 0.3]), torch.tensor([0, 0, 0, 1, 1])
+    # The exponential of a logarithm may be a little below .99.
+    logprobs = probabilities.log() + 1e-12
+    good = mastered_tokens(logprobs, entropies, double([1.0] * 5), rows)
+    assert good.tolist() == [True, False, True, False, False]
+    mixed = mastered_tokens(logprobs, entropies, double([-1.0, 1.0, 0.5, 1.0, 1.0]), rows)
+    assert mixed.tolist() == [False, False, True, False, False]
+    looser = mastered_tokens(logprobs, entropies, double([1.0] * 5), rows, probability=0.5, entropy=0.21)
+    assert looser.tolist() == [True] * 5

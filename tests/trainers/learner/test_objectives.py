@@ -340,6 +340,22 @@ def test_the_entropy_bonus(table: Make, rows: list[TrainingRow]) -> None:
     assert metrics["policy_entropy"] == pytest.approx(total.item() / count)
 
 
+def test_mastered_tokens_have_no_loss_and_stay_in_the_denominator(
+    table: Make, rows: list[TrainingRow]
+) -> None:
+    """With bounds that every token meets, the tokens of rows of positive credit are gone; the others' gradient stays."""
+    bad = [replace(row, advantages=np.minimum(row.advantages, 0.0)) for row in rows]
+    tokens = sum(int(row.mask.sum()) for row in rows)
+    bounds = {"mastered_probability": 1e-6, "mastered_entropy": 9.0}
+    figures, masked = gradient(learner_of(table(8), **bounds), rows)
+    _, expected = gradient(learner_of(table(8)), bad, tokens=tokens)
+    torch.testing.assert_close(masked, expected)
+    good = sum(int((row.mask & (row.advantages > 0)).sum()) for row in rows)
+    assert figures["mastered_share"] == pytest.approx(good / tokens)
+    _, unmasked = gradient(learner_of(table(8), mastered_probability=1.0), rows)
+    torch.testing.assert_close(unmasked, gradient(learner_of(table(8)), rows)[1])
+
+
 @pytest.mark.parametrize(
     ("objective", "reference", "flat"),
     [
