@@ -1,7 +1,7 @@
 """What a batch of episodes teaches a set of weights: credit, mini-batches, optimiser steps, a new version of the policy."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -9,8 +9,11 @@ import numpy as np
 
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import EndReason
+from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import get_estimator
+from agentenv.trainers.credit.group_statistics import has_zero_variance, rewards_of
+from agentenv.trainers.credit.outcome import MEASURED
 from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
 from agentenv.trainers.learner.imitation import DemonstrationBuffer, imitate
 from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
@@ -58,6 +61,8 @@ def update_weights(
         Diverged: a loss or a gradient is not finite.
     """
     settings = config.optimizer
+    if config.loss.estimator_options.get("norm") == "gradient":
+        groups = [measured_group(group, learner, policy.version) for group in groups]
     credited, masked = assign_credit(
         config, groups, policy.version, keep_zero_variance=learner.objective.keeps_zero_variance
     )
@@ -83,6 +88,27 @@ def update_weights(
     figures |= imitate(learner, shown, settings.supervised_rate * factor)
     policy.set_weights(learner.weights() if learner.model is not policy.model else None)
     return figures | {"learning_rate": rate}
+
+
+def measured_group(group: Sequence[Trajectory], learner: Learner, version: int) -> list[Trajectory]:
+    """``group`` with the importance weights and gradient norms that ``optimal_baseline`` reads; unchanged if all are equal.
+
+    Raises:
+        ConfigurationError: the learner has several processes.
+    """
+    if type(learner) is not Learner:
+        raise ConfigurationError(
+            "gradient norms of single episodes are for one process: train without torchrun, or take norm='logits'"
+        )
+    valid = [t for t in group if t.valid and t.origin is not Origin.DEMONSTRATION]
+    if has_zero_variance(rewards_of(valid)):
+        return list(group)
+    found = []
+    for trajectory in group:
+        rows = rows_of([trajectory], [np.ones(len(trajectory.ids))], version=version)
+        measures = learner.measure(rows) if trajectory.valid and rows else (1.0, 0.0)
+        found.append(replace(trajectory, info=trajectory.info | {MEASURED: list(measures)}))
+    return found
 
 
 def _optimizer_steps(

@@ -1,5 +1,6 @@
 """What a batch teaches: its parts, the order of optimiser steps, figures of several, episodes that a limit cut off."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,13 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import EndReason
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.learner.learner import Objective, TrainingRow
-from agentenv.trainers.update import Credited, assign_credit, cut, summed_up, update_weights
+from agentenv.trainers.credit.outcome import MEASURED
+from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
+from agentenv.trainers.update import (
+    Credited,
+    assign_credit,
+    cut,
+    measured_group,
+    summed_up,
+    update_weights,
+)
 
 Make = Callable[..., Trajectory]
 PROMPT, POLICY = SegmentKind.PROMPT, SegmentKind.POLICY
@@ -120,6 +130,28 @@ def test_episodes_that_a_limit_cut_off_are_left_out_and_counted(episode: Make) -
         np.testing.assert_array_equal(one.rows[0].advantages, same.rows[0].advantages)
     assert updated(config, played)[1]["truncated_masked"] == 2
     assert "truncated_masked" not in updated(TrainConfig(), played)[1]
+
+
+def test_weights_and_norms_are_measured_where_outcomes_differ(
+    table: Callable[..., Any], episode: Make
+) -> None:
+    """One token of probability p: the gradient in two logits is (1 - p) and -(1 - p), so its norm is (1 - p) sqrt 2."""
+    model = table(4)
+    learner = Learner(model, Objective(), learning_rate=0.1)
+    played = [episode([(PROMPT, (0,)), (POLICY, (1,))], reward, logprobs=[-0.5]) for reward in (0.0, 1.0)]
+    first, second = measured_group(played, learner, 0)
+    with torch.no_grad():
+        logprob = model.logprob([0], 1).item()
+    expected = [math.exp(logprob + 0.5), (1 - math.exp(logprob)) * math.sqrt(2)]
+    assert first.info[MEASURED] == pytest.approx(expected, abs=1e-6)
+    assert second.info[MEASURED] == first.info[MEASURED]
+    assert model.head.weight.grad is None
+    assert measured_group([played[0]] * 2, learner, 0) == [played[0]] * 2
+    config = override(
+        TrainConfig(), ["--loss.estimator", "optimal_baseline", "--loss.estimator_options.norm", "gradient"]
+    )
+    figures = update_weights(config, 1, [played], Taking(), learner, rate=0.5)  # type: ignore[arg-type]
+    assert figures["grad_norm"] > 0
 
 
 def test_a_batch_of_which_nothing_is_left_makes_a_step_without_a_gradient(episode: Make) -> None:

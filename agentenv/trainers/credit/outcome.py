@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from agentenv.core.trajectory import Trajectory
+from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.group_statistics import (
     Singleton,
     Values,
@@ -22,6 +23,9 @@ from agentenv.trainers.credit.group_statistics import (
     standardize,
     weighted_baseline,
 )
+
+MEASURED = "importance_weight_and_norm"
+"""Where the trainer notes what it has measured, in the info of a trajectory."""
 
 
 def group_relative(
@@ -88,29 +92,55 @@ def median_centered(group: Sequence[Trajectory], *, floor: float = 0.5, epsilon:
 
 
 def optimal_baseline(
-    group: Sequence[Trajectory], *, norm: Literal["logits", "length"] = "logits"
+    group: Sequence[Trajectory],
+    *,
+    norm: Literal["gradient", "logits", "length"] = "logits",
+    scale: Literal["none", "std"] = "none",
 ) -> list[Values]:
-    """Subtracts the baseline that minimises the variance of the gradient: R - sum g^2 R / sum g^2.
+    """Subtracts the baseline that minimises the variance of the gradient: R - sum w^2 g^2 R / sum w^2 g^2.
 
-    OPOB of VCPO, Huang et al. 2026, arXiv:2602.17616; g is the norm of the gradient of the trajectory's log-prob.
-    Gradients are not known when credit is computed, so this project takes g^2 in the logits, as if tokens shared no
-    parameters and everything that was not sampled were one token: 2 sum (1 - p)^2 over the trained tokens, with the recorded
-    p. Importance weights are 1, because the objective corrects for them.
+    OPOB of VCPO, Huang et al. 2026, arXiv:2602.17616; g is the norm of the gradient of the trajectory's log-prob, and w its
+    importance weight. With ``norm="gradient"`` the trainer measures both before it assigns credit, by a forward and a
+    backward pass over each trajectory. The other norms are this project's and cost nothing: w is 1, and ``logits`` takes g^2
+    in the logits, as if tokens shared no parameters and everything that was not sampled were one token: 2 sum (1 - p)^2 over
+    the trained tokens, with the recorded p.
     Biased: the baseline includes the member itself, with the more weight the less likely it was.
     Measured: .695 along, .084 aside (``length`` .699, .078).
 
     Args:
         group: Valid trajectories.
-        norm: ``length`` takes g^2 for the number of trained tokens.
+        norm: ``gradient`` is the published one; ``length`` takes g^2 for the number of trained tokens.
+        scale: ``std`` divides by the population deviation of the group, as the released recipes do.
+
+    Raises:
+        ConfigurationError: ``norm="gradient"`` and nothing was measured.
     """
     rewards = np.asarray(rewards_of(group), dtype=np.float64)
     if has_zero_variance(rewards):
         return on_all_tokens(group, np.zeros_like(rewards))
-    baseline = weighted_baseline(rewards.tolist(), [1.0] * len(group), [_norm(t, norm) for t in group])
-    return on_all_tokens(group, rewards - baseline)
+    weights, norms = [1.0] * len(group), [_norm(t, norm) for t in group]
+    if norm == "gradient":
+        weights, norms = map(list, zip(*(measured(t) for t in group), strict=True))
+    baseline = weighted_baseline(rewards.tolist(), weights, norms)
+    return on_all_tokens(group, (rewards - baseline) / (rewards.std() if scale == "std" else 1.0))
 
 
-def _norm(trajectory: Trajectory, norm: Literal["logits", "length"]) -> float:
+def measured(trajectory: Trajectory) -> tuple[float, float]:
+    """Importance weight and gradient norm of a trajectory, as the trainer has measured them.
+
+    Raises:
+        ConfigurationError: it has not.
+    """
+    if MEASURED not in trajectory.info:
+        raise ConfigurationError(
+            "optimal_baseline with norm='gradient' needs what the trainer measures, and nothing was measured of trajectory "
+            f"{trajectory.id!r}: take norm='logits' outside a training run"
+        )
+    weight, norm = trajectory.info[MEASURED]
+    return weight, norm
+
+
+def _norm(trajectory: Trajectory, norm: Literal["gradient", "logits", "length"]) -> float:
     """Of the gradient of the trajectory's log-prob, up to a factor; tokens of another context have no p here and count 1."""
     away = 1 - np.exp(
         np.where(trajectory.context_mismatch, -np.inf, trajectory.logprobs)[trajectory.loss_mask]

@@ -222,6 +222,28 @@ class Learner:
         self.compute_seconds += time.perf_counter() - began
         return scored
 
+    def measure(self, rows: Sequence[TrainingRow]) -> tuple[float, float]:
+        """Importance weight and gradient norm of the trajectory that ``rows`` are of; the gradients are dropped.
+
+        The weight is exp(sum (log p - recorded log p)) over its trained tokens, the norm that of the gradient of sum log p
+        (VCPO). Tokens of another context have weight 1.
+        """
+        began = time.perf_counter()
+        self.optimizer.zero_grad(set_to_none=True)
+        logs = 0.0
+        for batch in (packed.to(self.device) for packed in self._micro_batches(rows)):
+            with self._precision(), self._kept():
+                logprobs = self._logprobs(self.model, batch)[0]
+            logprobs.sum().backward()  # type: ignore[no-untyped-call]
+            detached = logprobs.detach()
+            logs += log_weights(detached, batch.old.to(detached.dtype), batch.mismatch).sum().item()
+        squares = [
+            p.grad.double().square().sum().item() for p in self.model.parameters() if p.grad is not None
+        ]
+        self.optimizer.zero_grad(set_to_none=True)
+        self.compute_seconds += time.perf_counter() - began
+        return math.exp(min(max(logs, -20.0), 20.0)), math.sqrt(sum(squares))
+
     def step(
         self,
         rows: Sequence[TrainingRow],
@@ -253,8 +275,13 @@ class Learner:
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if not math.isfinite(norm.item()):
             raise Diverged(f"the norm of the gradient is {norm.item()}")
-        base = self.objective.correction.ess_base
-        scale = 1.0 if base is None else learning_rate_scale(figures["effective_sample"], base=base)
+        how = self.objective.correction
+        base = how.ess_base
+        scale = (
+            1.0
+            if base is None
+            else learning_rate_scale(figures["effective_sample"], base=base, rule=how.ess_rule)
+        )
         rates = [group["lr"] for group in self.optimizer.param_groups]
         self.set_learning_rate(rates[0] * scale)
         self.optimizer.step()

@@ -33,6 +33,8 @@ class CorrectionSettings(Frozen):
     their ratio (Guide). None is ``weight`` where recorded log-probs are weighed at all, and ``recompute`` otherwise."""
     ess_base: float | None = Field(None, gt=0)
     """The step size is scaled by sqrt(min(1, effective sample / base)) (VCPO, base 1); None leaves it."""
+    ess_rule: Literal["sqrt", "linear"] = "sqrt"
+    """``linear`` scales it by min(1, effective sample / base)."""
 
     @property
     def weighs(self) -> bool:

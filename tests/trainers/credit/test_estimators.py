@@ -12,7 +12,7 @@ from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.credit.estimators import ESTIMATORS, get_estimator
 from agentenv.trainers.credit.group_statistics import has_zero_variance, on_all_tokens, standardize
-from agentenv.trainers.credit.outcome import group_relative
+from agentenv.trainers.credit.outcome import MEASURED, group_relative
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV
 Episode = Callable[..., Trajectory]
@@ -106,6 +106,22 @@ def test_the_baseline_of_least_variance_weighs_what_was_unlikely(episode: Episod
     assert [first[0], *second] == pytest.approx([1 / 3, -2 / 3, -2 / 3], abs=1e-6)
     first, second = get_estimator("optimal_baseline", {"norm": "length"})(group)  # g^2 1 and 2: b = 1/3
     assert [first[0], *second] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+
+
+def test_the_published_baseline_weighs_by_importance_and_gradient(episode: Episode) -> None:
+    """W 1 and 2, g 1 and 1, R 1 and 0: b = 1 / (1 + 4) = .2. The population deviation of 1 and 0 is .5."""
+    measures = ([1.0, 1.0], [2.0, 1.0])
+    group = [
+        episode([(POLICY, (1,))], reward, info={MEASURED: mine})
+        for reward, mine in zip((1.0, 0.0), measures, strict=True)
+    ]
+    first, second = get_estimator("optimal_baseline", {"norm": "gradient"})(group)
+    assert [first[0], second[0]] == pytest.approx([0.8, -0.2])
+    first, second = get_estimator("optimal_baseline", {"norm": "gradient", "scale": "std"})(group)
+    assert [first[0], second[0]] == pytest.approx([1.6, -0.4])
+    bare = [replace(member, info={}) for member in group]
+    with pytest.raises(ConfigurationError, match=bare[0].id):
+        get_estimator("optimal_baseline", {"norm": "gradient"})(bare)
 
 
 def test_what_was_recorded_in_another_context_is_no_probability_here(episode: Episode) -> None:
