@@ -204,7 +204,7 @@ def merged_into(model: Any, adapter: Path) -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtra.of(error.name or "peft", "train") from error
     try:
-        return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+        return PeftModel.from_pretrained(model, str(adapter), local_files_only=True).merge_and_unload()
     except (RuntimeError, ValueError) as error:
         raise CheckpointMismatch(
             f"the adapter in {adapter} is of another architecture than its base"

@@ -183,6 +183,8 @@ def test_a_container_has_the_hardened_options(docker: JailExecutor, client: Any)
     assert options["AutoRemove"]
     assert not options["Binds"]
     assert not options["Privileged"]
+    assert options["LogConfig"]["Type"] == "none"
+    assert {(one["Name"], one["Soft"], one["Hard"]) for one in options["Ulimits"]} >= {("core", 0, 0)}
     assert "no-new-privileges" in options["SecurityOpt"]
     assert any('"defaultAction": "SCMP_ACT_ERRNO"' in one for one in options["SecurityOpt"])
 

@@ -118,3 +118,29 @@ def test_sockets_of_a_process_that_nobody_may_look_into_count(
     assert result.status is ExecStatus.OOM, result
     one = HIDDEN.format(count=1, pairs=0).replace("sleep(15)", "sleep(0.3)").replace('"15"', '"0.1"')
     assert box.run(one, limits=LIMITS).status is ExecStatus.OK
+
+
+HIDES = """
+import ctypes, mmap, os, time
+for _ in range({count}):
+    if os.fork() == 0:
+        held = mmap.mmap(-1, {mb} << 20)
+        for at in range(0, {mb} << 20, 4096): held[at] = 1
+        held.madvise(mmap.MADV_DONTNEED)
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+        break
+time.sleep({seconds})
+"""
+
+
+@pytest.mark.parametrize(("count", "mb"), [(8, 40), (40, 8)])
+def test_all_of_the_address_space_of_a_process_that_hides_counts(
+    box: JailExecutor, count: int, mb: int
+) -> None:
+    """It has let go of every page of its shared memory, which then stands in no count of its own."""
+    code = HIDES.format(count=count, mb=mb, seconds=15)
+    assert box.run(code, limits=replace(LIMITS, memory_mb=128)).status is ExecStatus.OOM
+    with box.open(limits=replace(LIMITS, memory_mb=128)) as session:
+        assert session.run(code).status is ExecStatus.OOM
+    few = HIDES.format(count=1, mb=8, seconds=0.2)
+    assert box.run(few, limits=LIMITS).status is ExecStatus.OK

@@ -1,5 +1,6 @@
 """Folders with models from somebody else: nothing in them is imported, unpickled or fetched, whatever library opens them."""
 
+import ast
 import json
 import shutil
 import sys
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.io.model_files import check_adapter_files, check_model_files
+import agentenv
+from agentenv.core.io.model_files import LOCAL, check_adapter_files, check_model_files
 from agentenv.errors import CheckpointMismatch, ConfigurationError, UnknownName
 from agentenv.policies.card import read_card
 from agentenv.policies.lora import base_and_adapter
@@ -257,3 +259,24 @@ def test_a_malformed_card_of_episodes_is_one_sentence(tmp_path: Path, content: s
     (tmp_path / "episode.json").write_text(content)
     with pytest.raises(CheckpointMismatch, match=r"episode\.json"):
         read_card(tmp_path)
+
+
+LOADERS = {"from_pretrained", "SentenceTransformer", "CrossEncoder"}
+
+
+def _stays_here(call: ast.Call) -> bool:
+    given = {word.arg or ast.unparse(word.value) for word in call.keywords}
+    return bool(given & {"LOCAL", "local_files_only"})
+
+
+def test_every_loader_is_told_to_stay_on_this_machine() -> None:
+    """Else a folder that lacks a file would make the library ask a hub for a model of its name."""
+    assert LOCAL == {"local_files_only": True, "trust_remote_code": False}
+    calls = [
+        (path.name, node)
+        for path in Path(agentenv.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in LOADERS
+    ]
+    assert len(calls) >= 8
+    assert [(name, call.lineno) for name, call in calls if not _stays_here(call)] == []
