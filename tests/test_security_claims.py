@@ -19,7 +19,7 @@ PAGES = {
 }
 FENCE = re.compile(r"^```[^`]*^```|^(?: {4}.*\n)+", re.MULTILINE)
 BLOCK = re.compile(r"\n\s*\n|\n(?=- |\|)")
-NAME = re.compile(r"[\w/]+\.py(?:::\w+)?")
+NAME = re.compile(r"tests/[\w/]+\.py(?:::\w+)?")
 TABLES = {"| who |": "each row", "| wall |": "each row", "| rows | what is tried": "its own column"}
 """Tables whose rows state something, by how they begin; the others hold figures, whose files are named beside them."""
 ATTACKS = "| rows | what is tried"
@@ -56,7 +56,7 @@ def rows_of(page: str) -> list[tuple[str, str]]:
 @cache
 def defined_in(path: str) -> set[str]:
     """The functions and classes of a module of tests, and the words with which its texts begin."""
-    tree = ast.parse(text_of(f"tests/{path}"))
+    tree = ast.parse(text_of(path))
     names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     return names | {text.partition(" ")[0] for text in texts if isinstance(text, str)}
@@ -72,7 +72,7 @@ def missing(cell: str) -> list[str]:
     absent = []
     for name in names:
         path, _, function = name.partition("::")
-        if not (ROOT / "tests" / path).is_file() or function not in defined_in(path):
+        if not (ROOT / path).is_file() or function not in defined_in(path):
             absent.append(name)
     return absent
 
@@ -116,11 +116,11 @@ def numbers_of(cell: str) -> list[str]:
 
 
 def test_a_name_that_does_not_exist_and_a_cell_without_a_reason_are_found() -> None:
-    own = "test_security_claims.py"
+    own = "tests/test_security_claims.py"
     assert missing(f"`{own}::test_every_sentence_has_its_tests`") == []
-    assert missing(f"`{own}::test_nothing`, `test_gone.py::test_x`") == [
+    assert missing(f"`{own}::test_nothing`, `tests/test_gone.py::test_x`") == [
         f"{own}::test_nothing",
-        "test_gone.py::test_x",
+        "tests/test_gone.py::test_x",
     ]
     assert missing("none: figures in a file") == []
     assert (missing("none"), missing("")) == (["none"], [""])
