@@ -199,3 +199,53 @@ def test_a_depth_without_spread_gives_zero(turns: Turns) -> None:
     found = by_turn("tree", group)
     assert found[0][1] == found[1][1] == 0.0
     assert found[2][0] > 1
+
+
+# With epsilon 1 the scores of rewards 1 and 0 are a half over 1 + .707107.
+WIDE = 0.5 / (1 + 0.5**0.5)
+
+
+def test_the_epsilon_of_a_tree_is_added_to_the_deviation_of_depths_or_of_leaves(turns: Turns) -> None:
+    group = [turns([1.0]), turns([0.0])]
+    for normalise in ("depth", "leaves"):
+        found = by_turn("tree", group, normalise=normalise, epsilon=1.0)
+        assert [mine[0] for mine in found] == pytest.approx([WIDE, -WIDE])
+    for fusion in ("mean", "softmax"):
+        found = by_turn("tree", group, epsilon=1.0, fusion=fusion)
+        assert [mine[0] for mine in found] == pytest.approx([WIDE, -WIDE])
+    assert [mine[0] for mine in by_turn("tree", group)] == pytest.approx([0.5**0.5, -(0.5**0.5)])
+
+
+def test_a_depth_with_one_turn_has_no_standing(turns: Turns) -> None:
+    group = [turns([0.0, 1.0]), turns([0.0])]
+    assert by_turn("tree", group) == [pytest.approx([0.5**0.5, 0.0]), pytest.approx([-(0.5**0.5)])]
+
+
+def test_pivots_of_a_group_of_two_use_its_mean_and_its_retries(turns: Turns) -> None:
+    """The baseline is 1/2. The first fork of the base is at turn 1; without pivotal credit every turn counts."""
+    base = turns([0.0, 0.0], id="base")
+    retry = turns([0.0, 1.0], id="retry", parent_id="base", fork_turn=1)
+    assert by_turn("pivotal", [base, retry]) == [[0.0, -0.5], [0.0, 1.5]]
+    assert by_turn("pivotal", [base, retry], from_pivot=False) == [[-0.5, -0.5], [1.5, 1.5]]
+    assert by_turn("pivotal", [base, retry], alpha=1.0, baseline="soft") == [
+        pytest.approx([0.0, -np.log((np.e + 1) / 2)]),
+        pytest.approx([0.0, 1 - np.log((np.e + 1) / 2)]),
+    ]
+
+
+def test_siblings_weigh_by_the_forks_of_every_turn_before_them(turns: Turns) -> None:
+    """Two roots, and the first one forked in turn 1: its edge there has one sibling of its own, and the root another.
+
+    Values: root edges (1 + 0)/2 and 0. Turn 0: 1/2 - 0; turn 1: 1 - 0 and 0 - 1. With paths: 3/2 of the first, 3/4 of those.
+    """
+    first = turns([0.0, 1.0], id="a")
+    fork = turns([0.0, 0.0], id="b", parent_id="a", fork_turn=1)
+    other = turns([0.0, 0.0], id="c")
+    plain = by_turn("sibling", [first, fork, other], weighting="none")
+    assert plain == [pytest.approx([0.5, 1.0]), pytest.approx([0.0, -1.0]), pytest.approx([-0.5, -0.5])]
+    weighed = by_turn("sibling", [first, fork, other])
+    assert weighed == [
+        pytest.approx([0.75, 0.75]),
+        pytest.approx([0.0, -0.75]),
+        pytest.approx([-0.75, -0.75]),
+    ]

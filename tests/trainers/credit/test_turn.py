@@ -230,3 +230,68 @@ def test_segment_ends_reach_dual_level_credit(turns: Turns) -> None:
 def test_a_turn_that_no_other_has_scores_the_episode_alone(turns: Turns) -> None:
     group = [turns([0.0, 1.0]), turns([0.0])]
     assert_scores(by_turn("dual_level", group, scale="none", gamma=0.5), [[0.25 + 0.5, 0.5], [-0.25 - 0.5]])
+
+
+# With epsilon 1 the scores of rewards 1 and 0 are half of 1 over 1 + .707107, those of 1/2 and 0 a quarter over 1 + .353553.
+WIDE, HALF = 0.5 / (1 + 0.5**0.5), 0.25 / (1 + 0.5**0.5 / 2)
+
+
+@pytest.mark.parametrize("form", ["every_turn", "first_tool"])
+def test_the_epsilon_of_turn_level_is_added_to_every_deviation(turns: Turns, form: str) -> None:
+    group = [turns([0.5, 1.0], reward=1.0), turns([0.0, 0.0], reward=0.0)]
+    found = by_turn("turn_level", group, epsilon=1.0, form=form)
+    assert_scores(found, [[HALF + WIDE, WIDE], [-HALF - WIDE, -WIDE]], 1e-9)
+    assert_scores(by_turn("turn_level", group, epsilon=1.0, turn_weight=0.0), [[WIDE] * 2, [-WIDE] * 2], 1e-9)
+    bare = [turns([1.0]), turns([0.0])]
+    assert_scores(by_turn("turn_level", bare, epsilon=1.0), [[WIDE], [-WIDE]], 1e-9)
+
+
+def test_the_epsilon_and_discount_of_anchor_state(turns: Turns) -> None:
+    group = [turns([0.0, 1.0], keys=["a", "b"]), turns([0.0, 0.0], keys=["a", "c"])]
+    found = by_turn("anchor_state", group, gamma=0.5, epsilon=1.0)
+    assert_scores(found, [[WIDE + HALF, WIDE], [-WIDE - HALF, -WIDE]], 1e-9)
+    # Entries 1 1 0 0: deviation sqrt(1/3).
+    step = 0.5 / (1 + (1 / 3) ** 0.5)
+    found = by_turn("anchor_state", group, gamma=0.5, epsilon=1.0, population="step")
+    assert_scores(found, [[step + HALF, step], [-step - HALF, -step]], 1e-9)
+    # Without a discount of its own the return of state a is .95 and 0.
+    assert_scores(
+        by_turn("anchor_state", group, scale="none"), [[0.5 + 0.475, 0.5], [-0.5 - 0.475, -0.5]], 1e-9
+    )
+
+
+def test_a_fine_is_divided_by_the_spread_of_the_outcomes(turns: Turns) -> None:
+    """The first turn of the first costs 1/2: entries 1/2 and 0, and its second turn has 1/2 more."""
+    group = [turns([0.0, 1.0], valid=[False, True]), turns([0.0])]
+    found = by_turn("anchor_state", group, epsilon=1.0, invalid_penalty=0.5)
+    assert_scores(found, [[HALF, 3 * HALF], [-HALF]], 1e-9)
+    found = by_turn("anchor_state", group, epsilon=1.0, invalid_penalty=0.5, turn_weight=0.0)
+    assert_scores(found, [[HALF, 3 * HALF], [-HALF]], 1e-9)
+    flat = [turns([0.0, 0.5], valid=[False, True]), turns([0.0])]  # entries 0 and 0
+    assert_scores(by_turn("anchor_state", flat, epsilon=1.0, invalid_penalty=0.5), [[0.0, 0.5], [0.0]], 1e-9)
+
+
+def test_the_epsilon_and_discount_of_dual_level(turns: Turns) -> None:
+    group = [turns([1.0, 0.0], reward=1.0), turns([0.0, 0.0], reward=0.0)]
+    assert_scores(by_turn("dual_level", group, epsilon=1.0), [[2 * WIDE, WIDE], [-2 * WIDE, -WIDE]], 1e-9)
+    # Each turn's own reward: 1 0 0 0, mean 1/4, deviation 1/2.
+    found = by_turn("dual_level", group, epsilon=1.0, population="step")
+    assert_scores(found, [[0.5 + WIDE, -1 / 6], [-1 / 6 - WIDE, -1 / 6]], 1e-9)
+    late = [turns([0.0, 1.0]), turns([0.0, 0.0])]  # returns 1/2 and 1
+    assert_scores(by_turn("dual_level", late, scale="none"), [[0.5 + 0.25, 1.0], [-0.5 - 0.25, -1.0]], 1e-9)
+
+
+def test_keys_are_compared_with_the_first_of_each_kind(turns: Turns) -> None:
+    """Ratios: aaab to aaaa .75, aabb to aaaa .5 and to aaab .75; the second joins the first, and the third is alone."""
+    group = [turns([reward], keys=[key]) for reward, key in ((1.0, "aaaa"), (0.0, "aaab"), (0.0, "aabb"))]
+    found = by_turn("anchor_state", group, scale="none", similarity=0.75)
+    assert_scores(found, [[2 / 3 + 0.5], [-1 / 3 - 0.5], [-1 / 3]], 1e-9)
+    unknown = [turns([1.0], keys=[None]), turns([0.0], keys=[None])]
+    assert_scores(by_turn("anchor_state", unknown, scale="none", similarity=0.5), [[0.5], [-0.5]], 1e-9)
+
+
+def test_a_baseline_stands_in_the_place_of_the_others_for_every_turn(turns: Turns) -> None:
+    group = [turns([1.0, 2.0]), turns([0.0])]
+    assert_scores(by_turn("return_to_go", group, baseline=1.0), [[2.0, 1.0], [-1.0]], 1e-9)
+    assert_scores(by_turn("return_to_go", group, baseline=1.0, gamma=0.5), [[1.0, 1.0], [-1.0]], 1e-9)
+    assert get_estimator("return_to_go", {})([]) == []
