@@ -1,15 +1,32 @@
 """An evaluation as programs run it: the card of the policy, what is kept of its settings, the phases that are shown."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentenv.core.chat import TemplateFormat
 from agentenv.data.world import WorldConfig, write_world
-from agentenv.evaluation.benchmark import Benchmark, Given, run_benchmark
+from agentenv.envs.calculator import Calculator
+from agentenv.envs.code import Code
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.evaluation.benchmark import (
+    Benchmark,
+    Given,
+    _identity,
+    _in_format,
+    _indexing,
+    _options,
+    _sources,
+    check_names,
+    run_benchmark,
+)
+from agentenv.evaluation.eval_agent import make_eval_agent
 from agentenv.evaluation.records import read_records
 from agentenv.policies.agent import AgentPolicy
 from agentenv.policies.card import EpisodeCard
+from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.progress import SilentDisplay
 from agentenv.retrievers.encoder import HashEncoder
@@ -77,3 +94,157 @@ def test_passages_that_are_encoded_are_a_phase_of_their_own(
     display = Display()
     evaluated(world, tmp_path / "out", ScriptedPolicy(SCRIPT), display, retriever="")
     assert display.phases["index"] == 200
+
+
+def test_what_is_not_named_is_that_of_the_set_or_of_the_environment() -> None:
+    plain = Benchmark("hotpotqa", "tiny")
+    assert (plain.env, plain.bounds, plain.concurrency, plain.seed) == (
+        "agentenv/LocalSearch-v0",
+        True,
+        64,
+        0,
+    )
+    assert plain.scorers == ("em_squad", "f1_squad", "em_cover")
+    code = Benchmark("humaneval", "tiny")
+    assert code.env == "agentenv/Code-v0"
+    assert code.scorers == Code.scorers
+    own = Benchmark("", "tiny", env="agentenv/Calculator-v0")
+    assert (own.dataset, own.scorers) == ("env", Calculator.scorers)
+    assert Benchmark("hotpotqa", "tiny", scorers=("cem",)).scorers == ("cem",)
+    assert Benchmark("hotpotqa", "openai:m@http://h/v1").bounds is False
+    assert Benchmark("hotpotqa", "openai:m@http://h/v1", bounds=True).bounds is True
+    assert Benchmark("hotpotqa", "tiny", bounds=False).bounds is False
+    assert Benchmark("hotpotqa", "tiny", concurrency=1).concurrency == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "named"),
+    [
+        ({"dataset": ""}, ConfigurationError, "question set"),
+        ({"concurrency": 0}, ConfigurationError, r"\b0\b"),
+        ({"seed": -1}, ConfigurationError, "-1"),
+        ({"format": "inlin"}, UnknownName, "'inlin'.*'inline'"),
+        ({"family": "qwen"}, ConfigurationError, "'qwen'.*'inline'"),
+        ({"format": "template", "family": "qwen"}, ConfigurationError, "'qwen'.*'template'"),
+        ({"format": "native", "family": "qwem"}, UnknownName, "'qwem'.*'qwen'"),
+        ({"template_options": {"a": 1}}, ConfigurationError, "'a'"),
+        ({"env": "agentenv/LocalSerch-v0"}, UnknownName, "LocalSearch-v0"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_by_name(
+    given: dict[str, Any], error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        Benchmark(**{"dataset": "hotpotqa", "policy": "tiny"} | given)
+
+
+@pytest.mark.parametrize(
+    ("given", "objects", "named"),
+    [
+        ({"dataset": "hotpot"}, {}, "'hotpotqa'"),
+        ({"split": "devv"}, {}, "devv"),
+        ({"scorers": ("em_squat",)}, {}, "'em_squad'"),
+        ({"retriever": "fais:x"}, {}, "'faiss'"),
+        ({"policy": "tinny"}, {}, "tinny"),
+    ],
+)
+def test_names_are_checked_before_anything_is_opened(
+    given: dict[str, Any], objects: dict[str, Any], named: str
+) -> None:
+    asked = Benchmark(**{"dataset": "hotpotqa", "policy": "tiny"} | given)
+    with pytest.raises(ConfigurationError, match=named):
+        check_names(asked, Given(**objects))
+    for name, value in (("dataset", {"tasks": ()}), ("policy", {"policy": ScriptedPolicy({})})):
+        if name in given:
+            check_names(asked, Given(**value))  # the name stands for nothing then
+
+
+@pytest.mark.parametrize(
+    ("policy", "batched"),
+    [("tiny", True), ("openai:m@http://h/v1", False), ("vllm:somewhere", False), ("agent:mine:act", False)],
+)
+def test_how_many_episodes_run_at_a_time_is_part_of_what_is_evaluated_where_it_decides_batches(
+    policy: str, batched: bool
+) -> None:
+    asked = Benchmark("hotpotqa", policy, concurrency=7)
+    held = _identity(asked)
+    assert held["concurrency"] == (7 if batched else None)
+    assert not {"format", "family", "template_options"} & held.keys()
+    native = _identity(Benchmark("hotpotqa", policy, format="native", family="qwen"))
+    assert (native["format"], native["family"], native["template_options"]) == ("native", "qwen", {})
+    assert (held["dataset"], held["policy"]) == ("hotpotqa", policy)
+
+
+def test_questions_and_search_of_a_benchmark() -> None:
+    asked = Benchmark(
+        "hotpotqa", "tiny", data=Path("d"), split="dev", limit=3, seed=4, retriever="bm25", corpus="c",
+        options={"executor": "local"},
+    )  # fmt: skip
+    source, search = _sources(asked)
+    assert (source.dataset, source.data, source.split, source.limit, source.seed) == (
+        "hotpotqa", Path("d"), "dev", 3, 4,
+    )  # fmt: skip
+    assert (search.retriever, search.corpus, source.options) == ("bm25", "c", {})
+    code, _ = _sources(Benchmark("humaneval", "tiny", options={"executor": "local", "more": 1}))
+    assert (code.options, code.split) == ({"executor": "local"}, None)
+    own, _ = _sources(Benchmark("", "tiny", env="agentenv/Calculator-v0"))
+    assert own.split == "test"
+
+
+def test_options_that_are_asked_for_stand_above_those_of_the_card() -> None:
+    card = EpisodeCard(
+        observation_tokens=12, k=7, max_turns=3, prompt="Q: {question}", env="agentenv/LocalSearch-v0"
+    )
+    asked = Benchmark("hotpotqa", "tiny", k=2, options={"found_reward": 0.5})
+    assert _options(asked, card) == {
+        "observation_tokens": 12, "k": 2, "max_turns": 3, "prompt": "Q: {question}", "found_reward": 0.5,
+    }  # fmt: skip
+    bare = _options(Benchmark("hotpotqa", "tiny", max_turns=9, options={"k": 4}), EpisodeCard(k=7))
+    assert (bare["k"], bare["max_turns"], "prompt" in bare) == (4, 9, False)
+    code = Benchmark("humaneval", "tiny", max_turns=2)
+    assert _options(code, card) == {"max_turns": 2}  # of a card for another environment nothing holds
+
+
+def test_a_format_that_is_named_replaces_that_of_the_card_and_its_opening_message() -> None:
+    policy = ScriptedPolicy({}, ByteTokenizer(chat=True))
+    policy.card = EpisodeCard(prompt="Q: {question}", k=7)  # type: ignore[attr-defined]
+    agent = make_eval_agent(policy, "mine", 3, ())
+    plain = Benchmark("hotpotqa", "mine")
+    assert _in_format(plain, agent) is agent
+    same = _in_format(replace(plain, format="inline"), agent)
+    assert (same.card.prompt, same.card.k) == ("Q: {question}", 7)
+    other = _in_format(replace(plain, format="template"), agent)
+    assert (other.card.prompt, other.card.format, other.card.k) == (None, "template", 7)
+    assert isinstance(other.chat, TemplateFormat)
+    assert (other.policy, other.batch) == (policy, 3)
+
+
+def test_the_index_is_a_phase_whose_length_is_told_once_and_again_where_another_begins() -> None:
+    told: list[Any] = []
+
+    class Told(SilentDisplay):
+        def phase(self, name: str, total: int) -> None:
+            told.append((name, total))
+
+        def advance(self, done: int, metrics: dict[str, Any]) -> None:
+            told.append((done, metrics))
+
+    progress = _indexing(Told())
+    for done, passages in ((1, 4), (4, 4), (2, 2)):
+        progress(done, passages)
+    assert told == [("index", 4), (1, {}), (4, {}), ("index", 2), (2, {})]
+
+
+def test_a_finished_folder_is_returned_and_its_page_made_again(world: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = evaluated(world, out, ScriptedPolicy(SCRIPT))
+    (out / "report.html").unlink()
+    display = Display()
+    again = evaluated(world, out, ScriptedPolicy({}), display)  # which could answer nothing
+    assert again == first
+    assert (out / "report.html").is_file()
+    assert display.phases == {"questions and index": 0}
+    with pytest.raises(ConfigurationError, match="seed"):
+        evaluated(world, out, ScriptedPolicy(SCRIPT), seed=3)
+    told = ("dataset", "policy", "retriever", "n", "faults", "bounds", "seed")
+    assert [first[name] for name in told] == ["fictional", "mine", "bm25", 1, 0, {}, 0]
