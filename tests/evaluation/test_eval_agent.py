@@ -11,14 +11,40 @@ import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import RolloutConfig
-from agentenv.core.types import Completion, Document, FinishReason, Passage, Query, Sampling, Task
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import (
+    Completion,
+    Document,
+    EndReason,
+    FinishReason,
+    Passage,
+    Query,
+    Sampling,
+    Task,
+)
 from agentenv.data.sources import Source
 from agentenv.envs.search.local_search import STOP
-from agentenv.errors import ContextTooSmall, Fault, PolicyFault, RetrieverFault, UnknownName
-from agentenv.evaluation.eval_agent import EvalAgent, make_eval_agent, open_eval_agent, play_missing
+from agentenv.errors import (
+    ConfigurationError,
+    ContextTooSmall,
+    EnvFault,
+    Fault,
+    PolicyFault,
+    RetrieverFault,
+    UnknownName,
+)
+from agentenv.evaluation.eval_agent import (
+    EvalAgent,
+    _Finished,
+    make_eval_agent,
+    open_eval_agent,
+    play_missing,
+)
 from agentenv.evaluation.journal import Journal
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.task_env import EnvConfig, TaskEnv
+from agentenv.policies.agent import AgentPolicy
+from agentenv.policies.card import EpisodeCard
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.retrievers.fakes import InMemoryRetriever
 
@@ -305,3 +331,162 @@ def test_a_policy_that_takes_messages_brings_its_own_format() -> None:
     policy: Any = Service()
     policy.chat = object()
     assert make_eval_agent(policy, "service", 1, STOP).chat is policy.chat
+
+
+class Limited(Service):
+    """A policy with a context, ends of turns and a reader of its own."""
+
+    context_tokens = 900
+    ends = (65,)
+    card = EpisodeCard(context_tokens=1500, turn_tokens=70, format="template")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokenizer = ByteTokenizer(chat=True)  # type: ignore[misc]
+
+
+class Words:
+    """Splits at spaces, and so has no bytes."""
+
+    chat_template = "chatml"
+    eos_token, eos_token_id = "</s>", 7
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return [len(word) for word in text.split()]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join("x" * i for i in ids)
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> str:
+        return " ".join(message["content"] for message in messages) + " </s>"
+
+
+def test_budgets_are_those_of_the_card_within_the_context_of_the_policy() -> None:
+    policy: Any = Limited()
+    policy.tokenizer = Words()
+    made = make_eval_agent(policy, "mine", 5, ("</x>",))
+    config = made.config
+    assert (config.context_tokens, config.turn_tokens, config.temperature) == (900, 70, 0.0)
+    assert (config.stop, config.deterministic, config.deadline_s) == (
+        ("</x>",),
+        True,
+        RolloutConfig().deadline_s,
+    )
+    assert (made.batch, made.card, made.policy, made.tokenizer) == (5, policy.card, policy, policy.tokenizer)
+    assert made.token_unit == "tokens"
+    assert made.count("three short words") == 3
+    policy.context_tokens = 2000
+    assert make_eval_agent(policy, "mine", 5, ()).config.context_tokens == 1500
+    policy.context_tokens = None
+    assert make_eval_agent(policy, "mine", 5, ()).config.context_tokens == 1500
+
+
+def test_where_tokens_are_bytes_budgets_are_wide_and_an_observation_is_counted_in_words() -> None:
+    made = make_eval_agent(Limited(), "mine", 5, ())
+    assert (made.config.context_tokens, made.config.turn_tokens) == (1 << 20, 1 << 16)
+    assert (made.token_unit, made.count("three short words")) == ("bytes", 3)
+    assert made.chat.closing([65]) == []  # an end of the policy's own
+    assert made.chat.closing([66]) == [256]
+    with pytest.raises(ConfigurationError, match=r"mine.*`tokenizer`"):
+        make_eval_agent(object(), "mine", 1, ())  # type: ignore[arg-type]
+
+
+def test_what_answers_each_episode_on_its_own_is_played_in_any_order() -> None:
+    agent_policy = AgentPolicy(lambda messages: "a")
+    made = make_eval_agent(agent_policy, "agent", 2, STOP)
+    assert (made.config.deterministic, made.token_unit) == (False, "")
+    endpoint = open_eval_agent("openai:m@http://127.0.0.1:9/v1", 3, STOP)
+    assert (endpoint.config.deterministic, endpoint.token_unit, endpoint.batch) == (
+        False,
+        "pieces of text",
+        3,
+    )
+    assert endpoint.config.deadline_s == 3600.0
+    assert endpoint.config.stop == STOP
+    given = make_eval_agent(endpoint.policy, "endpoint", 3, STOP)  # type: ignore[arg-type]
+    assert (given.config.deterministic, given.config.deadline_s) == (False, 3600.0)
+    endpoint.close()  # nothing to end
+
+
+def test_the_expert_writes_its_script_for_a_batch_at_a_time() -> None:
+    expert = open_eval_agent("scripted", 4, ("</x>",))
+    assert (expert.batch, expert.config.stop, expert.config.deterministic) == (4, ("</x>",), True)
+    assert expert.token_unit == "bytes"
+    pages = [Document("d", "page", "answer 5 and answer 4")]
+    tasks = tuple(replace(task, data={"path": ({"query": "page"},)}) for task in TASKS[4:6])
+    field = TaskEnv(Source("mine", "", tasks, pages, None), InMemoryRetriever(pages), EnvConfig(), len)
+    ready = expert.on(field, tasks, 4, 0, "run")
+    scripts: Any = ready.policy
+    assert list(scripts.actions) == ["run-4-0", "run-4-1"]
+    assert ready.tokenizer is scripts.tokenizer
+    assert ready.on(field, tasks, 0, 0, "run") is ready  # who has a policy keeps it
+
+
+def test_seconds_and_metrics_are_those_of_what_was_played(tmp_path: Path) -> None:
+    shown: list[tuple[int, dict[str, Any]]] = []
+    play_missing(
+        agent(Service(), batch=8, deterministic_batcher=True),
+        task_env(),
+        Journal(tmp_path / "episodes.jsonl"),
+        seed=0,
+        phase="some",
+        directory=tmp_path,
+        progress=lambda done, metrics: shown.append((done, metrics)),
+        metrics=lambda records: {"newest": [record["id"] for record in records][-1]},
+    )
+    assert shown == [(0, {}), (8, {"newest": "t07"}), (16, {"newest": "t15"}), (20, {"newest": "t19"})]
+    lines = [json.loads(line) for line in (tmp_path / "timings.jsonl").read_text().splitlines()]
+    assert [(line["phase"], line["episodes"], len(line["waits"])) for line in lines] == [
+        ("some", 8, 8), ("some", 8, 8), ("some", 4, 4),
+    ]  # fmt: skip
+    assert all(0 <= line["seconds"] < 60 for line in lines)
+    (record, *_) = Journal(tmp_path / "episodes.jsonl").finish(TASKS)
+    assert record["tokens"]["policy"] > 0
+
+
+def test_an_agent_that_shows_no_tokens_has_none_counted(tmp_path: Path) -> None:
+    who = make_eval_agent(AgentPolicy(lambda messages: "<answer>x</answer>"), "agent", 2, STOP)
+    records = play(who, tmp_path, field=task_env(TASKS[:2]))
+    assert [record["prediction"] for record in records] == ["x", "x"]
+    assert all("tokens" not in record for record in records)
+
+
+def held(*valid: bool, error: str = "PolicyFault: away") -> list[Trajectory]:
+    end = EndReason.ANSWERED
+    return [
+        Trajectory(
+            TASKS[0],
+            (),
+            (),
+            0.0,
+            end if one else EndReason.POLICY_FAULT,
+            valid=one,
+            error="" if one else error,
+        )
+        for one in valid
+    ]
+
+
+def test_failures_are_held_back_until_a_valid_episode_follows() -> None:
+    kept: list[int] = []
+    finished = _Finished(lambda played: kept.append(len(played)), 3, lived=False)
+    finished.add(held(False, False))
+    assert kept == []
+    finished.add(held(True))
+    assert kept == [3]
+    finished.add(held(False, False))
+    with pytest.raises(PolicyFault, match=r"\b3\b.*PolicyFault: away"):
+        finished.add(held(False))
+    few = _Finished(lambda played: kept.append(len(played)), 3, lived=True)
+    few.add(held(False))
+    few.end()
+    assert kept == [3, 1]
+    few.end()  # nothing is kept twice
+    assert kept == [3, 1]
+
+
+def test_a_run_of_failures_alone_keeps_nothing_and_names_whose_they_are() -> None:
+    finished = _Finished(lambda played: pytest.fail("kept"), 9, lived=False)
+    finished.add([replace(one, end_reason=EndReason.ENV_FAULT) for one in held(False, False)])
+    with pytest.raises(EnvFault, match=r"\b2\b"):
+        finished.end()
