@@ -393,3 +393,82 @@ def test_the_command_prints_the_scores(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["scores"]["em"] == 0.25
     assert main(words) == 0
     assert "4 questions, 3 without answer, 4 without sp" in capsys.readouterr().out
+
+
+def refusal(tmp_path: Path, name: str, gold: Path, predictions: Any) -> str:
+    with pytest.raises(DatasetError) as refused:
+        score_file(name, gold, write(tmp_path / ("p.jsonl" if name == "musique" else "p.json"), predictions))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("predictions", "named"),
+    [
+        ({"answer": {"1": 7}, "sp": {}}, ("1", "7")),
+        ({"answer": {}, "sp": {"2": [["A", "0"]]}}, ("2",)),
+        ({"answer": {}, "sp": {"2": [["A"]]}}, ("2",)),
+        ({"answer": {}, "sp": {"2": "A"}}, ("2",)),
+        ({"answer": {}}, ("'sp'",)),
+        ({"sp": {}}, ("'answer'",)),
+        ({"answer": [], "sp": {}}, ("'answer'",)),
+    ],
+)
+def test_a_mistake_of_a_hotpotqa_file_names_the_question(
+    tmp_path: Path, predictions: Any, named: tuple[str, ...]
+) -> None:
+    said = refusal(tmp_path, "hotpotqa", hotpot_gold(tmp_path), predictions)
+    assert all(word in said for word in named)
+
+
+WIKI_ROW = {
+    "_id": "w7", "question": "q", "answer": "x", "supporting_facts": [["A", 0]],
+    "evidences": [["s", "r", "t"]], "type": "compositional", "context": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gold", "part", "named"),
+    [
+        ({}, {"answer": {"w7": 7}}, ("w7", "7")),
+        ({}, {"sp": {"w7": [3]}}, ("w7",)),
+        ({}, {"evidence": {"w7": [["s", "r"]]}}, ("w7",)),
+        ({"evidences_id": [["Q1", "r", "Q2"], ["Q1", "r", "Q2"]]}, {"evidence": {"w7": []}}, ("1", "2")),
+        ({"evidences_id": [["Q1", "r"]]}, {"evidence": {"w7": []}}, ("w7",)),
+        ({"evidences": "s"}, {"evidence": {"w7": []}}, ("w7",)),
+    ],
+)
+def test_a_mistake_of_a_2wiki_file_names_the_question(
+    tmp_path: Path, gold: dict[str, Any], part: dict[str, Any], named: tuple[str, ...]
+) -> None:
+    path = write(tmp_path / "dev.json", [WIKI_ROW | gold])
+    said = refusal(tmp_path, "2wiki", path, {"answer": {}, "sp": {}, "evidence": {}} | part)
+    assert all(word in said for word in named)
+
+
+MUSIQUE_ROW = {
+    "id": "m7", "question": "q", "answer": "x", "answer_aliases": [], "answerable": True,
+    "paragraphs": [{"idx": 0, "title": "t", "paragraph_text": "p", "is_supporting": True}],
+}  # fmt: skip
+SAID = {"id": "m7", "predicted_answer": "x", "predicted_support_idxs": [0], "predicted_answerable": True}
+
+
+@pytest.mark.parametrize(
+    ("gold", "said", "named"),
+    [
+        ([MUSIQUE_ROW], [SAID | {"predicted_answer": 7}], ("line 1", "7")),
+        ([MUSIQUE_ROW], [SAID | {"predicted_support_idxs": ["0"]}], ("line 1", "predicted_support_idxs", "'0'")),
+        ([MUSIQUE_ROW], [SAID | {"predicted_support_idxs": 0}], ("line 1", "predicted_support_idxs", "0")),
+        ([MUSIQUE_ROW], [SAID] * 2, ("'m7'", "2", "1")),
+        ([MUSIQUE_ROW], [SAID | {"id": "other"}], ("'m7'", "no", "1")),
+        ([MUSIQUE_ROW | {"paragraphs": [{"idx": "0", "is_supporting": True}]}], [SAID], ("idx", "'0'")),
+        ([MUSIQUE_ROW, MUSIQUE_ROW | {"answerable": False}], [SAID, SAID | {"predicted_answerable": 1}],
+         ("line 2", "predicted_answerable", "1")),
+        ([MUSIQUE_ROW | {"answerable": False}], [SAID], ("'m7'", "twice")),
+    ],
+)  # fmt: skip
+def test_a_mistake_of_a_musique_file_names_the_question_or_the_line(
+    tmp_path: Path, gold: list[Any], said: list[Any], named: tuple[str, ...]
+) -> None:
+    path = write(tmp_path / "musique_ans_v1.0_dev.jsonl", gold)
+    found = refusal(tmp_path, "musique", path, said)
+    assert all(word in found for word in named)
