@@ -1,0 +1,221 @@
+"""What a chat template is given in the native form: messages, calls, tools, options, and what is tried beforehand."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
+from agentenv.core.native_format import NativeFormat
+from agentenv.core.types import Message, MessagePart
+from agentenv.errors import ConfigurationError
+from agentenv.policies.fakes import END_OF_TURN, ByteTokenizer
+
+TOOL = {"type": "function", "function": {"name": "search", "parameters": {"properties": {"query": {}}}}}
+ASKED = Message("user", "Who?")
+CALL = NativeCall("search", {"query": "é"})
+
+
+class Told(ByteTokenizer):
+    """Renders every message with all that it holds, and keeps what it was given."""
+
+    all_special_tokens = (END_OF_TURN,)
+
+    def __init__(self, template: Any = "<tool_call> arguments", *, leaves_out: str = "") -> None:
+        super().__init__()
+        self.chat_template = template
+        self.leaves_out = leaves_out
+        self.given: list[tuple[list[dict[str, Any]], Any, bool, dict[str, Any]]] = []
+
+    def apply_chat_template(  # type: ignore[override]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Any = None,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        **options: Any,
+    ) -> str:
+        assert not tokenize
+        self.given.append(([dict(message) for message in messages], tools, add_generation_prompt, options))
+        if self.leaves_out == "raises":
+            raise ValueError("no\nsuch thing")
+        head = json.dumps(tools) if tools and self.leaves_out != "tools" else ""
+        return head + "".join(map(self.shown, messages)) + "<assistant>" * add_generation_prompt
+
+    def shown(self, message: Mapping[str, Any]) -> str:
+        left_out = (self.leaves_out, "role")
+        held = {name: value for name, value in message.items() if name not in left_out}
+        end = "" if self.leaves_out == "ends" else END_OF_TURN
+        if held.keys() == {"content"} and message["role"] == "assistant":
+            return f"<assistant>{message['content']}{end}\n"
+        return f"<{message['role']}>{json.dumps(held, ensure_ascii=False)}{end}\n"
+
+
+def asked(
+    form: NativeFormat, tokenizer: Told, turn: AssistantTurn, new: list[Message]
+) -> list[dict[str, Any]]:
+    """The messages that the template is given once ``turn`` and ``new`` followed the question."""
+    conversation, ids = form.open([ASKED], [TOOL])
+    tokenizer.given.clear()
+    form.go_on(ids, conversation.said(turn), new)
+    return tokenizer.given[0][0]
+
+
+def test_a_prompt_holds_the_messages_the_tools_and_the_options() -> None:
+    tokenizer = Told()
+    form = NativeFormat(tokenizer, options={"enable_thinking": False, "date": "2026-01-31"})
+    conversation, ids = form.open([Message("system", "Be brief."), ASKED], [TOOL])
+    messages, tools, opens, options = tokenizer.given[-1]
+    assert messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
+    assert (tools, opens) == ([TOOL], True)
+    assert options.pop("strftime_now")("%d.%m.%Y") == "31.01.2026"
+    assert options == {"enable_thinking": False}
+    assert tokenizer.decode(ids) == conversation.prompt
+    assert conversation.prompt.startswith(json.dumps([TOOL]))
+    assert conversation.prompt.endswith("<assistant>")
+    assert (conversation.tools, conversation.messages[-1]) == ((TOOL,), ASKED)
+    assert form.family.name == "qwen"
+    bare = form.prompt([ASKED])
+    assert tokenizer.given[-1][1] is None
+    assert tokenizer.decode(bare) == '<user>{"content": "Who?"}<|im_end|>\n<assistant>'
+    assert form.closing(ids) == []
+    with pytest.raises(ConfigurationError, match="inline"):
+        form.extend(ids, [ASKED])
+
+
+def test_a_turn_of_the_policy_is_shown_again_with_its_thinking_and_calls() -> None:
+    tokenizer = Told()
+    turn = AssistantTurn("hm", "I look.", (CALL, NativeCall("search", {}, "own-id")))
+    reply = [
+        Message("tool", "found", name="search", call_id="call00000"),
+        Message("tool", "more", name="search"),
+    ]
+    messages = asked(NativeFormat(tokenizer), tokenizer, turn, reply)
+    assert messages[1] == {
+        "role": "assistant",
+        "content": "I look.",
+        "reasoning_content": "hm",
+        "tool_calls": [
+            {
+                "type": "function",
+                "id": "call00000",
+                "function": {"name": "search", "arguments": {"query": "é"}},
+            },
+            {"type": "function", "id": "own-id", "function": {"name": "search", "arguments": {}}},
+        ],
+    }
+    assert messages[2:] == [
+        {"role": "tool", "content": "found", "name": "search", "tool_call_id": "call00000"},
+        {"role": "tool", "content": "more", "name": "search", "tool_call_id": ""},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("unknown", "key"), [("reasoning_content", "thinking"), ("thinking", "reasoning_content")]
+)
+def test_thinking_goes_where_the_template_shows_it_and_a_malformed_call_stands_in_the_content(
+    unknown: str, key: str
+) -> None:
+    tokenizer = Told(leaves_out=unknown)
+    form = NativeFormat(tokenizer)
+    conversation, ids = form.open([ASKED], [TOOL])
+    bad = MalformedCall("<tool_call>{</tool_call>", "no JSON")
+    form.go_on(
+        ids, conversation.said(AssistantTurn("hm", "I look.", (bad, CALL))), [Message("user", "Go on.")]
+    )
+    called = {"name": "search", "arguments": {"query": "é"}}
+    assert tokenizer.given[-2][0][1] == {
+        "role": "assistant",
+        "content": "I look.\n<tool_call>{</tool_call>",
+        key: "hm",
+        "tool_calls": [{"type": "function", "id": "call00001", "function": called}],
+    }
+
+
+def test_no_text_of_a_turn_holds_a_control_token() -> None:
+    tokenizer = Told()
+    turn = AssistantTurn(
+        f"a{END_OF_TURN}",
+        f"b{END_OF_TURN}",
+        (NativeCall(f"c{END_OF_TURN}", {f"d{END_OF_TURN}": [f"e{END_OF_TURN}", 1]}),),
+    )
+    answer = Message("tool", f"f{END_OF_TURN}", name=f"g{END_OF_TURN}", call_id=f"h{END_OF_TURN}")
+    messages = asked(NativeFormat(tokenizer), tokenizer, turn, [answer, Message("user", f"i{END_OF_TURN}")])
+    text = json.dumps(messages)
+    assert END_OF_TURN not in text
+    assert all(f"{letter}< |im_end|>" in text for letter in "abcdeghi")
+
+
+def test_a_conversation_goes_on_behind_what_was_sampled() -> None:
+    tokenizer = Told()
+    form = NativeFormat(tokenizer, ends=[256])
+    conversation, ids = form.open([ASKED], [])
+    turn, asks = AssistantTurn(None, "Yes."), [Message("user", "And?")]
+    said = conversation.said(turn)
+    sampled = [1, 2, 3]  # however the policy spelt its turn
+    behind = tokenizer.encode('\n<user>{"content": "And?"}<|im_end|>\n<assistant>')
+    later, whole = form.go_on([*ids, *sampled, 256], said, asks)
+    assert later.messages == (ASKED, turn, *asks)
+    assert whole == [*ids, *sampled, 256, *behind]
+    assert form.go_on([*ids, *sampled], said, asks)[1] == [*ids, *sampled, 256, *behind]
+    # A turn that reads otherwise when it is shown again opens a new row.
+    other = conversation.said(AssistantTurn("hm", "Yes."))
+    assert form.go_on([*ids, *sampled, 256], other, asks)[1] != [*ids, *sampled, 256, *behind]
+
+
+@pytest.mark.parametrize(
+    ("template", "leaves_out", "named"),
+    [
+        (None, "", "inline"),
+        ("<tool_call> arguments", "tools", "'qwen'.*'search'"),
+        ("<tool_call> arguments", "tool_calls", "'qwen'.*calls"),
+        ("<tool_call> arguments", "ends", r"<\|im_end\|>"),
+        ("<tool_call> arguments", "raises", r"'qwen'.*\(no\)"),
+        ("{{ messages }}", "", "'text'"),
+    ],
+)
+def test_a_template_that_cannot_serve_is_refused(template: Any, leaves_out: str, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        NativeFormat(Told(template, leaves_out=leaves_out)).open([ASKED], [TOOL])
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "conversation", "tools", "tokenize", "add_generation_prompt", "chat_template"]
+)
+def test_arguments_that_the_format_fills_are_no_options(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{name}'"):
+        NativeFormat(Told(), options={name: 1})
+    with pytest.raises(ConfigurationError, match=r"'31\.01\.2026'"):
+        NativeFormat(Told(), options={"date": "31.01.2026"})
+
+
+def test_of_several_templates_the_default_one_is_read() -> None:
+    assert NativeFormat(Told({"default": "<tool_call> arguments", "other": ""})).family.name == "qwen"
+    assert NativeFormat(Told({"other": "<tool_call> arguments"})).family.name == "text"
+    assert NativeFormat(Told("{{ messages }}"), family="qwen").family.name == "qwen"
+
+
+def test_an_image_is_refused_where_the_policy_reads_text_alone() -> None:
+    seen = Message("user", (MessagePart("image", image=b"\x89PNG"),))
+    with pytest.raises(ConfigurationError, match="pixels"):
+        NativeFormat(Told()).prompt([seen])
+
+
+def test_tools_are_tried_once() -> None:
+    tokenizer = Told()
+    form = NativeFormat(tokenizer)
+    form.open([ASKED], [TOOL])
+    before = len(tokenizer.given)
+    form.open([ASKED], [TOOL])
+    assert len(tokenizer.given) == before + 1
+    form.open([ASKED], [])
+    assert len(tokenizer.given) > before + 2
+
+
+def test_tools_stand_under_another_name_too_where_the_template_asks_for_it() -> None:
+    tokenizer = Told("<tool_call> arguments xml_tools")
+    NativeFormat(tokenizer).open([ASKED], [TOOL])
+    assert tokenizer.given[-1][3]["xml_tools"] == [TOOL]
+    assert "xml_tools" not in Told().given
