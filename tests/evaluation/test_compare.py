@@ -12,10 +12,11 @@ import rich.console
 from agentenv.cli.compare import Compare
 from agentenv.cli.rescore import Rescore
 from agentenv.errors import ConfigurationError, UnknownName
-from agentenv.evaluation.compare import compare, rescore
+from agentenv.evaluation.compare import compare, compare_suites, rescore
 from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation, write_results
 from agentenv.evaluation.rubrics import get_rubric
+from agentenv.evaluation.suite import summarize_suite
 from agentenv.policies.wires import ChatMessage, Reply
 
 Maker = Callable[..., EpisodeRecord]
@@ -224,3 +225,88 @@ def test_commands_return_json_and_print_the_numbers(runs: tuple[Path, Path]) -> 
     assert "+0.636" in text
     assert "0.039" in text  # 20/512 = .0390625
     assert "em_cover v1: 0.167" in text  # 2 of 12
+
+
+def test_the_whole_of_a_comparison(runs: tuple[Path, Path]) -> None:
+    found = compare(*runs)
+    em, f1 = found["scores"].pop("em_squad"), found["scores"].pop("f1_squad")
+    assert found == {
+        "a": str(runs[0]),
+        "b": str(runs[1]),
+        "dataset": "fictional",
+        "split": "test",
+        "n": 11,
+        "left_out": 1,
+        "scores": {},
+    }
+    ends, p_value = em.pop("ci95"), em.pop("p_bootstrap")
+    assert ends[0] < 7 / 11 < ends[1]
+    assert 0 < p_value < 0.05
+    assert em == {
+        "version": 1,
+        "n": 11,
+        "mean_a": pytest.approx(2 / 11),
+        "mean_b": pytest.approx(9 / 11),
+        "difference": pytest.approx(7 / 11),
+        "interval": em["interval"],
+        "a_better": 1,
+        "b_better": 8,
+        "discordant": 9,
+        "p_mcnemar": 20 / 512,
+    }
+    assert f1["difference"] == pytest.approx(7 / 11)
+
+
+def test_the_seed_decides_the_bootstrap_of_a_comparison(
+    tmp_path: Path, record: Maker, write_run: Writer
+) -> None:
+    for name, shift in (("a", 0), ("b", 3)):
+        rows = [record(f"q{n}", " ".join(["Paris"] * (1 + (n * (1 + shift)) % 7))) for n in range(40)]
+        write_run(tmp_path / name, rows, ("f1_squad",))
+    drawn = [
+        compare(tmp_path / "a", tmp_path / "b", seed=seed)["scores"]["f1_squad"]["ci95"] for seed in (0, 1)
+    ]
+    assert drawn[0] != drawn[1]
+    assert compare(tmp_path / "a", tmp_path / "b")["scores"]["f1_squad"]["ci95"] == drawn[0]
+
+
+def test_suites_are_compared_set_by_set_with_holm_and_a_mean_over_sets(
+    tmp_path: Path, record: Maker, write_run: Writer
+) -> None:
+    """B is better by 1 on six questions of one set and by 1 on three of the other: p = 2/64 and 2/8, Holm 2/32 and 2/8."""
+    for name, right in (("a", (0, 0)), ("b", (6, 3))):
+        for part, hits in zip(("one", "two"), right, strict=True):
+            rows = [record(f"q{n}", "Paris" if n < hits else "Rome") for n in range(6)]
+            write_run(tmp_path / name / part, rows, ("em_squad", "f1_squad"), dataset=part)
+        summarize_suite(tmp_path / name, ["one", "two"])
+    found = compare_suites(tmp_path / "a", tmp_path / "b")
+    assert (found["a"], found["b"], list(found["sets"])) == (
+        str(tmp_path / "a"),
+        str(tmp_path / "b"),
+        ["one", "two"],
+    )
+    assert found["macro"] == {"em_squad": pytest.approx(0.75), "f1_squad": pytest.approx(0.75)}
+    rows_of = [part["scores"]["em_squad"] for part in found["sets"].values()]
+    assert [row["p_mcnemar"] for row in rows_of] == [2 / 64, 2 / 8]
+    assert [row["p_mcnemar_holm"] for row in rows_of] == [2 / 32, 2 / 8]
+    bare = found["sets"]["one"]["scores"]["f1_squad"]
+    assert "p_mcnemar_holm" not in bare
+    assert bare["p_bootstrap_holm"] >= bare["p_bootstrap"]
+    only = compare_suites(tmp_path / "a", tmp_path / "b", scorer="f1_squad")
+    assert list(only["macro"]) == ["f1_squad"]
+
+
+def test_what_is_missing_is_told_with_the_command_that_adds_it(
+    runs: tuple[Path, Path], tmp_path: Path, record: Maker, write_run: Writer
+) -> None:
+    rescore(runs[0], ["em_cover"])
+    with pytest.raises(ConfigurationError, match=rf"{runs[1].name}'.*--scorer em_cover"):
+        compare(*runs, scorer="em_cover")
+    rows = [record("q", "Rome")]
+    _judged(tmp_path / "judged", rows, write_run)
+    write_run(tmp_path / "not judged", rows)
+    with pytest.raises(ConfigurationError, match=r"not judged.*'.*--judge "):
+        compare(tmp_path / "judged", tmp_path / "not judged", scorer="judge_simpleqa")
+    write_run(tmp_path / "fault", [record("q", valid=False)])
+    with pytest.raises(ConfigurationError, match="fault"):
+        compare(tmp_path / "judged", tmp_path / "fault")

@@ -1,8 +1,10 @@
 """What a killed evaluation leaves behind: whole lines, a configuration that is kept to, seconds in a file of their own."""
 
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from agentenv.evaluation.journal import (
     CONFIG,
     CONTENTS,
     Journal,
+    is_of,
     lock_folder,
     log_seconds,
     read_seconds,
@@ -150,3 +153,88 @@ def test_seconds_are_of_the_run_proper(tmp_path: Path) -> None:
         "seconds_per_correct": 3.375,
     }
     assert "seconds_per_correct" not in read_seconds(tmp_path, 0)
+
+
+def test_a_configuration_is_written_in_plain_values_and_read_back(tmp_path: Path) -> None:
+    config = {
+        "benchmark": {"a": None, "b": ("x", "y"), "c": Path("d/e"), "n": 3},
+        "opened": {"retriever": "r"},
+    }
+    lock_folder(tmp_path / "run", config, write=True)
+    assert tomllib.loads((tmp_path / "run" / CONFIG).read_text()) == {
+        "benchmark": {"b": ["x", "y"], "c": "d/e", "n": 3},
+        "opened": {"retriever": "r"},
+    }
+    assert is_of(tmp_path / "run", config)
+    assert not is_of(tmp_path / "run", {"benchmark": config["benchmark"]})
+    assert not is_of(tmp_path / "nothing", config)
+    (tmp_path / "run" / CONFIG).write_text("[")
+    assert not is_of(tmp_path / "run", config)
+    with pytest.raises(ConfigurationError, match=r"config\.toml"):
+        lock_folder(tmp_path / "run", config)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"benchmark": {"two_words": 2}}, r"run.*two words 1, not 2"),
+        ({"benchmark": {}}, "two words 1, not None"),
+        ({"benchmark": {"two_words": 1, "more": "x"}}, "more None, not 'x'"),
+        ({"benchmark": {"two_words": 1}, CONTENTS: {"corpus": "b"}}, "corpus that have changed"),
+        ({"benchmark": {"two_words": 1}, CONTENTS: {"corpus": "a", "index": "c"}}, "index of which"),
+    ],
+)
+def test_what_differs_is_named_with_both_values(tmp_path: Path, config: Any, named: str) -> None:
+    folder = tmp_path / "run"
+    lock_folder(folder, {"benchmark": {"two_words": 1}, CONTENTS: {"corpus": "a"}}, write=True)
+    lock_folder(folder, {"benchmark": {"two_words": 1}})
+    lock_folder(folder, {CONTENTS: {"corpus": "a"}})
+    with pytest.raises(ConfigurationError, match=named) as refused:
+        lock_folder(folder, config)
+    assert "rescore" not in str(refused.value)
+
+
+def test_a_folder_is_given_back_with_all_that_was_written_but_files_of_others(tmp_path: Path) -> None:
+    lock_folder(tmp_path / "run", ASKED, write=True)
+    for name in ("episodes.jsonl", "timings.jsonl", "episodes.sha256", "mine.txt"):
+        (tmp_path / "run" / name).touch()
+    release(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
+    release(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_journal_that_was_changed_or_repeats_an_episode(record: Maker, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "er" / "episodes.jsonl"
+    Journal(path).append([record("a"), record("a", "Rome")])
+    assert len(Journal(path)) == 1
+    assert Journal(path).finish(TASKS[:1])[0]["prediction"] == "Paris"
+    path.write_text(path.read_text().replace("Paris", "Rome"))
+    with pytest.raises(ConfigurationError, match="line 1"):
+        Journal(path)
+
+
+def test_what_a_batch_took_is_a_line_with_rounded_seconds(tmp_path: Path) -> None:
+    log_seconds(tmp_path, "run", 1.23456789, [0.00004, 2.0])
+    assert json.loads((tmp_path / "timings.jsonl").read_text()) == {
+        "phase": "run",
+        "episodes": 2,
+        "seconds": 1.2346,
+        "waits": [0.0, 2.0],
+    }
+
+
+@pytest.mark.parametrize(
+    "damage", ['{"phase": "run"}', '{"phase": "run", "seconds": 1e13, "waits": [1]}', "[]", "{",
+               '{"phase": "run", "seconds": 1, "waits": ["x"]}', '{"phase": "run", "seconds": NaN, "waits": [1]}',
+               '{"phase": "run", "seconds": 1, "waits": 1}'],
+)  # fmt: skip
+def test_a_damaged_line_of_seconds_is_left_out(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "timings.jsonl").write_text(damage + "\n")
+    assert read_seconds(tmp_path) == {}
+    log_seconds(tmp_path, "run", 2.0, [1.0, 3.0, 2.0, 5.0])
+    assert read_seconds(tmp_path) == {
+        "seconds": 2.0,
+        "seconds_per_question": 0.5,
+        "median_seconds_of_an_episode": 3.0,
+    }
