@@ -387,3 +387,53 @@ def test_wilson_touches_the_ends_exactly(n: float) -> None:
     assert wilson_interval(n, n)[1] == 1.0
     low, high = wilson_interval(n / 2, n)
     assert 0 < low < 0.5 < high < 1
+
+
+@pytest.mark.parametrize("size", [40, 400])
+def test_by_default_ten_thousand_resamples_are_drawn_with_seed_0_for_95_percent(size: int) -> None:
+    values = np.random.default_rng(1).normal(size=size)
+    zeros = np.zeros(size)
+    assert bootstrap_ci(values) == bootstrap_ci(values, level=0.95, resamples=10_000, seed=0)
+    assert bootstrap_ci(values) != bootstrap_ci(values, resamples=9_999)
+    assert estimate(values) == estimate(values, level=0.95, seed=0)
+    plain = paired_bootstrap(zeros, values)
+    assert plain == paired_bootstrap(zeros, values, level=0.95, resamples=10_000, seed=0)
+    assert plain != paired_bootstrap(zeros, values, seed=1)
+    assert plain != paired_bootstrap(zeros, values, resamples=999)
+    assert plain.ci95 != paired_bootstrap(zeros, values, level=0.9).ci95
+
+
+def test_clusters_are_drawn_two_thousand_times() -> None:
+    values = np.random.default_rng(1).random(600)
+    clusters = [i // 2 for i in range(600)]
+    found = estimate(values, clusters=clusters)
+    assert found.method == "bootstrap clustered"
+    pairs = paired_bootstrap(np.zeros(600), values, clusters=clusters, resamples=2_000)
+    assert (pairs.low, pairs.high) == (found.low, found.high)
+    assert paired_bootstrap(np.zeros(600), values, clusters=clusters).ci95 != pairs.ci95
+
+
+def test_one_pair_has_a_difference_and_nothing_else() -> None:
+    found = paired_bootstrap([0.0], [2.0])
+    assert (found.difference, found.ci95, found.method) == (2.0, None, "t")
+    assert found.p_value == 1.0
+    assert estimate([2.0]).method == "t"
+    assert estimate([2.0]).ci95 is None
+
+
+def test_the_p_value_of_students_t_by_hand() -> None:
+    """Clusters with net 0, 2 and 4 of two questions each: mean 1, SE 2 / sqrt(3) / 2 = .577, t = sqrt(3) with 2 degrees.
+
+    For 2 degrees the two-sided p-value is 1 - t / sqrt(2 + t^2) = 1 - sqrt(3/5) = .2254.
+    """
+    found = paired_bootstrap([0.0] * 6, [0.0, 0.0, 2.0, 0.0, 3.0, 1.0], clusters="aabbcc")
+    assert (found.method, found.difference) == ("t clustered", 1.0)
+    assert found.p_value == pytest.approx(1 - sqrt(3 / 5))
+    assert found.high - 1 == pytest.approx(4.302653 / sqrt(3), abs=1e-5)
+
+
+def test_bins_of_calibration_hold_a_hundred_answers() -> None:
+    confidences, right = [0.5] * 200, [1.0] * 100 + [0.0] * 100
+    assert calibration_error(confidences, right) == calibration_error(confidences, right, per_bin=100)
+    assert calibration_error(confidences, right, per_bin=101) != pytest.approx(0.5)
+    assert calibration_error([0.5] * 100, right[50:150]) == 0.0
