@@ -10,6 +10,7 @@ import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import AsyncEnv, Env
+from agentenv.core.images import PlacedImage
 from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig, open_episode, rollout, sample
 from agentenv.core.trajectory import SegmentKind, Trajectory, Turn
 from agentenv.core.types import (
@@ -24,7 +25,7 @@ from agentenv.core.types import (
     ToolResult,
     ToolStatus,
 )
-from agentenv.errors import ConfigurationError, EnvFault
+from agentenv.errors import ConfigurationError, EnvFault, PolicyRefusal
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 
@@ -295,3 +296,113 @@ def test_an_observation_that_leaves_no_room_for_a_token_ends_the_episode_unrecor
     policy = Watched("one", "bye")
     run(policy, EpisodeSpec(Listener(bye), TASK, 0), config=CONFIG.model_copy(update={"context_tokens": 11}))
     assert [asked.max_tokens for asked in policy.asked] == [6, 1]
+
+
+class Sees(Watched):
+    """Reads images."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None, images: Any = None
+    ) -> Completion:
+        self.shown = images
+        return await super().generate(prompt_ids, sampling, episode=episode)
+
+
+def sampled(policy: Any, state: EpisodeState, **more: Any) -> Completion | None:
+    return asyncio.run(sample(state, policy, CONFIG, **more))
+
+
+def prompted(*images: PlacedImage) -> EpisodeState:
+    state = EpisodeState(EpisodeSpec(Listener(bye), TASK, 2), "e-0")
+    state.add(SegmentKind.PROMPT, [1, 2, 3], 0, images=images)
+    return state
+
+
+def test_a_policy_is_shown_the_images_of_the_row_and_one_of_text_is_given_none() -> None:
+    image = PlacedImage(b"png", 1, 1, 1)
+    sees = Sees("one")
+    sampled(sees, prompted(image))
+    assert sees.shown == (image,)
+    sampled(sees, prompted())
+    assert sees.shown is None
+    assert sampled(Watched("one"), prompted()) is not None  # it takes no such argument
+
+
+def test_the_seed_of_a_turn_is_that_of_its_episode_its_number_and_its_attempt() -> None:
+    policy, state = Watched("one", "two", "three"), prompted()
+    sampled(policy, state)
+    sampled(policy, state, attempt=3)
+    state.turns.append(Turn("one"))
+    sampled(policy, state)
+    assert [asked.seed for asked in policy.asked] == [2_000_006, 2_000_006 + (3 << 52), 2_000_007]
+
+
+def test_a_refusal_of_the_policy_is_its_own_doing_and_keeps_what_it_earned() -> None:
+    class Refuses(Watched):
+        async def generate(self, *given: Any, **options: Any) -> Completion:
+            if len(self.asked) == 1:
+                raise PolicyRefusal("I would rather not")
+            return await super().generate(*given, **options)
+
+    (t,) = run(Refuses("one", "two"), EpisodeSpec(Listener(bye), TASK, 0))
+    assert (t.end_reason, t.valid, t.reward, t.error) == (EndReason.REFUSED, True, 0.25, "I would rather not")
+
+
+def test_a_segment_for_each_version_of_the_weights() -> None:
+    def change(said: Completion) -> Completion:
+        return replace(
+            said,
+            ids=(1, 2, 3, 4),
+            logprobs=(-1.0, -2.0, -3.0, -4.0),
+            versions=(5, 5, 6, 5),
+            exact_tokens=False,
+        )
+
+    state = prompted()
+    state.turns.append(Turn("zero"))
+    sampled(Watched("one", change=change), state)
+    _, *made = state.segments
+    assert [(s.kind, s.ids, s.logprobs, s.version, s.turn, s.exact_tokens) for s in made] == [
+        (SegmentKind.POLICY, (1, 2), (-1.0, -2.0), 5, 1, False),
+        (SegmentKind.POLICY, (3,), (-3.0,), 6, 1, False),
+        (SegmentKind.POLICY, (4,), (-4.0,), 5, 1, False),
+    ]
+    assert state.ids == [1, 2, 3, 1, 2, 3, 4]
+    assert state.policy_seconds > 0
+
+
+def test_an_episode_without_room_for_a_token_ends_before_the_policy_is_asked() -> None:
+    policy, state = Watched("one"), prompted()
+    state.turns.append(Turn("zero", reward=0.5))
+    assert asyncio.run(sample(state, policy, CONFIG.model_copy(update={"context_tokens": 3}))) is None
+    assert policy.asked == []
+    assert state.ended is not None
+    assert (state.ended.end_reason, state.ended.reward) == (EndReason.TOKEN_LIMIT, 0.5)
+
+
+def test_an_episode_that_is_given_up_by_its_environment_loses_what_that_costs_in_its_last_turn() -> None:
+    class Costs(Listener):
+        def cut_reward(self) -> float:
+            return -0.75
+
+    state = EpisodeState(EpisodeSpec(Costs(), TASK, 0, "g"), "e-0", prompt=(Message("user", "Who?"),))
+    state.cut(EndReason.TOKEN_LIMIT, {"valid": True, "more": 1}, "full")
+    assert state.ended is not None
+    assert (state.ended.reward, state.ended.turns) == (0.0, ())  # nothing was begun
+    played = EpisodeState(
+        EpisodeSpec(Costs(), TASK, 0, "g"), "e-0", turns=[Turn("a", reward=0.5), Turn("b", reward=1.0)]
+    )
+    played.cut(EndReason.TOKEN_LIMIT, {"valid": True, "more": 1}, "full")
+    ended = played.ended
+    assert ended is not None
+    assert [turn.reward for turn in ended.turns] == [0.5, 0.25]
+    assert (ended.reward, ended.info, ended.error, ended.valid) == (0.75, {"more": 1}, "full", True)
+    assert (ended.group_id, ended.id, ended.end_reason) == ("g", "e-0", EndReason.TOKEN_LIMIT)
+
+
+def test_an_error_of_exactly_as_many_characters_as_are_kept_is_whole() -> None:
+    state = prompted()
+    state.fail(EndReason.ENV_FAULT, EnvFault("x" * 5))
+    assert state.ended is not None
+    assert state.ended.error == "EnvFault: xxxxx"
+    assert (state.ended.reward, state.ended.valid) == (0.0, False)

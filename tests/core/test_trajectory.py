@@ -1,11 +1,13 @@
 """The record: arrays by hand, rows, surgery. The turn can be read off the ids: 1xx is turn 1."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from agentenv.core.images import PlacedImage
 from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory, Turn, from_record, to_record
 from agentenv.core.types import EndReason, Message, Task, ToolResult, ToolStatus
 
@@ -198,3 +200,32 @@ def test_a_record_of_text_only_stays_one() -> None:
     again = from_record(json.loads(json.dumps(to_record(t))), TASK)
     assert np.isnan(again.segments[0].logprobs).all()
     assert to_record(again) == to_record(t)
+
+
+def test_a_record_has_images_only_where_it_is_to_be_whole() -> None:
+    image = PlacedImage(b"\x89PNG", 1, 1, 2)
+    prompt = Segment(SegmentKind.PROMPT, (1, 9, 9), 0, images=(image,))
+    trajectory = Trajectory(Task("t", "q"), (prompt,), (), 0.0, EndReason.ANSWERED)
+    bare, whole = to_record(trajectory), to_record(trajectory, whole=True)
+    assert "images" not in bare
+    assert whole["images"] == {image.digest: "iVBORw=="}
+    assert bare["segments"] == whole["segments"]
+    assert bare["segments"][0]["images"] == [(1, 1, 2, image.digest)]
+    assert from_record(whole, trajectory.task).segments == (prompt,)
+    plain = replace(trajectory, segments=(replace(prompt, images=()),))
+    assert "images" not in to_record(plain, whole=True)
+    assert "images" not in to_record(plain)["segments"][0]
+
+
+def test_what_had_help_is_known_by_its_origin() -> None:
+    base = Trajectory(Task("t", "q"), (), (), 0.0, EndReason.ANSWERED)
+    guided = {
+        origin: (replace(base, origin=origin).guided, replace(base, origin=origin, parent_id="p").guided)
+        for origin in Origin
+    }
+    assert [origin for origin, found in guided.items() if found == (True, True)] == [
+        Origin.REFLECTION,
+        Origin.DEMONSTRATION,
+    ]
+    assert guided[Origin.RETRY] == (False, True)
+    assert guided[Origin.SPLICE] == (False, False)

@@ -342,7 +342,7 @@ class Limited(Service):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokenizer = ByteTokenizer(chat=True)  # type: ignore[misc]
+        self.tokenizer = ByteTokenizer(chat=True)
 
 
 class Words:

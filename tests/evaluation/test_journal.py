@@ -156,7 +156,7 @@ def test_seconds_are_of_the_run_proper(tmp_path: Path) -> None:
 
 
 def test_a_configuration_is_written_in_plain_values_and_read_back(tmp_path: Path) -> None:
-    config = {
+    config: dict[str, dict[str, Any]] = {
         "benchmark": {"a": None, "b": ("x", "y"), "c": Path("d/e"), "n": 3},
         "opened": {"retriever": "r"},
     }
