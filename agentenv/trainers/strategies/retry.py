@@ -48,7 +48,7 @@ class ReflectRetryStrategy:
     """
 
     reflector: str = "self"
-    """Who reflects: ``self`` (the trained policy), a verifier such as ``rule`` (typed results; SCOPE), or another policy
+    """Who reflects: ``self`` (the trained policy), a verifier (SCOPE) such as ``rule`` or ``evidence``, or another policy
     such as ``hf:PATH`` or ``openai:MODEL@URL``, whose reflections are not trained on."""
     reflection_tokens: int = 4096
     """Tokens that one reflection may take."""
@@ -57,9 +57,16 @@ class ReflectRetryStrategy:
     pivotal: bool = True
     """False leaves the turns before the pivot in the loss. What they are credited with is the estimator's: ``pivotal`` gives
     them 0 unless its option ``from_pivot`` is false."""
+    min_progress: float = 0.0
+    """Smallest share of the turns of an episode that are right, those before the pivot, for which it is retried (SCOPE
+    corrects failures that are mostly right)."""
 
     def __post_init__(self) -> None:
         check_reflector(self.reflector, self.reflection_tokens)
+        if not 0 <= self.min_progress < 1:
+            raise ConfigurationError(
+                f"option 'min_progress' of the strategy 'reflect_retry' must be within [0, 1), not {self.min_progress}"
+            )
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """Episodes and retries in their group; reflections and guided retries in groups of their own."""
@@ -113,6 +120,8 @@ class ReflectRetryStrategy:
             return [_counted(base, counts), *_own_group(reflection.dialogue, learned, base)]
         assert reflection.report is not None
         pivot = pivot_of(reflection.report) or 0
+        if pivot < self.min_progress * len(base.turns):
+            return [_counted(base, counts)]
         state = reopened(base, pivot, again)
         try:
             await rewinder.back_to(state)

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import ToolStatus
+from agentenv.errors import ConfigurationError
 
 
 class Flaw(NamedTuple):
@@ -49,6 +50,50 @@ class RuleVerifier:
         return None
 
 
+class EvidenceVerifier:
+    """Checks each step of a search against the passages that the question needs (``Task.data["supporting_ids"]``).
+
+    A search is right if it finds a needed passage that was not found before, and an answer is right if it comes after all of
+    them and earns the full reward. The first step that is not right is the flaw. These are labels of steps that a process
+    reward model would have to predict; they are exact where a question says what it needs.
+    """
+
+    async def first_flaw(self, trajectory: Trajectory, ceiling: float) -> Flaw | None:
+        """See the class.
+
+        Raises:
+            ConfigurationError: the question does not say which passages it needs.
+        """
+        needed = set(trajectory.task.data.get("supporting_ids", ()))
+        if not needed:
+            raise ConfigurationError(
+                f"the verifier 'evidence' needs the passages that a question is answered from, and task "
+                f"{trajectory.task.id!r} has no data['supporting_ids']: take 'rule'"
+            )
+        missing = set(needed)
+        for step, turn in enumerate(trajectory.turns):
+            if flaw := _broken(step, turn):
+                return flaw
+            if (found := _found(turn)) is not None:
+                if not missing & found:
+                    advice = f"This finds nothing that is needed and not known already: {turn.action}"
+                    return Flaw(step, "the search found no further evidence", advice)
+                missing -= found
+            elif trajectory.reward < ceiling and missing:
+                advice = "Look up what is missing before you answer."
+                return Flaw(step, f"{len(missing)} of {len(needed)} needed passages were not found", advice)
+        if trajectory.turns and trajectory.reward < ceiling:
+            last = len(trajectory.turns) - 1
+            return Flaw(last, "the last action was wrong", f"This was wrong: {trajectory.turns[-1].action}")
+        return None
+
+
+def _found(turn: Turn) -> set[str] | None:
+    """Ids of the passages that the calls of a turn returned; None where it called no search."""
+    lists = [result.data["ids"] for result in turn.tool_results if "ids" in result.data]
+    return {str(id) for ids in lists for one in ids for id in one} if lists else None
+
+
 def _broken(step: int, turn: Turn) -> Flaw | None:
     result = next((r for r in turn.tool_results if r.status is not ToolStatus.OK), None)
     if result is not None and result.status is not ToolStatus.FORMAT_ERROR:
@@ -66,5 +111,5 @@ def _nothing_new(turn: Turn, after: Turn) -> bool:
     return turn.anchor_key is not None and turn.anchor_key == after.anchor_key
 
 
-VERIFIERS: dict[str, Callable[[], Verifier]] = {"rule": RuleVerifier}
+VERIFIERS: dict[str, Callable[[], Verifier]] = {"rule": RuleVerifier, "evidence": EvidenceVerifier}
 """By the name under which a strategy takes them as its reflector."""

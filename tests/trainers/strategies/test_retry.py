@@ -294,6 +294,16 @@ def test_the_rule_samples_no_reflection() -> None:
     assert retry.reward == 1.0
 
 
+def test_evidence_finds_the_pivot_and_only_mostly_right_episodes_are_retried() -> None:
+    """IRIA finds the first of two passages, the answer comes before the second: of two turns one was right."""
+    known = replace(TASK, data={"supporting_ids": ("1", "2")})
+    options: dict[str, Any] = {"reflector": "evidence", "guidance": False, "task": known}
+    saved = retried(*SAVED, **options)
+    assert [(t.fork_turn, t.reward) for t in saved] == [(None, 0.0), (1, 1.0)]
+    assert counts(retried(*SAVED, min_progress=0.5, **options)) == [1, 1, 1, 1]
+    assert counts(retried(*SAVED, min_progress=0.51, **options)) == [1, 1, 0, 0]
+
+
 def test_a_tool_that_failed_is_the_rule_s_pivot() -> None:
     task = Task("sum", "2 * 3 - 1", ("5",))
     calls = [
