@@ -12,7 +12,12 @@ from agentenv.core.types import EndReason
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import get_estimator
-from agentenv.trainers.credit.group_statistics import has_zero_variance, rewards_of
+from agentenv.trainers.credit.group_statistics import (
+    CREDIT_WEIGHT,
+    Values,
+    has_zero_variance,
+    rewards_of,
+)
 from agentenv.trainers.credit.outcome import MEASURED
 from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
 from agentenv.trainers.learner.imitation import DemonstrationBuffer, imitate
@@ -111,6 +116,11 @@ def measured_group(group: Sequence[Trajectory], learner: Learner, version: int) 
     return found
 
 
+def weighed(trajectory: Trajectory, values: Values) -> Values:
+    """``values`` times the weight that the task sampler has given the trajectory, if any."""
+    return values * trajectory.info[CREDIT_WEIGHT] if CREDIT_WEIGHT in trajectory.info else values
+
+
 def _optimizer_steps(
     learner: Learner, parts: Sequence[Sequence[Credited]], passes: int
 ) -> list[dict[str, float]]:
@@ -165,7 +175,7 @@ def assign_credit(
             relative_length=shaping.relative_length,
         )
         credit = novelty_bonus(valid, estimate(valid), strength=shaping.novelty, cap=shaping.novelty_cap)
-        for trajectory, values in zip(valid, credit, strict=True):
+        for trajectory, values in zip(valid, map(weighed, valid, credit), strict=True):
             if loss.mask_truncated and trajectory.end_reason in _TRUNCATED:
                 masked += 1
                 continue

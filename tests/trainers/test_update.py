@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -152,6 +152,16 @@ def test_weights_and_norms_are_measured_where_outcomes_differ(
     )
     figures = update_weights(config, 1, [played], Taking(), learner, rate=0.5)  # type: ignore[arg-type]
     assert figures["grad_norm"] > 0
+
+
+def test_credit_is_multiplied_by_the_weight_of_the_task_sampler(episode: Make) -> None:
+    played = group(episode)
+    weighed = [replace(trajectory, info={"credit_weight": 3.0}) for trajectory in played]
+    (plain, _), (heavy, _) = (
+        assign_credit(TrainConfig(), [g], 0, keep_zero_variance=False) for g in (played, weighed)
+    )
+    for one, other in zip(plain, heavy, strict=True):
+        np.testing.assert_allclose(other.rows[0].advantages, 3 * one.rows[0].advantages)
 
 
 def test_a_batch_of_which_nothing_is_left_makes_a_step_without_a_gradient(episode: Make) -> None:

@@ -16,6 +16,9 @@ Singleton = Literal["zero", "reward"]
 """What a group of one gives: nothing to compare with is 0; verl takes mean 0 and deviation 1, so the reward itself."""
 Scale = Literal["std", "none"]
 
+CREDIT_WEIGHT = "credit_weight"
+"""What the credit of a trajectory is multiplied by, in its info; a task sampler may put it there."""
+
 _ZERO_VARIANCE = (
     1e-8  # rewards closer than this are equal: float noise divided by a tiny scale would become a signal
 )

@@ -8,14 +8,23 @@ table.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, pvariance
 from typing import Any, Literal
 
 import numpy as np
 
-from agentenv.trainers.credit.group_statistics import Values
+from agentenv.core.trajectory import Trajectory
+from agentenv.trainers.credit.group_statistics import CREDIT_WEIGHT, Values
+from agentenv.trainers.task_sampling.rollout_bandit import (
+    arm_chances,
+    chosen_arms,
+    moved_price,
+    priced_gain,
+    updated_scores,
+)
 from agentenv.trainers.task_sampling.step_budget import (
     Group,
     Selection,
@@ -152,26 +161,34 @@ class PromptGame(DifficultyGame):
 
     GDRO, Panaganti et al. 2026, arXiv:2601.19280, its game over prompts. The loss of a task is 1 - its mean outcome; the
     surrogate loss, which the paper names, is 0 on policy for every group whose credit is standardised. The published program
-    multiplies credit by the weights; here classes are drawn with them, which has the same expectation.
+    multiplies credit by the weights, as ``apply="weight"`` does; ``draw`` draws the classes with them, which has the same
+    expectation and trains no group with a large weight.
 
     Args:
+        apply: ``draw`` or ``weight``: the credit of a task times min(w, ``cap``), w the weight of its class.
+        cap: See ``apply``.
         strength: See ``game_weights``.
         bound: See ``game_weights``.
         floor: See ``game_distribution``.
     """
 
+    apply: Literal["draw", "weight"] = "draw"
+    cap: float = 10.0
     strength: float = 0.1
     bound: float = 10.0
     floor: float = 0.15
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require("cap", self.cap, self.cap > 0, "above 0")
         require("strength", self.strength, self.strength >= 0, "at least 0")
         require("bound", self.bound, self.bound > 0, "above 0")
         require("floor", self.floor, 0 <= self.floor <= 1, "within [0, 1]")
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """``questions`` tasks; a class that has tasks is played with its probability, within it all are equally likely."""
+        if self.apply == "weight":
+            return whole_groups(step_budget, step_budget.draw_unplayed(step_budget.questions))
         numbers = [self.class_of(task) for task in range(len(step_budget.tasks))]
         present, places, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
         scores_B = [self.means.get(int(number), 1.0) for number in present]
@@ -188,9 +205,22 @@ class PromptGame(DifficultyGame):
     def select(self, step_budget: StepBudget) -> Selection:
         """Losses and classes move. All groups are trained."""
         groups = step_budget.groups
+        if self.apply == "weight":
+            for group in groups:
+                group.members = [weighted(member, self._weight(group.task)) for member in group.members]
         self.learn(groups, {i: 1 - fmean(_clipped(g)) for i, g in enumerate(groups) if g.rewards})
         metrics = {f"loss_class_{number}": self.means[number] for number in sorted(self.means)}
         return Selection(groups, metrics=metrics)
+
+    def _weight(self, task: int) -> float:
+        score = self.means.get(self.class_of(task), 1.0)
+        (weight,) = game_weights([score], strength=self.strength, bound=self.bound)
+        return min(float(weight), self.cap)
+
+
+def weighted(member: Trajectory, weight: float) -> Trajectory:
+    """``member`` whose credit is multiplied by ``weight``."""
+    return replace(member, info=member.info | {CREDIT_WEIGHT: weight})
 
 
 @dataclass(kw_only=True)
@@ -198,19 +228,35 @@ class RolloutGame(DifficultyGame):
     """Draws tasks uniformly and plays those longer whose class of difficulty has rewards of larger variance.
 
     GDRO, Panaganti et al. 2026, arXiv:2601.19280, its game over rollouts, by the closed form of its theory: see
-    ``variance_allocation``. The bandit that the paper plays in its place (EXP3P) is not here, because its bounds and its
-    step size are not published.
+    ``variance_allocation``, or by the bandit that the paper plays (``rollout_bandit.py``). The loss of an arm n of the
+    bandit is v / n, the variance of the mean reward, which the theory minimises; the surrogate loss that the paper names is
+    0 on policy for every group whose credit is standardised. Exploration, bonus, price and bounds are this project's.
 
     Args:
+        rule: ``closed`` or ``bandit``.
+        exploration: Share of the plays of a bandit that is uniform over its arms.
+        bonus: See ``updated_scores``.
+        price_rate: See ``moved_price``; 0 leaves the price at 0.
         fewest: Least rollouts of a task.
         most: Most rollouts of a task; 0 is twice ``group_size``.
     """
 
+    rule: Literal["closed", "bandit"] = "closed"
+    exploration: float = 0.15
+    bonus: float = 0.01
+    price_rate: float = 0.001
     fewest: int = 2
     most: int = 0
+    arms: dict[int, list[float]] = field(init=False, default_factory=dict)
+    """Scores of the arms of each class, for ``bandit``."""
+    price: float = field(init=False, default=0.0)
+    """Of a rollout, for ``bandit``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require("exploration", self.exploration, 0 < self.exploration <= 1, "within (0, 1]")
+        require("bonus", self.bonus, self.bonus >= 0, "at least 0")
+        require("price_rate", self.price_rate, self.price_rate >= 0, "at least 0")
         require("fewest", self.fewest, self.fewest >= 1, "at least 1")
         require("most", self.most, self.most == 0 or self.most >= self.fewest, "0 or at least fewest")
 
@@ -219,6 +265,19 @@ class RolloutGame(DifficultyGame):
         if step_budget.rounds:
             return []
         places = step_budget.draw_unplayed(step_budget.questions)
+        if self.rule == "bandit":
+            numbers = [self.class_of(place) for place in places]
+            counts = Counter(numbers)
+            arms = self._arms(step_budget.group_size)
+            chances = [
+                np.log(arm_chances(self._scores(number, len(arms)), exploration=self.exploration))
+                for number in counts
+            ]
+            sizes = chosen_arms(
+                [c.tolist() for c in chances], [*counts.values()], arms, step_budget.remaining
+            )
+            by_class = dict(zip(counts, sizes, strict=True))
+            return [TaskDraw(place, by_class[number]) for place, number in zip(places, numbers, strict=True)]
         unknown = max(self.means.values(), default=1.0)
         variances_G = [self.means.get(self.class_of(place), unknown) for place in places]
         sizes_G = variance_allocation(
@@ -232,7 +291,45 @@ class RolloutGame(DifficultyGame):
     def select(self, step_budget: StepBudget) -> Selection:
         """Variances and classes move. All groups are trained."""
         groups = step_budget.groups
+        if self.rule == "bandit":
+            self._play_bandits(groups, step_budget.group_size)
         self.learn(groups, {i: pvariance(_clipped(g)) for i, g in enumerate(groups) if g.rewards})
         metrics = {f"variance_class_{number}": self.means[number] for number in sorted(self.means)}
         metrics["largest_group"] = max(len(group.members) for group in groups)
+        if self.rule == "bandit":
+            metrics["rollout_price"] = self.price
         return Selection(groups, metrics=metrics)
+
+    def _arms(self, group_size: int) -> list[int]:
+        return list(range(min(self.fewest, group_size), (self.most or 2 * group_size) + 1))
+
+    def _scores(self, number: int, count: int) -> list[float]:
+        return self.arms.get(number, [0.0] * count)
+
+    def _play_bandits(self, groups: Sequence[Group], group_size: int) -> None:
+        """Every class that was played learns what its number of rollouts gave; then the price follows what was spent."""
+        arms = self._arms(group_size)
+        losses: dict[tuple[int, int], list[float]] = {}
+        for group in groups:
+            if group.rewards and len(group.members) in arms:
+                key = self.class_of(group.task), len(group.members)
+                losses.setdefault(key, []).append(pvariance(_clipped(group)) / len(group.members))
+        for (number, size), found in losses.items():
+            scores, arm = self._scores(number, len(arms)), arms.index(size)
+            chances = arm_chances(scores, exploration=self.exploration)
+            gain = priced_gain(fmean(found), size, self.price)
+            self.arms[number] = updated_scores(
+                scores, chances, arm, gain, exploration=self.exploration, bonus=self.bonus
+            )
+        spent = fmean([len(group.members) for group in groups])
+        self.price = moved_price(self.price, spent, group_size, self.price_rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known of tasks and classes, and the scores of the arms."""
+        return super().state_dict() | {"arms": [*self.arms.items()], "price": self.price}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state_dict`` stood."""
+        super().load_state_dict(state)
+        self.arms = {int(number): list(scores) for number, scores in state.get("arms", ())}
+        self.price = state.get("price", 0.0)

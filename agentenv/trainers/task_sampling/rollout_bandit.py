@@ -1,0 +1,79 @@
+"""GDRO's game over rollouts as the bandit that the paper plays: how many rollouts each class of difficulty gets.
+
+GDRO, Panaganti et al. 2026, arXiv:2601.19280. Every class has a bandit of its own, whose arms are numbers of rollouts
+(EXP3.P, Auer et al. 2002, SIAM J. Comput. 32). The arms of a step are chosen together, so that they spend the budget: those
+of the largest product of probabilities. The loss of an arm has a price added for each rollout, and the price follows what is
+spent.
+
+Shapes: B classes of a step, K arms.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from agentenv.trainers.credit.group_statistics import Values
+
+
+def arm_chances(scores_K: Sequence[float] | Values, *, exploration: float) -> Values:
+    """float64[K]: (1 - exploration) softmax(scores) + exploration / K."""
+    scores = np.asarray(scores_K, dtype=np.float64)
+    weights = np.exp(scores - scores.max())
+    chances: Values = (1 - exploration) * weights / weights.sum() + exploration / len(scores)
+    return chances
+
+
+def updated_scores(
+    scores_K: Sequence[float], chances_K: Values, arm: int, gain: float, *, exploration: float, bonus: float
+) -> list[float]:
+    """The logarithms of EXP3.P's weights after one play: scores + exploration / (3 K) (gain [arm] / p + bonus / p).
+
+    Args:
+        scores_K: Before.
+        chances_K: With which the arms were played.
+        arm: That was played.
+        gain: What it gave, in [0, 1].
+        exploration: EXP3.P's gamma.
+        bonus: Its alpha / sqrt(K T), the bonus for arms that are rarely played.
+    """
+    rate = exploration / (3 * len(scores_K))
+    played = np.arange(len(scores_K)) == arm
+    moved: list[float] = (np.asarray(scores_K) + rate * (gain * played + bonus) / chances_K).tolist()
+    return moved
+
+
+def chosen_arms(
+    log_chances_B_K: Sequence[Sequence[float]], counts_B: Sequence[int], arms_K: Sequence[int], total: int
+) -> list[int]:
+    """For each class the number of rollouts of a task, so that together they take ``total`` or as little less as can be.
+
+    Of the choices that come as near, that of the largest sum of log-chances; by dynamic programming over the classes. Where
+    even the smallest arms are too many, every class gets the smallest.
+
+    Args:
+        log_chances_B_K: Of the arms of each class.
+        counts_B: Tasks of each class.
+        arms_K: Numbers of rollouts.
+        total: Rollouts of all tasks.
+    """
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+    for log_chances, count in zip(log_chances_B_K, counts_B, strict=True):
+        found: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for spent, (value, chosen) in best.items():
+            for arm, log_chance in zip(arms_K, log_chances, strict=True):
+                at, worth = spent + count * arm, value + log_chance
+                if at <= total and worth > found.get(at, (-math.inf, ()))[0]:
+                    found[at] = worth, (*chosen, arm)
+        best = found
+    return list(best[max(best)][1]) if best else [min(arms_K)] * len(counts_B)
+
+
+def priced_gain(loss: float, rollouts: int, price: float) -> float:
+    """1 - (loss + price rollouts), within [0, 1]: the gain of an arm whose loss the paper adds a price to."""
+    return min(max(1 - (loss + price * rollouts), 0.0), 1.0)
+
+
+def moved_price(price: float, spent: float, wanted: float, rate: float) -> float:
+    """Price + rate (spent - wanted), in rollouts of a task on average."""
+    return price + rate * (spent - wanted)
