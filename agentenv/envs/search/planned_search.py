@@ -1,28 +1,35 @@
 """``agentenv/PlannedSearch-v0``: the policy only plans searches, a frozen generator answers (AI-SearchPlanner).
 
 A turn searches, or says ``<answer>ready</answer>`` with whatever word in it: the generator then answers from all that was
-found. The reward is the generator's score, a process reward for the turn that finds the answer, less a cost a search.
+found. The reward is the generator's score, or what that gains over its answers without a plan; a process reward for the turn
+that finds the answer, for the documents found, or for a plan that a model calls rational; less a cost.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, Literal, get_args
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.grammar import earliest_block
 from agentenv.core.protocols import Policy, Retriever
+from agentenv.core.scoring.scorers import Scorer
 from agentenv.core.types import Message, Passage, Sampling, Task
+from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.envs.search.local_search import PROMPT as READER_PROMPT
 from agentenv.envs.search.local_search import LocalSearch
-from agentenv.envs.search.outcomes import Reward
+from agentenv.envs.search.outcomes import Reward, score_of
 from agentenv.envs.search.page_format import as_question, format_passages, information
+from agentenv.envs.search.planner_rewards import PlanJudge, coverage, frugality, planning_gain
 from agentenv.envs.search.search_env import on_small_world
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
-from agentenv.envs.search.search_tools import answered
-from agentenv.errors import ConfigurationError, EnvFault, PolicyFault
+from agentenv.envs.search.search_tools import SearchTool, answered
+from agentenv.errors import ConfigurationError, EnvFault, Fault, PolicyFault, UnknownName
 from agentenv.policies.extractive import EXTRACTIVE, ExtractivePolicy
+from agentenv.policies.model_chat import make_chat
 from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy
+
+_MEMORY = 100_000  # answers that a generator remembers
 
 PROMPT = """\
 Plan the search for the question below; somebody else will answer it from what your searches find.
@@ -33,8 +40,12 @@ Question: {question}
 """
 
 
+Process = Literal["none", "coverage", "judge"]
+Cost = Literal["queries", "turns"]
+
+
 class Generator:
-    """Answers a question from passages with a policy that is never trained.
+    """Answers a question from passages with a policy that is never trained; of equal questions it remembers the answer.
 
     Args:
         policy: Who answers; has a tokenizer.
@@ -43,6 +54,7 @@ class Generator:
 
     def __init__(self, policy: Policy, *, tokens: int = 64) -> None:
         self._policy, self._tokens = policy, tokens
+        self._known: dict[tuple[str, tuple[Passage, ...]], str | None] = {}
         self._chat = getattr(policy, "chat", None) or InlineFormat(policy.tokenizer)  # type: ignore[attr-defined]
 
     async def answer(self, question: str, passages: Sequence[Passage]) -> str | None:
@@ -51,6 +63,14 @@ class Generator:
         Raises:
             EnvFault: it failed.
         """
+        key = (question, tuple(passages))
+        if key not in self._known:
+            if len(self._known) >= _MEMORY:
+                self._known.clear()
+            self._known[key] = await self._answer(question, passages)
+        return self._known[key]
+
+    async def _answer(self, question: str, passages: Sequence[Passage]) -> str | None:
         asked = READER_PROMPT.replace("{question}", as_question(question))
         page = information(format_passages(passages))
         sampling = Sampling(self._tokens, temperature=0.0, stop=("</answer>",))
@@ -63,6 +83,7 @@ class Generator:
         return block.content if block else None
 
 
+@lru_cache(maxsize=4)
 def make_generator(spec: str) -> Generator:
     """The generator over the policy that ``spec`` names; ``scripted:extractive`` needs no model.
 
@@ -75,27 +96,100 @@ def make_generator(spec: str) -> Generator:
     return Generator(make_endpoint_policy(spec) if is_endpoint(spec) else make_policy(spec))
 
 
+@dataclass
+class PlannedState(SearchState):
+    """All that changes within an episode."""
+
+    direct: str | None = None
+    """The generator's answer without a search, where the reward asks for it."""
+    rag: str | None = None
+    """Its answer from one search for the question as it stands."""
+    rationality: float = 0.0
+    """Of the plan, as the judge rates it."""
+
+
 @dataclass(frozen=True)
 class GeneratedAnswer:
     """Ends the episode with the generator's answer from everything that was found."""
 
     generator: Generator
+    search: SearchTool
+    compares: bool = False
+    """Whether the generator answers without the plan as well."""
+    judge: PlanJudge | None = None
+    """Who rates the plan."""
 
-    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+    async def __call__(self, call: ToolCall, state: PlannedState) -> ToolReply:
         """The answer; what the planner wrote between its tags is not read.
 
         Raises:
-            EnvFault: the generator failed.
+            EnvFault: the generator, the judge or the search failed.
         """
-        written = await self.generator.answer(state.task.question, list(state.found.values()))
+        question = state.task.question
+        written = await self.generator.answer(question, list(state.found.values()))
+        if self.compares:
+            state.direct = await self.generator.answer(question, [])
+            (found,) = await self.search.rank([question], state)
+            state.rag = await self.generator.answer(question, found)
+        if self.judge is not None:
+            titles = [
+                [state.by_id[one].title for one in ids if one in state.by_id] for ids in state.retrieved
+            ]
+            try:
+                rated = await self.judge.rate(question, list(zip(state.queries, titles, strict=True)))
+            except Fault as error:
+                raise EnvFault(f"the judge of plans: {error}") from error
+            state.rationality = rated
         return answered(written or "", state)
 
 
-def planner_reward(state: SearchState, *, answer: Reward, search_cost: float) -> dict[str, float]:
-    """AI-SearchPlanner: the reward of the generator's answer and of finding it, less the price of the turn's queries."""
+def planner_reward(
+    state: PlannedState,
+    *,
+    answer: Reward,
+    scorer: Scorer,
+    gains: bool = False,
+    process: Process = "none",
+    process_weight: float = 0.5,
+    cost: Cost = "queries",
+    price: float = 0.05,
+    max_turns: int = 4,
+) -> dict[str, float]:
+    """AI-SearchPlanner: J = R_outcome + lambda R_process - alpha Cost.
+
+    The outcome is the generator's score or the `planning_gain`; the process is the `coverage` of the documents or a judge's
+    rating; the cost is the price of each query, paid when it is asked, or for a plan of few turns a part of ``price``, see
+    `frugality`. A plan without an end has no outcome, although the gain pays 1/2 for an answer as good as the others.
+    """
+    parts = dict(answer(state))
     result = state.last.result
     queries = len(result.data.get("ids", ())) if result is not None else 0
-    return {**answer(state), "price": -search_cost * queries}
+    if cost == "queries":
+        parts["price"] = -price * queries
+    if state.last.end is None or state.answer is None:
+        return parts
+    golds = state.task.answers
+    if gains:
+        others = [scorer(other, golds).value if other else 0.0 for other in (state.direct, state.rag)]
+        parts["outcome"] = planning_gain(score_of(state, scorer), *others)
+    if process == "coverage":
+        parts["process"] = process_weight * coverage(state.by_id, state.task.data.get("supporting_ids", ()))
+    elif process == "judge":
+        parts["process"] = process_weight * state.rationality
+    if cost == "turns":
+        parts["price"] = price * frugality(state.turns, max_turns)
+    return parts
+
+
+def _make_judge(judge: PlanJudge | Generator | str) -> PlanJudge:
+    """The judge of plans that is given, or over the model that a spec names."""
+    if isinstance(judge, PlanJudge):
+        return judge
+    if not isinstance(judge, str) or judge == EXTRACTIVE:
+        raise ConfigurationError(
+            "process='judge' needs a language model that rates plans: name judge='openai:MODEL@URL' or 'hf:PATH'"
+        )
+    return PlanJudge(ModelWriter(make_chat(judge), temperature=0.0, tokens=256))
 
 
 class PlannedSearch(LocalSearch):
@@ -109,6 +203,11 @@ class PlannedSearch(LocalSearch):
         generator: Generator | str = EXTRACTIVE,
         search_cost: float = 0.05,
         found_reward: float = 0.2,
+        gain: bool = False,
+        process: Process = "none",
+        process_weight: float = 0.5,
+        cost: Cost = "queries",
+        judge: PlanJudge | str = "",
         prompt: str = PROMPT,
         tasks: Sequence[Task] | None = None,
         retriever: Retriever | str | None = None,
@@ -118,27 +217,55 @@ class PlannedSearch(LocalSearch):
 
         Args:
             generator: Who answers, or the spec of its policy.
-            search_cost: Subtracted for every search.
+            search_cost: Subtracted for every search; under the cost ``turns`` the most that a plan of few turns earns.
             found_reward: Process reward of the first turn whose observation holds an accepted answer.
+            gain: Whether the outcome is 1/2 more than what the generator's answer has over the better of its answer without
+                a search and its answer from one search for the question; otherwise it is the score of its answer.
+            process: ``coverage`` is the share of the supporting documents that the plan has found, ``judge`` what a model
+                thinks of the plan; both are paid at the end.
+            process_weight: Times the process reward (lambda).
+            cost: ``queries`` have a price each; ``turns`` pays for those that a plan of at most ``max_turns`` has saved.
+            judge: Who rates plans, or the spec of a model; empty takes the generator, as in the paper.
             prompt: Opening message; must hold ``{question}``.
             tasks: Questions with answers that a page can be searched for; None takes those of a small FictionalWorld.
             retriever: A retriever or its spec; None searches that world by word overlap.
             **options: Further arguments of `LocalSearch`.
 
         Raises:
-            ConfigurationError: a negative cost.
+            ConfigurationError: a negative cost or weight, or no model that could rate plans.
+            UnknownName: no such process or cost.
         """
         tasks, retriever = on_small_world(tasks, retriever, families=("lookup", "bridge"))
         super().__init__(
             prompt=prompt, found_reward=found_reward, tasks=tasks, retriever=retriever, **options
         )
-        if search_cost < 0:
-            raise ConfigurationError(f"search_cost={search_cost} must not be negative")
+        if min(search_cost, process_weight) < 0:
+            raise ConfigurationError(
+                f"search_cost={search_cost} and process_weight={process_weight} must not be negative"
+            )
+        for what, name, kind in (
+            ("process", process, Process),
+            ("cost", cost, Cost),
+        ):
+            if name not in get_args(kind):
+                raise UnknownName.among(f"{what} of a plan", name, get_args(kind))
         made = make_generator(generator) if isinstance(generator, str) else generator
+        rater = _make_judge(judge or generator) if process == "judge" else None
         self.parts = replace(
             self.parts,
-            submit=GeneratedAnswer(made),
-            reward=partial(planner_reward, answer=self.answer_reward, search_cost=search_cost),
+            submit=GeneratedAnswer(made, self.search, gain, rater),
+            reward=partial(
+                planner_reward,
+                answer=self.answer_reward,
+                scorer=self.scorer,
+                gains=gain,
+                process=process,
+                process_weight=process_weight,
+                cost=cost,
+                price=search_cost,
+                max_turns=self.max_turns,
+            ),
+            state=PlannedState,
         )
 
     def expert(self) -> Sequence[str] | None:

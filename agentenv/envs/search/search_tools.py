@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from agentenv.core.grammar import earliest_block
 from agentenv.core.protocols import Retriever
-from agentenv.core.types import EndReason, Query, QueryContext, ToolResult, ToolStatus
+from agentenv.core.types import EndReason, Passage, Query, QueryContext, ToolResult, ToolStatus
 from agentenv.envs.search.page_format import PageFormat, format_passages
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
 
@@ -49,23 +49,32 @@ class SearchTool:
         lines = [line.strip() for line in call.text.splitlines() if line.strip()]
         return await self.search(lines[: self.queries], state)
 
+    async def rank(self, texts: Sequence[str], state: SearchState) -> list[list[Passage]]:
+        """What is found for each of ``texts``; the state stays as it is.
+
+        Raises:
+            RetrieverFault: the search failed.
+        """
+        task = state.task
+        context = QueryContext(
+            f"{task.id}/{state.seed}", task.question, task.answers, state.turns, task.split, state.seed
+        )
+        queries = [Query(text, context) for text in texts]
+        return await self.retriever.search(queries, self.k) if queries else []
+
     async def search(self, texts: list[str], state: SearchState) -> ToolReply:
         """The page of what is found for ``texts``.
 
         Raises:
             RetrieverFault: the search failed.
         """
-        task, notice = state.task, ""
-        context = QueryContext(
-            f"{task.id}/{state.seed}", task.question, task.answers, state.turns, task.split, state.seed
-        )
+        notice = ""
         if self.repeat_notice:
             texts, repeated = split_repeated(texts, state.queries)
             notice = "".join(
                 f"You have searched {query!r} before; look at its results above.\n" for query in repeated
             )
-        queries = [Query(text, context) for text in texts]
-        rankings = await self.retriever.search(queries, self.k) if queries else []
+        rankings = await self.rank(texts, state)
         ids = [[passage.id for passage in ranking] for ranking in rankings]
         passages = list({passage.id: passage for ranking in rankings for passage in ranking}.values())
         state.retrieved += ids

@@ -7,7 +7,9 @@ import pytest
 
 from agentenv.core.types import Document, Passage, Task
 from agentenv.envs.search.planned_search import Generator, PlannedSearch, make_generator
+from agentenv.envs.search.planner_rewards import coverage, frugality, planning_gain
 from agentenv.errors import ConfigurationError, EnvFault, UnknownName
+from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
 
@@ -91,3 +93,111 @@ def test_the_default_generator_needs_no_model() -> None:
         make_generator("gpt")
     with pytest.raises(ConfigurationError, match="search_cost=-1"):
         PlannedSearch(search_cost=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [((1, 0, 0), 1.5), ((1, 1, 0), 0.5), ((0, 0, 1), -0.5), ((0, 0, 0), 0.5), ((0.5, 0.2, 0.4), 0.6)],
+)
+def test_what_planning_adds(scores: tuple[float, float, float], expected: float) -> None:
+    assert planning_gain(*scores) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("turns", "most", "expected"), [(0, 4, 1.0), (1, 4, 0.75), (4, 4, 0.0), (5, 4, 0.0), (0, 0, 0.0)]
+)
+def test_the_part_of_the_turns_that_a_plan_saves(turns: int, most: int, expected: float) -> None:
+    assert frugality(turns, most) == expected
+
+
+def test_the_share_of_the_documents_that_a_plan_finds() -> None:
+    assert coverage({"a", "c"}, ["a", "b"]) == 0.5
+    assert coverage({"a"}, []) == 0.0
+
+
+TWO = [
+    Document("a", "Halvik", "Halvik was built by Ada."),
+    Document("b", "Ada", "Ada lives in Norland."),
+]
+HOPS = Task("q", "Where does the builder of Halvik live?", ("Norland",), data={"supporting_ids": ("a", "b")})
+
+
+def plan_rewards(*actions: str, **options: Any) -> list[float]:
+    """Of a question whose bare search finds the first document alone, so that naive retrieval fails."""
+    settings: dict[str, Any] = {"found_reward": 0.0, "search_cost": 0.0, "generator": Reader()} | options
+    env = PlannedSearch(tasks=[HOPS], retriever=InMemoryRetriever(TWO), k=1, **settings)
+    env.reset(seed=0)
+    return [env.step(action).reward for action in actions]
+
+
+SEARCHES = ("<search>Halvik built</search>", "<search>Ada lives</search>")
+
+
+@pytest.mark.parametrize(
+    ("actions", "options", "expected"),
+    [
+        # the generator answers "Norland" after both searches, nothing without one, and "Ada" from the bare question
+        ((*SEARCHES, READY), {"gain": True}, [0.0, 0.0, 1.5]),
+        ((SEARCHES[0], READY), {"gain": True}, [0.0, 0.5]),  # as wrong as the others
+        ((*SEARCHES, READY), {"process": "coverage"}, [0.0, 0.0, 1.5]),  # 1 + .5 (2/2)
+        ((SEARCHES[0], READY), {"process": "coverage", "process_weight": 0.4}, [0.0, 0.2]),  # 0 + .4 (1/2)
+        ((*SEARCHES, READY), {"cost": "turns", "search_cost": 0.4}, [0.0, 0.0, 1.2]),  # 1 + .4 (1 - 2/4)
+        ((READY,), {"cost": "turns", "search_cost": 0.4}, [0.4]),
+        ((*SEARCHES, "x", "x", "x"), {"gain": True, "cost": "turns", "search_cost": 0.4}, [0.0] * 5),
+    ],
+    ids=["gain", "no gain", "coverage", "half of it", "turns saved", "all saved", "without an end"],
+)
+def test_gain_process_and_cost_by_hand(
+    actions: tuple[str, ...], options: dict[str, Any], expected: list[float]
+) -> None:
+    assert plan_rewards(*actions, **options) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ('{"rating": 8}', 1.4),
+        ('{"rating": "10/10"}', 1.5),
+        ('{"rating": 99}', 1.5),
+        ('{"rating": "good"}', 1.0),
+        ("?", 1.0),
+    ],
+    ids=["8", "of ten", "beyond", "no number", "unreadable"],
+)
+def test_a_model_rates_plans_and_a_reply_that_cannot_be_read_is_worth_nothing(
+    reply: str, expected: float
+) -> None:
+    with FakeEndpoint(lambda body: Answer(reply)) as server:
+        judge = f"openai:m@{server.url}"
+        assert plan_rewards(*SEARCHES, READY, process="judge", judge=judge)[-1] == pytest.approx(expected)
+        asked = server.bodies[0]["messages"][0]["content"]
+    assert "1. Halvik built -> Halvik\n2. Ada lives -> Ada" in asked
+
+
+def test_a_judge_that_fails_is_a_fault_of_ours() -> None:
+    with FakeEndpoint(lambda body: Answer(status=500)) as server:
+        judge = f"openai:m@{server.url}#retries=0"
+        with pytest.raises(EnvFault, match="judge of plans"):
+            plan_rewards(*SEARCHES, READY, process="judge", judge=judge)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"process": "judge"}, ConfigurationError),  # the default generator is no model
+        ({"process": "jury"}, UnknownName),
+        ({"cost": "free"}, UnknownName),
+        ({"process_weight": -0.1}, ConfigurationError),
+    ],
+    ids=["no model", "process", "cost", "weight"],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        PlannedSearch(**options)
+
+
+def test_a_generator_is_asked_a_question_once() -> None:
+    policy = ScriptedPolicy({"": ["<answer>Norland</answer>", "<answer>Ulm</answer>"]})
+    generator = Generator(policy)
+    for _ in range(3):
+        assert rewards("<search>Halvik</search>", READY, generator=generator)[-1] == 1.0
