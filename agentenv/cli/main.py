@@ -93,6 +93,10 @@ COMMANDS = {
     "synthesize paraphrases": Command(
         "agentenv.cli.synthesize_paraphrases:Paraphrases", "write every question of a set in other words"
     ),
+    "synthesize organisation": Command(
+        "agentenv.cli.synthesize_organisation:OrganisationCommand",
+        "invent an organisation with mail, chat and tickets, and questions about it",
+    ),
     "sandbox run": Command("agentenv.cli.sandbox:Run", "run an untrusted program in a sandbox"),
     "sandbox build": Command("agentenv.cli.sandbox:Build", "build the image of the Docker sandbox"),
     "serve": Command("agentenv.cli.serve:Serve", "serve an environment over a WebSocket and as MCP tools"),

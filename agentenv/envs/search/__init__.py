@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from agentenv.envs.search.judged_search import JudgedSearch
     from agentenv.envs.search.local_search import LocalSearch
     from agentenv.envs.search.long_search import LongSearch
+    from agentenv.envs.search.organisation_search import OrganisationSearch
     from agentenv.envs.search.outcomes import OUTCOMES, Reward, answer_reward
     from agentenv.envs.search.page_format import PageFormat, QuestionPrompt
     from agentenv.envs.search.planned_search import PlannedSearch
@@ -26,6 +27,7 @@ __all__ = [
     "JudgedSearch",
     "LocalSearch",
     "LongSearch",
+    "OrganisationSearch",
     "PageFormat",
     "PlannedSearch",
     "QuestionPrompt",
@@ -54,6 +56,7 @@ __getattr__, __dir__ = lazy_exports(
         "agentenv.envs.search.judged_search": "JudgedSearch",
         "agentenv.envs.search.local_search": "LocalSearch",
         "agentenv.envs.search.long_search": "LongSearch",
+        "agentenv.envs.search.organisation_search": "OrganisationSearch",
         "agentenv.envs.search.outcomes": "OUTCOMES Reward answer_reward",
         "agentenv.envs.search.page_format": "PageFormat QuestionPrompt",
         "agentenv.envs.search.planned_search": "PlannedSearch",

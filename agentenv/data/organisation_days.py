@@ -1,0 +1,193 @@
+"""What happens in an organisation on a day: each function proposes events, which the engine's rules may refuse."""
+
+from collections.abc import Sequence
+
+from agentenv.data.organisation_log import Engine, Event
+
+
+def present(engine: Engine, team: str) -> list[str]:
+    """The people of a team who have not left, its lead first."""
+    return [person for person in engine.teams[team] if person not in engine.left]
+
+
+def everybody(engine: Engine) -> list[str]:
+    """All people who have not left."""
+    return [person for team in engine.teams for person in present(engine, team)]
+
+
+def plan_sprint(engine: Engine, team: str) -> None:
+    """The lead plans the week by mail, and a ticket is opened for everybody else."""
+    lead, *members = present(engine, team)
+    text = f"{lead} has planned the week of team {team}. Each of {', '.join(members)} gets a ticket."
+    plan = engine.happen(
+        "sprint", [lead], {"team": team}, [("mail", f"Plan of team {team}", text, [lead, *members])]
+    )
+    for member in members:
+        if plan is not None:
+            _open_ticket(engine, lead, member, team, plan)
+
+
+def _open_ticket(engine: Engine, lead: str, person: str, team: str, cause: Event) -> None:
+    number = f"TASK-{sum(event.kind == 'ticket' for event in engine.events) + 1}"
+    service = engine.rng.choice([name for name, owner in engine.services.items() if owner == team])
+    text = f"{lead} has opened ticket {number} for {person}: improve the service {service}."
+    made = engine.happen(
+        "ticket",
+        [lead],
+        {"ticket": number, "person": person, "service": service},
+        [("tickets", f"{number} opened", text, present(engine, team))],
+        cause=cause.id,
+    )
+    if made is not None:
+        engine.tickets[number] = (person, made.id)
+
+
+def progress(engine: Engine) -> None:
+    """Some people note progress on their tickets; what somebody who has left would note is proposed too, and refused."""
+    for number, (person, opened) in sorted(engine.tickets.items()):
+        if engine.rng.random() < 0.35:
+            team = team_of(engine, person)
+            done = engine.rng.randint(1, 9) * 10
+            text = f"{person} notes on ticket {number}: {done} percent of the work is done."
+            engine.happen(
+                "progress",
+                [person],
+                {"ticket": number, "person": person, "percent": str(done)},
+                [("tickets", f"{number} progress", text, present(engine, team))],
+                cause=opened,
+                minutes=(10, 35),
+            )
+
+
+def team_of(engine: Engine, person: str) -> str:
+    """The team that somebody is or was in."""
+    return next(team for team, people in engine.teams.items() if person in people)
+
+
+def incident(engine: Engine) -> None:
+    """A service fails: it is detected, investigated, fixed and, now and then, described afterwards or complained about."""
+    number = f"INC-{sum(event.kind == 'detected' for event in engine.events) + 1}"
+    service = engine.rng.choice(sorted(engine.services))
+    team = engine.services[service]
+    staff = present(engine, team)
+    finder, fixer = engine.rng.sample(staff, 2)
+    facts = {"incident": number, "service": service, "team": team}
+    text = f"{finder}: the service {service} has failed. This is incident {number}."
+    detected = engine.happen(
+        "detected", [finder], facts, [("chat", f"team {team}", text, staff)], minutes=(1, 4)
+    )
+    if detected is None:
+        return
+    engine.health -= 25
+    text = f"{number} is assigned to {fixer}, who investigates the service {service}."
+    looked = engine.happen(
+        "investigating",
+        [finder, fixer],
+        facts | {"person": fixer},
+        [("tickets", f"{number} opened", text, staff)],
+        cause=detected.id,
+        minutes=(1, 4),
+    )
+    text = f"{fixer}: I have fixed the service {service}, {number} can be closed."
+    fixed = looked and engine.happen(
+        "fixed",
+        [fixer],
+        facts | {"person": fixer},
+        [("chat", f"team {team}", text, staff)],
+        cause=looked.id,
+        minutes=(20, 90),
+    )
+    if fixed:
+        engine.health = min(100, engine.health + 20)
+        _afterwards(engine, number, service, team, (staff, fixer), (detected, fixed))
+
+
+def _afterwards(
+    engine: Engine,
+    number: str,
+    service: str,
+    team: str,
+    people: tuple[Sequence[str], str],
+    events: tuple[Event, Event],
+) -> None:
+    (staff, fixer), (detected, fixed) = people, events
+    lead, facts = staff[0], {"incident": number, "service": service}
+    text = f"{number} of the service {service} is resolved; {fixer} has fixed it."
+    engine.happen(
+        "resolved",
+        [lead],
+        facts | {"person": fixer},
+        [("tickets", f"{number} resolved", text, staff)],
+        cause=fixed.id,
+        minutes=(5, 40),
+    )
+    if engine.rng.random() < 0.5:
+        author = engine.rng.choice(staff)
+        text = f"{author} has written the post-mortem of {number}: why the service {service} failed, and what follows."
+        engine.happen(
+            "post-mortem",
+            [author],
+            facts | {"person": author},
+            [("mail", f"Post-mortem of {number}", text, staff)],
+            cause=fixed.id,
+            minutes=(30, 200),
+        )
+    if engine.rng.random() < 0.4:
+        other = engine.rng.choice(everybody(engine))
+        text = f"{other} reports that a customer complains about {number} of the service {service}."
+        engine.happen(
+            "escalation",
+            [other],
+            facts | {"person": other},
+            [("mail", f"Complaint about {number}", text, [other, lead])],
+            cause=detected.id,
+        )
+
+
+def retrospective(engine: Engine) -> None:
+    """A team looks back; all its people are there at the same time."""
+    team = engine.rng.choice(sorted(engine.teams))
+    staff = present(engine, team)
+    text = f"Team {team} has looked back on its work; {staff[0]} took the notes."
+    facts = {"team": team, "person": staff[0]}
+    engine.happen("retrospective", staff, facts, [("mail", f"Retrospective of team {team}", text, staff)])
+
+
+def celebrate(engine: Engine) -> None:
+    """Somebody invites everybody to celebrate."""
+    host = engine.rng.choice(everybody(engine))
+    text = f"{host} invites everybody to celebrate the week."
+    engine.happen("celebration", [host], {"person": host}, [("mail", "Celebration", text, everybody(engine))])
+
+
+def leave(engine: Engine) -> None:
+    """Somebody who leads no team leaves, and the tickets go to a colleague.
+
+    All clocks come to the latest of them first, so that nothing which is already written lies after the farewell.
+    """
+    engine.cursors = dict.fromkeys(engine.cursors, max(engine.cursors.values()))
+    team = engine.rng.choice(sorted(team for team in engine.teams if len(present(engine, team)) > 3))
+    lead, *members = present(engine, team)
+    gone = engine.rng.choice(members)
+    heir = engine.rng.choice([person for person in members if person != gone])
+    text = f"{gone} leaves us today. The tickets of {gone} go to {heir}."
+    told = engine.happen(
+        "departure",
+        [lead],
+        {"person": gone, "heir": heir},
+        [("mail", f"{gone} leaves", text, everybody(engine))],
+    )
+    if told is None:
+        return
+    engine.left[gone] = told.time
+    for number in [number for number, (person, _) in sorted(engine.tickets.items()) if person == gone]:
+        text = f"{lead} has given ticket {number} of {gone} to {heir}."
+        moved = engine.happen(
+            "reassigned",
+            [lead],
+            {"ticket": number, "person": heir},
+            [("tickets", f"{number} reassigned", text, present(engine, team))],
+            cause=told.id,
+        )
+        if moved is not None:
+            engine.tickets[number] = (heir, moved.id)

@@ -1,0 +1,158 @@
+"""Questions about an invented organisation, after OrgForge: who could know what, what would not have been, what is missing.
+
+Every answer follows from the log. The kinds of questions come in equal shares, and so do the answers of each kind.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from random import Random
+from typing import Any
+
+from agentenv.core.types import Task
+from agentenv.data.organisation import invent_organisation
+from agentenv.data.organisation_log import CLOSES, OPENS, Event, Organisation, OrganisationConfig, Time, clock
+
+NOBODY = "nobody"
+"""The right answer where what is asked for does not exist."""
+
+_PAST = {
+    "fixed": "{incident} was fixed",
+    "resolved": "{incident} was resolved",
+    "post-mortem": "the post-mortem of {incident} was written",
+    "escalation": "a customer complained about {incident}",
+}
+
+
+def organisation_tasks(count: int, *, seed: int, split: Any, people: int = 12, days: int = 22) -> list[Task]:
+    """``count`` questions about as many organisations as are needed, the seeds of which begin at ``seed``.
+
+    Raises:
+        ConfigurationError: a number is out of range.
+    """
+    tasks: list[Task] = []
+    while len(tasks) < count:
+        config = OrganisationConfig(seed=seed, people=people, days=days, split=split)
+        tasks += questions_about(invent_organisation(config))
+        seed += 1
+    return tasks[:count]
+
+
+def questions_about(organisation: Organisation) -> list[Task]:
+    """The questions about one organisation: as many of each answer as the rarer of both has, kinds by turns."""
+    rng = Random(f"questions {organisation.config.seed} {organisation.config.split}")
+    makers = (_fact, _perspective, _counterfactual, _silence)
+    kinds = [_balanced(list(make(organisation, rng)), rng) for make in makers]
+    rows = [task for together in zip_longest(*kinds) for task in together if task is not None]
+    config = organisation.config
+    return [
+        Task(
+            f"{config.split}-{config.seed}-organisation-{n}",
+            task.question,
+            task.answers,
+            config.split,
+            task.data,
+        )
+        for n, task in enumerate(rows)
+    ]
+
+
+def _balanced(tasks: list[Task], rng: Random) -> list[Task]:
+    """As many tasks of each family as the smallest has, by turns."""
+    families: dict[str, list[Task]] = {}
+    for task in tasks:
+        families.setdefault(task.data["family"], []).append(task)
+    most = min((len(some) for some in families.values()), default=0)
+    drawn = [rng.sample(some, most) for _, some in sorted(families.items())]
+    return [task for together in zip(*drawn, strict=True) for task in together]
+
+
+def _made(
+    organisation: Organisation, family: str, question: str, answer: str, events: list[Event], query: str
+) -> Task:
+    """A task whose supporting documents are what was written of ``events``."""
+    documents = [a.document.id for event in events for a in organisation.of_event(event.id)]
+    config = organisation.config
+    data = {
+        "family": family,
+        "hops": len(events),
+        "supporting_ids": tuple(dict.fromkeys(documents)),
+        "path": ({"query": query, "answer": answer},),
+        "organisation": {"seed": config.seed, "people": config.people, "days": config.days},
+    }
+    return Task("", question, (answer,), config.split, data)
+
+
+def _incidents(organisation: Organisation) -> Iterator[tuple[str, dict[str, Event]]]:
+    for event in organisation.events:
+        if event.kind == "detected":
+            yield event.facts["incident"], organisation.incident(event.facts["incident"])
+
+
+def _fact(organisation: Organisation, rng: Random) -> Iterator[Task]:
+    """Who fixed what."""
+    for number, events in _incidents(organisation):
+        if "fixed" in events:
+            question = f"Who fixed incident {number}?"
+            fixer = events["fixed"].facts["person"]
+            yield _made(
+                organisation, "fact", question, fixer, [events["fixed"]], f"chat: fixed {number} closed"
+            )
+
+
+def _perspective(organisation: Organisation, rng: Random) -> Iterator[Task]:
+    """Whether somebody could know of an event at a time: whether he or she had seen anything that states it."""
+    people = [person for team in organisation.teams.values() for person in team]
+    for number, events in _incidents(organisation):
+        for kind, said in _PAST.items():
+            if kind not in events:
+                continue
+            person, time = rng.choice(people), _near(events[kind].time, organisation.config.days, rng)
+            knows = organisation.could_know(person, events[kind].id, time)
+            question = f"On {clock(time)}, could {person} know that {said.format(incident=number)}?"
+            family = f"perspective, {'yes' if knows else 'no'}"
+            yield _made(
+                organisation, family, question, "yes" if knows else "no", [events[kind]], f"{number} {kind}"
+            )
+
+
+def _near(time: Time, days: int, rng: Random) -> Time:
+    """A time in the days around ``time``."""
+    day = min(days, max(1, time[0] + rng.choice((-1, 0, 0, 1, 2))))
+    return day, rng.randint(OPENS, CLOSES)
+
+
+def _counterfactual(organisation: Organisation, rng: Random) -> Iterator[Task]:
+    """Whether something would have been written if an incident had not been detected: whether it depends on it."""
+    incidents = dict(_incidents(organisation))
+    for number, events in incidents.items():
+        for other, others in incidents.items():
+            kinds = [kind for kind in ("post-mortem", "escalation", "resolved") if kind in others]
+            if not kinds or (other != number and rng.random() > 0.3):
+                continue
+            kind = rng.choice(kinds)
+            what = {
+                "post-mortem": f"the post-mortem of {other}",
+                "escalation": f"the complaint about {other}",
+                "resolved": f"the note that {other} is resolved",
+            }[kind]
+            gone = organisation.depends_on(others[kind].id, events["detected"].id)
+            question = f"Would {what} exist if incident {number} had not been detected?"
+            answer = "no" if gone else "yes"
+            yield _made(
+                organisation, f"counterfactual, {answer}", question, answer, [others[kind]], f"{other} {kind}"
+            )
+
+
+def _silence(organisation: Organisation, rng: Random) -> Iterator[Task]:
+    """Who wrote what should have been written; of some incidents nobody did."""
+    asked: dict[str, tuple[str, Callable[[str], str]]] = {
+        "post-mortem": ("mail", lambda number: f"Who wrote the post-mortem of {number}?"),
+        "escalation": ("mail", lambda number: f"Who reported a customer's complaint about {number}?"),
+    }
+    for number, events in _incidents(organisation):
+        for kind, (channel, words) in asked.items():
+            there = kind in events
+            answer = events[kind].facts["person"] if there else NOBODY
+            support = [events[kind]] if there else [events["detected"]]
+            family = f"silence, {'present' if there else 'absent'}"
+            yield _made(organisation, family, words(number), answer, support, f"{channel}: {kind} {number}")

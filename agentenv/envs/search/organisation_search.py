@@ -1,0 +1,191 @@
+"""``agentenv/OrganisationSearch-v0``: questions about an organisation with mail, chat and tickets, after OrgForge.
+
+A search may name a channel and a time: ``mail before day 5: INC-2``. Some of what is asked for does not exist, and the right
+answer says so. The reward is the score of the answer, and for a right one a part for the evidence that was found.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
+from agentenv.data.organisation import invent_organisation
+from agentenv.data.organisation_log import OrganisationConfig
+from agentenv.data.organisation_questions import organisation_tasks
+from agentenv.envs.search.outcomes import Reward, score_of
+from agentenv.envs.search.page_format import QuestionPrompt
+from agentenv.envs.search.planner_rewards import coverage
+from agentenv.envs.search.search_env import SearchEnv, SearchParts
+from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_tools import SearchTool, TagParser
+from agentenv.errors import ConfigurationError
+from agentenv.retrievers.fakes import InMemoryRetriever
+
+PROMPT = """\
+Answer a question about an organisation from its mail, its chat and its tickets. A mail is seen by those to whom it goes, a \
+message or a ticket by the team, and nobody sees what is written after leaving.
+First think between <think> and </think>. Write a query between <search> and </search>; a channel and a time may stand \
+before it, as in <search>mail before day 5, 12:00: INC-2</search>.
+When you know the answer, write it between <answer> and </answer>, short and without explanation; write \
+<answer> nobody </answer> where what is asked for does not exist.
+Question: {question}
+"""
+_QUERY = re.compile(
+    r"\s*(?P<channel>mail|chat|tickets)?\s*"
+    r"(?:before day (?P<day>\d+)(?:, (?P<hour>\d\d):(?P<minute>\d\d))?)?\s*:\s*(?P<text>.+)",
+    re.DOTALL,
+)
+_TITLE = re.compile(r"\[(mail|chat|tickets)\] day (\d+), (\d\d):(\d\d):")
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """What a search is restricted to."""
+
+    text: str
+    channel: str | None = None
+    before: tuple[int, int] | None = None
+    """Business day and minute of the day; what was written then or later is left out."""
+
+    @classmethod
+    def of(cls, query: str) -> "Restriction":
+        """Reads ``query``; one without a channel and a time is restricted to nothing."""
+        match = _QUERY.fullmatch(query)
+        if match is None or not (match["channel"] or match["day"]):
+            return cls(query.strip())
+        minute = 60 * int(match["hour"] or 0) + int(match["minute"] or 0)
+        before = (int(match["day"]), minute) if match["day"] else None
+        return cls(match["text"].strip(), match["channel"], before)
+
+    def admits(self, passage: Passage) -> bool:
+        """Whether ``passage`` is of the channel and of the time."""
+        match = _TITLE.match(passage.title)
+        if match is None:
+            return self.channel is None and self.before is None
+        time = (int(match[2]), 60 * int(match[3]) + int(match[4]))
+        return self.channel in (None, match[1]) and (self.before is None or time < self.before)
+
+
+@lru_cache(maxsize=16)
+def _searched(config: OrganisationConfig) -> InMemoryRetriever:
+    return InMemoryRetriever(invent_organisation(config).documents)
+
+
+def organisation_of(task: Task) -> OrganisationConfig:
+    """The organisation that a task asks about."""
+    return OrganisationConfig(**task.data["organisation"], split=task.split or "test")  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class ChannelSearch:
+    """Searches the organisation of the task, within a channel and before a time where the query names them."""
+
+    search: SearchTool
+
+    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+        """The page of what is found."""
+        asked = Restriction.of(call.text)
+        retriever = _searched(organisation_of(state.task))
+        (ranking,) = await retriever.search([asked.text], len(retriever.corpus))
+        found = [passage for passage in ranking if asked.admits(passage)][: self.search.k]
+        ids = [[passage.id for passage in found]]
+        state.retrieved += ids
+        state.queries.append(call.text)
+        state.add_passages(found)
+        result = ToolResult("search", ToolStatus.OK, call.text, data={"ids": ids})
+        return ToolReply(self.search.format.page(self.search.format.passages(found)), result)
+
+
+def organisation_reward(
+    state: SearchState, *, answer: Reward, scorer: Any, evidence: float
+) -> dict[str, float]:
+    """The reward of the answer; and, where it is right, ``evidence`` times the share of its documents that were shown.
+
+    Evidence without a right answer is worth nothing, because searching for everything would earn it.
+    """
+    parts = dict(answer(state))
+    if state.last.end is not None and score_of(state, scorer) >= 1:
+        parts["evidence"] = evidence * coverage(state.by_id, state.task.data.get("supporting_ids", ()))
+    return parts
+
+
+class OrganisationSearch(SearchEnv):
+    """Search by channel and time in an organisation whose facts and gaps are known."""
+
+    call_markers = ("<search>",)
+    stop = ("</search>", "</answer>")
+
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[Task] | None = None,
+        k: int = 5,
+        max_turns: int = 6,
+        observation_tokens: int = 500,
+        scorer: str = "em_squad",
+        evidence_reward: float = 0.2,
+        prompt: str = PROMPT,
+        count_tokens: Any = None,
+        render_mode: str | None = None,
+    ) -> None:
+        """Builds an environment.
+
+        Args:
+            tasks: Questions of `organisation_tasks`; None takes those of one organisation.
+            k: Artefacts that a search shows.
+            max_turns: Turns before the last one, in which only an answer counts.
+            observation_tokens: Bound of one observation.
+            scorer: Name of the scorer of answers.
+            evidence_reward: What a right answer earns more if everything that it stands on was shown.
+            prompt: Opening message; must hold ``{question}``.
+            count_tokens: Length of a text in tokens; None counts words.
+            render_mode: ``ansi`` or None.
+
+        Raises:
+            ConfigurationError: a negative reward, or a bound below 1.
+        """
+        given = tasks if tasks is not None else self.make_tasks(24)
+        super().__init__(
+            tasks=given,
+            retriever=_searched(organisation_of(given[0])),
+            k=k,
+            max_turns=max_turns,
+            observation_tokens=observation_tokens,
+            scorer=scorer,
+            count_tokens=count_tokens,
+            render_mode=render_mode,
+        )
+        if evidence_reward < 0:
+            raise ConfigurationError(f"evidence_reward={evidence_reward} must not be negative")
+        self.search = replace(self.search, queries=1)
+        self.parts = SearchParts(
+            opening=QuestionPrompt(prompt),
+            parser=TagParser(("search", "answer")),
+            tools={"search": ChannelSearch(self.search)},
+            reward=partial(
+                organisation_reward, answer=self.answer_reward, scorer=self.scorer, evidence=evidence_reward
+            ),
+        )
+
+    @classmethod
+    def make_tasks(
+        cls, n: int, *, seed: int = 0, split: str = "train", people: int = 12, days: int = 22
+    ) -> Sequence[Task]:
+        """Questions about as many organisations as are needed.
+
+        Args:
+            n: How many.
+            seed: Of the first organisation, times 1000; the others follow.
+            split: Whose invented words are used.
+            people: Of each organisation.
+            days: Business days of each.
+        """
+        return organisation_tasks(n, seed=1000 * seed, split=split, people=people, days=days)
+
+    def expert(self) -> Sequence[str] | None:
+        """The search of the task's path, then the answer."""
+        task = self.state.task
+        searches = [f"<search>{hop['query']}</search>" for hop in task.data["path"]]
+        return (*searches[: self.max_turns], f"<answer>{task.answers[0]}</answer>")

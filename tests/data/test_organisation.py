@@ -1,0 +1,179 @@
+"""Organisations: clocks, rules, causes, who saw what, and answers that are proved from the log and from the texts alone."""
+
+import re
+from collections import Counter
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from agentenv.core.types import Document
+from agentenv.data.organisation import invent_organisation
+from agentenv.data.organisation_log import (
+    CLOSES,
+    COOLDOWN,
+    OPENS,
+    Artefact,
+    Engine,
+    Event,
+    Organisation,
+    OrganisationConfig,
+    clock,
+)
+from agentenv.data.organisation_questions import NOBODY, organisation_tasks, questions_about
+from agentenv.errors import ConfigurationError, UnknownName
+
+MADE = [invent_organisation(OrganisationConfig(seed=seed)) for seed in range(4)]
+
+
+@pytest.mark.parametrize("made", MADE, ids=lambda made: f"seed {made.config.seed}")
+def test_the_log_keeps_its_rules(made: Organisation) -> None:
+    by_id = {event.id: event for event in made.events}
+    assert [event.time for event in made.events] == sorted(event.time for event in made.events)
+    for event in made.events:
+        assert OPENS <= event.time[1] <= CLOSES + 90
+        assert all(event.time <= made.left[actor] for actor in event.actors if actor in made.left)
+        if event.cause is not None:
+            assert by_id[event.cause].time < event.time
+    for kind, days in COOLDOWN.items():
+        when = [event.time[0] for event in made.events if event.kind == kind]
+        assert all(later - earlier >= days for earlier, later in pairwise(when))
+    progress = Counter((e.actors[0], e.time[0]) for e in made.events if e.kind == "progress")
+    assert max(progress.values()) == 1
+    assert made.refused["one progress a day"] > 0  # what breaks a rule is proposed, and refused
+
+
+@pytest.mark.parametrize("made", MADE, ids=lambda made: f"seed {made.config.seed}")
+def test_what_is_written_states_its_event_and_reaches_nobody_who_has_left(made: Organisation) -> None:
+    by_id = {event.id: event for event in made.events}
+    for artefact in made.artefacts:
+        event = by_id[artefact.event]
+        assert all(value in artefact.document.text or key == "team" for key, value in event.facts.items())
+        assert artefact.document.title.startswith(f"[{artefact.channel}] {clock(artefact.time)}: ")
+        assert all(artefact.time <= made.left[person] for person in artefact.audience if person in made.left)
+    assert len({document.id for document in made.documents}) == len(made.documents)
+
+
+def test_equal_configs_give_equal_organisations_and_splits_share_no_name() -> None:
+    config = OrganisationConfig(seed=9, split="dev")
+    assert invent_organisation(config) == invent_organisation.__wrapped__(config)
+    people = {person for team in invent_organisation(config).teams.values() for person in team}
+    others = {person for team in MADE[0].teams.values() for person in team}
+    words = [{word for person in some for word in person.split()} for some in (people, others)]
+    assert words[0].isdisjoint(words[1])
+
+
+def small() -> Organisation:
+    """Ada wrote to Bob on day 2 that something was fixed; Cyd, who was in no audience, left on day 1."""
+    events = (
+        Event("e0", "detected", (1, 600), ("Ada",), {"incident": "INC-1"}),
+        Event("e1", "fixed", (2, 600), ("Ada",), {"incident": "INC-1"}, "e0"),
+        Event("e2", "detected", (2, 700), ("Bob",), {"incident": "INC-2"}),
+    )
+    mail = Artefact(
+        Document("m", "[mail] day 2, 10:00: x", "x"), "mail", (2, 600), frozenset({"Ada", "Bob"}), "e1"
+    )
+    return Organisation(
+        OrganisationConfig(), "O", {"t": ("Ada", "Bob", "Cyd")}, {"Bob": (3, 0)}, events, (mail,), {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("person", "time", "knows"),
+    [
+        ("Bob", (2, 600), True),
+        ("Bob", (2, 599), False),
+        ("Bob", (9, 0), True),  # it was seen before leaving
+        ("Cyd", (9, 0), False),
+    ],
+)
+def test_who_could_know_what_when(person: str, time: tuple[int, int], knows: bool) -> None:
+    assert small().could_know(person, "e1", time) is knows
+
+
+def test_what_is_written_after_somebody_left_is_not_known_to_them() -> None:
+    made = small()
+    gone = Organisation(made.config, "O", made.teams, {"Bob": (2, 500)}, made.events, made.artefacts, {})
+    assert not gone.could_know("Bob", "e1", (9, 0))
+
+
+def test_what_depends_on_what() -> None:
+    made = small()
+    assert made.depends_on("e1", "e0")
+    assert made.depends_on("e0", "e0")
+    assert not made.depends_on("e0", "e1")
+    assert not made.depends_on("e1", "e2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "actors", "facts", "rule"),
+    [
+        ("sprint", ["Eve"], {}, "unknown person"),
+        ("sprint", ["Cyd"], {}, "departed person"),
+        ("celebration", ["Ada"], {}, "health"),
+        ("post-mortem", ["Ada"], {"incident": "INC-7"}, "no incident"),
+        ("post-mortem", ["Ada"], {"incident": "INC-1"}, ""),
+        ("retrospective", ["Ada"], {}, "cooldown"),
+        ("progress", ["Ada"], {}, "one progress a day"),
+        ("progress", ["Bob"], {}, ""),
+    ],
+)
+def test_the_first_rule_against_an_event(
+    kind: str, actors: list[str], facts: dict[str, str], rule: str
+) -> None:
+    engine = Engine(
+        OrganisationConfig(),
+        Random(0),
+        {"t": ("Ada", "Bob", "Cyd")},
+        {},
+        {"Ada": (5, OPENS), "Bob": (5, OPENS), "Cyd": (5, OPENS)},
+        left={"Cyd": (4, 0)},
+        health=39,
+    )
+    engine.events = [
+        Event("e0", "detected", (1, 600), ("Ada",), {"incident": "INC-1"}),
+        Event("e1", "retrospective", (4, 600), ("Ada",), {}),
+        Event("e2", "progress", (5, 600), ("Ada",), {}),
+    ]
+    assert engine.refusal(kind, actors, facts) == rule
+
+
+def test_the_answers_follow_from_the_texts_alone() -> None:
+    """A reader who knows nothing of the engine finds who fixed an incident and who wrote of it, or that nobody did."""
+    for made in MADE:
+        texts = "\n".join(document.text for document in made.documents)
+        asked = {"fact": 0, "silence, absent": 0, "silence, present": 0}
+        for task in questions_about(made):
+            number = re.search(r"INC-\d+", task.question)
+            if task.data["family"] not in asked or number is None:
+                continue
+            asked[task.data["family"]] += 1
+            pattern = {
+                "Who fixed": rf"(\w+ \w+): I have fixed the service \w+, {number[0]} can",
+                "Who wrote": rf"(\w+ \w+) has written the post-mortem of {number[0]}:",
+                "Who reported": rf"(\w+ \w+) reports that a customer complains about {number[0]} ",
+            }[" ".join(task.question.split()[:2])]
+            found = re.findall(pattern, texts)
+            assert task.answers == ((found[0],) if found else (NOBODY,))
+        assert all(asked.values())
+
+
+def test_the_answers_of_each_kind_are_balanced() -> None:
+    families = Counter(task.data["family"] for made in MADE for task in questions_about(made))
+    for kind, answers in (
+        ("perspective", "yes no"),
+        ("counterfactual", "yes no"),
+        ("silence", "present absent"),
+    ):
+        counts = [families[f"{kind}, {answer}"] for answer in answers.split()]
+        assert counts[0] == counts[1] > 0
+    tasks = organisation_tasks(60, seed=0, split="train")
+    assert len({task.id for task in tasks}) == 60
+
+
+@pytest.mark.parametrize("changes", [{"people": 5}, {"days": 9}, {"seed": -1}], ids=str)
+def test_numbers_out_of_range_are_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match=f"{next(iter(changes))}={next(iter(changes.values()))}"):
+        OrganisationConfig(**changes)  # type: ignore[arg-type]
+    with pytest.raises(UnknownName, match="'tst'"):
+        OrganisationConfig(split="tst")  # type: ignore[arg-type]
