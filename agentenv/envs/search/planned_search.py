@@ -181,6 +181,17 @@ def planner_reward(
     return parts
 
 
+def _check_plan(search_cost: float, process_weight: float, process: str, cost: str) -> None:
+    """Refuses dials of the reward that cannot be."""
+    if min(search_cost, process_weight) < 0:
+        raise ConfigurationError(
+            f"search_cost={search_cost} and process_weight={process_weight} must not be negative"
+        )
+    for what, name, kind in (("process", process, Process), ("cost", cost, Cost)):
+        if name not in get_args(kind):
+            raise UnknownName.among(f"{what} of a plan", name, get_args(kind))
+
+
 def _make_judge(judge: PlanJudge | Generator | str) -> PlanJudge:
     """The judge of plans that is given, or over the model that a spec names."""
     if isinstance(judge, PlanJudge):
@@ -239,16 +250,7 @@ class PlannedSearch(LocalSearch):
         super().__init__(
             prompt=prompt, found_reward=found_reward, tasks=tasks, retriever=retriever, **options
         )
-        if min(search_cost, process_weight) < 0:
-            raise ConfigurationError(
-                f"search_cost={search_cost} and process_weight={process_weight} must not be negative"
-            )
-        for what, name, kind in (
-            ("process", process, Process),
-            ("cost", cost, Cost),
-        ):
-            if name not in get_args(kind):
-                raise UnknownName.among(f"{what} of a plan", name, get_args(kind))
+        _check_plan(search_cost, process_weight, process, cost)
         made = make_generator(generator) if isinstance(generator, str) else generator
         rater = _make_judge(judge or generator) if process == "judge" else None
         self.parts = replace(
