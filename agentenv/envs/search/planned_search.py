@@ -143,53 +143,61 @@ class GeneratedAnswer:
         return answered(written or "", state)
 
 
+@dataclass(frozen=True)
+class PlanTerms:
+    """What a plan is paid for.
+
+    Raises:
+        ConfigurationError: a negative price or weight.
+        UnknownName: no such process or cost.
+    """
+
+    gains: bool
+    """Whether the outcome is a gain; otherwise it is a score."""
+    process: Process
+    process_weight: float
+    cost: Cost
+    price: float
+
+    def __post_init__(self) -> None:
+        if min(self.price, self.process_weight) < 0:
+            raise ConfigurationError(
+                f"search_cost={self.price} and process_weight={self.process_weight} must not be negative"
+            )
+        for what, name, kind in (("process", self.process, Process), ("cost", self.cost, Cost)):
+            if name not in get_args(kind):
+                raise UnknownName.among(f"{what} of a plan", name, get_args(kind))
+
+
 def planner_reward(
-    state: PlannedState,
-    *,
-    answer: Reward,
-    scorer: Scorer,
-    gains: bool = False,
-    process: Process = "none",
-    process_weight: float = 0.5,
-    cost: Cost = "queries",
-    price: float = 0.05,
-    max_turns: int = 4,
+    state: PlannedState, *, answer: Reward, scorer: Scorer, terms: PlanTerms, max_turns: int
 ) -> dict[str, float]:
     """AI-SearchPlanner: J = R_outcome + lambda R_process - alpha Cost.
 
     The outcome is the generator's score or the `planning_gain`; the process is the `coverage` of the documents or a judge's
-    rating; the cost is the price of each query, paid when it is asked, or for a plan of few turns a part of ``price``, see
+    rating; the cost is the price of each query, paid when it is asked, or for a plan of few turns a part of the price, see
     `frugality`. A plan without an end has no outcome, although the gain pays 1/2 for an answer as good as the others.
     """
     parts = dict(answer(state))
     result = state.last.result
     queries = len(result.data.get("ids", ())) if result is not None else 0
-    if cost == "queries":
-        parts["price"] = -price * queries
+    if terms.cost == "queries":
+        parts["price"] = -terms.price * queries
     if state.last.end is None or state.answer is None:
         return parts
     golds = state.task.answers
-    if gains:
+    if terms.gains:
         others = [scorer(other, golds).value if other else 0.0 for other in (state.direct, state.rag)]
         parts["outcome"] = planning_gain(score_of(state, scorer), *others)
-    if process == "coverage":
-        parts["process"] = process_weight * coverage(state.by_id, state.task.data.get("supporting_ids", ()))
-    elif process == "judge":
-        parts["process"] = process_weight * state.rationality
-    if cost == "turns":
-        parts["price"] = price * frugality(state.turns, max_turns)
-    return parts
-
-
-def _check_plan(search_cost: float, process_weight: float, process: str, cost: str) -> None:
-    """Refuses dials of the reward that cannot be."""
-    if min(search_cost, process_weight) < 0:
-        raise ConfigurationError(
-            f"search_cost={search_cost} and process_weight={process_weight} must not be negative"
+    if terms.process == "coverage":
+        parts["process"] = terms.process_weight * coverage(
+            state.by_id, state.task.data.get("supporting_ids", ())
         )
-    for what, name, kind in (("process", process, Process), ("cost", cost, Cost)):
-        if name not in get_args(kind):
-            raise UnknownName.among(f"{what} of a plan", name, get_args(kind))
+    elif terms.process == "judge":
+        parts["process"] = terms.process_weight * state.rationality
+    if terms.cost == "turns":
+        parts["price"] = terms.price * frugality(state.turns, max_turns)
+    return parts
 
 
 def _make_judge(judge: PlanJudge | Generator | str) -> PlanJudge:
@@ -250,7 +258,7 @@ class PlannedSearch(LocalSearch):
         super().__init__(
             prompt=prompt, found_reward=found_reward, tasks=tasks, retriever=retriever, **options
         )
-        _check_plan(search_cost, process_weight, process, cost)
+        terms = PlanTerms(gain, process, process_weight, cost, search_cost)
         made = make_generator(generator) if isinstance(generator, str) else generator
         rater = _make_judge(judge or generator) if process == "judge" else None
         self.parts = replace(
@@ -260,11 +268,7 @@ class PlannedSearch(LocalSearch):
                 planner_reward,
                 answer=self.answer_reward,
                 scorer=self.scorer,
-                gains=gain,
-                process=process,
-                process_weight=process_weight,
-                cost=cost,
-                price=search_cost,
+                terms=terms,
                 max_turns=self.max_turns,
             ),
             state=PlannedState,
