@@ -309,6 +309,6 @@ def domsim_recordings(
     from agentenv.envs.gui.recorder import record
 
     env = DomSim(pixels=pixels)
-    options = {"templates": templates} if templates else {}
+    options: dict[str, Any] = {"templates": templates} if templates else {}
     tasks = DomSim.make_tasks(n, seed=seed, split=split, **options)
     return [record(env, task).task(split) for task in tasks]

@@ -22,6 +22,7 @@ from agentenv.trainers.credit.outcome import MEASURED
 from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
 from agentenv.trainers.learner.imitation import DemonstrationBuffer, imitate
 from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
+from agentenv.trainers.learner.preferences import PAIR, prefer
 from agentenv.trainers.learner.schedules import learning_rate_share
 from agentenv.trainers.run_folder.folder import TrainedPolicy
 
@@ -87,10 +88,12 @@ def update_weights(
     figures |= {"updates": steps} if len(steps) > 1 else {}
     figures |= {"truncated_masked": masked} if config.loss.mask_truncated else {}
     shown = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
+    shown, preferred = [t for t in shown if PAIR not in t.info], [t for t in shown if PAIR in t.info]
     if buffer is not None:
         shown = buffer.add(shown)
         figures |= {"demonstrations_held": len(buffer)} if settings.supervised_batch else {}
     figures |= imitate(learner, shown, settings.supervised_rate * factor)
+    figures |= prefer(learner, preferred, settings.supervised_rate * factor)
     policy.set_weights(learner.weights() if learner.model is not policy.model else None)
     return figures | {"learning_rate": rate}
 

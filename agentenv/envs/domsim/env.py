@@ -96,10 +96,16 @@ class DomSim(Env[DomSimState]):
 
     @classmethod
     def make_tasks(
-        cls, n: int, *, seed: int = 0, split: str = "train", templates: Sequence[str] = tuple(TEMPLATES)
+        cls,
+        n: int,
+        *,
+        seed: int = 0,
+        split: str = "train",
+        templates: Sequence[str] = tuple(TEMPLATES),
+        joined: int = 1,
     ) -> Sequence[Task]:
         """Tasks that the expert has proved; see `generate_domsim_tasks`."""
-        return generate_domsim_tasks(n, seed=seed, split=split, templates=templates)
+        return generate_domsim_tasks(n, seed=seed, split=split, templates=templates, joined=joined)
 
     def held_tasks(self) -> Sequence[Task]:
         """The tasks that it was given; none where it draws a world for each episode."""

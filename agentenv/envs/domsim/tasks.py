@@ -47,6 +47,12 @@ TEMPLATES: Mapping[str, Template] = {
 """Every kind of task by name."""
 
 MAX_SCROLLS = 6
+JOIN = "+"
+"""Between the names of templates whose tasks are done one after the other."""
+MUTANTS = 5
+"""Wrong end states that each validator must refuse."""
+PATIENCE = 50
+"""Draws in a row from which no joined task may come out."""
 SPLITS = ("train", "dev", "test")
 
 
@@ -59,17 +65,22 @@ class DesktopTask:
         """Makes the task.
 
         Args:
-            template: Which kind.
+            template: Which kind; several with ``+`` between them are done one after the other.
             seed: Which of its kind.
 
         Raises:
             UnknownName: no such template.
+            ConfigurationError: two of the kinds are questions, or a later one cannot be drawn from what the earlier leave.
         """
-        if template not in TEMPLATES:
-            raise UnknownName.among("template", template, TEMPLATES)
+        names = template.split(JOIN)
+        for name in names:
+            if name not in TEMPLATES:
+                raise UnknownName.among("template", name, TEMPLATES)
         rng = Random(f"domsim {template} {seed}")
         self.start = DESKTOP.start(rng)
-        draft = TEMPLATES[template](self.start.data, rng)
+        draft = TEMPLATES[names[0]](self.start.data, rng)
+        for name in names[1:]:
+            draft = _joined(self.start, draft, name, rng)
         self.goal, self.plan, self.answer = draft.goal, draft.plan, draft.answer
         self.wanted = self.start.facts() | draft.changes
 
@@ -82,6 +93,26 @@ class DesktopTask:
         return said and world.facts() == self.wanted
 
 
+def _joined(start: World, first: TaskDraft, template: str, rng: Random) -> TaskDraft:
+    """What ``first`` asks for and then a task of ``template``, which is drawn from the world that the first leaves.
+
+    Raises:
+        ConfigurationError: both are questions, or the second finds nothing to ask for.
+    """
+    world = copy.deepcopy(start)
+    played(world, first.plan)
+    try:
+        second = TEMPLATES[template](world.data, rng)
+    except (LookupError, ValueError) as error:
+        raise ConfigurationError(f"nothing is left for a task of {template!r}: {error!r}") from error
+    if first.answer is not None and second.answer is not None:
+        raise ConfigurationError("only one of the tasks that are joined can be a question")
+    changes = first.changes | second.changes  # the second was drawn after the first, so its values hold both
+    answer = first.answer if second.answer is None else second.answer
+    goal = f"First do this: {first.goal}\nThen do this: {second.goal}"
+    return TaskDraft(goal, (*first.plan, *second.plan), changes, answer)
+
+
 def solve(desktop_task: DesktopTask) -> list[tuple[Action, Widget | None, DesktopView]]:
     """The expert: every action with the widget it is about and the view on which it was chosen.
 
@@ -91,14 +122,22 @@ def solve(desktop_task: DesktopTask) -> list[tuple[Action, Widget | None, Deskto
     Raises:
         LookupError: the plan names a widget that the page does not have.
     """
-    world, played = copy.deepcopy(desktop_task.start), []
-    moves = [*desktop_task.plan, ("terminate", "success")]
+    return played(copy.deepcopy(desktop_task.start), [*desktop_task.plan, ("terminate", "success")])
+
+
+def played(world: World, plan: Iterable[Move]) -> list[tuple[Action, Widget | None, DesktopView]]:
+    """Carries ``plan`` out in ``world``: every action with the widget it is about and the view on which it was chosen.
+
+    Raises:
+        LookupError: the plan names a widget that the page does not have.
+    """
+    moves, done = list(plan), []
     while moves:
         view = DESKTOP.view(world)
         action, widget = _next_action(world, view, moves)
-        played.append((action, widget, view))
+        done.append((action, widget, view))
         DESKTOP.act(world, view, action)
-    return played
+    return done
 
 
 def _next_action(world: World, view: DesktopView, moves: list[Move]) -> tuple[Action, Widget | None]:
@@ -145,7 +184,7 @@ def _towards(world: World, view: DesktopView, key: str) -> Action:
 
 
 def generate_domsim_tasks(
-    n: int, *, seed: int = 0, split: str = "train", templates: Iterable[str] = TEMPLATES
+    n: int, *, seed: int = 0, split: str = "train", templates: Iterable[str] = TEMPLATES, joined: int = 1
 ) -> tuple[Task, ...]:
     """``n`` tasks, templates in turn, each proved by the expert; the same for the same arguments.
 
@@ -154,34 +193,59 @@ def generate_domsim_tasks(
         seed: Which.
         split: Splits share templates and no world.
         templates: Kinds of task.
+        joined: Templates that one task joins (EvoCUA makes new tasks of atomic capabilities so); with more than 1 they are
+            drawn, and what is not sound is thrown away.
 
     Raises:
-        ConfigurationError: ``n`` below 1 or no template.
+        ConfigurationError: ``n`` or ``joined`` below 1, no template, or nothing sound comes out.
         UnknownName: no such template or split.
     """
     names = tuple(templates)
     if split not in SPLITS:
         raise UnknownName.among("split", split, SPLITS)
-    if n < 1 or not names:
-        raise ConfigurationError(f"n={n} must be at least 1, and at least one template is needed")
+    if n < 1 or not names or not 1 <= joined <= len(names):
+        raise ConfigurationError(
+            f"n={n} must be at least 1, and joined={joined} from 1 to the {len(names)} templates"
+        )
     tasks = []
     for index in range(n):
-        name, key = names[index % len(names)], f"{split} {seed} {index // len(names)}"
-        desktop_task = DesktopTask(name, key)
-        if flaw := flaw_of(desktop_task):
-            raise ConfigurationError(f"the template {name!r} with the seed {key!r} {flaw}")
+        if joined == 1:
+            name, key = names[index % len(names)], f"{split} {seed} {index // len(names)}"
+            desktop_task = DesktopTask(name, key)
+            if flaw := flaw_of(desktop_task):
+                raise ConfigurationError(f"the template {name!r} with the seed {key!r} {flaw}")
+        else:
+            name, key, desktop_task = _synthesized(names, joined, f"{split} {seed} {index}")
         data = {"template": name, "seed": key}
-        tasks.append(
-            Task(f"{name}/{split}-{seed}-{index // len(names)}", desktop_task.goal, ("",), split, data)
-        )
+        place = index // len(names) if joined == 1 else index
+        tasks.append(Task(f"{name}/{split}-{seed}-{place}", desktop_task.goal, ("",), split, data))
     return tuple(tasks)
 
 
-def flaw_of(desktop_task: DesktopTask) -> str:
-    """What is wrong with a task that was just made; empty where the expert proves it sound.
+def _synthesized(names: Sequence[str], joined: int, seed: str) -> tuple[str, str, DesktopTask]:
+    """A sound task of templates that are drawn: its kind, its seed and itself.
 
-    Sound means: not achieved at the start, achieved at the end of the plan, and at no time before the plan's last move
-    where the task is about one change.
+    Raises:
+        ConfigurationError: ``PATIENCE`` draws gave none.
+    """
+    rng = Random(f"joined {joined} {seed}")
+    for attempt in range(PATIENCE):
+        name, key = JOIN.join(rng.sample(names, joined)), f"{seed} {attempt}"
+        try:
+            desktop_task = DesktopTask(name, key)
+            flaw = flaw_of(desktop_task)
+        except (ConfigurationError, LookupError):
+            continue
+        if not flaw:
+            return name, key, desktop_task
+    raise ConfigurationError(f"{PATIENCE} draws of {joined} of the templates {names} gave no sound task")
+
+
+def flaw_of(desktop_task: DesktopTask) -> str:
+    """What is wrong with a task that was just made; empty where it is sound.
+
+    Sound means that the validator refuses the start, accepts the end of the expert's plan, and refuses up to ``MUTANTS``
+    wrong variants of that end.
     """
     if desktop_task.achieved(desktop_task.start):
         return "is achieved before anything is done"
@@ -189,7 +253,39 @@ def flaw_of(desktop_task: DesktopTask) -> str:
     for action, _, view in solve(desktop_task):
         if reason := DESKTOP.act(world, view, action):
             return f"has a plan whose action {action} fails: {reason}"
-    return "" if desktop_task.achieved(world) else "has a plan that does not achieve it"
+    if not desktop_task.achieved(world):
+        return "has a plan that does not achieve it"
+    for what, wrong in wrong_ends(desktop_task, world):
+        if desktop_task.achieved(wrong):
+            return f"accepts an end in which {what}"
+    return ""
+
+
+def wrong_ends(desktop_task: DesktopTask, end: World) -> list[tuple[str, World]]:
+    """At most ``MUTANTS`` variants of the right end that are wrong, with what is wrong with each.
+
+    One of the task's changes is undone, something else is changed as well, or the answer is another one.
+    """
+    start, facts = desktop_task.start.facts(), end.facts()
+    rng = Random(f"wrong ends {desktop_task.goal}")
+    changed = [name for name in facts if facts[name] != start.get(name)]
+    others = [
+        name for name, value in facts.items() if name not in changed and isinstance(value, tuple) and value
+    ]
+    wrong = [(f"{name} is as at the start", {name: start.get(name)}) for name in changed]
+    wrong += [
+        (f"{name} lost its last record", {name: facts[name][:-1]}) for name in rng.sample(others, len(others))
+    ]
+    found = []
+    for what, changes in wrong[: MUTANTS - (desktop_task.answer is not None)]:
+        world = copy.deepcopy(end)
+        world.data |= changes
+        found.append((what, world))
+    if desktop_task.answer is not None:
+        world = copy.deepcopy(end)
+        world.answer = f"not {desktop_task.answer}"
+        found.append(("the answer is another one", world))
+    return found
 
 
 __all__: Sequence[str] = [
@@ -199,5 +295,7 @@ __all__: Sequence[str] = [
     "DesktopTask",
     "flaw_of",
     "generate_domsim_tasks",
+    "played",
     "solve",
+    "wrong_ends",
 ]

@@ -93,7 +93,8 @@ class OptimizerSettings(Frozen):
     """Parts that a batch of rollouts is cut into by trajectory, at random, with an optimiser step for each part in each pass
     (PPO); 1 makes one step a pass. Ratios are formed with the weights before the first of them."""
     supervised_rate: float = Field(1e-5, gt=0, le=_LARGEST_RATE)
-    """Step size of a step of its own on the demonstrations that a strategy added (ReLIFT), after that on the episodes."""
+    """Step size of a step of its own on the demonstrations that a strategy added (ReLIFT), after that on the episodes, and
+    of that on pairs of a better and a worse action (EvoCUA)."""
     supervised_batch: int = Field(0, ge=0)
     """Demonstrations that are collected, over as many steps as it takes, before such a step is made on them (128 in ReLIFT);
     0 makes one on those of each batch."""

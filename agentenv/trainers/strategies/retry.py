@@ -87,7 +87,7 @@ class ReflectRetryStrategy:
         rewinder = Rewinder(spec, context.config)
         async with context.slot(place):
             try:
-                base = await _play_marked(spec, rewinder, context, episode)
+                base = await play_marked(spec, rewinder, context, episode)
                 if not base.valid:
                     return [base]
                 return await self._improve(base, again, rewinder, context, reflector)
@@ -147,7 +147,7 @@ def improved(before: Trajectory, after: Trajectory, ceiling: float) -> bool:
     return after.reward >= ceiling and better
 
 
-async def _play_marked(
+async def play_marked(
     spec: EpisodeSpec, rewinder: Rewinder, context: RolloutContext, episode: str
 ) -> Trajectory:
     """One episode with the state of each turn kept."""

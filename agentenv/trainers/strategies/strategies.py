@@ -70,6 +70,7 @@ STRATEGIES: Mapping[str, str] = {
     "self_search": "agentenv.trainers.strategies.self_search:SelfSearchStrategy",
     "paraphrase": "agentenv.trainers.strategies.paraphrases:ParaphraseStrategy",
     "reflect_retry": "agentenv.trainers.strategies.retry:ReflectRetryStrategy",
+    "critical_step": "agentenv.trainers.strategies.critical_step:CriticalStepStrategy",
     "guide": "agentenv.trainers.strategies.guided_strategies:GuideStrategy",
     "adaptive_hint": "agentenv.trainers.strategies.guided_strategies:AdaptiveHintStrategy",
     "critique": "agentenv.trainers.strategies.guided_strategies:CritiqueStrategy",
@@ -78,7 +79,16 @@ STRATEGIES: Mapping[str, str] = {
 }
 
 
-IN_CONTEXT = ("plain", "tree", "tree_decode", "self_search", "paraphrase", "demonstrate", "self_play")
+IN_CONTEXT = (
+    "plain",
+    "tree",
+    "tree_decode",
+    "self_search",
+    "paraphrase",
+    "demonstrate",
+    "self_play",
+    "critical_step",
+)
 """Strategies whose trained tokens all stand in the context that they were sampled in; of others that is not known."""
 
 NATIVE = ("plain", "tree", "tree_decode")

@@ -34,6 +34,7 @@ SAMPLERS: Mapping[str, str] = {
     "gdro": "agentenv.trainers.task_sampling.selection:GroupRobust",
     "prompt_gdro": "agentenv.trainers.task_sampling.difficulty_games:PromptGame",
     "rollout_gdro": "agentenv.trainers.task_sampling.difficulty_games:RolloutGame",
+    "hard_focus": "agentenv.trainers.task_sampling.hard_focus:HardFocus",
     "curriculum": "agentenv.trainers.task_sampling.selection:Curriculum",
     "arrol": "agentenv.trainers.task_sampling.pruning:OnlinePruning",
     "self_play": "agentenv.trainers.selfplay.sampler:SelfPlaySampler",

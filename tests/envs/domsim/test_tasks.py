@@ -13,12 +13,16 @@ from agentenv.envs.domsim.records import MissingRecord, added, changed, find, nu
 from agentenv.envs.domsim.tasks import (
     APPS,
     DESKTOP,
+    MUTANTS,
     TEMPLATES,
     DesktopTask,
     flaw_of,
     generate_domsim_tasks,
+    played,
     solve,
+    wrong_ends,
 )
+from agentenv.envs.domsim.world import World
 from agentenv.envs.gui.actions import DIRECTIONS, Action, Kind
 from agentenv.errors import ConfigurationError, UnknownName
 
@@ -174,3 +178,52 @@ def test_nothing_that_can_be_done_breaks_the_desktop_or_reaches_a_copy(
         for element in DESKTOP.view(world).screen.elements or ():
             assert 0 <= element.box.x1 < element.box.x2 <= 672
             assert 0 <= element.box.y1 < element.box.y2 <= 448
+
+
+@pytest.mark.parametrize("template", ["mail-star", "notes-pin", "calendar-when"])
+def test_a_validator_refuses_wrong_ends(template: str) -> None:
+    name = template if template in TEMPLATES else next(iter(TEMPLATES))
+    desktop_task = DesktopTask(name, "wrong")
+    world = copy.deepcopy(desktop_task.start)
+    played(world, desktop_task.plan)
+    wrong = wrong_ends(desktop_task, world)
+    assert 0 < len(wrong) <= MUTANTS
+    assert not any(desktop_task.achieved(other) for _, other in wrong)
+    assert desktop_task.achieved(world)
+
+
+def test_a_validator_that_looks_at_less_is_found_out() -> None:
+    class Lenient(DesktopTask):
+        def achieved(self, world: World) -> bool:
+            changed = {name for name in self.wanted if self.wanted[name] != self.start.facts()[name]}
+            return all(world.facts()[name] == self.wanted[name] for name in changed)
+
+    assert flaw_of(DesktopTask("mail-star", "test")) == ""
+    assert "lost its last record" in flaw_of(Lenient("mail-star", "test"))
+
+
+def test_joined_tasks_are_sound_and_ask_for_both() -> None:
+    tasks = generate_domsim_tasks(6, joined=2, split="dev")
+    assert tasks == generate_domsim_tasks(6, joined=2, split="dev")
+    assert len({task.question for task in tasks}) == 6
+    for task in tasks:
+        first, second = task.data["template"].split("+")
+        assert {first, second} <= TEMPLATES.keys()
+        desktop_task = DesktopTask(task.data["template"], task.data["seed"])
+        assert flaw_of(desktop_task) == ""
+        assert desktop_task.goal.startswith("First do this: ")
+        half = copy.deepcopy(desktop_task.start)
+        played(half, DesktopTask(task.data["template"], task.data["seed"]).plan[:1])
+        assert not desktop_task.achieved(half)
+
+
+def test_what_cannot_be_joined_is_refused() -> None:
+    questions = [name for name in TEMPLATES if DesktopTask(name, "q").answer is not None][:2]
+    with pytest.raises(ConfigurationError, match="question"):
+        DesktopTask("+".join(questions), "0")
+    with pytest.raises(ConfigurationError, match="50"):
+        generate_domsim_tasks(1, joined=2, templates=questions)
+    with pytest.raises(UnknownName, match="'mail-stra'"):
+        DesktopTask("mail-star+mail-stra", "0")
+    with pytest.raises(ConfigurationError, match="joined=0"):
+        generate_domsim_tasks(1, joined=0)

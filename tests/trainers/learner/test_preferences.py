@@ -1,0 +1,107 @@
+"""Preferences: the loss by hand, and that the step's gradient is that of direct preference optimisation."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from agentenv.core.trajectory import SegmentKind, Trajectory
+from agentenv.errors import ConfigurationError
+from agentenv.policies.fakes import random_policy
+from agentenv.policies.hf import HFPolicy
+from agentenv.trainers.learner.learner import Learner, Objective
+from agentenv.trainers.learner.preferences import PAIR, one_turn, pair_loss, prefer, preference
+
+Make = Callable[..., Trajectory]
+
+
+def test_the_loss_of_a_pair_by_hand() -> None:
+    assert pair_loss(0.0, 0.0) == pytest.approx((math.log(2), 0.05))
+    # m = .1 * (2 - -8) = 1: -log sigmoid(1) = .3133, .1 sigmoid(-1) = .0269
+    assert pair_loss(2.0, -8.0) == pytest.approx((0.313262, 0.0268941), rel=1e-4)
+    assert pair_loss(-8.0, 2.0) == pytest.approx((1.313262, 0.0731059), rel=1e-4)
+    assert pair_loss(1e5, -1e5) == pytest.approx((0.0, 0.0))
+    assert pair_loss(-1e5, 1e5) == pytest.approx((2e4, 0.1))
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> HFPolicy:
+    folder = tmp_path_factory.mktemp("preferences")
+    random_policy(folder, ["a b c d e f g h i j"])
+    return HFPolicy.load(folder)
+
+
+def pair(episode: Make, name: str, better: tuple[int, ...], worse: tuple[int, ...]) -> list[Trajectory]:
+    """Two turns each, of which the second is compared."""
+    made = []
+    for said, ids in ((True, better), (False, worse)):
+        parts = [
+            (SegmentKind.PROMPT, (1, 2)),
+            (SegmentKind.POLICY, (3, 4)),
+            (SegmentKind.ENV, (5,)),
+            (SegmentKind.POLICY, ids),
+        ]
+        trajectory = episode(parts, 0.0, id=f"{name}-{said}")
+        turns = {0: 0, 1: 0, 2: 0, 3: 1}
+        segments = tuple(replace(s, turn=turns[i]) for i, s in enumerate(trajectory.segments))
+        made.append(replace(trajectory, segments=segments, info=preference(name, 1, better=said)))
+    return made
+
+
+def logprob(model: Any, ids: list[int], count: int) -> torch.Tensor:
+    """Of the last ``count`` tokens."""
+    logits = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    places = range(len(ids) - count, len(ids))
+    return torch.stack([logits[at - 1, ids[at]] for at in places]).sum()
+
+
+def test_the_gradient_is_that_of_the_loss(policy: HFPolicy, episode: Make) -> None:
+    reference, model = copy.deepcopy(policy.model), copy.deepcopy(policy.model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+    shown = [*pair(episode, "p", (6, 7), (8,)), *pair(episode, "q", (9,), (6, 6, 6))]
+    head, losses = [1, 2, 3, 4, 5], []
+    twin = copy.deepcopy(model)
+    for better, worse in (((6, 7), (8,)), ((9,), (6, 6, 6))):
+        ratios = [
+            logprob(twin, [*head, *ids], len(ids)) - logprob(reference, [*head, *ids], len(ids)).detach()
+            for ids in (better, worse)
+        ]
+        losses.append(-torch.nn.functional.logsigmoid(0.1 * (ratios[0] - ratios[1])))
+    mean = torch.stack(losses).mean()
+    mean.backward()  # type: ignore[no-untyped-call]
+    norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), math.inf)
+    learner = Learner(
+        model, Objective(kl_coefficient=0.1), learning_rate=1e-3, max_grad_norm=math.inf, reference=reference
+    )
+    before = [weight.detach().clone() for weight in model.parameters()]
+    figures = prefer(learner, shown, 1e-3)
+    assert figures["preference_loss"] == pytest.approx(mean.item(), rel=1e-4)
+    assert figures["preference_grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
+    assert figures["preference_pairs"] == 2
+    grads = [weight.grad for weight in model.parameters()]
+    for mine, theirs in zip(grads, twin.parameters(), strict=True):
+        assert mine is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine, theirs.grad, rtol=1e-3, atol=1e-6)
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_only_the_turn_in_question_is_compared(episode: Make) -> None:
+    (better, _) = pair(episode, "p", (6, 7), (8,))
+    assert one_turn(better, 1).loss_mask.tolist() == [False] * 5 + [True, True]
+    assert one_turn(better, 0).loss_mask.tolist() == [False, False, True, True, False, False, False]
+
+
+def test_what_has_no_partner_makes_no_step_and_a_reference_is_needed(policy: HFPolicy, episode: Make) -> None:
+    learner = Learner(policy.model, Objective(), learning_rate=1e-3)
+    better, worse = pair(episode, "p", (6,), (7,))
+    assert prefer(learner, [], 1e-3) == prefer(learner, [better], 1e-3) == {}
+    with pytest.raises(ConfigurationError, match="kl_coefficient"):
+        prefer(learner, [better, worse], 1e-3)
+    assert better.info[PAIR] == {"pair": "p", "turn": 1, "better": True}
