@@ -23,7 +23,7 @@ from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
 from agentenv.trainers.learner.imitation import DemonstrationBuffer, imitate
 from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
 from agentenv.trainers.learner.preferences import PAIR, prefer
-from agentenv.trainers.learner.schedules import learning_rate_share
+from agentenv.trainers.learner.schedules import batch_scale, learning_rate_share
 from agentenv.trainers.run_folder.folder import TrainedPolicy
 
 _TRUNCATED = (EndReason.TURN_LIMIT, EndReason.TOKEN_LIMIT)
@@ -79,7 +79,8 @@ def update_weights(
         schedule=settings.schedule,
         final=settings.final_rate,
     )
-    rate *= share * factor
+    episodes = config.rollout.questions * config.rollout.group_size
+    rate *= share * factor * batch_scale(episodes, settings.reference_batch)
     learner.set_learning_rate(rate)
     steps = _optimizer_steps(
         learner, cut(credited, settings.mini_batches, (config.seed, step)), settings.updates

@@ -74,7 +74,17 @@ def test_there_is_one_for_every_method() -> None:
         "ui-s1",
     }
     assert names >= {"dars", "xrpo", "vade", "dots", "gdro", "arrol", "branch-grpo", "latr", "guide", "seele"}
-    assert names >= {"critique-grpo", "relift", "scope", "vcpo", "areal", "april", "ulorl", "gdro-rollouts"}
+    assert names >= {
+        "critique-grpo",
+        "relift",
+        "scope",
+        "vcpo",
+        "areal",
+        "april",
+        "ulorl",
+        "gdro-rollouts",
+        "brorl",
+    }
     listed = (FOLDER / "README.md").read_text()
     assert all(f"`{path.name}`" in listed for path in EXAMPLES)
 

@@ -175,6 +175,8 @@ def test_the_step_size_follows_warm_up_schedule_and_the_guard(episode: Make) -> 
     words = "--optimizer.steps 8 --optimizer.warmup_steps 2 --optimizer.schedule linear"
     config = override(TrainConfig(), words.split())
     assert updated(config, [group(episode)], step=1)[1]["learning_rate"] == 0.25
+    broad = override(config, ["--optimizer.reference_batch", "32"])  # 16 questions of 8: twice the root
+    assert updated(broad, [group(episode)], step=1)[1]["learning_rate"] == 0.5
     learner = Noting()
     policy: Any = Taking()
     found = update_weights(config, 5, [group(episode)], policy, learner, rate=0.5, factor=0.1)  # type: ignore[arg-type]

@@ -76,6 +76,9 @@ class OptimizerSettings(Frozen):
     """Steps of the run: batches of rollouts that are learned from."""
     learning_rate: float = Field(1e-4, gt=0, le=_LARGEST_RATE)
     """Adam step size, at its largest."""
+    reference_batch: int = Field(0, ge=0)
+    """Episodes a step that ``learning_rate`` is meant for: the step size is multiplied by the root of the episodes of a step
+    over these, as BroRL does where it broadens the rollouts; 0 leaves it."""
     warmup_steps: int = Field(0, ge=0)
     """Steps of linear warm-up; 0 starts at full size."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

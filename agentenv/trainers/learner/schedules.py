@@ -6,6 +6,16 @@ from typing import Literal
 Schedule = Literal["constant", "linear", "cosine"]
 
 
+def batch_scale(episodes: int, reference: int) -> float:
+    """sqrt(episodes / reference): how much larger the step size is for a larger batch (BroRL, arXiv:2510.01180).
+
+    Args:
+        episodes: Of a step.
+        reference: Of the step that the step size was chosen for; 0 leaves it.
+    """
+    return math.sqrt(episodes / reference) if reference else 1.0
+
+
 def learning_rate_share(
     step: int, *, steps: int, warmup: int = 0, schedule: Schedule = "constant", final: float = 0.0
 ) -> float:

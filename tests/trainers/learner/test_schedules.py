@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentenv.trainers.learner.schedules import Schedule, learning_rate_share
+from agentenv.trainers.learner.schedules import Schedule, batch_scale, learning_rate_share
 
 
 def shares(steps: int, warmup: int, schedule: Schedule, final: float = 0.0) -> list[float]:
@@ -19,6 +19,13 @@ def test_a_warm_up_rises_to_the_full_size_and_a_constant_schedule_stays_there() 
 def test_a_line_leads_to_nothing_one_step_after_the_last() -> None:
     assert shares(4, 0, "linear") == [1.0, 0.75, 0.5, 0.25]
     assert shares(6, 2, "linear") == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+
+
+def test_the_step_size_follows_the_root_of_the_batch() -> None:
+    """BroRL: 128 questions of 512 in place of 512 of 16 are eight times as many episodes."""
+    assert batch_scale(128 * 512, 512 * 16) == pytest.approx(8**0.5)
+    assert batch_scale(64, 64) == 1.0
+    assert batch_scale(64, 0) == 1.0
 
 
 def test_half_a_cosine() -> None:

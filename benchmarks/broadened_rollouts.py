@@ -1,0 +1,105 @@
+"""Does a broader set of rollouts push every right action up? The simulation of BroRL at a hundredth of its size.
+
+BroRL (arXiv:2510.01180): one softmax over many actions, a few of them right. A step samples N actions, rewards right ones by
+1 and others with -1, subtracts the mean of the batch, and descends the surrogate -(1/N) sum r p. Among the actions that were
+not sampled the right ones lose mass, and the more so the fewer rollouts there are. The script reports the mass of the right
+actions, the share of them that rose, and the largest relative fall among them, for several N.
+
+    python benchmarks/broadened_rollouts.py
+"""
+
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from common import common_arguments, finish, interval
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+
+ACTIONS, RIGHT, STEPS, RATE = 1280, 100, 1000, 1e-3
+ROLLOUTS = (4, 8, 16, 512)
+
+
+def mass_change(
+    probabilities_A: Values,
+    right_A: NDArray[np.bool_],
+    sampled_A: NDArray[np.bool_],
+    *,
+    good: float,
+    bad: float,
+) -> float:
+    """First-order change of the mass of the right actions, in units of eta / N (BroRL).
+
+    (good - S) Q_wrong A_2 + (S - bad) Q_right B_2 + S (Q_right U_wrong_2 - Q_wrong U_right_2), where S is the sum of reward
+    times probability over the sampled actions, Q the mass of right and wrong actions, A_2 and B_2 the sums of p^2 over the
+    sampled right and wrong actions, and U_2 those over the others.
+
+    Args:
+        probabilities_A: Of all actions.
+        right_A: Which are right.
+        sampled_A: Which were sampled.
+        good: Reward of a right action, less the baseline.
+        bad: Reward of a wrong one.
+    """
+    p, square = probabilities_A, probabilities_A**2
+    signal = good * p[right_A & sampled_A].sum() + bad * p[~right_A & sampled_A].sum()
+    right, wrong = p[right_A].sum(), p[~right_A].sum()
+    found, missed = square[right_A & sampled_A].sum(), square[right_A & ~sampled_A].sum()
+    misled, spared = square[~right_A & sampled_A].sum(), square[~right_A & ~sampled_A].sum()
+    sampled = (good - signal) * wrong * found + (signal - bad) * right * misled
+    return float(sampled + signal * (right * spared - wrong * missed))
+
+
+def softmax(logits_A: Values) -> Values:
+    """float64[A]: the probabilities."""
+    weights: Values = np.exp(logits_A - logits_A.max())
+    return weights / weights.sum()
+
+
+def simulate(rollouts: int, seed: int, steps: int = STEPS) -> dict[str, float]:
+    """One run with Adam: mass of the right actions, share of them that rose, largest relative fall of one."""
+    rng = np.random.default_rng([seed, rollouts])
+    right = np.arange(ACTIONS) < RIGHT
+    logits = np.zeros(ACTIONS)
+    start, first, second = softmax(logits), np.zeros(ACTIONS), np.zeros(ACTIONS)
+    for step in range(1, steps + 1):
+        p = softmax(logits)
+        drawn = np.bincount(rng.choice(ACTIONS, size=rollouts, p=p), minlength=ACTIONS)
+        rewards = np.where(right, 1.0, -1.0)
+        weights = drawn * (rewards - (drawn * rewards).sum() / rollouts) / rollouts
+        gradient = -p * (weights - (weights * p).sum())  # of -(1/N) sum r p in the logits
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        scale = np.sqrt(second / (1 - 0.999**step)) + 1e-8
+        logits = logits - RATE * first / (1 - 0.9**step) / scale
+    end = softmax(logits)
+    relative = end[right] / start[right]
+    return {
+        "right_mass": float(end[right].sum()),
+        "share_that_rose": float((relative > 1).mean()),
+        "largest_fall": max(0.0, float(1 - relative.min())),
+    }
+
+
+def main() -> None:
+    """Simulates and reports."""
+    parser = common_arguments(__doc__ or "")
+    parser.add_argument("--seeds", type=int, default=5)
+    args = parser.parse_args()
+    figures: dict[str, Any] = {}
+    lines = []
+    for rollouts in ROLLOUTS:
+        runs = [simulate(rollouts, seed) for seed in range(args.seeds)]
+        figures[str(rollouts)] = {name: interval([run[name] for run in runs]) for name in runs[0]}
+        shown = ", ".join(f"{name} {fmean(run[name] for run in runs):.3f}" for name in runs[0])
+        lines.append(f"N = {rollouts}: {shown}")
+    setup = {"actions": ACTIONS, "right": RIGHT, "steps": STEPS, "seeds": args.seeds} | {
+        "fewest": min(ROLLOUTS),
+        "most": max(ROLLOUTS),
+    }
+    finish("broadened_rollouts", args, {"setup": setup, "rollouts": figures}, lines)
+
+
+if __name__ == "__main__":
+    main()
