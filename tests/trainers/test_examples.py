@@ -84,6 +84,7 @@ def test_there_is_one_for_every_method() -> None:
         "ulorl",
         "gdro-rollouts",
         "brorl",
+        "dynamic-tree",
     }
     listed = (FOLDER / "README.md").read_text()
     assert all(f"`{path.name}`" in listed for path in EXAMPLES)

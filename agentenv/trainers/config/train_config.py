@@ -233,7 +233,8 @@ class TrainConfig(Frozen):
         off_context, strategy = self.resolved_loss.correction.off_context, self.rollout.strategy
         if not self.resolved_loss.correction.weighs or off_context == "weight":
             return ""
-        if off_context != "rescore" and strategy not in IN_CONTEXT:
+        window = strategy == "tree" and self.rollout.strategy_options.get("window")
+        if off_context != "rescore" and (strategy not in IN_CONTEXT or window):
             return f"rollout.strategy={strategy!r}"
         if off_context != "rescore" and guides(sampler):
             return f"rollout.sampler={self.rollout.sampler!r}"

@@ -14,6 +14,7 @@ from agentenv.core.env_lifecycle import close_envs, close_quickly, mask_trajecto
 from agentenv.core.rollout import (
     EpisodeSpec,
     EpisodeState,
+    RolloutConfig,
     act,
     capture,
     fork,
@@ -28,6 +29,7 @@ from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.core.types import Completion
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.tree import Tree
+from agentenv.trainers.strategies.branch_windows import BranchWindow, window_start
 from agentenv.trainers.strategies.rollback import has_failed
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.token_forks import (
@@ -44,7 +46,8 @@ from agentenv.trainers.strategies.token_forks import (
 class TreeStrategy:
     """Plays ``roots`` episodes and forks them at turns or at tokens, until the group has no slot left.
 
-    BranchGRPO, Li et al. 2025, arXiv:2509.06040; forks at tokens: LATR, Xing et al. 2025, arXiv:2510.24302.
+    BranchGRPO, Li et al. 2025, arXiv:2509.06040; forks at tokens: LATR, Xing et al. 2025, arXiv:2510.24302;
+    windows: Dynamic-TreeRPO, 2025, arXiv:2509.23352.
     A group of n slots has at most n leaves. A fork at turn t continues in ``width`` branches from the state before t; no
     turn is executed twice. Each leaf is a trajectory of its whole path, with ``parent_id`` and ``fork_turn``. A turn that
     several leaves share is trained in one of them, as is the shared beginning of a turn that was forked at a token. The
@@ -89,6 +92,19 @@ class TreeStrategy:
     shared: Literal["once", "each"] = "once"
     """``once`` trains a turn that several leaves share in one of them, ``each`` in every leaf, with that leaf's credit; then
     the token of a fork is trained as well (LATR)."""
+    window: int = 0
+    """Turns of the window in which alone the tree branches and is trained (Dynamic-TreeRPO); 0 is every turn."""
+    stride: int = 1
+    """Turns by which the window moves."""
+    hold: int = 20
+    """Training steps for which the window stays where it is."""
+    turns: int = 4
+    """Turns of a usual episode, over which the window moves."""
+    temperatures: tuple[float, float] = (1.2, 0.8)
+    """Temperatures of the first and of the last turn of the window. What is sampled at another temperature than
+    ``rollout.temperature`` carries ``context_mismatch``, because its log-probs are those of another distribution."""
+    outside_temperature: float = 0.0
+    """Temperature of the turns outside the window; 0 takes the most likely token."""
     keep: float = 1.0
     """Share of the leaves that are trained, the best and the worst in equal numbers; the others count in the statistics."""
 
@@ -97,6 +113,13 @@ class TreeStrategy:
             raise ConfigurationError(
                 "a tree needs roots of at least 1, width of at least 2, depth of at least 0 and keep above 0 and at most "
                 f"1, not {self.roots}, {self.width}, {self.depth} and {self.keep}"
+            )
+        numbers = (self.window, self.stride, self.hold - 1, self.turns - 1)
+        if min(numbers) < 0 or min(*self.temperatures, self.outside_temperature) < 0:
+            raise ConfigurationError(
+                "a window of a tree needs window and stride of at least 0, hold and turns of at least 1 and temperatures of "
+                f"at least 0, not {self.window}, {self.stride}, {self.hold}, {self.turns}, {list(self.temperatures)} and "
+                f"{self.outside_temperature}"
             )
         steps = [first for first, _ in self.share]
         if not steps or steps != sorted(set(steps)) or not all(0 <= share <= 1 for _, share in self.share):
@@ -127,6 +150,13 @@ class TreeStrategy:
         finally:
             await close_quickly(builder.forked, context.config.deadline_s)
         return trained_once(builder.collect_leaves(), keep=self.keep, shared=self.shared)
+
+    def window_at(self, step: int) -> BranchWindow | None:
+        """The window of a training step; None where the whole tree branches."""
+        if not self.window:
+            return None
+        start = window_start(step, hold=self.hold, stride=self.stride, turns=self.turns, width=self.window)
+        return BranchWindow(start, self.window, self.temperatures, self.outside_temperature)
 
     @property
     def lookahead(self) -> Lookahead:
@@ -222,7 +252,7 @@ class _TreeBuilder:
         """One turn, with the fork of the state before it where there is to be one."""
         config, state, before = self.context.config, branch.record, branch.record.copy()
         room = config.model_copy(update={"turn_tokens": max(config.turn_tokens - len(branch.head), 1)})
-        completion = await sample(state, self.context.policy, room)
+        completion = await self._sample(state, room)
         if completion is None or self._drops(branch, completion):
             return
         action = self.context.decode(branch.head) + completion.text
@@ -246,6 +276,19 @@ class _TreeBuilder:
         finally:
             if snapshot is not None:
                 await release(snapshot, config)
+
+    async def _sample(self, state: EpisodeState, room: RolloutConfig) -> Completion | None:
+        """The next action; where there is a window, at its temperature, and trained within it alone."""
+        window, turn = self.strategy.window_at(self.context.step), len(state.turns)
+        if window is None:
+            return await sample(state, self.context.policy, room)
+        heat, written = window.temperature(turn), len(state.segments)
+        completion = await sample(state, self.context.policy, room.model_copy(update={"temperature": heat}))
+        state.segments[written:] = [
+            replace(s, context_mismatch=heat != room.temperature, trained=turn in window)
+            for s in state.segments[written:]
+        ]
+        return completion
 
     def _drops(self, branch: _Branch, completion: Completion) -> bool:
         """Whether the branch is dropped for the turn that it has just written."""
@@ -276,8 +319,12 @@ class _TreeBuilder:
 
     def _forks_at(self, branch: _Branch, before: EpisodeState, completion: Completion) -> bool:
         """Whether to fork before the environment has acted."""
+        window, turn = self.strategy.window_at(self.context.step), len(before.turns)
+        if window is not None and turn not in window:
+            return False
         if self.strategy.fork_at == "every_turn":
-            return len(before.turns) > branch.turn  # that of its own fork had its branches
+            first = window is not None and branch.parent is None  # a root branches from its first turn on
+            return first or turn > branch.turn  # that of its own fork had its branches
         surprise = -fmean(completion.logprobs) if completion.logprobs else 0.0
         return self.strategy.fork_at == "surprise" and surprise > self.strategy.surprise
 
