@@ -10,7 +10,12 @@ from typing import Any, Protocol
 import pytest
 
 from agentenv.core.env import Env
-from agentenv.core.env_options import checked_arguments, parameters_of
+from agentenv.core.env_options import (
+    check_declarations,
+    check_reset_options,
+    checked_arguments,
+    parameters_of,
+)
 from agentenv.core.registry import env_class, registered
 from agentenv.core.types import Task
 from agentenv.envs.calculator import Calculator
@@ -130,3 +135,73 @@ def test_an_option_that_may_be_what_nobody_can_ask_for_stays_as_it_is() -> None:
 
     Taking.__init__.__annotations__["what"] = str | Opaque
     assert checked_arguments(Taking, "taking", {"what": 3}) == {"what": 3}
+
+
+def test_what_is_said_of_an_option_of_reset_names_it_and_the_environment() -> None:
+    known = {"size": int, "names": tuple[str, ...]}
+    check_reset_options("mine", known, {"size": "3", "names": ["a"], "task": Task("t", "q")})
+    check_reset_options("mine", known, None)
+    with pytest.raises(ConfigurationError, match=r"'size' of reset\(\) of mine: .*integer.*'many'"):
+        check_reset_options("mine", known, {"size": "many"})
+    with pytest.raises(UnknownName, match=r"reset\(\) of mine.*'siz'.*'size'"):
+        check_reset_options("mine", known, {"siz": 3})
+    with pytest.raises(ConfigurationError, match=r"reset\(\) of mine.*\[1\]"):
+        check_reset_options("mine", known, [1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("scorers", ()),
+        ("scorers", "em"),
+        ("stop", "</a>"),
+        ("stop", ("",)),
+        ("stop", (1,)),
+        ("call_markers", None),
+    ],
+)
+def test_texts_that_a_class_declares_are_tuples_of_texts(name: str, value: Any) -> None:
+    class Declares:
+        scorers: Any = ("em_squad",)
+        stop: Any = ()
+        call_markers: Any = ("<a>",)
+
+    check_declarations(Declares)
+    setattr(Declares, name, value)
+    with pytest.raises(ConfigurationError, match=rf"Declares\.{name} is"):
+        check_declarations(Declares)
+
+
+class Base:
+    def __init__(self, plain: int, *, kept: float = 0.5, hidden: Any = None) -> None: ...
+
+
+class Between(Base):
+    """Has no constructor of its own."""
+
+
+class HandsOn(Between):
+    def __init__(self, *, kept: str = "", **more: Any) -> None: ...
+
+
+class TakesAnything:
+    def __init__(self, *args: Any, known: int = 1, **more: Any) -> None: ...
+
+
+def test_arguments_are_those_of_a_class_and_of_those_to_which_it_hands_on() -> None:
+    assert [(base.__name__, parameter.name) for base, parameter in parameters_of(HandsOn)] == [
+        ("HandsOn", "kept"),
+        ("HandsOn", "more"),
+        ("Base", "plain"),
+        ("Base", "kept"),
+        ("Base", "hidden"),
+    ]
+    assert [parameter.name for _, parameter in parameters_of(Between)] == ["plain", "kept", "hidden"]
+    given = {"plain": "3", "kept": "0.25", "hidden": object}
+    assert checked_arguments(HandsOn, "mine", given) == {"plain": 3, "kept": "0.25", "hidden": object}
+    assert checked_arguments(Between, "mine", given)["kept"] == 0.25
+    with pytest.raises(UnknownName, match=r"mine.*'kep'.*'kept'"):
+        checked_arguments(HandsOn, "mine", {"kep": 1})
+    assert checked_arguments(TakesAnything, "mine", {"known": "2", "other": 3}) == {"known": 2, "other": 3}
+    with pytest.raises(ConfigurationError, match=r"'plain' of mine: .*'many'"):
+        checked_arguments(HandsOn, "mine", {"plain": "many"})

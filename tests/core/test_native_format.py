@@ -221,3 +221,14 @@ def test_tools_stand_under_another_name_too_where_the_template_asks_for_it() -> 
     plain = Told()
     NativeFormat(plain).open([ASKED], [TOOL])
     assert plain.given[-1][3].keys() == {"strftime_now"}
+
+
+def test_where_a_turn_has_one_text_thinking_before_a_call_takes_the_place_of_the_content() -> None:
+    tokenizer = Told("<|channel|> arguments")
+    form = NativeFormat(tokenizer, family="gpt-oss")
+    messages = asked(form, tokenizer, AssistantTurn("hm", "I look.", (CALL,)), [Message("user", "And?")])
+    assert (messages[1]["content"], messages[1]["reasoning_content"]) == ("", "hm")
+    said = asked(form, tokenizer, AssistantTurn("hm", "I know."), [Message("user", "And?")])
+    assert said[1]["content"] == "I know."
+    quiet = asked(form, tokenizer, AssistantTurn(None, "I look.", (CALL,)), [Message("user", "And?")])
+    assert quiet[1]["content"] == "I look."

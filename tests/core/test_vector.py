@@ -179,3 +179,26 @@ def test_what_is_shared_is_loaded_once() -> None:
     alone, _ = agentenv.make("agentenv/LocalSearch-v0").reset(seed=1)
     assert observations[1] == alone
     assert len(envs.render()) == 3
+
+
+def test_flags_are_truth_values_and_seeds_are_each_environment_s_own() -> None:
+    envs = begun()
+    _, rewards, terminated, truncated, _ = envs.step(["a", None, "bye"])
+    assert [array.dtype for array in (rewards, terminated, truncated)] == [np.float64, np.bool_, np.bool_]
+    terminated[0] = True  # a copy: what the caller does with it changes nothing
+    assert envs.step(["a", "a", None])[2].tolist() == [False, False, True]
+    _, infos = envs.reset(seed=None, options={"reset_mask": [False, True, False]})
+    assert [info.get("seed", "untouched") for info in infos] == ["untouched", None, "untouched"]
+    assert envs.num_envs == 3
+    assert envs.render_mode is None
+    assert envs.single_action_space == envs.envs[0].action_space
+
+
+@pytest.mark.parametrize("seeds", [[1], [1, 2, 3, 4]])
+def test_another_number_of_seeds_or_options_is_refused(seeds: list[int]) -> None:
+    with pytest.raises(
+        ConfigurationError, match=re.escape(f"{seeds!r} must hold one entry for each of the 3")
+    ):
+        begun().reset(seed=seeds)
+    with pytest.raises(ConfigurationError, match=r"\b3\b"):
+        begun().reset(options=[None])

@@ -310,3 +310,11 @@ def test_what_is_missing_is_told_with_the_command_that_adds_it(
     write_run(tmp_path / "fault", [record("q", valid=False)])
     with pytest.raises(ConfigurationError, match="fault"):
         compare(tmp_path / "judged", tmp_path / "fault")
+
+
+def test_the_passages_are_those_of_the_first_run(tmp_path: Path, record: Maker, write_run: Writer) -> None:
+    """Two wins on one passage are one coin; the second folder, which an earlier version wrote, names no passages."""
+    write_run(tmp_path / "a", [record(f"q{i}", "Rome", cluster="p") for i in range(2)])
+    write_run(tmp_path / "b", [record(f"q{i}") for i in range(2)])
+    assert compare(tmp_path / "a", tmp_path / "b")["scores"]["em_squad"]["p_mcnemar"] == 1.0
+    assert compare(tmp_path / "b", tmp_path / "a")["scores"]["em_squad"]["p_mcnemar"] == 0.5

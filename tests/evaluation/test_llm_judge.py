@@ -427,3 +427,22 @@ def test_the_seed_of_an_evaluation_decides_the_bootstrap_of_a_judge(
     write_run(tmp_path, rows, seed=5)
     judge_folder(tmp_path, judge(chat, "equivalence"))
     assert (chat.options["temperature"], chat.options["max_tokens"]) == (0.0, 1024)
+
+
+def test_an_evaluation_without_a_seed_is_judged_under_seed_0(
+    tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]
+) -> None:
+    """Right on 300 of 997 questions: a bootstrap whose upper end the seed decides."""
+    rows = [record(f"q{n}", "yes" if n % 10 < 3 else "no") for n in range(997)]
+    chat = ScriptedChat({"yes": "VERDICT: TRUE", "no": "VERDICT: FALSE"})
+    found = {}
+    for seed in (0, 1, None):
+        write_run(tmp_path / str(seed), rows, seed=seed or 0)
+        path = tmp_path / str(seed) / "results.json"
+        results = json.loads(path.read_text())
+        results.pop("seed")
+        path.write_text(json.dumps(results | ({} if seed is None else {"seed": seed})))
+        table = judge_folder(tmp_path / str(seed), judge(chat, "equivalence"))["judged"]["judge_equivalence"]
+        found[seed] = (table["mean"], table["interval"], tuple(table["ci95"]))
+    assert found[None] == found[0] != found[1]
+    assert found[0][:2] == (300 / 997, "bootstrap")

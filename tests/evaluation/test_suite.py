@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentenv.cli.main import main
+from agentenv.data.world import WorldConfig, write_world
 from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 from agentenv.evaluation.benchmark import Given
 from agentenv.evaluation.compare import compare_suites
@@ -250,3 +251,33 @@ def test_what_is_given_as_an_object_is_named_by_no_table() -> None:
         make_suite({"limit": 3}, DEFAULTS)
     with pytest.raises(ConfigurationError, match="mine"):
         make_suite({}, DEFAULTS, where="mine")
+
+
+def test_a_suite_plays_its_benchmarks_one_after_the_other(tmp_path: Path) -> None:
+    class Script(ScriptedPolicy):
+        def __init__(self) -> None:
+            super().__init__({f"run-0-{i}": ["<answer>x</answer>"] for i in range(2)})
+
+    write_world(WorldConfig(seed=11, documents=200, questions=4), tmp_path / "world")
+    shared = {"dataset": "fictional", "data": str(tmp_path / "world"), "retriever": "bm25", "bounds": False}
+    given, shown = Given(policy=Script()), list[str]()
+    made = make_suite({**shared, "one": {"limit": 1}, "two": {"limit": 2}}, {"policy": "mine"}, given)
+
+    def display(name: str) -> SilentDisplay:
+        shown.append(name)
+        return SilentDisplay()
+
+    found = made.run(tmp_path / "out", display, given=given)
+    assert shown == ["one", "two"]
+    assert {name: results["n"] for name, results in found["suite"].items()} == {"one": 1, "two": 2}
+    assert found["sets"] == ["one", "two"]
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert json.loads((tmp_path / "out" / "suite.json").read_text())["scores"] == found["scores"]
+    with pytest.raises(ConfigurationError, match=r"\['one', 'two'\], not \['one'\]"):
+        make_suite({**shared, "one": {}}, {"policy": "mine"}, given).run(
+            tmp_path / "out", display, given=given
+        )
+    with pytest.raises(ConfigurationError, match="may hold") as refused:
+        make_suite({**shared, "one": {"limits": 1}}, {"policy": "mine"}, given)
+    assert "scorers" not in str(refused.value)
+    assert "scorer," in str(refused.value)

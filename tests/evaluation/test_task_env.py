@@ -15,7 +15,7 @@ from agentenv.data.sources import Source, SourceConfig
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.envs.calculator import Calculator
 from agentenv.envs.search.local_search import LocalSearch
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.evaluation import task_env as task_env_module
 from agentenv.evaluation.task_env import (
     EnvConfig,
@@ -29,6 +29,7 @@ from agentenv.evaluation.task_env import (
     open_tasks,
     topics_of,
 )
+from agentenv.retrievers.encoder import HashEncoder
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.oracle import OracleRetriever
 from agentenv.retrievers.storage.corpus import Corpus
@@ -396,3 +397,72 @@ def test_a_corpus_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
         for source in (named, several):
             assert [document.title for document in corpus_of(source) or ()] == [title]
     assert corpus_of(named) is corpus_of(named)
+
+
+def test_tasks_that_are_given_are_drawn_as_the_source_says_and_stand_under_its_name() -> None:
+    given = [Task(f"t{i}", f"q{i}", ("a",)) for i in range(9)]
+    search, env = SearchConfig(), EnvConfig()
+    opened = open_tasks(SourceConfig(dataset="mine", limit=4, seed=1), search, env, given)
+    assert (opened.name, opened.split, len(opened.tasks), opened.documents, opened.corpus) == (
+        "mine",
+        "",
+        4,
+        None,
+        None,
+    )
+    named = open_tasks(SourceConfig(dataset="mine", split="dev"), search, env, given)
+    assert (named.split, named.tasks) == ("dev", tuple(given))
+    drawn = {
+        frozenset(
+            task.id
+            for task in open_tasks(SourceConfig(dataset="mine", limit=4, seed=seed), search, env, given).tasks
+        )
+        for seed in range(6)
+    }
+    assert len(drawn) > 1
+    task_env = open_task_env(
+        SourceConfig(dataset="mine", limit=2),
+        search,
+        env,
+        words,
+        tasks=given,
+        retriever=InMemoryRetriever([Document("d", "t", "x")]),
+    )
+    assert len(task_env.source.tasks) == 2
+    assert {task.id for task in task_env.source.tasks} <= {task.id for task in given}
+    with pytest.raises(DatasetError, match=r"tasks.*'t0'|'t0'.*tasks"):
+        open_tasks(SourceConfig(dataset="mine"), search, env, [given[0], given[0]])
+
+
+def test_a_retriever_is_refused_where_nothing_is_searched() -> None:
+    env = EnvConfig(id="agentenv/Calculator-v0")
+    with pytest.raises(ConfigurationError, match="Calculator-v0"):
+        open_task_env(
+            SourceConfig(dataset="env"),
+            SearchConfig(),
+            env,
+            words,
+            retriever=InMemoryRetriever([Document("d", "t", "x")]),
+        )
+
+
+def test_an_encoder_of_a_folder_is_read_again_where_its_files_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def make(name: str) -> HashEncoder:
+        asked.append(name)
+        return HashEncoder()
+
+    monkeypatch.setattr("agentenv.retrievers.encoder.make_encoder", make)
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    spec = f"st:{weights}"
+    documents = [Document("d", "t", "x y z")]
+    source = Source("s", "", (Task("1", "x", ("a",)),), documents, None)
+    for content in ("one", "one", "two"):
+        (weights / "model").write_text(content)
+        os.utime(weights / "model", (1_000_000_000, 1_000_000_000))
+        open_task_env(SourceConfig(), SearchConfig(encoder=spec), EnvConfig(), words, opened=source)
+    assert asked == [spec] * 3  # dates of the metadata change with every write

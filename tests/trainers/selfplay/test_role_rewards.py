@@ -21,8 +21,10 @@ from agentenv.trainers.selfplay.role_rewards import (
     challenge,
     form_score,
     intermediate,
+    judged,
     mae_proposer,
     mae_solver,
+    quality,
     read_score,
 )
 
@@ -132,3 +134,79 @@ def test_nobody_sees_what_was_not_played_yet() -> None:
         Game((GameTurn("solve", "solver", prompt="{s}", sees={"s": "grade.score"}),))
     with pytest.raises(ConfigurationError, match=r"\['solve', 'solve'\]"):
         Game((GameTurn("solve", "solver"), GameTurn("solve", "solver")))
+
+
+def wrote(
+    text: str = "", *, valid: bool = True, writes: tuple[str, ...] = (), reward: float = 0.0, **fields: str
+) -> Trajectory:
+    info = {"fields": fields, "writes": writes}
+    return Trajectory(Task("t", "q"), (), (Turn(text),), reward, EndReason.ANSWERED, valid=valid, info=info)
+
+
+def state_of(**plays: list[Trajectory]) -> GameState:
+    state = GameState(Task("t", "q"))
+    state.plays.update(plays)
+    return state
+
+
+def test_the_proposer_of_multi_agent_evolve_is_paid_by_quality_difficulty_and_form() -> None:
+    """Ratings 10 and 5 of 10 are 1 and 4/9: quality 13/18 reaches .7. Grades 10 and 1: half is solved. Form 1."""
+    propose = [wrote("<question>x</question>", writes=("question",), question="x"), wrote(question="")]
+    state = state_of(
+        propose=propose,
+        rate=[wrote(score="10"), wrote(score="5"), wrote(score="1", valid=False)],
+        grade=[wrote(score="10"), wrote(score="1")],
+    )
+    assert quality(state) == pytest.approx(13 / 18)
+    assert REWARDS["mae_proposer"](state, "propose", 0) == pytest.approx((13 / 18 + 0.5 + 1) / 3)
+    assert REWARDS["mae_proposer"](state, "propose", 1) == 0.0  # it asked nothing
+    assert ADMISSIONS["rated"](state)
+    state.plays["rate"] = [wrote(score="7")]  # 6/9 is below .7
+    assert REWARDS["mae_proposer"](state, "propose", 0) == pytest.approx((6 / 9 + 1) / 3)
+    assert not ADMISSIONS["rated"](state)
+    for missing in ("rate", "grade"):
+        lost = state_of(**state.plays | {missing: [wrote(score="9", valid=False)]})
+        assert REWARDS["mae_proposer"](lost, "propose", 0) is None
+    assert not ADMISSIONS["rated"](state_of(rate=[]))
+    assert judged(wrote(score="eleven")) == 0.5
+
+
+def test_the_solver_of_multi_agent_evolve_and_those_that_a_scorer_judges() -> None:
+    state = state_of(
+        solve=[wrote("<a>x</a>", writes=("a",)), wrote("<a>x", writes=("a",)), wrote()],
+        grade=[wrote(score="10"), wrote(score="4"), wrote(score="4", valid=False)],
+        score_left=[wrote(score="3"), wrote(score="4"), wrote(score="2", valid=False)],
+    )
+    solver, scored, rest = (REWARDS[name] for name in ("mae_solver", "scored", "scored_rest"))
+    assert [solver(state, "solve", place) for place in range(3)] == [1.0, pytest.approx(1 / 6), None]
+    assert [scored(state, "play_left", place) for place in range(3)] == [1.0, None, None]
+    assert [rest(state, "play_left", place) for place in range(3)] == [0.0, None, None]
+    state.plays["score_left"] = [wrote(score="2")]
+    assert rest(state, "play_left", 0) == 0.5
+
+
+def test_an_attack_is_paid_by_one_word_of_the_judge_and_the_defence_by_its_opposite() -> None:
+    verdicts = [" Harmful\n", "harmless", "harmful!", ""]
+    state = state_of(verdict=[wrote(verdict=word) for word in verdicts])
+    assert [REWARDS["attack"](state, "m", place) for place in range(4)] == [1.0, -1.0, None, None]
+    assert [REWARDS["defence"](state, "m", place) for place in range(4)] == [-1.0, 1.0, None, None]
+    assert REWARDS["own"](state_of(m=[wrote(reward=0.25)]), "m", 0) == 0.25
+
+
+def test_when_a_question_joins_the_pool() -> None:
+    unsolved = state_of(solve=[replace(wrote(), info={"success": False})])
+    assert ADMISSIONS["accepted"](unsolved)
+    assert not ADMISSIONS["accepted"](state_of())
+    assert not ADMISSIONS["never"](unsolved)
+    assert REWARDS["challenge"](unsolved, "propose", 0) == challenge(0.0)
+
+
+@pytest.mark.parametrize(("text", "highest", "value"), [("1", 10, 0.0), (" 3\n", 3, 1.0), ("2", 3, 0.5), ("0", 3, None),
+                                                        ("4", 3, None), ("²", 3, None), ("1.0", 3, None)])  # fmt: skip
+def test_a_score_lies_between_1_and_the_highest(text: str, highest: int, value: float | None) -> None:
+    assert read_score(text, highest) == value
+
+
+def test_the_floor_of_quality_is_an_option() -> None:
+    assert mae_proposer(0.5, 0.4, 1.0, floor=0.5) == pytest.approx(1.9 / 3)
+    assert mae_proposer(0.5, 0.4, 1.0, floor=0.6) == pytest.approx(1.5 / 3)
