@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
+from agentenv.core.model_families import get_family
 from agentenv.core.native_format import NativeFormat
 from agentenv.core.types import Message, MessagePart
 from agentenv.errors import ConfigurationError
@@ -41,7 +42,7 @@ class Told(ByteTokenizer):
         self.given.append(([dict(message) for message in messages], tools, add_generation_prompt, options))
         if self.leaves_out == "raises":
             raise ValueError("no\nsuch thing")
-        head = json.dumps(tools) if tools and self.leaves_out != "tools" else ""
+        head = json.dumps(tools) if tools and self.leaves_out not in ("tools", "content") else ""
         return head + "".join(map(self.shown, messages)) + "<assistant>" * add_generation_prompt
 
     def shown(self, message: Mapping[str, Any]) -> str:
@@ -232,3 +233,13 @@ def test_where_a_turn_has_one_text_thinking_before_a_call_takes_the_place_of_the
     assert said[1]["content"] == "I know."
     quiet = asked(form, tokenizer, AssistantTurn(None, "I look.", (CALL,)), [Message("user", "And?")])
     assert quiet[1]["content"] == "I look."
+
+
+def test_tools_that_the_template_shows_in_no_message_either_are_refused() -> None:
+    """A template that shows calls as DeepSeek's is told of the tools in the system prompt, and leaves that out too."""
+    calls = get_family("deepseek").declares_for
+    told = Told(calls)
+    NativeFormat(told, family="deepseek").open([ASKED], [TOOL])
+    hidden = Told(calls, leaves_out="content")
+    with pytest.raises(ConfigurationError, match=r"'deepseek'.*'search'"):
+        NativeFormat(hidden, family="deepseek").open([ASKED], [TOOL])
