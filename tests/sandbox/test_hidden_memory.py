@@ -129,7 +129,7 @@ for _ in range({count}):
         held.madvise(mmap.MADV_DONTNEED)
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
         break
-time.sleep({seconds})
+time.sleep(15)
 """
 
 
@@ -138,9 +138,32 @@ def test_all_of_the_address_space_of_a_process_that_hides_counts(
     box: JailExecutor, count: int, mb: int
 ) -> None:
     """It has let go of every page of its shared memory, which then stands in no count of its own."""
-    code = HIDES.format(count=count, mb=mb, seconds=15)
+    code = HIDES.format(count=count, mb=mb)
     assert box.run(code, limits=replace(LIMITS, memory_mb=128)).status is ExecStatus.OOM
     with box.open(limits=replace(LIMITS, memory_mb=128)) as session:
         assert session.run(code).status is ExecStatus.OOM
-    few = HIDES.format(count=1, mb=8, seconds=0.2)
-    assert box.run(few, limits=LIMITS).status is ExecStatus.OK
+
+
+NEW_PROGRAM = """
+import os, shutil, sys
+shutil.copy(os.path.realpath("/proc/self/exe"), "program")
+os.chmod("program", {mode})
+holds = (
+    "import mmap, time; held = mmap.mmap(-1, {mb} << 20)\\n"
+    "for at in range(0, {mb} << 20, 1 << 20):\\n for page in range(at, at + (1 << 20), 4096): held[page] = 1\\n"
+    " held.madvise(mmap.MADV_DONTNEED, at, 1 << 20)\\n"
+    "time.sleep({seconds})"
+)
+if {two}: os.fork()
+os.execve("program", ["python", "-S", "-c", holds], {{"PYTHONHOME": sys.base_prefix}})
+"""
+
+
+@pytest.mark.parametrize("mode", [0o111, 0o755], ids=["unreadable", "readable"])
+def test_shared_memory_of_a_new_program_counts(box: JailExecutor, mode: int) -> None:
+    """It begins with less address space than a fork. Two whose descriptors are hidden too count 208 MiB for these."""
+    limits = replace(LIMITS, memory_mb=256)
+    held = box.run(NEW_PROGRAM.format(mode=mode, two=True, mb=190, seconds=10), limits=limits)
+    assert held.status is ExecStatus.OOM, held
+    little = box.run(NEW_PROGRAM.format(mode=mode, two=True, mb=1, seconds=0.2), limits=limits)
+    assert little.status is ExecStatus.OK, little

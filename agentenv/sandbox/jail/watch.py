@@ -188,14 +188,27 @@ def buffers(pids: list[int], most: int) -> int:
     return hidden * BUFFERS["socket"] + sum(BUFFERS.get(goal.partition(":")[0], 0) for goal in found)
 
 
-def used_by(pids: list[int], enough: int, files: int, size: int = 1 << 62) -> int:
+def unseen(pid: int) -> int:
+    """Bytes that mappings of a process can take at most beside the pages that it has resident; see ``outside_of_pages``.
+
+    What it has mapped for itself alone and may write to is no shared memory. Whatever else it has mapped could be, also
+    where it has given up what every process begins with; and each region has a page at least.
+    """
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as stream:
+            size, *_, private, _ = map(int, stream.read().split())
+    except (OSError, ValueError):
+        return 0
+    return (size - private) * PAGE + size * REGION
+
+
+def used_by(pids: list[int], enough: int, files: int) -> int:
     """Bytes that ``pids`` use together; an upper bound as long as that is below ``enough``.
 
     Args:
         pids: The processes.
         enough: From here on it must be exact.
         files: Descriptors that each may have.
-        size: Bytes of address space of a process that has mapped nothing of its own.
     """
     found = [sizes(pid) for pid in pids]
     if any(not taken for taken, _ in found):
@@ -203,7 +216,7 @@ def used_by(pids: list[int], enough: int, files: int, size: int = 1 << 62) -> in
         found = [sizes(pid) for pid in pids]
     queued = buffers(pids, files)
     rough = sum(here for _, here in found) + queued
-    if rough + sum(max(0, taken - size) for taken, _ in found) < enough:
+    if rough + sum(map(unseen, pids)) < enough:
         return rough
     outside = outside_of_pages(pids)
     if rough + outside < enough:
@@ -221,7 +234,6 @@ class Watch:
         self._memory: int = limits["memory_mb"] * MIB
         self._files: int = limits["open_files"]
         self.baseline = 0
-        self._size = sizes(os.getpid())[0]
         self.members: Callable[[], list[int]] = lambda: [pid for pid in processes() if pid != 1]
         self.listeners: dict[int, Callable[[int], None]] = {}
 
@@ -259,7 +271,7 @@ class Watch:
     def _too_much(self) -> bool:
         pids = self.members()
         budget = self._memory + self.baseline
-        used = used_by(pids, budget, self._files, self._size)
+        used = used_by(pids, budget, self._files)
         self.peak = max(self.peak, used)
         return used > budget
 
