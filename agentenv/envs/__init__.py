@@ -16,6 +16,7 @@ register("agentenv/SearchProposer-v0", "agentenv.envs.search.self_play:SearchPro
 register("agentenv/SearchSolver-v0", "agentenv.envs.search.self_play:SearchSolver")
 register("agentenv/Calculator-v0", "agentenv.envs.calculator:Calculator")
 register("agentenv/Code-v0", "agentenv.envs.code:Code")
+register("agentenv/TraceCode-v0", "agentenv.envs.trace_code:TraceCode")
 register("agentenv/SQL-v0", "agentenv.envs.sql:Sql")
 register("agentenv/ReExSQL-v0", "agentenv.envs.reex_sql:ReExSQL")
 register("agentenv/DomSim-v0", "agentenv.envs.domsim.env:DomSim", extra="gui")

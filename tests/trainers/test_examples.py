@@ -46,7 +46,7 @@ def few_tasks(config: TrainConfig) -> list[str]:
 
 def skip_without_engine(config: TrainConfig) -> None:
     """Skips where what the environment needs is not on this machine."""
-    if config.env.id == "agentenv/Code-v0" and (why := unavailable("bwrap")):
+    if config.env.id in ("agentenv/Code-v0", "agentenv/TraceCode-v0") and (why := unavailable("bwrap")):
         pytest.skip(f"the sandbox runs no program on this machine: {why}")
     if config.env.id == "agentenv/SemiOnlineGUI-v0":
         pytest.importorskip("PIL", reason="the extra gui is not installed")

@@ -1,0 +1,271 @@
+"""``agentenv/TraceCode-v0``: repair a program by its trace, in the rounds of TraceCoder (arXiv:2602.06875).
+
+A program is handed in and run on public tests. While it fails, each round has three turns: ``<instrument>`` adds prints,
+whose output on the first failing test is shown; ``<plan>`` names cause and change; ``<submit>`` repairs. A repair
+that passes strictly more public tests becomes the base of the next round, any other is rolled back and remembered. The
+reward is given by hidden tests, of which nothing is ever shown.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from agentenv.core.env import Env
+from agentenv.core.grammar import earliest_block, shortened, unfenced
+from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
+from agentenv.data.code_tasks import generate_code_tasks
+from agentenv.envs.code import counted, framed, shared_executor, shown
+from agentenv.errors import ConfigurationError, DatasetError, SandboxFault
+from agentenv.sandbox.grading import CallTest, CaseOutcome, Grade, Test, grade
+from agentenv.sandbox.types import ExecStatus, ExecutionLimits, Executor
+
+SUBMIT, INSTRUMENT, PLAN = "submit", "instrument", "plan"
+TAGS = (SUBMIT, INSTRUMENT, PLAN)
+REMEMBERED = 2
+"""Failed plans that are shown."""
+MOST_FAILED = 2
+"""Rolled back repairs in a row that end the episode."""
+
+PROMPT = """\
+Solve the programming task below. Write the complete program between <submit> and </submit>. If it fails, you will be asked \
+to add prints to it (<instrument>), to plan a repair from what they show (<plan>), and to repair it (<submit>).
+Task: {question}
+"""
+ASK = {
+    INSTRUMENT: "Add prints to the program that show what goes into each of its parts and what comes out; change nothing "
+    "else. Write it between <instrument> and </instrument>.",
+    PLAN: "Name the first wrong value, the statement that made it, and why; then say what has to be changed. Write this "
+    "between <plan> and </plan>.",
+    SUBMIT: "Write the repaired program between <submit> and </submit>.",
+}
+"""What each turn is asked for, by its tag."""
+
+
+@dataclass
+class TraceState:
+    """All that changes within an episode."""
+
+    task: Task
+    wanted: str = SUBMIT
+    """The tag that the next action needs."""
+    turns: int = 0
+    round: int = 0
+    """Rounds of repair so far; 0 while the first program is awaited."""
+    base: str = ""
+    """The program that passed most public tests, the first of equals."""
+    base_grade: Grade = field(default_factory=lambda: Grade(()))
+    streak: int = 0
+    """Repairs in a row that were rolled back."""
+    plan: str = ""
+    """The plan of the present round."""
+    failed: list[str] = field(default_factory=list)
+    """Every plan whose repair was rolled back, with what became of it."""
+    domain: str = field(default_factory=lambda: f"episode {secrets.token_hex(8)}")
+    """The trust domain of all its runs: while they run, no other episode's program is in their jail."""
+
+
+class TraceCode(Env[TraceState]):
+    """Write, instrument, analyse, repair; the reward is given by hidden tests at the end."""
+
+    stop: ClassVar[tuple[str, ...]] = tuple(f"</{tag}>" for tag in TAGS)
+    refuses_half_escapes: ClassVar[bool] = True  # a program may hold any escape
+
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[Task] | None = None,
+        executor: Executor | str = "bwrap",
+        public: int = 4,
+        rounds: int = 5,
+        slips: int = 4,
+        observation_chars: int = 2000,
+        limits: ExecutionLimits | None = None,
+        prompt: str = PROMPT,
+        render_mode: str | None = None,
+    ) -> None:
+        """Builds an environment over tasks.
+
+        Args:
+            tasks: Tasks with ``data["tests"]``; None generates 200 small ones.
+            executor: An executor, or the name of a backend that all environments of this process share.
+            public: Tests, the first of a task, that a program is repaired by; the others are hidden and give the reward. One
+                at least stays hidden; a task with a single test is repaired and graded by it.
+            rounds: Rounds of repair at most; 5 in the paper.
+            slips: Actions of the wrong form that are corrected before the episode ends.
+            observation_chars: Characters of a trace that are shown; the middle is left out.
+            limits: Of one run; None takes the executor's.
+            prompt: Opening message; must hold ``{question}``.
+            render_mode: ``ansi`` or None.
+
+        Raises:
+            ConfigurationError: a bad prompt, or a bound out of range.
+        """
+        super().__init__(render_mode=render_mode)
+        if "{question}" not in prompt:
+            raise ConfigurationError("the prompt template must hold {question}")
+        if public < 1 or rounds < 0 or slips < 0 or observation_chars < 1:
+            raise ConfigurationError(
+                f"public={public} and observation_chars={observation_chars} must be at least 1, rounds={rounds} and "
+                f"slips={slips} at least 0"
+            )
+        self._tasks = tuple(generate_code_tasks(200) if tasks is None else tasks)
+        self._executor = shared_executor(executor) if isinstance(executor, str) else executor
+        self._public, self._rounds, self._room = public, rounds, observation_chars
+        self._limits, self._prompt = limits, prompt
+        self._max_turns = 1 + 3 * rounds + slips
+
+    @classmethod
+    def make_tasks(
+        cls, n: int, *, seed: int = 0, split: str = "train", steps: int = 2, tests: int = 8
+    ) -> Sequence[Task]:
+        """Small templated tasks; see `generate_code_tasks`."""
+        return generate_code_tasks(n, seed=seed, steps=steps, tests=tests, split=split)
+
+    def held_tasks(self) -> Sequence[Task]:
+        """The tasks that it was given, or those of its default."""
+        return self._tasks
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Poses ``options["task"]``, or a task drawn by the seed.
+
+        Raises:
+            DatasetError: the task has no tests.
+        """
+        super().reset(seed=seed, options=options)
+        drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None
+        task: Task | None = (options or {}).get("task") or drawn
+        if task is None or not task.data.get("tests"):
+            raise DatasetError(f"task {task.id if task else None!r} has no hidden tests")
+        self.state = TraceState(task)
+        return (Message("user", self._prompt.replace("{question}", task.question)),), {"task_id": task.id}
+
+    def _tests(self) -> tuple[Sequence[Test], Sequence[Test]]:
+        """The public tests and the hidden ones."""
+        tests = self.state.task.data["tests"]
+        count = max(1, min(self._public, len(tests) - 1))
+        return tests[:count], tests[count:] or tests
+
+    def step(self, action: str) -> Step:
+        """Takes the block that is wanted from ``action``.
+
+        Raises:
+            EpisodeOver: the episode has ended or was never reset.
+            SandboxFault: the sandbox failed; this is never the policy's doing.
+        """
+        self.check_running()
+        state = self.state
+        state.turns += 1
+        block = earliest_block(action, (state.wanted,))
+        if block is None:
+            wrong = ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="no complete action")
+            if state.turns >= self._max_turns:
+                return self._finish(EndReason.TURN_LIMIT, (wrong,), truncated=True, valid=False)
+            asked = (Message("tool", f"\n{ASK[state.wanted]}\n"),)
+            return self.result(asked, valid=False, tool_results=(wrong,))
+        if state.wanted == SUBMIT:
+            return self._submit(unfenced(block.content))
+        if state.wanted == INSTRUMENT:
+            return self._trace(unfenced(block.content))
+        state.plan, state.wanted = block.content, SUBMIT
+        return self._ask(f"It starts from this program:\n{state.base}", ToolResult(PLAN, ToolStatus.OK))
+
+    def _submit(self, program: str) -> Step:
+        """Runs a program on the public tests: it becomes the base if it passes strictly more, else it is rolled back."""
+        state, (public, _) = self.state, self._tests()
+        found = self._grade(program, public)
+        better = not state.round or found.passed > state.base_grade.passed
+        said = counted(found).replace("hidden", "public")
+        if better:
+            state.base, state.base_grade, state.streak = program, found, 0
+        else:
+            state.streak += 1
+            state.failed.append(f"{state.plan}\n(rolled back: {said})")
+            said += f" That is no more than before, so the program goes back to the one with {state.base_grade.passed}."
+        data = {"passed": found.passed, "tests": len(public), "accepted": better}
+        status = ToolStatus.OK if better else ToolStatus.ERROR
+        result = ToolResult(SUBMIT, status, "", "" if better else "RolledBack", data)
+        if found.all_passed or state.streak >= MOST_FAILED or state.round >= self._rounds:
+            return self._finish(EndReason.SUBMITTED, (result,))
+        state.round, state.wanted = state.round + 1, INSTRUMENT
+        return self._ask(f"{said}\n{self._failing()}", result)
+
+    def _trace(self, program: str) -> Step:
+        """Runs an instrumented program on the first failing test and shows what it prints, and the plans that failed."""
+        state, (public, _) = self.state, self._tests()
+        test = self._first_failing()
+        code, stdin = f"{state.task.data.get('prelude', '')}{program}", ""
+        if isinstance(test, CallTest):
+            code += f"\nprint('returned:', repr({test.function}(*{test.arguments!r})))"
+        else:
+            stdin = test.stdin
+        done = self._executor.run(code, stdin=stdin, limits=self._limits, variables=True, domain=state.domain)
+        if done.status is ExecStatus.SANDBOX_ERROR:
+            raise SandboxFault(done.fault)
+        kept = self._grade(program, public).outcomes == state.base_grade.outcomes
+        text = shortened(shown(done), self._room)
+        if not kept:
+            text += "\n[the instrumented program passes other tests than the program: its prints may mislead]"
+        state.wanted = PLAN
+        status = ToolStatus.OK if kept else ToolStatus.ERROR
+        result = ToolResult(INSTRUMENT, status, text, "" if kept else "ChangedMeaning")
+        history = "\n".join(state.failed[-REMEMBERED:])
+        before = f"\nPlans that failed:\n{shortened(history, self._room)}" if history else ""
+        return self._ask(framed(text).strip("\n") + before, result)
+
+    def _first_failing(self) -> Test:
+        public, _ = self._tests()
+        outcomes = self.state.base_grade.outcomes
+        return next(test for test, one in zip(public, outcomes, strict=True) if one is not CaseOutcome.PASSED)
+
+    def _failing(self) -> str:
+        """The first public test that fails, in words."""
+        test = self._first_failing()
+        if isinstance(test, CallTest):
+            asked = f"{test.function}({', '.join(map(repr, test.arguments))})"
+            text = f"It fails here: {asked} must give {test.expected!r}."
+        else:
+            text = f"It fails here: for the input {test.stdin!r} it must print {test.expected!r}."
+        return shortened(text, self._room)
+
+    def _grade(self, program: str, tests: Sequence[Test]) -> Grade:
+        prelude = self.state.task.data.get("prelude", "")
+        domain = self.state.domain
+        return grade(self._executor, prelude + program, tests, limits=self._limits, domain=domain)
+
+    def _ask(self, text: str, result: ToolResult) -> Step:
+        """Shows ``text`` and asks for the next block."""
+        asked = f"\n{text}\n{ASK[self.state.wanted]}\n"
+        return self.result((Message("tool", asked),), tool_results=(result,))
+
+    def _finish(
+        self, end: EndReason, results: Sequence[ToolResult], *, truncated: bool = False, valid: bool = True
+    ) -> Step:
+        """Grades the base on the hidden tests."""
+        state, (_, hidden) = self.state, self._tests()
+        found = self._grade(state.base, hidden) if state.base else Grade((CaseOutcome.WRONG,) * len(hidden))
+        return self.result(
+            (),
+            reward=float(found.all_passed),
+            end=end,
+            truncated=truncated,
+            valid=valid,
+            tool_results=results,
+            passed=found.passed,
+            tests=len(hidden),
+            answer=state.base,
+            solved=found.all_passed,
+            rounds=state.round,
+        )
+
+    def expert(self) -> Sequence[str] | None:
+        """Hands the canonical solution in."""
+        solution = self.state.task.data.get("solution")
+        return None if solution is None else (f"<submit>{solution}</submit>",)
+
+    def render(self) -> str:
+        """The task and how far the episode is."""
+        state = self.state
+        return f"{state.task.question} [round {state.round}] best {state.base_grade.passed}"

@@ -1,0 +1,134 @@
+"""TraceCode-v0: the turns of a round, strict rollback, the history of failed plans, and that hidden tests alone pay."""
+
+from typing import Any
+
+import pytest
+
+from agentenv.core.env import Env
+from agentenv.core.env_contract import EnvContract
+from agentenv.core.types import EndReason, Step, Task, ToolStatus
+from agentenv.data.code_tasks import generate_code_tasks
+from agentenv.envs.trace_code import ASK, INSTRUMENT, PLAN, SUBMIT, TraceCode
+from agentenv.errors import ConfigurationError, DatasetError, SandboxFault
+from agentenv.sandbox.fakes import FakeExecutor
+from agentenv.sandbox.grading import CallTest, StdioTest
+
+TESTS = tuple(CallTest("f", (n,), 2 * n) for n in (0, 1, 2, 3, 5, 7))
+TASK = Task("t", "Write f(x) that doubles x.", ("",), data={"tests": TESTS})
+RIGHT, ONE, TWO = "def f(x): return x * 2", "def f(x): return 0", "def f(x): return 0 if x == 0 else 2"
+CODED = "def f(x): return {0: 0, 1: 2, 2: 4, 3: 6}[x]"
+PRINTS = "def f(x):\n    print('in', x)\n    return 0"
+
+
+class TestContract(EnvContract):
+    def make(self) -> Env[Any]:
+        return TraceCode(executor=FakeExecutor(), tasks=generate_code_tasks(20))
+
+
+def begun(task: Task = TASK, **options: Any) -> TraceCode:
+    env = TraceCode(executor=FakeExecutor(), tasks=[task], **options)
+    env.reset(seed=0)
+    return env
+
+
+def round_of(env: TraceCode, program: str, *, plan: str = "plan", prints: str = PRINTS) -> list[Step]:
+    return [
+        env.step(f"<instrument>{prints}</instrument>"),
+        env.step(f"<plan>{plan}</plan>"),
+        env.step(f"<submit>{program}</submit>"),
+    ]
+
+
+def text(step: Step) -> str:
+    return step.observation[0].text
+
+
+def test_a_right_program_ends_at_once_and_hidden_tests_pay() -> None:
+    step = begun().step(f"<submit>{RIGHT}</submit>")
+    assert (step.reward, step.terminated, step.info["end_reason"]) == (1.0, True, EndReason.SUBMITTED)
+    assert (step.info["passed"], step.info["tests"], step.info["rounds"]) == (2, 2, 0)
+    coded = begun().step(f"<submit>{CODED}</submit>")  # what the public tests want, written down
+    assert (coded.reward, coded.terminated) == (0.0, True)
+
+
+def test_a_round_traces_plans_and_repairs() -> None:
+    env = begun()
+    first = env.step(f"<submit>{ONE}</submit>")
+    assert text(first).startswith(
+        "\n1 of 4 public tests passed (3 wrong).\nIt fails here: f(1) must give 2.\n"
+    )
+    assert text(first).endswith(f"{ASK[INSTRUMENT]}\n")
+    traced, planned, repaired = round_of(env, RIGHT)
+    assert text(traced) == f"\n<output>\nin 1\nreturned: 0\n</output>\n{ASK[PLAN]}\n"
+    assert text(planned) == f"\nIt starts from this program:\n{ONE}\n{ASK[SUBMIT]}\n"
+    assert (repaired.reward, repaired.terminated, repaired.info["rounds"]) == (1.0, True, 1)
+
+
+def test_an_equal_repair_is_rolled_back_and_its_plan_remembered() -> None:
+    env = begun()
+    env.step(f"<submit>{TWO}</submit>")
+    other = "def f(x): return 4 if x == 2 else 0"  # two tests as well, but others
+    rolled = round_of(env, other, plan="try four")[-1]
+    assert "no more than before, so the program goes back to the one with 2" in text(rolled)
+    assert rolled.info["tool_results"][0].data == {"passed": 2, "tests": 4, "accepted": False}
+    traced = env.step(f"<instrument>{TWO}</instrument>")
+    assert "Plans that failed:\ntry four\n(rolled back: 2 of 4 public tests passed (2 wrong).)" in text(
+        traced
+    )
+    assert TWO in text(env.step("<plan>again</plan>"))
+    last = env.step(f"<submit>{other}</submit>")
+    assert (last.terminated, last.reward) == (True, 0.0)  # two rolled back in a row
+    assert last.info["answer"] == TWO
+
+
+def test_two_plans_are_shown_and_a_better_repair_ends_the_streak() -> None:
+    env = begun()
+    env.step(f"<submit>{ONE}</submit>")
+    round_of(env, ONE, plan="first")
+    better = round_of(env, TWO, plan="second", prints=ONE)[-1]
+    assert better.info["tool_results"][0].data["accepted"]
+    assert not round_of(env, ONE, plan="third", prints=TWO)[-1].terminated
+    shown = text(env.step(f"<instrument>{TWO}</instrument>"))
+    assert "first" in shown
+    assert "third" in shown
+
+
+def test_prints_that_change_the_meaning_are_said_to() -> None:
+    env = begun()
+    env.step(f"<submit>{ONE}</submit>")
+    step = env.step(f"<instrument>{TWO}</instrument>")
+    assert "may mislead" in text(step)
+    assert step.info["tool_results"][0].status is ToolStatus.ERROR
+
+
+def test_five_rounds_at_most_and_slips_are_bounded() -> None:
+    env = begun(rounds=1)
+    env.step(f"<submit>{ONE}</submit>")
+    assert round_of(env, TWO)[-1].terminated
+    env = begun(rounds=0, slips=1)
+    assert text(env.step(f"<plan>{ONE}</plan>")) == f"\n{ASK[SUBMIT]}\n"
+    step = env.step("nothing")
+    assert (step.truncated, step.reward, step.info["end_reason"]) == (True, 0.0, EndReason.TURN_LIMIT)
+
+
+def test_programs_that_read_input() -> None:
+    tests = tuple(StdioTest(f"{n}\n", f"{2 * n}") for n in (1, 2, 3))
+    env = begun(Task("s", "Double the number.", ("",), data={"tests": tests}), public=2)
+    first = env.step("<submit>print(input())</submit>")
+    assert "for the input '1\\n' it must print '2'" in text(first)
+    assert "<output>\n1\n</output>" in text(env.step("<instrument>print(input())</instrument>"))
+
+
+def test_a_failure_of_the_sandbox_is_no_failed_program() -> None:
+    env = TraceCode(executor=FakeExecutor(faults=9), tasks=[TASK])
+    env.reset(seed=0)
+    with pytest.raises(SandboxFault):
+        env.step(f"<submit>{RIGHT}</submit>")
+
+
+def test_bad_arguments_and_tasks_are_named() -> None:
+    for options in ({"prompt": "x"}, {"public": 0}, {"rounds": -1}, {"slips": -1}, {"observation_chars": 0}):
+        with pytest.raises(ConfigurationError):
+            begun(**options)
+    with pytest.raises(DatasetError, match="'bare'"):
+        begun(Task("bare", "?"))
