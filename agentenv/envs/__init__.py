@@ -11,6 +11,7 @@ register("agentenv/LongSearch-v0", "agentenv.envs.search.long_search:LongSearch"
 register("agentenv/CapabilitySearch-v0", "agentenv.envs.search.capability_search:CapabilitySearch")
 register("agentenv/PlannedSearch-v0", "agentenv.envs.search.planned_search:PlannedSearch")
 register("agentenv/HierarchicalSearch-v0", "agentenv.envs.search.hierarchical_search:HierarchicalSearch")
+register("agentenv/AgentSearch-v0", "agentenv.envs.search.agent_search:AgentSearch")
 register("agentenv/OrganisationSearch-v0", "agentenv.envs.search.organisation_search:OrganisationSearch")
 register("agentenv/SearchProposer-v0", "agentenv.envs.search.self_play:SearchProposer")
 register("agentenv/SearchSolver-v0", "agentenv.envs.search.self_play:SearchSolver")

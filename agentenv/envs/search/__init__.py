@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from agentenv.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from agentenv.envs.search.agent_search import AgentSearch
     from agentenv.envs.search.hierarchical_search import HierarchicalSearch
     from agentenv.envs.search.judged_search import JudgedSearch
     from agentenv.envs.search.local_search import LocalSearch
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OUTCOMES",
+    "AgentSearch",
     "HierarchicalSearch",
     "JudgedSearch",
     "LocalSearch",
@@ -52,6 +54,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
+        "agentenv.envs.search.agent_search": "AgentSearch",
         "agentenv.envs.search.hierarchical_search": "HierarchicalSearch",
         "agentenv.envs.search.judged_search": "JudgedSearch",
         "agentenv.envs.search.local_search": "LocalSearch",

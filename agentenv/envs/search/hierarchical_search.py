@@ -1,32 +1,34 @@
 """``agentenv/HierarchicalSearch-v0``: a planner asks agents, each with its own environment (HierSearch, Tan et al. 2025).
 
 ``<local_search_agent>``, ``<web_search_agent>`` or ``<all_search_agent>`` with a question plays an episode of each
-agent asked. What its searches found is evidence for the level above, refined twice: the best share of each agent, then of
-all.
+agent asked. What its searches found is evidence for the level above, refined: the best share of each search, of each
+agent, and of all of them.
 """
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.grammar import shortened
+from agentenv.core.options import bind_options
 from agentenv.core.protocols import ChatFormat, Policy, Retriever
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, run_episode
-from agentenv.core.scoring.scorers import Scorer
 from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
+from agentenv.envs.search.agent_search import LOCAL_TOOLS, AgentSearch
+from agentenv.envs.search.agent_search import PROMPT as AGENT_PROMPT
+from agentenv.envs.search.evidence import FoundEvidence, refine_evidence, refine_together, thought_of
+from agentenv.envs.search.hierarchical_rewards import HierarchicalState, hierarchical_reward
 from agentenv.envs.search.local_search import SURE, UNSURE, LocalSearch
-from agentenv.envs.search.outcomes import Reward, is_one_action, score_of
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_passages
 from agentenv.envs.search.search_env import SearchEnv, SearchParts, on_small_world, thinking
-from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_state import ToolCall, ToolReply
 from agentenv.envs.search.search_tools import TagParser
 from agentenv.errors import ConfigurationError, EnvFault
-from agentenv.policies.extractive import ExtractivePolicy
-from agentenv.retrievers.base import passage_text
+from agentenv.policies.extractive import EXTRACTIVE, ExtractivePolicy
+from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy
 from agentenv.retrievers.rerank import Reranker, make_reranker
 
 PROMPT = """\
@@ -57,8 +59,8 @@ class Agent:
     chat: ChatFormat
     config: RolloutConfig = _BUDGETS
 
-    async def ask(self, question: str, seed: int) -> tuple[list[Passage], str | None]:
-        """Everything that its searches found, and its answer.
+    async def ask(self, question: str, seed: int) -> tuple[list[FoundEvidence], str | None]:
+        """What each of its searches found, and its answer.
 
         Raises:
             EnvFault: its episode met an infrastructure failure.
@@ -72,7 +74,14 @@ class Agent:
         )
         if not played.valid:
             raise EnvFault(f"the agent below failed: {played.error}")
-        return list(env.state.found.values()), played.info.get("answer")
+        known: dict[str, Passage] = env.state.by_id
+        searches = [
+            FoundEvidence(thought_of(turn.action), tuple(known[i] for i in ids if i in known))
+            for turn in played.turns
+            for result in turn.tool_results
+            for ids in result.data.get("ids", ())
+        ]
+        return searches, played.info.get("answer")
 
 
 def extractive_agent(env: SearchEnv) -> Agent:
@@ -81,46 +90,88 @@ def extractive_agent(env: SearchEnv) -> Agent:
     return Agent(env, policy, InlineFormat(policy.tokenizer))
 
 
-def refine(passages: Sequence[Passage], question: str, reranker: Reranker, share: float) -> list[Passage]:
-    """The best ``share`` of ``passages`` for ``question``, one at least, in the order of their scores."""
-    if not passages:
-        return []
-    scores = reranker.score([(question, passage_text(passage)) for passage in passages])
-    order = sorted(range(len(passages)), key=lambda i: -scores[i])
-    return [passages[i] for i in order[: max(1, math.ceil(share * len(passages)))]]
+@dataclass(frozen=True, kw_only=True)
+class AgentSettings:
+    """An agent as a configuration names it."""
+
+    policy: str = EXTRACTIVE
+    """Who acts: ``hf:PATH``, ``openai:MODEL@URL`` or ``tiny``; by default rules, which search once with the question."""
+    tools: tuple[str, ...] = LOCAL_TOOLS
+    """The tools of `AgentSearch` that it is offered; rules have a search alone."""
+    retriever: str = ""
+    """What its local tools search; empty takes what the planner's environment was given."""
+    web: str = ""
+    """What its web tools search; empty takes the same."""
+    prompt: str = AGENT_PROMPT
+    """Its opening message."""
+    k: int = 5
+    max_turns: int = 8
+    observation_tokens: int = 500
+    turn_tokens: int = 500
+    context_tokens: int = 1 << 16
+    temperature: float = 0.9
+    """As HierSearch serves its agents; rules do not sample."""
 
 
-def is_complete(actions: Sequence[str], tools: Sequence[str]) -> bool:
-    """HierSearch's format, over what the policy wrote in each turn.
+@lru_cache(maxsize=8)
+def _opened(policy: str) -> tuple[Policy, ChatFormat]:
+    """A policy that all environments of this process share, and how it is asked."""
+    opened: Any = make_endpoint_policy(policy) if is_endpoint(policy) else make_policy(policy)
+    return opened, getattr(opened, "chat", None) or InlineFormat(opened.tokenizer)
 
-    There is one answer. Thoughts are closed as often as they are opened, and there is one at least. A turn calls one tool at
-    most, so that its result comes before the next call.
+
+def configured_agent(
+    name: str, settings: Mapping[str, Any], tasks: Sequence[Task], retriever: Retriever | str
+) -> Agent:
+    """The agent that a table of a configuration describes.
+
+    Args:
+        name: Of the agent.
+        settings: Fields of `AgentSettings`.
+        tasks: Of the planner's environment; an agent is asked other questions.
+        retriever: Searched where the settings name none.
+
+    Raises:
+        UnknownName: no such field, tool or policy.
+        ConfigurationError: a value of another type or out of range.
     """
-    text = "".join(actions)
-    thoughts = text.count("<think>")
-    return (
-        text.count("<answer>") == text.count("</answer>") == 1
-        and thoughts == text.count("</think>") > 0
-        and all(is_one_action(action, tools) for action in actions)
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    made: AgentSettings = bind_options("agent", name, AgentSettings, settings)()
+    own = made.retriever or retriever
+    bounds: dict[str, Any] = {
+        "tasks": tasks,
+        "retriever": own,
+        "k": made.k,
+        "observation_tokens": made.observation_tokens,
+    }
+    if made.policy == EXTRACTIVE:
+        return extractive_agent(LocalSearch(max_turns=1, **bounds))
+    env = AgentSearch(
+        tools=made.tools, web=made.web or None, prompt=made.prompt, max_turns=made.max_turns, **bounds
     )
+    policy, chat = _opened(made.policy)
+    context = min(made.context_tokens, getattr(policy, "context_tokens", made.context_tokens))
+    config = RolloutConfig(
+        context_tokens=context,
+        turn_tokens=made.turn_tokens,
+        temperature=made.temperature,
+        stop=env.stop,
+        deterministic=False,
+    )
+    return Agent(env, policy, chat, config)
 
 
-def coverage_reward(score: float, used: int, offered: int, complete: bool) -> float:
-    """HierSearch: 0 for a broken format or no answer, the score above 0, else a tenth of the share of tools tried.
-
-    As published, a score between 0 and that tenth pays less than a wrong answer that tried every tool.
-    """
-    if not complete:
-        return 0.0
-    return score if score > 0 else 0.1 * used / offered
-
-
-@dataclass
-class HierarchicalState(SearchState):
-    """All that changes within an episode."""
-
-    used: set[str] = field(default_factory=set)
-    """Tags of the tools called so far."""
+def _agents(
+    given: Mapping[str, Any] | None, tasks: Sequence[Task], retriever: Retriever | str
+) -> dict[str, Agent]:
+    """The agents that are given or configured; without any two that need no model."""
+    if given is None:
+        lower = LocalSearch(tasks=tasks, retriever=retriever, k=5, max_turns=1, observation_tokens=4000)
+        return {name: extractive_agent(lower) for name in ("local", "web")}
+    return {
+        name: configured_agent(name, agent, tasks, retriever) if isinstance(agent, Mapping) else agent
+        for name, agent in given.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -141,31 +192,22 @@ class AgentsTool:
         """
         evidence: dict[str, Passage] = {}
         told: list[str] = []
+        conclusions: list[str] = []
         for name, agent in self.agents.items():  # in turn: an episode waits for one batch at a time
-            found, answer = await agent.ask(call.text, state.seed)
-            best = refine(found, call.text, self.reranker, self.keep)
+            searches, answer = await agent.ask(call.text, state.seed)
+            conclusions.append(answer or "")
+            best = refine_evidence(searches, answer or "", self.reranker, self.keep)
             evidence |= {passage.id: passage for passage in best}
             told += [f"The {name} agent answers: {answer}"] * bool(answer)
-        state.used.add(call.tag)
+        state.calls.append(call.tag)
         kept = list(evidence.values())
         if len(self.agents) > 1:
-            kept = refine(kept, call.text, self.reranker, self.keep)
+            kept = refine_together(kept, conclusions, self.reranker, self.keep)
         state.add_passages(kept)
         ids = [[passage.id for passage in kept]]
         state.retrieved += ids
         page = self.format.page("\n".join([format_passages(kept).strip(), *told]))
         return ToolReply(page, ToolResult("search", ToolStatus.OK, call.text, data={"ids": ids}))
-
-
-def hierarchical_reward(
-    state: HierarchicalState, *, answer: Reward, scorer: Scorer, tools: Sequence[str]
-) -> Mapping[str, float]:
-    """HierSearch: `coverage_reward` at the end, and before it what `answer` gives for a page with an accepted answer."""
-    if state.last.end is None:
-        return answer(state)
-    whole = state.answer is not None and not state.mistakes
-    complete = whole and is_complete([turn.action for turn in state.record], tools)
-    return {"coverage": coverage_reward(score_of(state, scorer), len(state.used), len(tools), complete)}
 
 
 class HierarchicalSearch(SearchEnv):
@@ -178,8 +220,9 @@ class HierarchicalSearch(SearchEnv):
     def __init__(
         self,
         *,
-        agents: Mapping[str, Agent] | None = None,
+        agents: Mapping[str, Any] | None = None,
         keep: float = 0.3,
+        local_first: bool = False,
         reranker: Reranker | str = "overlap",
         max_turns: int = 8,
         scorer: str = "f1_hotpot",
@@ -191,9 +234,11 @@ class HierarchicalSearch(SearchEnv):
         """Builds an environment.
 
         Args:
-            agents: By name: ``local`` and ``web``, or others that the prompt names. None makes two that need no model,
-                both over ``retriever``, or over a small FictionalWorld where none is given.
-            keep: Share of the evidence that refinement keeps, each of its two times.
+            agents: By name: ``local`` and ``web``, or others that the prompt names; each an `Agent`, or a table with the
+                fields of `AgentSettings`. None makes two that need no model, both over ``retriever``, or over a small
+                FictionalWorld where none is given.
+            keep: Share of the evidence that refinement keeps, each time.
+            local_first: Whether an early call of an agent whose name is not ``local`` costs `local_first_penalty`.
             reranker: Judges evidence: ``overlap``, or a folder with a cross-encoder.
             max_turns: Turns before the last one, in which only an answer counts.
             scorer: Name of the scorer of answers.
@@ -207,13 +252,12 @@ class HierarchicalSearch(SearchEnv):
         """
         tasks, retriever = on_small_world(tasks, retriever)
         super().__init__(tasks=tasks, retriever=retriever, max_turns=max_turns, scorer=scorer, **options)
-        if agents is None:
-            lower = LocalSearch(tasks=tasks, retriever=retriever, k=5, max_turns=1, observation_tokens=4000)
-            agents = {name: extractive_agent(lower) for name in ("local", "web")}
+        agents = _agents(agents, tasks, retriever)
         if not agents or not 0 < keep <= 1:
             raise ConfigurationError(
                 f"needs agents, not {list(agents)}, and a share to keep in (0, 1], not {keep}"
             )
+        far = tuple(f"{name}{_SUFFIX}" for name in (*agents, "all") if name != "local") if local_first else ()
         judge = make_reranker(reranker) if isinstance(reranker, str) else reranker
         asked = {f"{name}{_SUFFIX}": {name: agent} for name, agent in agents.items()} | {_ALL: dict(agents)}
         self.parts = SearchParts(
@@ -221,7 +265,11 @@ class HierarchicalSearch(SearchEnv):
             parser=TagParser((*asked, "answer"), filled=tuple(asked)),
             tools={tag: AgentsTool(some, keep, judge, self.search.format) for tag, some in asked.items()},
             reward=partial(
-                hierarchical_reward, answer=self.answer_reward, scorer=self.scorer, tools=tuple(asked)
+                hierarchical_reward,
+                answer=self.answer_reward,
+                scorer=self.scorer,
+                tools=tuple(asked),
+                late=far,
             ),
             state=HierarchicalState,
         )

@@ -1,20 +1,19 @@
 """A planner over agents: what an agent is asked and gives, refinement, and the reward by hand."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentenv.cli.main import main
 from agentenv.core.chat import InlineFormat
 from agentenv.core.types import Document, Passage, Step, Task
-from agentenv.envs.search.hierarchical_search import (
-    Agent,
-    HierarchicalSearch,
-    coverage_reward,
-    extractive_agent,
-    refine,
-)
+from agentenv.envs.search.evidence import FoundEvidence, refine, refine_evidence, refine_together, thought_of
+from agentenv.envs.search.hierarchical_rewards import coverage_reward, local_first_penalty
+from agentenv.envs.search.hierarchical_search import Agent, HierarchicalSearch, extractive_agent
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import ConfigurationError, EnvFault
+from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 from agentenv.retrievers.rerank import OverlapReranker
@@ -45,11 +44,62 @@ def ask(env: HierarchicalSearch, name: str, question: str) -> Step:
     return env.step(f"<{name}_search_agent>{question}</{name}_search_agent>")
 
 
+def passages(*texts: str) -> list[Passage]:
+    return [Passage(f"p{n}", "", text, 0.0) for n, text in enumerate(texts)]
+
+
+def ids(found: list[Passage]) -> list[str]:
+    return [passage.id for passage in found]
+
+
 def test_refinement_keeps_the_best_share_and_one_at_least() -> None:
-    passages = [Passage(f"p{n}", "", text, 0.0) for n, text in enumerate(["a", "a b c", "b", "a b", "x"])]
-    assert [p.id for p in refine(passages, "a b c", OverlapReranker(), 0.3)] == ["p1", "p3"]  # ceil(1.5)
-    assert [p.id for p in refine(passages[4:], "a", OverlapReranker(), 0.1)] == ["p4"]
+    some = passages("a", "a b c", "b", "a b", "x")
+    assert ids(refine(some, "a b c", OverlapReranker(), 0.5)) == ["p1", "p3"]  # int(2.5)
+    assert ids(refine(some, "a b c", OverlapReranker(), 0.3)) == ["p1"]  # int(1.5)
+    assert ids(refine(some[4:], "a", OverlapReranker(), 0.1)) == ["p4"]
+    assert ids(refine(some, "", OverlapReranker(), 0.5)) == ["p0", "p1"]  # without a thought the first ones
     assert refine([], "a", OverlapReranker(), 0.3) == []
+
+
+def test_an_agent_hands_up_what_suits_its_thoughts_and_then_its_conclusion() -> None:
+    """Of each search the best for its thought: p1, then p3; of the rest (p0, p2, p4) the best for the conclusion: p4."""
+    p0, p1, p2, p3, p4 = passages("x", "born town", "y", "written book", "Ulm")
+    searches = [FoundEvidence("born", (p0, p1)), FoundEvidence("book", (p1, p2, p3, p4))]
+    assert ids(refine_evidence(searches, "Ulm", OverlapReranker(), 0.3)) == ["p1", "p3", "p4"]
+    assert ids(refine_evidence(searches, "", OverlapReranker(), 0.3)) == ["p1", "p3", "p0"]
+    assert refine_evidence([], "Ulm", OverlapReranker(), 0.3) == []
+
+
+def test_the_evidence_of_several_agents_is_held_against_all_their_conclusions() -> None:
+    some = passages("Ulm", "Rome", "Ulm Rome", "x")
+    assert ids(refine_together(some, ["Ulm", "Rome"], OverlapReranker(), 0.3)) == ["p2"]
+    assert ids(refine_together(some, ["", "Rome"], OverlapReranker(), 0.5)) == ["p1", "p2"]
+    assert ids(refine_together(some, ["", ""], OverlapReranker(), 0.5)) == ["p0", "p1"]
+
+
+def test_the_last_thought_counts() -> None:
+    assert thought_of("<think>a</think><think> b </think><search>c</search>") == "b"
+    assert thought_of("<search>c</search>") == ""
+
+
+@pytest.mark.parametrize(
+    ("place", "penalty"),
+    [
+        (1, -1.0),
+        (3, -1.0),
+        (4, -0.2),
+        (5, -0.15),
+        (6, -0.1),
+        (7, -0.045),
+        (8, -0.03),
+        (9, -0.01),
+        (20, -0.01),
+    ],
+)
+def test_what_going_to_the_web_early_costs(place: int, penalty: float) -> None:
+    calls = ["local"] * (place - 1) + ["web", "web"]
+    assert local_first_penalty(calls, {"web"}) == pytest.approx(penalty)
+    assert local_first_penalty(["local"] * place, {"web"}) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -71,7 +121,7 @@ def test_an_agent_searches_in_its_own_environment_and_its_best_evidence_goes_up(
     step = ask(env, "local", "Where is Halvik in Norland")
     text = step.observation[0].text
     assert "Halvik 2" in text
-    assert text.count("Doc ") == 2  # ceil(.3 * 4)
+    assert text.count("Doc ") == 2  # int(.3 * 4) = 1 of the search, and of the other three one for the answer
     assert env.state.used == {"local_search_agent"}
     assert step.info["tool_results"][0].data["ids"][0][0] == "l2"
     assert env.step(THINK + "<answer>Norland</answer>").reward == 1.0
@@ -82,7 +132,8 @@ def test_all_agents_are_asked_and_refined_together() -> None:
     step = ask(env, "all", "Halvik is in Norland")
     assert env.state.used == {"all_search_agent"}
     assert "Ketterby" in step.observation[0].text
-    assert len(step.info["tool_results"][0].data["ids"][0]) == 2  # ceil(.5 * (2 + 1))
+    # local: int(.5 * 4) = 2 and int(.5 * 2) = 1 of the rest; web: 1; together int(.5 * 4) = 2
+    assert len(step.info["tool_results"][0].data["ids"][0]) == 2
     assert env.step(THINK + "<answer>Paris</answer>").reward == pytest.approx(0.1 / 3)
 
 
@@ -134,3 +185,72 @@ def test_agents_and_share_are_checked() -> None:
         HierarchicalSearch(keep=0.0)
     with pytest.raises(ConfigurationError, match=r"\[\]"):
         HierarchicalSearch(agents={})
+
+
+@pytest.mark.parametrize(
+    ("calls", "reward"),
+    [(["local", "local", "local", "web"], 0.8), (["web"], 0.0), (["local"], 1.0), (["all"], 0.0)],
+    ids=["fourth", "first", "never", "both at once"],
+)
+def test_local_agents_come_first_where_that_is_asked_for(calls: list[str], reward: float) -> None:
+    """Right answers earn 1 less 1 for a web call among the first three, less .2 for the fourth."""
+    env = begun(local_first=True)
+    for name in calls:
+        ask(env, name, "Where is Halvik?")
+    assert env.step(THINK + "<answer>Norland</answer>").reward == pytest.approx(reward)
+
+
+def test_agents_of_a_configuration_have_corpora_tools_and_prompts_of_their_own(tmp_path: Path) -> None:
+    """The web agent searches an index of its own; the local one acts by a policy with the tools that it is offered."""
+    build = [
+        "retriever",
+        "build",
+        str(tmp_path / "web.jsonl"),
+        "--index",
+        "bm25",
+        "--out",
+        str(tmp_path / "web"),
+    ]
+    (tmp_path / "web.jsonl").write_text(
+        '{"id": "w0", "title": "Ketterby", "text": "Ketterby is in Rome ."}\n'
+    )
+    assert main(build) == 0
+
+    def reply(body: Any) -> Answer:
+        said = body["messages"][-1]["content"]
+        if "Norland" in said:
+            return Answer("<think>Found.</think><answer>Norland</answer>")
+        return Answer("<think>Where is it?</think><chunk_search>Halvik Norland</chunk_search>")
+
+    with FakeEndpoint(reply) as server:
+        agents = {
+            "local": {
+                "policy": f"openai:m@{server.url}",
+                "tools": ["chunk_search", "graph_search"],
+                "prompt": "ASK {question} {tools}",
+            },
+            "web": {"retriever": f"bm25:{tmp_path / 'web'}"},
+        }
+        env = HierarchicalSearch(tasks=[TASK], retriever=InMemoryRetriever(LOCAL), agents=agents)
+        env.reset(seed=0)
+        local, web = ask(env, "local", "Where is Halvik"), ask(env, "web", "Where is Ketterby")
+        opening = server.bodies[0]["messages"][0]["content"]
+    assert opening.startswith("ASK Where is Halvik? a query between <chunk_search>")
+    assert "browse_url" not in opening
+    assert "The local agent answers: Norland" in local.observation[0].text
+    assert "Ketterby is in Rome" in web.observation[0].text
+    assert env.state.calls == ["local_search_agent", "web_search_agent"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"tool": ["chunk_search"]}, "'tool'"),
+        ({"policy": "tiny", "tools": ["chunk"]}, "'chunk'"),
+        ({"policy": "gpt"}, "'gpt'"),
+    ],
+    ids=["field", "tool", "policy"],
+)
+def test_an_agent_that_cannot_be_is_named(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        HierarchicalSearch(agents={"local": settings})

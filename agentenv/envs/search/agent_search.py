@@ -1,0 +1,218 @@
+"""``agentenv/AgentSearch-v0``: an agent below the planner of HierSearch, which searches with the tools that it is offered.
+
+``chunk_search``, ``graph_search`` and ``get_adjacent_passages`` look into the local corpus; ``web_search`` and
+``browse_url`` into another one, which stands for the web. Each kind of agent is trained here before the planner is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from agentenv.core.protocols import Retriever
+from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
+from agentenv.envs.search.hierarchical_rewards import HierarchicalState, hierarchical_reward
+from agentenv.envs.search.page_format import PageFormat, QuestionPrompt
+from agentenv.envs.search.page_graph import PageGraph
+from agentenv.envs.search.search_env import SearchEnv, SearchParts, on_small_world, thinking
+from agentenv.envs.search.search_state import SearchState, ToolCall, ToolFunction, ToolReply
+from agentenv.envs.search.search_tools import SearchTool, TagParser
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.retrievers.retriever_spec import make_retriever
+from agentenv.retrievers.storage.corpus import Corpus
+
+LOCAL_TOOLS = ("chunk_search", "graph_search", "get_adjacent_passages")
+WEB_TOOLS = ("web_search", "browse_url")
+TOOLS = {
+    "chunk_search": "a query between <chunk_search> and </chunk_search> finds passages of our documents",
+    "graph_search": "a query between <graph_search> and </graph_search> finds pages that are linked with what it finds",
+    "get_adjacent_passages": "a title between <get_adjacent_passages> and </get_adjacent_passages> shows its page and the "
+    "pages that are linked with it",
+    "web_search": "a query between <web_search> and </web_search> finds the beginnings of pages of the web",
+    "browse_url": "a title and a question, as in <browse_url>title | question</browse_url>, show a page of the web",
+}
+PROMPT = """\
+Find the answer to the question below. First think between <think> and </think>. You have these tools; what they find comes \
+back between <information> and </information>: {tools}.
+When you know the answer, write it between <answer> and </answer>, short and without explanation, \
+as in <answer> Beijing </answer>.
+Question: {question}
+"""
+_SNIPPET_WORDS = 40
+_SEPARATORS = "|\uff5c,"
+
+
+@dataclass(frozen=True)
+class GraphSearch:
+    """Finds pages near those that a search finds."""
+
+    search: SearchTool
+    graph: PageGraph
+
+    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+        """The page of what is found.
+
+        Raises:
+            RetrieverFault: the search failed.
+        """
+        (ranking,) = await self.search.rank([call.text], state)
+        seeds: dict[str, float] = {}
+        for place, passage in enumerate(ranking, 1):
+            seeds[passage.title] = seeds.get(passage.title, 0.0) + 1 / place
+        return shown(call, state, self.search.format, self.graph.rank(seeds, self.search.k))
+
+
+@dataclass(frozen=True)
+class AdjacentPassages:
+    """Shows a page and those that are linked with it."""
+
+    format: PageFormat
+    graph: PageGraph
+    k: int
+
+    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+        """The page of what stands next to the title that is asked for."""
+        near = self.graph.near(call.text)
+        if not near:
+            page = self.format.page(f"No page is titled {call.text!r}.")
+            return ToolReply(page, ToolResult(call.tag, ToolStatus.ERROR, call.text, "UnknownTitle"))
+        found = [Passage(d.id, d.title, d.text, 1 / place) for place, d in enumerate(near, 1)]
+        return shown(call, state, self.format, found[: self.k + 1])
+
+
+@dataclass(frozen=True)
+class BrowseTool:
+    """Shows a page that a search has found, whole, by its title or id; a question may stand behind a bar."""
+
+    format: PageFormat
+
+    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+        """The page."""
+        address = call.text
+        for separator in _SEPARATORS:
+            known = state.found.get(address) or state.by_id.get(address)
+            if known is not None:
+                return shown(call, state, self.format, [known])
+            address = call.text.rpartition(separator)[0].strip() or address
+        known = state.found.get(address) or state.by_id.get(address)
+        if known is not None:
+            return shown(call, state, self.format, [known])
+        page = self.format.page(f"No search has found a page {address!r}.")
+        return ToolReply(page, ToolResult(call.tag, ToolStatus.ERROR, call.text, "UnknownPage"))
+
+
+def shown(call: ToolCall, state: SearchState, format: PageFormat, found: Sequence[Passage]) -> ToolReply:
+    """The reply with ``found``, which the state notes."""
+    ids = [[passage.id for passage in found]]
+    state.retrieved += ids
+    state.add_passages(found)
+    result = ToolResult(call.tag, ToolStatus.OK, call.text, data={"ids": ids})
+    return ToolReply(format.page(format.passages(found)), result)
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A tool whose calls the state counts."""
+
+    tool: ToolFunction
+
+    async def __call__(self, call: ToolCall, state: HierarchicalState) -> ToolReply:
+        """What the tool replies.
+
+        Raises:
+            RetrieverFault: its search failed.
+        """
+        reply = await self.tool(call, state)
+        state.calls.append(call.tag)
+        return reply
+
+
+class AgentSearch(SearchEnv):
+    """Search with the tools of a HierSearch agent; the reward is token F1, or a little for an answer that tried them."""
+
+    call_markers = tuple(f"<{tool}>" for tool in TOOLS)
+    stop = (*(f"</{tool}>" for tool in TOOLS), "</answer>")
+    no_expert = "what has to be searched depends on the tools"
+    state: HierarchicalState
+
+    def __init__(
+        self,
+        *,
+        tools: Sequence[str] = LOCAL_TOOLS,
+        web: Retriever | str | None = None,
+        max_turns: int = 8,
+        scorer: str = "f1_hotpot",
+        prompt: str = PROMPT,
+        tasks: Sequence[Task] | None = None,
+        retriever: Retriever | str | None = None,
+        **options: Any,
+    ) -> None:
+        """Builds an environment.
+
+        Args:
+            tools: The tools that are offered; the local ones by default, ``["web_search", "browse_url"]`` for a web agent.
+            web: What web tools search, or its spec; None searches what the others search.
+            max_turns: Turns before the last one, in which only an answer counts.
+            scorer: Name of the scorer of answers.
+            prompt: Opening message; must hold ``{question}``, and may hold ``{tools}``.
+            tasks: Questions with answers; None takes those of a small FictionalWorld.
+            retriever: What local tools search, or its spec; those of a graph need its corpus in this process.
+            **options: Further arguments of `SearchEnv`.
+
+        Raises:
+            ConfigurationError: no tools, or a graph over a corpus that is elsewhere.
+            UnknownName: no such tool.
+        """
+        tasks, retriever = on_small_world(tasks, retriever)
+        super().__init__(tasks=tasks, retriever=retriever, max_turns=max_turns, scorer=scorer, **options)
+        if not tools:
+            raise ConfigurationError("an agent needs tools, not []")
+        for name in tools:
+            if name not in TOOLS:
+                raise UnknownName.among("tool", name, TOOLS)
+        made = make_retriever(web) if isinstance(web, str) else web
+        offered = "; ".join(TOOLS[name] for name in tools)
+        self.parts = SearchParts(
+            opening=QuestionPrompt(prompt.replace("{tools}", offered)),
+            parser=TagParser((*tools, "answer"), filled=tuple(tools)),
+            tools={name: Noted(tool) for name, tool in self._tools(made).items() if name in tools},
+            reward=partial(
+                hierarchical_reward, answer=self.answer_reward, scorer=self.scorer, tools=tuple(tools)
+            ),
+            state=HierarchicalState,
+        )
+        if missing := [name for name in tools if name not in self.parts.tools]:
+            raise ConfigurationError(
+                f"{missing[0]} needs the corpus of its retriever in this process, and {self.search.retriever.info().name} "
+                "keeps it elsewhere: leave the tool out"
+            )
+
+    def _tools(self, web: Retriever | None) -> dict[str, ToolFunction]:
+        """Every tool that the corpora allow."""
+        search = self.search
+        far = replace(
+            search, retriever=web or search.retriever, format=replace(search.format, words=_SNIPPET_WORDS)
+        )
+        tools: dict[str, ToolFunction] = {
+            "chunk_search": search,
+            "web_search": far,
+            "browse_url": BrowseTool(search.format),
+        }
+        corpus = getattr(search.retriever, "corpus", None)
+        if isinstance(corpus, Corpus):
+            graph = PageGraph(corpus)
+            tools["graph_search"] = GraphSearch(search, graph)
+            tools["get_adjacent_passages"] = AdjacentPassages(search.format, graph, search.k)
+        return tools
+
+    def expert(self) -> Sequence[str] | None:
+        """Thinks and searches for every hop with its first tool where the task carries its path, then answers."""
+        task, tool = self.state.task, next(iter(self.parts.tools))
+        path = task.data.get("path", ())
+        if tool not in ("chunk_search", "web_search"):
+            return None
+        searches = [thinking("I have to look this up.", f"<{tool}>{hop['query']}</{tool}>") for hop in path]
+        return (
+            *searches[: self.max_turns],
+            thinking("I know it now.", f"<answer>{task.answers[0]}</answer>"),
+        )

@@ -1,0 +1,85 @@
+"""The rewards of HierSearch (Tan et al. 2025, arXiv:2508.08088), of its planner and of the agents below it."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentenv.core.scoring.scorers import Scorer
+from agentenv.envs.search.outcomes import Reward, is_one_action, score_of
+from agentenv.envs.search.search_state import SearchState
+
+
+def is_complete(actions: Sequence[str], tools: Sequence[str]) -> bool:
+    """HierSearch's format, over what the policy wrote in each turn.
+
+    There is one answer. Thoughts are closed as often as they are opened, and there is one at least. A turn calls one tool at
+    most, so that its result comes before the next call.
+    """
+    text = "".join(actions)
+    thoughts = text.count("<think>")
+    return (
+        text.count("<answer>") == text.count("</answer>") == 1
+        and thoughts == text.count("</think>") > 0
+        and all(is_one_action(action, tools) for action in actions)
+    )
+
+
+def coverage_reward(score: float, used: int, offered: int, complete: bool) -> float:
+    """HierSearch: 0 for a broken format or no answer, the score above 0, else a tenth of the share of tools tried.
+
+    As published, a score between 0 and that tenth pays less than a wrong answer that tried every tool.
+    """
+    if not complete:
+        return 0.0
+    return score if score > 0 else 0.1 * used / offered
+
+
+def local_first_penalty(calls: Sequence[str], web: Collection[str]) -> float:
+    """HierSearch: what going to the web early costs, by the place of the first call of a web tool, counted from 1.
+
+    -1 within the first three calls; -.05 (4 - i) at the calls 4 to 6 and -.015 (3 - i) at the calls 7 and 8, with i from 0
+    at the first of them; -.01 later; 0 without one. As published, it is due even where local search cannot know the answer.
+    """
+    place = next((number for number, call in enumerate(calls, 1) if call in web), None)
+    if place is None:
+        return 0.0
+    if place <= 3:
+        return -1.0
+    if place <= 6:
+        return -0.05 * (4 - (place - 4))
+    return -0.015 * (3 - (place - 7)) if place <= 8 else -0.01
+
+
+@dataclass
+class HierarchicalState(SearchState):
+    """All that changes within an episode."""
+
+    calls: list[str] = field(default_factory=list)
+    """Tags of the tools in the order of their calls."""
+
+    @property
+    def used(self) -> set[str]:
+        """Tags of the tools called so far."""
+        return set(self.calls)
+
+
+def hierarchical_reward(
+    state: HierarchicalState,
+    *,
+    answer: Reward,
+    scorer: Scorer,
+    tools: Sequence[str],
+    late: Collection[str] = (),
+) -> Mapping[str, float]:
+    """HierSearch: `coverage_reward` at the end, and before it what `answer` gives for a page with an accepted answer.
+
+    An answer with a score is charged the `local_first_penalty` of the tools ``late``; none are named where it is off.
+    """
+    if state.last.end is None:
+        return answer(state)
+    whole = state.answer is not None and not state.mistakes
+    complete = whole and is_complete([turn.action for turn in state.record], tools)
+    score = score_of(state, scorer)
+    parts = {"coverage": coverage_reward(score, len(state.used), len(tools), complete)}
+    if late and complete and score > 0:
+        parts["local_first"] = local_first_penalty(state.calls, late)
+    return parts

@@ -1,0 +1,71 @@
+"""A graph over the pages of a corpus for search: pages are linked by the titles in their texts, and ranked from seeds on.
+
+HierSearch searches a graph of HippoRAG (Gutierrez et al. 2024, arXiv:2405.14831). Here links between pages take the place of
+facts that a language model has extracted.
+"""
+
+from collections.abc import Mapping
+
+from agentenv.core.types import Document, Passage
+from agentenv.data.synthesis.pages import LinkedPages
+from agentenv.retrievers.storage.corpus import Corpus
+
+
+def personalised_pagerank(
+    links: Mapping[str, list[str]], seeds: Mapping[str, float], *, damping: float = 0.5, rounds: int = 30
+) -> dict[str, float]:
+    """Where a walk over ``links`` is that goes back to the seeds with probability 1 - ``damping`` at every step.
+
+    Args:
+        links: From each node to its neighbours; a walk at a node without any goes back to the seeds.
+        seeds: Weights of the nodes where it begins, above 0.
+        damping: HippoRAG takes .5.
+        rounds: Of the power iteration.
+    """
+    total = sum(seeds.values())
+    start = {node: weight / total for node, weight in seeds.items()}
+    rank = dict(start)
+    for _ in range(rounds):
+        following = {node: (1 - damping) * weight for node, weight in start.items()}
+        for node, mass in rank.items():
+            neighbours = links.get(node, [])
+            targets = {other: 1 / len(neighbours) for other in neighbours} or start
+            for other, share in targets.items():
+                following[other] = following.get(other, 0.0) + damping * mass * share
+        rank = following
+    return rank
+
+
+class PageGraph:
+    """The pages of a corpus and their links.
+
+    Args:
+        corpus: Its documents; what has one title is one page.
+    """
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._documents = {document.id: document for document in corpus}
+        self._pages = LinkedPages(corpus)
+
+    def near(self, title: str) -> list[Document]:
+        """The passages of the page ``title`` and the first one of each page that is linked with it."""
+        if title not in self._pages.pages:
+            return []
+        own = [self._documents[i] for i in self._pages.pages[title].ids]
+        linked = [self._pages.pages[other] for other in self._pages.linked(title)]
+        return [*own, *(self._documents[page.ids[0]] for page in linked)]
+
+    def rank(self, seeds: Mapping[str, float], k: int) -> list[Passage]:
+        """The ``k`` pages where a walk from the titles ``seeds`` is most often, by their first passages."""
+        known = {title: weight for title, weight in seeds.items() if title in self._pages.pages}
+        if not known:
+            return []
+        reached = set(known)
+        for title in known:
+            reached |= {
+                further for near in self._pages.linked(title) for further in (near, *self._pages.linked(near))
+            }
+        scores = personalised_pagerank({title: self._pages.linked(title) for title in reached}, known)
+        best = sorted(scores, key=lambda title: (-scores[title], title))[:k]
+        firsts = [self._documents[self._pages.pages[title].ids[0]] for title in best]
+        return [Passage(d.id, d.title, d.text, scores[title]) for d, title in zip(firsts, best, strict=True)]

@@ -1,0 +1,110 @@
+"""The tools of HierSearch's agents: the graph by hand, pages next to each other, two corpora, and what a run earns."""
+
+from typing import Any
+
+import pytest
+
+from agentenv.core.types import Document, Step, Task
+from agentenv.envs.search.agent_search import TOOLS, AgentSearch
+from agentenv.envs.search.page_graph import PageGraph, personalised_pagerank
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
+from agentenv.retrievers.storage.corpus import Corpus
+
+LOCAL = [
+    Document("1", "Halvik", "Halvik was built by Ada Stone."),
+    Document("2", "Ada Stone", "She left for Ulm."),
+    Document("3", "Ulm", "A town on a river."),
+    Document("4", "Ketterby", "Nothing to see."),
+]
+WEB = [Document("w", "Norland News", "Ulm is in Norland. " + "word " * 60 + "end")]
+TASK = Task("q", "Where did the builder of Halvik go?", ("Ulm",))
+
+
+def begun(*tools: str, **options: Any) -> AgentSearch:
+    env = AgentSearch(
+        tasks=[TASK],
+        retriever=InMemoryRetriever(LOCAL),
+        web=InMemoryRetriever(WEB),
+        tools=tools or tuple(TOOLS),
+        **options,
+    )
+    env.reset(seed=0)
+    return env
+
+
+def call(env: AgentSearch, tool: str, text: str) -> Step:
+    return env.step(f"<{tool}>{text}</{tool}>")
+
+
+def found(step: Step) -> list[str]:
+    (result,) = step.info["tool_results"]
+    return [one for ids in result.data["ids"] for one in ids]
+
+
+def test_pagerank_of_two_nodes() -> None:
+    """With seeds on a alone and damping d: a = (1 - d) + d b, b = d a, so a = 1 / (1 + d) = 2/3 for d = 1/2."""
+    rank = personalised_pagerank({"a": ["b"], "b": ["a"]}, {"a": 3.0})
+    assert rank["a"] == pytest.approx(2 / 3)
+    assert rank["b"] == pytest.approx(1 / 3)
+
+
+def test_pagerank_keeps_its_mass_at_a_node_without_links() -> None:
+    """B has no links, so its mass goes back to the seed: a = (1 - d) + d b, b = d a, as above; c is never reached."""
+    rank = personalised_pagerank({"a": ["b"], "c": ["a"]}, {"a": 1.0})
+    assert sum(rank.values()) == pytest.approx(1.0)
+    assert rank["a"] == pytest.approx(2 / 3)
+    assert "c" not in rank
+
+
+def test_a_graph_finds_pages_that_share_no_word_with_the_query() -> None:
+    env = begun(k=3)
+    assert found(call(env, "chunk_search", "Halvik built")) == ["1"]
+    assert found(call(env, "graph_search", "Halvik built")) == ["1", "2", "3"]
+    graph = PageGraph(Corpus(LOCAL))
+    assert graph.rank({"nowhere": 1.0}, 3) == []
+
+
+def test_pages_next_to_each_other() -> None:
+    env = begun(k=3)
+    assert found(call(env, "get_adjacent_passages", "Ada Stone")) == ["2", "1", "3"]
+    assert call(env, "get_adjacent_passages", "Nobody").info["tool_results"][0].error_class == "UnknownTitle"
+
+
+def test_the_web_is_another_corpus_whose_pages_are_opened() -> None:
+    env = begun()
+    page = call(env, "web_search", "Norland").observation[0].text
+    assert "Ulm is in Norland" in page
+    assert "end" not in page  # the beginning alone
+    for address in ("Norland News | where is it?", "w", "Norland News, and where?"):
+        assert "end" in call(env, "browse_url", address).observation[0].text
+    assert call(env, "browse_url", "Ulm | what?").info["tool_results"][0].error_class == "UnknownPage"
+    assert env.state.calls == ["web_search", *["browse_url"] * 4]
+
+
+def test_the_reward_is_f1_or_a_part_of_the_tools_that_were_tried() -> None:
+    env = begun("chunk_search", "web_search")
+    call(env, "chunk_search", "Halvik")
+    assert env.step("<think>So.</think><answer>Rome</answer>").reward == pytest.approx(
+        0.05
+    )  # one tool of two
+    env.reset(seed=0)
+    assert env.step("<think>So.</think><answer>Ulm</answer>").reward == 1.0
+
+
+def test_the_prompt_offers_the_tools_of_the_agent_alone() -> None:
+    env = begun("web_search", "browse_url")
+    opening, _ = env.reset(seed=0)
+    assert "<browse_url>title | question</browse_url>" in opening[0].text
+    assert "graph_search" not in opening[0].text
+    assert call(env, "chunk_search", "Halvik").info["valid"] is False  # a tool that is not offered
+
+
+def test_tools_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UnknownName, match="'chunk'"):
+        AgentSearch(tools=["chunk"])
+    with pytest.raises(ConfigurationError, match=r"\[\]"):
+        AgentSearch(tools=[])
+    elsewhere = FaultyRetriever(InMemoryRetriever(LOCAL), fail_on=())
+    with pytest.raises(ConfigurationError, match="graph_search"):
+        AgentSearch(tasks=[TASK], retriever=elsewhere, tools=["graph_search"])
