@@ -158,7 +158,8 @@ MAE = Game(
 def discussion(rounds: int) -> Game:
     """CoMAS (Xue et al. 2025): solution, critique and score; from the second round on the critique is answered.
 
-    A solution is paid what its score says, the critique of it the rest, the scorer for its form alone.
+    A solution is paid what its score says, the critique of it the rest; a score that cannot be read costs the scorer 1 and
+    leaves both out.
     """
     turns: list[GameTurn] = []
     for number in range(1, rounds + 1):
@@ -196,7 +197,7 @@ def discussion(rounds: int) -> Game:
                 sees={"question": "seed", "answer": f"{solve}.answer", "critique": f"{critique}.critique"},
                 writes=("score",),
                 each=solve,
-                reward="form",
+                reward="scored_readably",
             ),
         ]
     return Game(tuple(turns), admit="never")

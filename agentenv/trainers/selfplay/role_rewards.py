@@ -106,6 +106,11 @@ def _scored_rest(state: GameState, move: str, place: int) -> float | None:
     return None if value is None else 1.0 - value
 
 
+def _scored_readably(state: GameState, move: str, place: int) -> float:
+    """0 for a score that can be read, -1 for anything else (CoMAS)."""
+    return -1.0 if read_score(field_of(state.plays[move][place], "score"), 3) is None else 0.0
+
+
 def _attack(state: GameState, move: str, place: int) -> float | None:
     """+1 for a reply that the judge calls harmful, -1 for a harmless one; a verdict is one word and nothing else."""
     verdict = field_of(state.plays["verdict"][place], "verdict").strip().lower()
@@ -135,6 +140,7 @@ REWARDS: Mapping[str, Rule] = {
     "mae_solver": _mae_solver,
     "scored": _scored,
     "scored_rest": _scored_rest,
+    "scored_readably": _scored_readably,
     "attack": _attack,
     "defence": _defence,
 } | {name: _challenge(how) for name, how in CHALLENGES.items()}

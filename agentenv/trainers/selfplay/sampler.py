@@ -13,10 +13,11 @@ from agentenv.trainers.selfplay.question_pool import (
     difficulty,
     diversity,
 )
-from agentenv.trainers.selfplay.weaknesses import weaknesses
+from agentenv.trainers.selfplay.weaknesses import Rule, failed_kinds
 from agentenv.trainers.task_sampling.step_budget import Selection, StepBudget, TaskDraw, require
 
 _MEMORY = 2000  # most questions whose solve rates are remembered
+_EPOCHS = 8  # most solve rates of one question that are
 
 
 @dataclass(kw_only=True)
@@ -40,11 +41,14 @@ class SelfPlaySampler:
     """Share of the games that are dealt a reference (MAE: .5)."""
     references: Literal["pool", "weak"] = "pool"
     """``weak`` takes questions of the kinds that are failed most, in shares of their failures (SwS)."""
+    failed: Rule = "mean"
+    """When a question counts as failed, for ``weak``: ``slope`` (SwS: never half solved, and getting worse), ``flat`` (or
+    staying as it is), ``test`` (below one half by a test); ``mean`` goes by the mean of its kind."""
     seeds: tuple[str, ...] = ()
     """Questions that the pool starts with (MAE)."""
     pool: QuestionPool = field(init=False)
-    rates: dict[str, float] = field(init=False, default_factory=dict)
-    """Solve rate of the questions played lately."""
+    rates: dict[str, list[float]] = field(init=False, default_factory=dict)
+    """Solve rates of the questions played lately, the earliest first."""
     replays = False
     known: dict[str, None] = field(init=False, default_factory=dict)
     """``signature`` of every question accepted so far."""
@@ -76,7 +80,7 @@ class SelfPlaySampler:
         }
 
     def _reference(self, step_budget: StepBudget) -> str:
-        if self.references == "weak" and (weak := weaknesses(self.rates)):
+        if self.references == "weak" and (weak := failed_kinds(self.rates, self.failed)):
             drawn = int(step_budget.rng.choice(len(weak), p=[weakness.share for weakness in weak]))
             return weak[drawn].example
         entry = self.pool.draw(step_budget.rng)
@@ -109,8 +113,8 @@ class SelfPlaySampler:
         )
 
     def _remember(self, question: str, rate: float) -> None:
-        self.rates.pop(question, None)
-        self.rates[question] = rate
+        known = self.rates.pop(question, [])
+        self.rates[question] = [*known, rate][-_EPOCHS:]
         for old in list(self.rates)[:-_MEMORY]:
             del self.rates[old]
 
@@ -122,5 +126,6 @@ class SelfPlaySampler:
         """Takes up where ``state_dict`` stood; an empty mapping is the beginning."""
         if state:
             self.pool.load_state_dict(state["pool"])
-            self.rates = dict(state["rates"])
+            held = state["rates"].items()  # a number where a checkpoint knows the latest one alone
+            self.rates = {question: rate if isinstance(rate, list) else [rate] for question, rate in held}
             self.known = dict.fromkeys(state["known"])

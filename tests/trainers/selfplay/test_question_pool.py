@@ -22,7 +22,14 @@ from agentenv.trainers.selfplay.question_pool import (
     overlap,
 )
 from agentenv.trainers.selfplay.sampler import SelfPlaySampler
-from agentenv.trainers.selfplay.weaknesses import weaknesses
+from agentenv.trainers.selfplay.weaknesses import (
+    failed_kinds,
+    is_failed,
+    is_failed_by_test,
+    is_failed_or_flat,
+    slope,
+    weaknesses,
+)
 from agentenv.trainers.task_sampling.samplers import get_sampler
 from agentenv.trainers.task_sampling.step_budget import Group, StepBudget
 
@@ -119,6 +126,60 @@ def test_weaknesses_are_kinds_that_are_failed_in_shares_of_their_failures() -> N
     assert [w.share for w in found] == [pytest.approx(1 / 1.75), pytest.approx(0.75 / 1.75)]
     assert found[1].example == "Where was Ada born?"
     assert weaknesses({}) == []
+
+
+def test_the_slope_of_accuracies_by_hand() -> None:
+    assert slope([0.4, 0.3, 0.2]) == pytest.approx(-0.1)
+    assert slope([0.0, 0.0, 0.3]) == pytest.approx(0.15)
+    assert slope([0.3]) == slope([0.2, 0.2]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "worse", "flat", "tested"),
+    [
+        ([0.4, 0.3, 0.1], True, True, True),  # 6.4 of 24, so 6: P(X > 6 of 25) = .993
+        ([0.0, 0.0], False, True, True),  # the hardest are not failed by the published rule
+        ([0.5, 0.0], False, False, True),  # half solved once; 4 of 16: P(X > 4 of 17) = .975
+        ([0.1, 0.4], False, False, True),
+        ([0.25], False, True, False),  # 2 of 8: P(X > 2 of 9) = 1 - 46 / 512 = .910
+        ([0.125], False, True, True),  # 1 - 10 / 512 = .980
+        ([1.0, 1.0], False, False, False),
+    ],
+    ids=str,
+)
+def test_when_a_question_is_failed(accuracies: list[float], worse: bool, flat: bool, tested: bool) -> None:
+    found = is_failed(accuracies), is_failed_or_flat(accuracies), is_failed_by_test(accuracies)
+    assert found == (worse, flat, tested)
+
+
+def test_kinds_in_shares_of_their_failure_ratios() -> None:
+    """Born: one of two is failed; made: two of three; a single question of a kind says nothing. .5 and .667 of 1.167."""
+    history = {
+        "Where was Ada born?": [0.4, 0.2], "Where was Bob born?": [0.2, 0.9], "Who made Kov?": [0.4, 0.0],
+        "Who made Zed?": [0.3, 0.1], "Who made Oro?": [1.0, 1.0], "When did Pim end?": [0.4, 0.0],
+    }  # fmt: skip
+    made, born = failed_kinds(history, "slope")
+    assert (made.kind, made.tasks) == ("Who made _?", 3)
+    assert made.failure_rate == pytest.approx(2 / 3)
+    assert [made.share, born.share] == pytest.approx([4 / 7, 3 / 7])
+    assert (made.example, born.example) == ("Who made Kov?", "Where was Ada born?")
+    latest = {question: rates[-1] for question, rates in history.items()}
+    assert failed_kinds(history, "mean") == weaknesses(latest)
+    assert failed_kinds({}, "flat") == []
+
+
+def test_the_sampler_remembers_how_a_question_went() -> None:
+    sampler = SelfPlaySampler(reference_share=1.0, references="weak", failed="slope")
+    for step, rate in ((1, 0.4), (2, 0.2)):
+        settled(
+            sampler,
+            step,
+            *(story(f"Who made {name}?", rate) for name in ("Kov", "Zed")),
+            story("Where?", 1.0),
+        )
+    assert sampler.rates["Who made Kov?"] == [0.4, 0.2]
+    setups = [draw.env["setup"] for draw in sampler.draw(step_budget(3))]
+    assert {setup["reference"] for setup in setups} <= {"Who made Kov?", "Who made Zed?"}
 
 
 def episode(

@@ -377,6 +377,21 @@ def test_multi_agent_evolve_below_the_floor_and_unread_judges() -> None:
     assert by_role(game(Roles(script("no tags")), game="mae", checks=())) == {"proposer": [0.0]}
 
 
+def test_a_score_that_cannot_be_read_costs_its_scorer_and_pays_nobody() -> None:
+    def script(move: str, place: int, turn: int, shown: str) -> str:
+        kind = move.partition("_")[0]
+        said = {"solve": "<answer>a</answer>", "criticise": "<critique>b</critique>"}
+        return said.get(kind, "<score>2</score>" if place else "<score>nine</score>")
+
+    played = game(Roles(script), 2, game="comas", checks=())
+    valid = {
+        role: [t.reward for t in played if t.info["role"] == role and t.valid]
+        for role in ("scorer", "solver")
+    }
+    assert valid["scorer"] == [-1.0, 0.0] * 2
+    assert valid["solver"] == [0.5] * 2  # those of the unread scores are left out
+
+
 def test_a_discussion_pays_solution_and_critique_one_in_all() -> None:
     """A score of 3 is 1 for the solution and 0 for its critique, 2 is a half for each, 1 the other way round."""
 
@@ -393,7 +408,7 @@ def test_a_discussion_pays_solution_and_critique_one_in_all() -> None:
     rewards = by_role(played)
     assert rewards["solver"] == [1.0, 0.5, 0.0] * 2
     assert rewards["critic"] == [0.0, 0.5, 1.0] * 2
-    assert rewards["scorer"] == [1.0] * 6
+    assert rewards["scorer"] == [0.0] * 6
     for place, text in enumerate(roles.shown["solve_2"]):  # each sees its own critique and no other
         assert [f"flaw {i}" in text for i in range(3)] == [i == place for i in range(3)]
 
