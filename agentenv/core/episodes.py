@@ -62,6 +62,8 @@ class EpisodeSpec:
     """Called after each turn. If it returns False, the episode ends as ``aborted`` and is not trained."""
     guidance: str = ""
     """Text that the strategy ``plain`` puts before the first turn and cuts out of the record."""
+    prefix: Trajectory | None = None
+    """Turns that the strategy ``plain`` begins the episode with, as they are recorded."""
 
 
 @dataclass

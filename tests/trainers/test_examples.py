@@ -85,6 +85,7 @@ def test_there_is_one_for_every_method() -> None:
         "gdro-rollouts",
         "brorl",
         "dynamic-tree",
+        "rest-rl",
     }
     listed = (FOLDER / "README.md").read_text()
     assert all(f"`{path.name}`" in listed for path in EXAMPLES)

@@ -216,6 +216,11 @@ class TrainConfig(Frozen):
                 "rollout.deterministic lets every episode wait for the slowest, and asynchronous training for none: set it "
                 "to false, or asynchronous.staleness to 0"
             )
+        if rollout.sampler == "partial_states" and rollout.strategy != "plain":
+            raise ValueError(
+                "rollout.sampler='partial_states' begins episodes within recorded ones, which rollout.strategy='plain' "
+                f"alone can play, not {rollout.strategy!r}"
+            )
         if self.asynchronous.abort and self.cluster.address:
             raise ValueError(
                 "asynchronous.abort stops episodes with what they have, which a worker of a cluster tells at their end "

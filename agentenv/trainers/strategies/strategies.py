@@ -17,6 +17,7 @@ from agentenv.core.rollout import EpisodeSpec, run_episode
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import UnknownName
 from agentenv.trainers.strategies.hinted_episodes import play_hinted
+from agentenv.trainers.strategies.prefixes import play_from
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 
@@ -55,6 +56,8 @@ class PlainStrategy:
     async def _episode(self, place: int, spec: EpisodeSpec, context: RolloutContext) -> list[Trajectory]:
         episode = context.episode(place)
         async with context.slot(place):
+            if spec.prefix is not None:
+                return [await play_from(spec, context, episode)]
             if spec.guidance:
                 return await play_hinted(spec, context, episode, "seeded", lambda _: spec.guidance)
             playing = (context.policy, context.chat, context.config)

@@ -35,6 +35,7 @@ SAMPLERS: Mapping[str, str] = {
     "prompt_gdro": "agentenv.trainers.task_sampling.difficulty_games:PromptGame",
     "rollout_gdro": "agentenv.trainers.task_sampling.difficulty_games:RolloutGame",
     "hard_focus": "agentenv.trainers.task_sampling.hard_focus:HardFocus",
+    "partial_states": "agentenv.trainers.task_sampling.partial_states:PartialStates",
     "curriculum": "agentenv.trainers.task_sampling.selection:Curriculum",
     "arrol": "agentenv.trainers.task_sampling.pruning:OnlinePruning",
     "self_play": "agentenv.trainers.selfplay.sampler:SelfPlaySampler",

@@ -34,6 +34,8 @@ class TaskDraw:
     """Share of searches that miss; see ``LossyRetriever``."""
     guidance: str = ""
     """Text that stands before the first turn while the policy samples, and is cut out of the record (strategy ``plain``)."""
+    prefix: Mapping[str, Any] | None = None
+    """The record of the turns that the episodes begin with (``to_record``), which are not trained (strategy ``plain``)."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.env_lifecycle import close_envs, close_quickly, make_envs, mask_trajectory
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import Trajectory, from_record
 from agentenv.core.types import EndReason
 from agentenv.errors import ContextTooSmall, Fault
 from agentenv.evaluation.task_env import TaskEnv
@@ -129,7 +129,9 @@ class GroupRunner:
         task = self._task_env.source.tasks[group.task]
         envs = await make_envs([task_env.make_env] * len(inflight.seeds), self.settings.deadline_s)
         seeded = zip(envs, inflight.seeds, strict=True)
-        return [EpisodeSpec(env, task, seed, group_id, self._gate, draw.guidance) for env, seed in seeded]
+        prefix = from_record(draw.prefix, task) if draw.prefix else None
+        given = (group_id, self._gate, draw.guidance, prefix)
+        return [EpisodeSpec(env, task, seed, *given) for env, seed in seeded]
 
 
 async def _rescore(member: Trajectory, policy: Policy, temperature: float) -> Trajectory:

@@ -17,6 +17,7 @@ QUESTIONS, SIZE = 3, 4
 OPTIONS: dict[str, dict[str, Any]] = {
     "dapo": {"keep": 0.7},
     "dots": {"fresh": 0.5},
+    "partial_states": {"good": 0.5, "part": 0.9},
     "xrpo": {"first": 2, "rounds": 1, "example_characters": 20, "success": 0.5},
     "curriculum": {
         "hops": [[1, 1]],
@@ -90,6 +91,8 @@ def test_two_steps_and_the_second_one_again(name: str, tmp_path: Path) -> None:
     if name == "dots" and lines[0]["replay_buffer"]:
         assert lines[1]["replayed_groups"] > 0
         assert lines[1]["approx_kl"] != 0
+    if name == "partial_states" and lines[0]["waiting_states"]:
+        assert lines[1]["continued"] > 0
     if name == "xrpo" and lines[0]["solved_examples"]:
         assert lines[1]["seeded_groups"] > 0
         assert lines[1]["hinted"] > 0

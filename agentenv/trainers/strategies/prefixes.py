@@ -1,0 +1,98 @@
+"""Episodes that begin with the first turns of a recorded one, token by token, and are trained from there on (ReST-RL)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentenv.core.protocols import Policy
+from agentenv.core.rollout import EpisodeSpec, run_episode
+from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
+from agentenv.core.types import Completion, FinishReason, Sampling
+from agentenv.errors import PolicyFault
+from agentenv.trainers.strategies.rollout_context import RolloutContext
+
+
+class PrefixPolicy:
+    """Answers the first turns of an episode with what is recorded of them, and the others by ``policy``.
+
+    Args:
+        policy: Who answers later.
+        prefix: The record, cut behind its last turn that counts; of one row.
+    """
+
+    def __init__(self, policy: Policy, prefix: Trajectory) -> None:
+        self.policy = policy
+        self._prefix = prefix
+        self._turn = 0
+
+    @property
+    def version(self) -> int:
+        """Version of the policy's weights."""
+        return self.policy.version
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the policy offers."""
+        return getattr(self.__dict__["policy"], name)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None, **shown: Any
+    ) -> Completion:
+        """The next recorded turn, or what the policy samples.
+
+        Raises:
+            PolicyFault: the environment has shown something else than in the record, or the engine failed.
+            ContextTooSmall: the prompt alone fills the context.
+        """
+        turn = self._turn
+        if turn >= len(self._prefix.turns):
+            return await self.policy.generate(prompt_ids, sampling, episode=episode, **shown)
+        self._turn += 1
+        before = [
+            i
+            for s in self._prefix.segments
+            if s.turn < turn or (s.turn == turn and s.kind is SegmentKind.PROMPT)
+            for i in s.ids
+        ]
+        if before != list(prompt_ids):
+            raise PolicyFault(
+                f"the replay of turn {turn} shows something else than the record that it begins with"
+            )
+        own = [s for s in self._prefix.segments if s.turn == turn and s.kind is SegmentKind.POLICY]
+        return Completion(
+            ids=tuple(i for s in own for i in s.ids),
+            text=self._prefix.turns[turn].action,
+            logprobs=tuple(p for s in own for p in s.logprobs),
+            finish=FinishReason.STOP,
+            version=own[-1].version,
+            versions=tuple(s.version for s in own for _ in s.ids),
+        )
+
+    def release(self, episode: str) -> None:
+        """Forgets what the policy kept for ``episode``."""
+        self.policy.release(episode)
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0, **shown: Any) -> Sequence[float]:
+        """As the policy."""
+        return await self.policy.score(ids, temperature=temperature, **shown)
+
+
+async def play_from(spec: EpisodeSpec, context: RolloutContext, episode: str) -> Trajectory:
+    """The episode that goes on from ``spec.prefix``; only what the policy sampled now is trained."""
+    assert spec.prefix is not None
+    prefix = spec.prefix
+    policy = PrefixPolicy(context.policy, prefix)
+    played = await run_episode(spec, policy, context.chat, context.config, episode=f"{episode}-continued")
+    count = len(prefix.turns)
+    segments = [
+        replace(s, trained=False) if s.kind is SegmentKind.POLICY and s.turn < count else s
+        for s in played.segments
+    ]
+    sampled = sum(len(s.ids) for s in segments if s.kind is SegmentKind.POLICY and s.trained)
+    return replace(
+        played,
+        segments=tuple(segments),
+        origin=Origin.RETRY,
+        parent_id=prefix.id,
+        fork_turn=count,
+        info=played.info | {"strategy": {"continued": 1, "sampled_tokens": sampled}},
+    )
