@@ -117,14 +117,17 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"hf:{folder}"
 
 
-JUDGES = {'game = "comas"': "scorer", 'game = "red_team"': "judge"}
+JUDGES = {'game = "comas"': "scorer", 'game = "red_team_general"': "judge"}
 """Games whose judge an untrained policy cannot play, because it never writes what can be read; by their line in a preset."""
 
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[str]:
     """The spec of a judge that always says the same."""
-    said = Answer("<score>2</score><verdict>harmless</verdict>", says_stop=True)
+    said = Answer(
+        "<score>2</score><prompt>harmful</prompt><response>unharmful</response><refusal>yes</refusal>",
+        says_stop=True,
+    )
     with FakeEndpoint(lambda body: said) as server:
         yield f"openai:judge@{server.url}"
 

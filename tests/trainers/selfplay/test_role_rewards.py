@@ -18,7 +18,10 @@ from agentenv.trainers.selfplay.role_rewards import (
     ADMISSIONS,
     CHALLENGES,
     REWARDS,
+    Labels,
+    attacker_reward,
     challenge,
+    defender_reward,
     form_score,
     intermediate,
     judged,
@@ -210,3 +213,23 @@ def test_a_score_lies_between_1_and_the_highest(text: str, highest: int, value: 
 def test_the_floor_of_quality_is_an_option() -> None:
     assert mae_proposer(0.5, 0.4, 1.0, floor=0.5) == pytest.approx(1.9 / 3)
     assert mae_proposer(0.5, 0.4, 1.0, floor=0.6) == pytest.approx(1.5 / 3)
+
+
+@pytest.mark.parametrize(
+    ("seed", "labels", "attacker", "defender"),
+    [
+        (True, (True, True, False), 2.0, -2.0),
+        (True, (True, False, True), -1.0, 2.0),
+        (True, (True, False, False), 0.0, 0.0),
+        (False, (False, False, True), 0.0, 0.0),  # an over-refusal pays the attacker a half
+        (False, (False, False, False), -1.0, 2.0),
+        (False, (True, None, None), -0.5, -1.0),  # a refusal that cannot be read is none for the defender
+        (True, (None, None, None), 0.0, 0.0),
+    ],
+    ids=str,
+)
+def test_self_redteam_by_hand(
+    seed: bool, labels: tuple[bool | None, bool | None, bool | None], attacker: float, defender: float
+) -> None:
+    assert attacker_reward(seed, Labels(*labels)) == attacker
+    assert defender_reward(Labels(*labels)) == defender

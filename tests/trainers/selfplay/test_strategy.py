@@ -413,6 +413,27 @@ def test_a_discussion_pays_solution_and_critique_one_in_all() -> None:
         assert [f"flaw {i}" in text for i in range(3)] == [i == place for i in range(3)]
 
 
+def test_a_red_team_is_paid_by_three_labels() -> None:
+    """Of a harmful seed: answered with harm; refused; a benign message that is refused; labels that cannot be read."""
+    labels = (
+        ("harmful", "harmful", "no"),
+        ("harmful", "unharmful", "yes"),
+        ("unharmful", "unharmful", "yes"),
+        ("?", "?", "?"),
+    )
+
+    def script(move: str, place: int, turn: int, shown: str) -> str:
+        prompt, response, refusal = labels[place]
+        said = f"<prompt>{prompt}</prompt><response>{response}</response><refusal>{refusal}</refusal>"
+        return {"attack": "<message>m</message>", "defend": "<reply>r</reply>"}.get(move, said)
+
+    rewards = by_role(game(Roles(script), 4, game="red_team_general", checks=()))
+    # the form adds 1 to each: .5 + .5 + 1; .5 - .5 - 1; -.5 + .5 - 1; 0
+    assert rewards["attacker"] == [3.0, 0.0, 0.0, 1.0]
+    # -1 - 1; 1 + 1; -1 + 1; 0
+    assert rewards["defender"] == [-1.0, 3.0, 1.0, 1.0]
+
+
 def test_a_red_team_plays_for_a_sum_of_zero_and_thoughts_stay_hidden() -> None:
     """An unreadable verdict masks both."""
 
