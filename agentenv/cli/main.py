@@ -8,7 +8,6 @@ Modules are imported only when their command is called, so ``agentenv --help`` n
 import contextlib
 import importlib
 import importlib.metadata
-import inspect
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast, get_type_hints
 
+from agentenv.cli.descriptions import description
 from agentenv.cli.process_exit import leave
 from agentenv.cli.switches import plain_switches
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(words: list[str], as_json: bool) -> int:
     """Answers ``--help`` and ``--version`` itself and hands everything else to a command."""
     group = _members([word for word in words if word not in ("-h", "--help")])
-    if group and (not words or words[-1] in ("-h", "--help")):
+    if group and (len(words) < 2 or words[-1] in ("-h", "--help")):
         text = help_text(group)
         return _answer({"help": text}, text, as_json)
     if words[0] == "--version":
@@ -221,7 +221,7 @@ def _run(name: str, argv: list[str], as_json: bool) -> int:
     else:
         from rich.console import Console
 
-        command.show(result, Console())
+        command.show(result, Console(emoji=False, markup=False))  # what users named is shown as it is
     return FAILURE if result.get("ok") is False else 0
 
 
@@ -231,11 +231,12 @@ def _parse(name: str, cls: type, argv: list[str]) -> Runnable:
         return cast(Runnable, cls.parse(argv))
     import tyro
 
-    # tyro's own reading of the docstring drops the example.
     hints = get_type_hints(cls)
     switches = {name for name, hint in hints.items() if hint is bool}
     words = plain_switches(argv, switches, {name for name, hint in hints.items() if hint == bool | None})
-    return cast(Runnable, tyro.cli(cls, args=words, prog=f"agentenv {name}", description=inspect.getdoc(cls)))
+    if {"-h", "--help"} & set(argv):
+        print(description(cls))  # tyro would join the examples into one line and cut words at the edge
+    return cast(Runnable, tyro.cli(cls, args=words, prog=f"agentenv {name}", description=""))
 
 
 def _version() -> str:

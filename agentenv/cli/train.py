@@ -1,15 +1,19 @@
 """``agentenv train``: a training run from a preset or TOML file, with dotted overrides."""
 
 import argparse
+import json
 import shlex
+import shutil
+import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import tyro
 from rich.console import Console
 
+from agentenv.cli.descriptions import description
 from agentenv.cli.eval import bound_lines
 from agentenv.cli.switches import plain_switches
 from agentenv.core.trust import confirm_file
@@ -17,6 +21,7 @@ from agentenv.data.sources import WORLD
 from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.task_env import EnvConfig
+from agentenv.policies.card import EpisodeCard
 from agentenv.trainers.config.config_files import CONFIG, load_config, override, presets, resume_config
 from agentenv.trainers.config.train_config import TrainConfig
 
@@ -56,7 +61,9 @@ class Train:
             UnknownName: no such preset or file.
         """
         if "--help" in argv or "-h" in argv:
-            print(f"{cls.__doc__}\nPresets: {', '.join(presets())}. Keys and their defaults:\n")
+            print(description(cls))
+            print(textwrap.fill(f"Presets: {', '.join(presets())}.", shutil.get_terminal_size().columns))
+            print("\nKeys and their defaults:\n")
             tyro.cli(TrainConfig, default=load_config(_DEFAULT), args=["--help"], prog="agentenv train")
         parser = argparse.ArgumentParser(prog="agentenv train", add_help=False, allow_abbrev=False)
         parser.add_argument("--out", type=Path)
@@ -103,7 +110,9 @@ class Train:
                 console.print(f"{name}: {value}", highlight=False)
             return
         before, after = result["before"], result["after"]
-        console.print(f"\n[bold]{result['scorer']} on {after['n']} held-out questions[/bold]")
+        console.print(
+            f"\n{result['scorer']} on {after['n']} held-out questions", style="bold", highlight=False
+        )
         for name, score in (("before", before), ("after", after)):
             if score["mean"] is None:
                 console.print(f"  {name:<7}no score: every episode met an infrastructure failure")
@@ -148,4 +157,13 @@ def next_commands(config: TrainConfig, out: str) -> list[str]:
         "corpus": config.search.corpus,
     }
     given = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in flags.items() if value)
-    return [*commands, f"agentenv eval {given} {asked}"]
+    options = "".join(
+        f"--option {shlex.quote(f'{key}={json.dumps(value)}')} " for key, value in own_options(config)
+    )
+    return [*commands, f"agentenv eval {given} {options}{asked}"]
+
+
+def own_options(config: TrainConfig) -> list[tuple[str, Any]]:
+    """The options of the environment that the `episode.json` of the policy does not keep, so that `--option` has to."""
+    kept = {field.name for field in fields(EpisodeCard)}
+    return [(key, value) for key, value in config.env.options.items() if key not in kept]

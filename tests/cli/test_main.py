@@ -175,8 +175,9 @@ def test_help_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture
     assert all(name in out and command.summary in out for name, command in shell.COMMANDS.items())
 
 
-def test_a_group_lists_its_members(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shell.main(["retriever", "--help"]) == 0
+@pytest.mark.parametrize("argv", [["retriever"], ["retriever", "--help"]])
+def test_a_group_lists_its_members(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.main(argv) == 0
     out = capsys.readouterr().out
     assert "retriever build" in out
     assert "doctor" not in out

@@ -561,6 +561,18 @@ def test_a_plan_needs_no_folder(toml: Path, tmp_path: Path, capsys: pytest.Captu
             ["world", "fictional"],
         ),
         (
+            [
+                "--env.id",
+                "agentenv/Code-v0",
+                "--test.dataset",
+                "env",
+                "--env.options",
+                '{"hints": true, "k": 2}',
+            ],
+            ["--option hints=true "],
+            ["--option k"],
+        ),
+        (
             ["--env.id", "agentenv/SQL-v0", "--test.dataset", "env"],
             ["--dataset env --env agentenv/SQL-v0 "],
             ["world"],
