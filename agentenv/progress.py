@@ -106,7 +106,7 @@ class LiveDisplay:
 
     def __init__(self, title: str, *, log: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._console = Console(file=sys.stderr)
+        self._console = Console(file=sys.stderr, emoji=False)
         self._live = self._console.is_terminal
         self._progress = _Bar(
             TextColumn("[bold]{task.description}"),

@@ -59,7 +59,7 @@ class Check:
 
         for row in result["checks"]:
             line = f"{MARKS[row['status']]} {row['name']:<13} {escape(row['detail'])}"
-            console.print(line.rstrip(), highlight=False, soft_wrap=True)
+            console.print(line.rstrip(), highlight=False, markup=True, soft_wrap=True)
             if row["probes"]:
                 console.print(probe_table(row["probes"]))
         failed = sum(row["status"] == "failed" for row in result["checks"])

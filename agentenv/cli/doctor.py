@@ -74,13 +74,16 @@ class Doctor:
             mark = "[green]yes[/]" if found["ok"] else "[yellow]no [/]"
             hint = f" [dim]({escape(found['hint'])})[/]" if found["hint"] and not found["ok"] else ""
             console.print(
-                f"{mark} {name:<16} {escape(found['value'])}{hint}", highlight=False, soft_wrap=True
+                f"{mark} {name:<16} {escape(found['value'])}{hint}",
+                highlight=False,
+                markup=True,
+                soft_wrap=True,
             )
         for extra, packages in result["extras"].items():
             missing = [package for package, version in packages.items() if version is None]
             mark = "[yellow]no [/]" if missing else "[green]yes[/]"
             detail = f"missing {', '.join(missing)}" if missing else "installed"
-            console.print(f"{mark} extra {extra:<12} {detail}", highlight=False, soft_wrap=True)
+            console.print(f"{mark} extra {extra:<12} {detail}", highlight=False, markup=True, soft_wrap=True)
 
 
 def cores() -> int:

@@ -183,7 +183,7 @@ class Eval:
 def _show_samples(result: dict[str, Any], console: Console) -> None:
     for scorer, table in result["samples"].items():
         console.print(
-            f"[bold]{scorer}[/bold], {table['n']} questions, {table['seeds']} samples", highlight=False
+            f"{scorer}, {table['n']} questions, {table['seeds']} samples", style="bold", highlight=False
         )
         for name, value in table.items():
             if "@" in name:
@@ -263,8 +263,9 @@ def _show(result: dict[str, Any], console: Console) -> None:
         console.print(f"  {text}", highlight=False, markup=False)
 
     console.print(
-        f"[bold]{result['dataset']}[/bold]{f' ({split})' if (split := result['split']) else ''}, {result['policy']}, "
+        f"{result['dataset']}{f' ({split})' if (split := result['split']) else ''}, {result['policy']}, "
         f"{played_of(result)}, {result['faults']} faults",
+        style="bold",
         highlight=False,
     )
     if "incomplete" in result:

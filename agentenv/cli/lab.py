@@ -51,10 +51,13 @@ class List:
 
         for name, row in result.items():
             state = f"{row['finished']} runs here, {row['missing']} before the next interim analysis"
-            console.print(f"[bold]{name:<14}[/] {row['title']} ({state})", highlight=False)
+            console.print(
+                f"{name:<14} {row['title']} ({state})", style="bold", highlight=False, soft_wrap=True
+            )
             page = row["decided"]
-            said = "no published page" if page is None else f"{page['verdict']}: {power_in_words(page)}"
-            console.print(f"{'':<15}{said}", highlight=False)
+            none = "no published page in the folder of --pages"
+            said = none if page is None else f"{page['verdict']}: {power_in_words(page)}"
+            console.print(f"{'':<15}{said}", highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class List:
     def show(self, result: dict[str, Any], console: Console) -> None:
         """One block a kind."""
         for kind, names in result.items():
-            console.print(f"[bold]{kind}[/]", highlight=False)
+            console.print(kind, style="bold", highlight=False)
             if isinstance(names, dict):
                 for name, target in names.items():
                     console.print(f"  {name:<26} {target}", highlight=False, markup=False, soft_wrap=True)

@@ -2,7 +2,9 @@
 
 import keyword
 import re
+import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,7 +113,7 @@ class New:
         """
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name) or keyword.iskeyword(self.name):
             raise ConfigurationError(
-                f"{self.name!r} is no module name; use lower-case letters, digits and underscores"
+                f"{self.name!r} is no module name; use lower-case letters, digits and underscores, and no word of Python"
             )
         title = "".join(word.capitalize() for word in self.name.split("_"))
         texts = {
@@ -121,6 +123,10 @@ class New:
         for path in texts:
             if path.exists():
                 raise ConfigurationError(f"{path} exists already; give another name or --out")
+        if self.name in sys.stdlib_module_names or find_spec(self.name) is not None:
+            raise ConfigurationError(
+                f"there is a module {self.name!r} already, which {self.name}.py would hide; give another name"
+            )
         self.out.mkdir(parents=True, exist_ok=True)
         for path, text in texts.items():
             path.with_suffix(".tmp").write_text(text)

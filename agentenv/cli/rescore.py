@@ -69,7 +69,7 @@ class Rescore:
         )
         said = f"{chat.endpoint.model} will be sent at most {answers:,} requests (retries not counted), "
         said += "fewer where answers are alike or have a grade in the folder"
-        Console(stderr=True).print(said, highlight=False, markup=False)
+        Console(stderr=True, emoji=False).print(said, highlight=False, markup=False)
 
     def _one(self, directory: Path, chat: "ChatClient | None") -> dict[str, Any]:
         results = rescore(directory, self.scorer) if self.scorer else {}

@@ -100,7 +100,7 @@ def _progress() -> Iterator[Report]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as bar:
         task, name, since = bar.add_task("reading", total=None, rate=""), "", (0, 0.0)
 
         def report(context: str, done: int, total: int) -> None:
@@ -182,7 +182,7 @@ class Query:
         table = Table("score", "id", "title", "text")
         for passage in result["passages"]:
             row = (f"{passage['score']:.3f}", passage["id"], passage["title"], passage["text"])
-            table.add_row(*map(_plain, row))
+            table.add_row(*row)
         console.print(table if result["passages"] else "Nothing found.")
 
 
@@ -218,9 +218,3 @@ Command = (
     | Annotated[Check, tyro.conf.subcommand("check", prefix_name=False)]
 )
 """What `agentenv retriever` parses."""
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

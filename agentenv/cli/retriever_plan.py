@@ -5,10 +5,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agentenv.retrievers.building.planner import HOW, advise, parse_size
 
-_MARKS = {"yes": "[green]yes[/green]", "mapped": "[yellow]mapped[/yellow]", "no": "[red]no[/red]"}
+_STYLES = {"yes": "green", "mapped": "yellow", "no": "red"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class Plan:
         for option in result["options"]:
             numbers = (option[key] for key in ("overlap", "alone_ms", "batch_ms", "build_hours"))
             sizes = (f"{option[key] / 1e9:.1f}" for key in ("memory_bytes", "least_bytes"))
-            table.add_row(option["index"], _MARKS[option["fits"]], *sizes, *map(_short, numbers))
+            table.add_row(
+                option["index"], Text(option["fits"], _STYLES[option["fits"]]), *sizes, *map(_short, numbers)
+            )
         console.print(table)
         best = result["best"]
         if best is None:

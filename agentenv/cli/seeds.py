@@ -85,8 +85,9 @@ def _show(name: str, side: dict[str, Any], scorer: str, console: Console) -> Non
     spread = side["over_seeds"]
     error = f", standard error {spread['standard_error']:.3f}" if spread["standard_error"] is not None else ""
     console.print(
-        f"[bold]{name}[/bold] {scorer}: {side['n']} questions, {side['seeds']} seeds from {spread['low']:.3f} "
+        f"{name} {scorer}: {side['n']} questions, {side['seeds']} seeds from {spread['low']:.3f} "
         f"to {spread['high']:.3f}{error}",
+        style="bold",
         highlight=False,
     )
     for key, value in side.items():

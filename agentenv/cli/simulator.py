@@ -175,7 +175,8 @@ class Serve:
         app = make_chat_app(make_policy(f"hf:{self.folder}", self.compute), self.folder.name, gate)
         with listen(self.host, self.port) as listening:
             address = f"{address_of(listening)}/v1"
-            Console(stderr=True).print(f"{self.folder.name} answers at {address}", highlight=False)
+            console = Console(stderr=True, emoji=False, markup=False)
+            console.print(f"{self.folder.name} answers at {address}", highlight=False)
             run_app(app, gate, gate.ready, listening, self.allow_host)
         return {"address": address}
 

@@ -4,6 +4,7 @@ import json
 import threading
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from agentenv.cli.main import main
@@ -159,3 +160,44 @@ def test_a_check_that_hangs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_check("render", Stuck)
     gate.set()
     assert (result.status, result.detail) == ("failed", "it took longer than 0.3 s")
+
+
+NAMED = """
+from agentenv.envs.calculator import Calculator
+
+class Bank(Calculator):
+    pass
+"""
+
+
+def test_what_a_user_named_is_shown_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bank.py").write_text(NAMED)
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "bank:Bank"]) == 0
+    assert (
+        capsys.readouterr().out.splitlines()[-1].startswith("bank:Bank: 0 of")
+    )  # ":Bank:" is the name of an emoji
+
+
+@pytest.mark.parametrize(("env", "hint"), [("bank2", "bank2:Class"), ("bank2:Bnak", "'bank2:Bank'")])
+def test_a_module_of_this_folder_or_a_misspelt_class_is_told_how_to_be_named(
+    env: str,
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "bank2.py").write_text(NAMED)
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", env]) == 1
+    assert hint in capsys.readouterr().err
+
+
+def test_an_environment_without_render_is_told_to_write_it() -> None:
+    class Unseen(Calculator):
+        render = gymnasium.Env.render  # type: ignore[assignment]
+
+    result = run_check("render", Unseen)
+    assert (result.status, "render()" in result.detail) == ("failed", True)

@@ -88,3 +88,12 @@ def test_bad_names_are_one_sentence(name: str, tmp_path: Path, capsys: pytest.Ca
     assert main(["new", name, "--out", str(tmp_path)]) == 1
     assert repr(name) in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["json", "numpy"])
+def test_a_module_that_exists_is_not_hidden(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", name, "--out", str(tmp_path)]) == 1
+    assert repr(name) in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
