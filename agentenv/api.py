@@ -12,6 +12,7 @@ from agentenv.core.env import Env
 from agentenv.core.protocols import Policy, Retriever
 from agentenv.core.trust import confirm_file
 from agentenv.core.types import Task
+from agentenv.data.sources import OWN
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
 from agentenv.evaluation.benchmark import Benchmark, Given, run_benchmark
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation
@@ -297,7 +298,7 @@ def evaluate(
     given = replace(given, tasks=tasks)
     with use_compute(compute or process_compute()), _open_folder(given, out) as folder:
         with LiveDisplays(folder) as displays:
-            shown = display or displays(benchmark.dataset)
+            shown = display or displays(benchmark.env if benchmark.dataset == OWN else benchmark.dataset)
             run_benchmark(benchmark, folder, shown, given=given, retry_faults=retry_faults)
         return _read_result(folder, kept=out is not None)
 

@@ -310,6 +310,16 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
 class AsyncEnv(Env[StateT]):
     """An environment written as coroutines; override ``areset`` and ``astep``, the sync twins follow."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuses a plain ``reset`` or ``step``, which training and evaluation would not call."""
+        super().__init_subclass__(**kwargs)
+        for name in {"reset", "step"} & set(vars(cls)):
+            if f"a{name}" not in vars(cls):
+                raise ConfigurationError(
+                    f"{cls.__name__}.{name} would not be called in training and evaluation: in an environment with tools or "
+                    f"coroutines write `async def a{name}`, and `await super().a{name}(...)` where it calls the original"
+                )
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:

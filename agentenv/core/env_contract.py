@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from xml.etree import ElementTree
 
+import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 from gymnasium.utils.passive_env_checker import env_render_passive_checker
@@ -127,6 +128,8 @@ def check_render(make: MakeEnv) -> str:
     """Every declared render mode gives what Gymnasium expects of it; closing twice is allowed."""
     with closing(make()) as env:
         modes = env.metadata["render_modes"]
+        drawn = type(env.unwrapped).render is not gymnasium.Env.render
+        require(drawn or not modes, f"write render(), which returns the state as text, for the modes {modes}")
     for mode in modes:
         env = make()
         env.render_mode = mode

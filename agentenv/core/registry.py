@@ -112,6 +112,11 @@ def spec(id: str) -> EnvSpec:
     if is_class(id):
         return EnvSpec(id, id)
     if id not in _specs:
+        name = id.removesuffix(".py")
+        if name.isidentifier() and Path(f"{name}.py").is_file():
+            raise ConfigurationError(
+                f"{id!r} is a module of this folder: name its class as well, as in {name}:Class"
+            )
         raise UnknownName.among("environment", id, _specs)
     return _specs[id]
 
@@ -153,13 +158,23 @@ def load_class(entry_point: str, extra: str = "") -> type[Env[Any]]:
         raise ConfigurationError(f"cannot import {entry_point}: {error}") from error
     except AttributeError as error:
         if module in sys.modules:
-            raise ConfigurationError(f"{module} has no {name!r}") from error
+            complaint = UnknownName.among("class", entry_point, _env_names(module))
+            raise ConfigurationError(str(complaint)) from error
         raise ConfigurationError(f"importing {module} failed: {describe_error(error)}") from error
     except (Exception, SystemExit) as error:
         raise ConfigurationError(f"importing {module} failed: {describe_error(error)}") from error
     if not (isinstance(found, type) and issubclass(found, Env)):
         raise ConfigurationError(f"{entry_point} is no subclass of agentenv.Env")
     return found
+
+
+def _env_names(module: str) -> list[str]:
+    found = vars(sys.modules[module])
+    return [
+        f"{module}:{name}"
+        for name, value in found.items()
+        if isinstance(value, type) and value.__module__ == module
+    ]
 
 
 def describe_error(error: BaseException) -> str:

@@ -228,7 +228,10 @@ def _annotation(name: str, parameter: inspect.Parameter, hints: Mapping[str, Any
 
 def _description(name: str, argument: str, described: Mapping[str, str]) -> str:
     if argument not in described:
-        raise ConfigurationError(f"argument {argument!r} of tool {name!r} is not described under Args:")
+        raise ConfigurationError(
+            f"argument {argument!r} of tool {name!r} is not described; add to its docstring a line `Args:` "
+            f"and, indented below it, `{argument}: what it means`"
+        )
     return described[argument]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from agentenv.core.grammar import shortened
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.errors import DatasetError, MissingExtra
 
@@ -31,7 +32,10 @@ class RawRow:
         for name in names:
             if name in self.fields:
                 return self.fields[name]
-        raise DatasetError(f"{self.place} has no field {' or '.join(map(repr, names))}.")
+        there = shortened(", ".join(map(repr, self.fields)), 200)
+        raise DatasetError(
+            f"{self.place} has no field {' or '.join(map(repr, names))}; its fields are {there}."
+        )
 
     def text(self, *names: str) -> str:
         """A field that holds text, stripped and not blank."""
@@ -135,7 +139,9 @@ def read_records(
                     if problems is None:
                         raise
                     problems.append(str(error))
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{path} cannot be read: {error}; save it in UTF-8.") from error
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise DatasetError(f"{path} cannot be read: {error}.") from error
 
 
@@ -175,7 +181,13 @@ def _table(file: TextIO, path: Path, delimiter: str) -> Iterator[tuple[str, Any]
 
 
 def _array(file: TextIO, path: Path) -> Iterator[tuple[str, Any]]:
-    content = _json(file.read(), str(path))
+    try:
+        content = _json(file.read(), str(path))
+    except DatasetError as error:
+        if bare_name(path) != path.name.removesuffix(".gz"):
+            raise
+        known = ", ".join(FORMATS)
+        raise DatasetError(f"{error} The end of a file's name says its format: {known}.") from error
     for number, item in enumerate(content if isinstance(content, list) else [content], 1):
         yield f"{path}, record {number}", item
 
@@ -189,7 +201,10 @@ def _json(text: str, place: str) -> Any:
 
 def _record(value: Any, place: str) -> RawRow:
     if isinstance(value, tuple):
-        raise DatasetError(f"{place} has {value[0]} columns and the head line {value[1]}.")
+        raise DatasetError(
+            f"{place} has {value[0]} columns and the head line {value[1]}; "
+            "a value that contains the delimiter must stand in quotes."
+        )
     if not isinstance(value, dict):
         raise DatasetError(f"{place} must be a JSON object, not {_short(value)}.")
     return RawRow(value, place)

@@ -191,7 +191,7 @@ def run_benchmark(
     """
     check_names(benchmark, given)
     lock_folder(out, {"benchmark": _identity(benchmark)})
-    display.phase("questions and index", 0)
+    display.phase("preparing questions and index", 0)
     source, search = _sources(benchmark)
     opened = open_tasks(source, search, EnvConfig(id=benchmark.env), given.tasks)
     contents = content_digests(
@@ -271,7 +271,7 @@ def _play_episodes(
         task_env,
         out,
         display,
-        title=benchmark.dataset,
+        title="episodes",
         scorer=benchmark.scorers[0],
         seed=benchmark.episode_seed,
         bounded=bool(benchmark.bounds) and benchmark.policy != EXPERT,
@@ -335,7 +335,7 @@ def _indexing(display: Display) -> Callable[[int, int], None]:
         nonlocal total
         if total != passages:
             total = passages
-            display.phase("index", total)
+            display.phase("indexing passages", total)
         display.advance(done, {})
 
     return progress

@@ -120,7 +120,15 @@ def read_records(path: Path) -> list[EpisodeRecord]:
         DatasetError: a line is not JSON, lacks a key, repeats an id, or has golds that are not text.
     """
     if not path.is_file():
-        raise ConfigurationError(f"No {path.name} in {str(path.parent)!r}; give an evaluation folder.")
+        within = path.parent / "evaluation" / "after"
+        which = (
+            f"such as that of this training run, {within}"
+            if within.is_dir()
+            else "as `agentenv eval` writes it"
+        )
+        raise ConfigurationError(
+            f"No {path.name} in {str(path.parent)!r}; give an evaluation folder, {which}."
+        )
     records: dict[str, EpisodeRecord] = {}
     # Not splitlines(): it would also cut at U+2028 and its like, which JSON leaves inside strings.
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), start=1):

@@ -178,7 +178,7 @@ def open_questions(
 ) -> TaskEnv:
     """The task environment of ``source``, with observations measured in tokens of ``policy``."""
     if display is not None:
-        display.phase(f"index of {source.split or source.world.split} questions", 0)
+        display.phase(f"preparing the {source.split or source.world.split} questions", 0)
 
     def count(text: str) -> int:
         return len(policy.tokenizer.encode(text, add_special_tokens=False))

@@ -354,3 +354,9 @@ def test_a_coroutine_that_nothing_would_await_is_refused_with_its_class(name: st
 
     with pytest.raises(ConfigurationError, match=f"Late.{name}"):
         type("Late", (Env,), {name: later})
+
+
+@pytest.mark.parametrize("name", ["reset", "step"])
+def test_a_plain_method_that_training_would_not_call_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"async def a{name}"):
+        type("Plain", (AsyncEnv,), {name: lambda self, *args, **kwargs: None})

@@ -140,7 +140,7 @@ def test_a_missing_dependency_names_its_extra(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("entry_point", "named"),
     [
-        ("agentenv.envs.calculator:Nothing", "'Nothing'"),
+        ("agentenv.envs.calculator:Nothing", "calculator:Nothing'"),
         ("agentenv.envs.calculator:Task", "agentenv.envs.calculator:Task"),
     ],
 )

@@ -167,7 +167,8 @@ def test_many_malformed_records_are_counted_and_not_all_listed(tmp_path: Path) -
 def test_a_table_says_which_row_has_other_columns(tmp_path: Path) -> None:
     file = tmp_path / "bamboogle.csv"
     file.write_text('Question,Answer\n"Who,\nthen?",Ann\nWho?,Ann,Bea\n')
-    assert refused("bamboogle", file) == [f"{file}, line 4 has 3 columns and the head line 2."]
+    (told,) = refused("bamboogle", file)
+    assert told.startswith(f"{file}, line 4 has 3 columns and the head line 2")
     file.write_text('Question,Answer\n"open,Ann\n')
     assert file.name in refused("bamboogle", file)[0]
 

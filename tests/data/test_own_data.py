@@ -198,3 +198,23 @@ def test_sets_that_do_not_go_together_are_refused_before_any_is_read(
         check_source("hotpotqa,musique", "devv", None)
     with pytest.raises(DatasetError, match="nowhere"):
         open_source(SourceConfig(dataset="nowhere/q.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("q.csv", b"Question;Answer\nWho?;Ann\n", "'Question;Answer'"),  # the fields that are there
+        ("q.csv", "question,answer\nWer übt?,Ann\n".encode("latin-1"), "UTF-8"),
+        ("q.csv", b"question,answer\nWhich, of these?,Ann\n", "quotes"),
+        ("q.txt", b"Who?\tAnn\n", ".csv, .tsv"),
+        ("q.json", b"[{]", "q.json is no valid JSON"),
+    ],
+)
+def test_a_file_of_another_form_says_what_would_help(
+    name: str, content: bytes, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DatasetError) as caught:
+        open_source(SourceConfig(dataset=str(tmp_path / name)))
+    assert told in str(caught.value)
+    assert name.endswith(".txt") == ("format: .jsonl" in str(caught.value))

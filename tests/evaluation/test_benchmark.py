@@ -93,7 +93,7 @@ def test_passages_that_are_encoded_are_a_phase_of_their_own(
     monkeypatch.setattr("agentenv.retrievers.encoder.make_encoder", lambda name: HashEncoder())
     display = Display()
     evaluated(world, tmp_path / "out", ScriptedPolicy(SCRIPT), display, retriever="")
-    assert display.phases["index"] == 200
+    assert display.phases["indexing passages"] == 200
 
 
 def test_what_is_not_named_is_that_of_the_set_or_of_the_environment() -> None:
@@ -232,7 +232,7 @@ def test_the_index_is_a_phase_whose_length_is_told_once_and_again_where_another_
     progress = _indexing(Told())
     for done, passages in ((1, 4), (4, 4), (2, 2)):
         progress(done, passages)
-    assert told == [("index", 4), (1, {}), (4, {}), ("index", 2), (2, {})]
+    assert told == [("indexing passages", 4), (1, {}), (4, {}), ("indexing passages", 2), (2, {})]
 
 
 def test_a_finished_folder_is_returned_and_its_page_made_again(world: Path, tmp_path: Path) -> None:
@@ -243,8 +243,14 @@ def test_a_finished_folder_is_returned_and_its_page_made_again(world: Path, tmp_
     again = evaluated(world, out, ScriptedPolicy({}), display)  # which could answer nothing
     assert again == first
     assert (out / "report.html").is_file()
-    assert display.phases == {"questions and index": 0}
+    assert display.phases == {"preparing questions and index": 0}
     with pytest.raises(ConfigurationError, match="seed"):
         evaluated(world, out, ScriptedPolicy(SCRIPT), seed=3)
     told = ("dataset", "policy", "retriever", "n", "faults", "bounds", "seed")
     assert [first[name] for name in told] == ["fictional", "mine", "bm25", 1, 0, {}, 0]
+
+
+def test_the_folder_of_a_training_run_names_its_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "evaluation" / "after").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match="evaluation/after"):
+        read_records(tmp_path / "episodes.jsonl")

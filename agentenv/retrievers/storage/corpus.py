@@ -133,7 +133,9 @@ def parse_document(line: str | bytes, place: str) -> Document:
     try:
         record = read_json_text(line)
     except ValueError as error:
-        raise CorpusError(f"{place} is not JSON ({error}): {line[:60]!r}.") from error
+        raise CorpusError(
+            f"{place} is not JSON ({error}): {line[:60]!r}. A corpus has one JSON object a line, with id, title and text."
+        ) from error
     if not isinstance(record, dict):
         raise CorpusError(f"{place} is not an object with id, title and text: {line[:60]!r}.")
     if "contents" in record and "text" not in record:
