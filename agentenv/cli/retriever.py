@@ -13,6 +13,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.retrievers.bm25 import BM25Retriever
@@ -182,7 +183,7 @@ class Query:
         table = Table("score", "id", "title", "text")
         for passage in result["passages"]:
             row = (f"{passage['score']:.3f}", passage["id"], passage["title"], passage["text"])
-            table.add_row(*row)
+            table.add_row(*map(Text, row))
         console.print(table if result["passages"] else "Nothing found.")
 
 
