@@ -24,7 +24,15 @@ from agentenv.envs.search.planner_rewards import PlanJudge, coverage, frugality,
 from agentenv.envs.search.search_env import on_small_world
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, answered
-from agentenv.errors import ConfigurationError, EnvFault, Fault, PolicyFault, UnknownName
+from agentenv.errors import (
+    ConfigurationError,
+    ContextTooSmall,
+    EnvFault,
+    Fault,
+    PolicyFault,
+    PolicyRefusal,
+    UnknownName,
+)
 from agentenv.policies.extractive import EXTRACTIVE, ExtractivePolicy
 from agentenv.policies.model_chat import make_chat
 from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy
@@ -60,8 +68,12 @@ class Generator:
     async def answer(self, question: str, passages: Sequence[Passage]) -> str | None:
         """Its answer, greedy; None where it gives none.
 
+        Passages that do not fit its context or that it refuses to read are the planner's choice, so there is no answer then:
+        a failure would take the episode out of the loss.
+
         Raises:
             EnvFault: it failed.
+            ContextTooSmall: the question alone does not fit its context.
         """
         key = (question, tuple(passages))
         if key not in self._known:
@@ -77,6 +89,12 @@ class Generator:
         try:
             ids = self._chat.prompt((Message("user", asked + page),))
             completion = await self._policy.generate(ids, sampling)
+        except (ContextTooSmall, PolicyRefusal) as error:
+            if passages:
+                return None
+            if isinstance(error, ContextTooSmall):
+                raise
+            raise EnvFault(f"the generator: {error}") from error
         except PolicyFault as error:
             raise EnvFault(f"the generator: {error}") from error
         block = earliest_block(completion.text, ("answer",))

@@ -8,7 +8,7 @@ import pytest
 from agentenv.core.types import Document, Passage, Task
 from agentenv.envs.search.planned_search import Generator, PlannedSearch, make_generator
 from agentenv.envs.search.planner_rewards import coverage, frugality, planning_gain
-from agentenv.errors import ConfigurationError, EnvFault, UnknownName
+from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault, PolicyRefusal, UnknownName
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
@@ -201,3 +201,27 @@ def test_a_generator_is_asked_a_question_once() -> None:
     generator = Generator(policy)
     for _ in range(3):
         assert rewards("<search>Halvik</search>", READY, generator=generator)[-1] == 1.0
+
+
+class Failing(ScriptedPolicy):
+    """Fails with ``error`` whatever it is asked."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__({})
+        self.error = error
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Any, *, episode: str | None = None) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ContextTooSmall("full"), PolicyRefusal("no")])
+def test_passages_that_the_generator_cannot_read_are_no_failure_of_ours(error: Exception) -> None:
+    assert rewards("<search>Halvik</search>", READY, generator=Generator(Failing(error)))[-1] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(ContextTooSmall("full"), ContextTooSmall), (PolicyRefusal("no"), EnvFault)]
+)
+def test_a_question_that_the_generator_cannot_read_is(error: Exception, expected: type[Exception]) -> None:
+    with pytest.raises(expected):
+        rewards(READY, generator=Generator(Failing(error)))
