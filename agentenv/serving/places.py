@@ -38,9 +38,10 @@ class Places:
         Raises:
             Refusal: none came free in time, or too many callers wait already.
         """
-        share = self._shares.setdefault(client, asyncio.Semaphore(self._limits.share))
+        share = self._shares.get(client) or asyncio.Semaphore(self._limits.share)
         if share.locked() or self._free.locked():
             self._check_queue(client)
+        self._shares[client] = share  # of who is refused nothing is kept
         self._waiting[client] += 1
         try:
             async with asyncio.timeout(self._limits.wait_s):

@@ -23,3 +23,8 @@ def test_tokens_by_hand() -> None:
 )
 def test_two_spellings_of_a_query_have_equal_tokens(left: str, right: str, same: bool) -> None:
     assert (tokens(left) == tokens(right)) is same
+
+
+def test_brackets_that_are_never_closed_are_read_once() -> None:
+    assert tokens("select [a; [b") == ("select", "a; [")
+    assert len(tokens("[" * 100_000)) == 1

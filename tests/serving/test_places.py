@@ -114,3 +114,15 @@ def test_nothing_is_kept_of_clients_that_left_or_gave_up() -> None:
             await given.take(client)
 
     played(play())
+
+
+def test_nothing_is_kept_of_clients_that_are_refused_at_once() -> None:
+    async def play() -> None:
+        given, _ = places(sessions=1, waiting=0)
+        await given.take("a")
+        for number in range(3):
+            with pytest.raises(Refusal):
+                await given.take(f"other {number}")
+        assert list(given._shares) == ["a"]
+
+    played(play())
