@@ -44,6 +44,7 @@ class HardFocus:
 
     def __post_init__(self) -> None:
         require("group_size", self.group_size, self.group_size >= 2, "at least 2")
+        require("phases", len(self.phases), bool(self.phases), "at least one pair")
         for steps, keep in self.phases:
             require("phases", steps, steps >= 1 and keep >= 1, "pairs of numbers of at least 1")
 
@@ -73,7 +74,7 @@ class HardFocus:
         self._steps += 1
         surveyed = phase == 0 and len(self._known) >= len(step_budget.tasks)
         lasted = 0 < phase < len(self.phases) and self._steps >= self.phases[phase - 1][0]
-        if (surveyed and self.phases) or lasted:
+        if surveyed or lasted:
             self._next(step_budget)
         return Selection(step_budget.groups, metrics={"focus_phase": phase, "focus_tasks": tasks})
 

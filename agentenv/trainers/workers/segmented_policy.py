@@ -5,6 +5,7 @@ APRIL, Zhou et al. 2025, arXiv:2509.18521, keeps what an aborted reply has. Here
 answer is recorded like any other, so that segments survive a stop and a checkpoint with their ids, log-probs and versions.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -87,11 +88,19 @@ class SegmentedPolicy:
         )
 
     def _end(self, ids: Sequence[int], known: int, stop: Sequence[str]) -> tuple[int, FinishReason] | None:
-        """How many ids there are up to the first stop string; the first ``known`` of them hold none."""
-        if not any(mark in self._decode(ids) for mark in stop):
+        """How many ids there are up to the first stop string; the first ``known`` of them hold none.
+
+        The end is bisected, because decoding every beginning of a long turn takes the square of its length.
+        """
+
+        def stopped(count: int) -> bool:
+            text = self._decode(ids[:count])
+            return any(mark in text for mark in stop)
+
+        if not stop or not stopped(len(ids)):
             return None
-        counts = range(known + 1, len(ids) + 1)
-        return next(n for n in counts if any(m in self._decode(ids[:n]) for m in stop)), FinishReason.STOP
+        count = bisect_left(range(len(ids)), True, lo=known + 1, key=stopped)
+        return count, FinishReason.STOP
 
     def release(self, episode: str) -> None:
         """Forgets what the policy kept for ``episode``."""

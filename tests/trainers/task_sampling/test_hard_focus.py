@@ -97,7 +97,9 @@ def test_its_state_goes_on_where_it_stood() -> None:
         assert step(again, n) == step(sampler, n)
 
 
-@pytest.mark.parametrize("options", [{"group_size": 1}, {"phases": [[0, 5]]}, {"phases": [[5, 0]]}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"group_size": 1}, {"phases": []}, {"phases": [[0, 5]]}, {"phases": [[5, 0]]}], ids=str
+)
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         get_sampler("hard_focus", options)

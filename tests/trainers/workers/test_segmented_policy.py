@@ -109,3 +109,16 @@ def test_a_stopped_turn_keeps_its_whole_segments() -> None:
     joined = turn(RecordedPolicy(later, recorded.state_dict()), 2)
     assert (joined.text, joined.versions) == ("abcdef", (0, 0, 0, 0, 3, 3))
     assert len(later.requests) == 1
+
+
+def test_the_end_of_a_long_turn_is_found_without_decoding_each_of_its_beginnings() -> None:
+    decoded: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return TOKENIZER.decode(list(ids))
+
+    segmented = SegmentedPolicy(Writing("a" * 1500 + "</s>", room=5000), 1000, decode)
+    asked = segmented.generate(TOKENIZER.encode("?"), Sampling(4000, stop=("</s>",)), episode="e")
+    assert len(asyncio.run(asked).ids) == 1504
+    assert len(decoded) < 20
