@@ -8,7 +8,8 @@ from agentenv.core.types import Passage
 from agentenv.retrievers.base import passage_text
 from agentenv.retrievers.rerank import Reranker
 
-_THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+_THOUGHT = re.compile(r"<think>((?:(?!<think>).)*?)</think>", re.DOTALL)
+"""Begins at the last mark before the end of the thought, so that marks without an end are each read once."""
 
 
 @dataclass(frozen=True, slots=True)

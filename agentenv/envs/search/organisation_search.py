@@ -33,10 +33,11 @@ When you know the answer, write it between <answer> and </answer>, short and wit
 Question: {question}
 """
 _QUERY = re.compile(
-    r"\s*(?P<channel>mail|chat|tickets)?\s*"
-    r"(?:before day (?P<day>\d+)(?:, (?P<hour>\d\d):(?P<minute>\d\d))?)?\s*:\s*(?P<text>.+)",
+    r"(?P<channel>mail|chat|tickets)?"
+    r"(?:\s*before day (?P<day>\d{1,9})(?:, (?P<hour>\d\d):(?P<minute>\d\d))?)?\s*:\s*(?P<text>\S.*)",
     re.DOTALL,
 )
+# No two runs of spaces stand next to each other, and a day has few digits: a query of any length is read in one pass.
 _TITLE = re.compile(r"\[(mail|chat|tickets)\] day (\d+), (\d\d):(\d\d):")
 
 
@@ -52,7 +53,7 @@ class Restriction:
     @classmethod
     def of(cls, query: str) -> "Restriction":
         """Reads ``query``; one without a channel and a time is restricted to nothing."""
-        match = _QUERY.fullmatch(query)
+        match = _QUERY.fullmatch(query.strip())
         if match is None or not (match["channel"] or match["day"]):
             return cls(query.strip())
         minute = 60 * int(match["hour"] or 0) + int(match["minute"] or 0)

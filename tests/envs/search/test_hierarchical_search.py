@@ -80,6 +80,8 @@ def test_the_evidence_of_several_agents_is_held_against_all_their_conclusions() 
 def test_the_last_thought_counts() -> None:
     assert thought_of("<think>a</think><think> b </think><search>c</search>") == "b"
     assert thought_of("<search>c</search>") == ""
+    assert thought_of("<think>a<think>b</think>") == "b"
+    assert thought_of("<think>" * 100_000) == ""  # in one pass
 
 
 @pytest.mark.parametrize(

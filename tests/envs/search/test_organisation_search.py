@@ -22,7 +22,11 @@ from agentenv.errors import ConfigurationError
         ("why: INC-2", Restriction("why: INC-2")),
         (": INC-2", Restriction(": INC-2")),
         ("mail", Restriction("mail")),
+        ("  mail  before day 5 :  INC-2 ", Restriction("INC-2", "mail", (5, 0))),
+        (f"before day {'9' * 5000}: x", Restriction(f"before day {'9' * 5000}: x")),
+        (f"{' ' * 20_000}mail{' ' * 20_000}x", Restriction(f"mail{' ' * 20_000}x")),
     ],
+    ids=[*"abcdefg", "spaces", "a day of too many digits", "many spaces"],
 )
 def test_a_channel_and_a_time_may_stand_before_a_query(query: str, read: Restriction) -> None:
     assert Restriction.of(query) == read
