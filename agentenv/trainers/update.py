@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -68,7 +69,9 @@ def update_weights(
     """
     settings = config.optimizer
     if config.loss.estimator_options.get("norm") == "gradient":
-        groups = [measured_group(group, learner, policy.version) for group in groups]
+        differing = [not has_zero_variance(rewards_of(shaped(config, group))) for group in groups]
+        measure = partial(measured_group, learner=learner, version=policy.version)
+        groups = [measure(g) if differs else g for g, differs in zip(groups, differing, strict=True)]
     credited, masked = assign_credit(
         config, groups, policy.version, keep_zero_variance=learner.objective.keeps_zero_variance
     )
@@ -99,8 +102,21 @@ def update_weights(
     return figures | {"learning_rate": rate}
 
 
+def shaped(config: TrainConfig, group: Sequence[Trajectory]) -> list[Trajectory]:
+    """The trajectories of ``group`` that are credited, with the rewards by which they are."""
+    shaping = config.reward_shaping
+    return shape_rewards(
+        [t for t in group if t.valid and t.origin is not Origin.DEMONSTRATION],
+        limit=config.rollout.context_tokens,
+        overlong_buffer=shaping.overlong_buffer,
+        overlong_factor=shaping.overlong_factor,
+        answer_penalty=shaping.answer_penalty,
+        relative_length=shaping.relative_length,
+    )
+
+
 def measured_group(group: Sequence[Trajectory], learner: Learner, version: int) -> list[Trajectory]:
-    """``group`` with the importance weights and gradient norms that ``optimal_baseline`` reads; unchanged if all are equal.
+    """``group`` with the importance weights and gradient norms that ``optimal_baseline`` reads.
 
     Raises:
         ConfigurationError: the learner has several processes.
@@ -109,9 +125,6 @@ def measured_group(group: Sequence[Trajectory], learner: Learner, version: int) 
         raise ConfigurationError(
             "gradient norms of single episodes are for one process: train without torchrun, or take norm='logits'"
         )
-    valid = [t for t in group if t.valid and t.origin is not Origin.DEMONSTRATION]
-    if has_zero_variance(rewards_of(valid)):
-        return list(group)
     found = []
     for trajectory in group:
         rows = rows_of([trajectory], [np.ones(len(trajectory.ids))], version=version)
@@ -170,14 +183,7 @@ def assign_credit(
     estimate = get_estimator(loss.estimator, loss.estimator_options)
     credited, masked = [], 0
     for group in groups:
-        valid = shape_rewards(
-            [t for t in group if t.valid and t.origin is not Origin.DEMONSTRATION],
-            limit=config.rollout.context_tokens,
-            overlong_buffer=shaping.overlong_buffer,
-            overlong_factor=shaping.overlong_factor,
-            answer_penalty=shaping.answer_penalty,
-            relative_length=shaping.relative_length,
-        )
+        valid = shaped(config, group)
         credit = novelty_bonus(valid, estimate(valid), strength=shaping.novelty, cap=shaping.novelty_cap)
         for trajectory, values in zip(valid, map(weighed, valid, credit), strict=True):
             if loss.mask_truncated and trajectory.end_reason in _TRUNCATED:

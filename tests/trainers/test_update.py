@@ -146,12 +146,29 @@ def test_weights_and_norms_are_measured_where_outcomes_differ(
     assert first.info[MEASURED] == pytest.approx(expected, abs=1e-6)
     assert second.info[MEASURED] == first.info[MEASURED]
     assert model.head.weight.grad is None
-    assert measured_group([played[0]] * 2, learner, 0) == [played[0]] * 2
     config = override(
         TrainConfig(), ["--loss.estimator", "optimal_baseline", "--loss.estimator_options.norm", "gradient"]
     )
     figures = update_weights(config, 1, [played], Taking(), learner, rate=0.5)  # type: ignore[arg-type]
     assert figures["grad_norm"] > 0
+
+
+def test_equal_outcomes_that_shaping_makes_differ_are_measured_as_well(
+    table: Callable[..., Any], episode: Make
+) -> None:
+    learner = Learner(table(4), Objective(), learning_rate=0.1)
+    one = episode([(PROMPT, (0,)), (POLICY, (1,))], 0.0, logprobs=[-0.5])
+    played = [replace(one, end_reason=end) for end in (EndReason.ANSWERED, EndReason.TURN_LIMIT)]
+    config = override(
+        TrainConfig(),
+        [
+            *("--loss.estimator", "optimal_baseline", "--loss.estimator_options.norm", "gradient"),
+            *("--reward_shaping.answer_penalty", "0.5"),
+        ],
+    )
+    policy: Any = Taking()
+    figures = update_weights(config, 1, [played], policy, learner, rate=0.1)
+    assert figures["trained_tokens"] == 2
 
 
 def test_credit_is_multiplied_by_the_weight_of_the_task_sampler(episode: Make) -> None:
