@@ -71,4 +71,5 @@ class PlanJudge:
         except (SynthesisFault, ContextTooSmall, EndpointRefusal):
             return 0.0
         rating = said["rating"].split("/")[0].strip()
-        return min(int(rating), 10) / 10 if rating.isdecimal() else 0.0
+        # more digits than any rating has are none, and int refuses thousands of them
+        return min(int(rating), 10) / 10 if rating.isdecimal() and len(rating) < 10 else 0.0

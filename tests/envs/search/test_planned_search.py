@@ -1,16 +1,19 @@
 """A planner over a frozen generator: who answers, what a plan costs, and which plans are worth it."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from agentenv.core.types import Document, Passage, Task
+from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.envs.search.planned_search import Generator, PlannedSearch, make_generator
-from agentenv.envs.search.planner_rewards import coverage, frugality, planning_gain
+from agentenv.envs.search.planner_rewards import PlanJudge, coverage, frugality, planning_gain
 from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault, PolicyRefusal, UnknownName
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.scripted import ScriptedPolicy
+from agentenv.policies.wires import Reply
 from agentenv.retrievers.fakes import InMemoryRetriever
 
 DOCUMENTS = [
@@ -172,6 +175,16 @@ def test_a_model_rates_plans_and_a_reply_that_cannot_be_read_is_worth_nothing(
         assert plan_rewards(*SEARCHES, READY, process="judge", judge=judge)[-1] == pytest.approx(expected)
         asked = server.bodies[0]["messages"][0]["content"]
     assert "1. Halvik built -> Halvik\n2. Ada lives -> Ada" in asked
+
+
+def test_a_rating_of_thousands_of_digits_is_worth_nothing() -> None:
+    class Digits:
+        model = "m"
+
+        async def complete(self, *args: Any, **options: Any) -> Reply:
+            return Reply(f'{{"rating": "{"9" * 5000}"}}', "stop")
+
+    assert asyncio.run(PlanJudge(ModelWriter(Digits())).rate("q", [])) == 0.0
 
 
 def test_a_judge_that_fails_is_a_fault_of_ours() -> None:
