@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -69,9 +68,7 @@ def update_weights(
     """
     settings = config.optimizer
     if config.loss.estimator_options.get("norm") == "gradient":
-        differing = [not has_zero_variance(rewards_of(shaped(config, group))) for group in groups]
-        measure = partial(measured_group, learner=learner, version=policy.version)
-        groups = [measure(g) if differs else g for g, differs in zip(groups, differing, strict=True)]
+        groups = measured_groups(config, groups, learner, policy.version)
     credited, masked = assign_credit(
         config, groups, policy.version, keep_zero_variance=learner.objective.keeps_zero_variance
     )
@@ -113,6 +110,18 @@ def shaped(config: TrainConfig, group: Sequence[Trajectory]) -> list[Trajectory]
         answer_penalty=shaping.answer_penalty,
         relative_length=shaping.relative_length,
     )
+
+
+def measured_groups(
+    config: TrainConfig, groups: Sequence[list[Trajectory]], learner: Learner, version: int
+) -> list[list[Trajectory]]:
+    """``groups``, measured where the rewards by which they are credited differ; the others as they are.
+
+    Raises:
+        ConfigurationError: the learner has several processes.
+    """
+    equal = [has_zero_variance(rewards_of(shaped(config, group))) for group in groups]
+    return [g if same else measured_group(g, learner, version) for g, same in zip(groups, equal, strict=True)]
 
 
 def measured_group(group: Sequence[Trajectory], learner: Learner, version: int) -> list[Trajectory]:
