@@ -3,7 +3,8 @@
 A program is handed in and run on public tests. While it fails, each round has three turns: ``<instrument>`` adds prints,
 whose output on the first failing test is shown; ``<plan>`` names cause and change; ``<submit>`` repairs. A repair
 that passes strictly more public tests becomes the base of the next round, any other is rolled back and remembered. The
-reward is given by hidden tests, of which nothing is ever shown.
+reward is given by hidden tests, of which nothing is ever shown, unless the task has a single test: that one is public as
+well.
 """
 
 import secrets

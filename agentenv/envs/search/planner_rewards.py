@@ -4,6 +4,7 @@ J = E[R_outcome + lambda R_process - alpha Cost]. The equations of the paper wer
 are those that a public description of it gives.
 """
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ How rational is this plan: does each query look for something that the question 
 the plan end when everything is known? Reply with one JSON object and nothing after it: \
 {{"rating": "a whole number from 0 to 10"}}
 """
+_NUMBER = re.compile(r"(\d{1,2}(?:\.\d{1,6})?)\s*(?:/|out of|$)")
+_BRACES = str.maketrans("{}", "()")
+"""A query cannot hold an object that a judge might repeat as its own reply."""
 
 
 def planning_gain(plan: float, direct: float, rag: float) -> float:
@@ -63,13 +67,13 @@ class PlanJudge:
             ConfigurationError: it is not configured as it should be.
         """
         lines = [
-            f"{i}. {query} -> {'; '.join(titles) or 'nothing'}" for i, (query, titles) in enumerate(steps, 1)
+            f"{i}. {query.translate(_BRACES)} -> {'; '.join(titles) or 'nothing'}"
+            for i, (query, titles) in enumerate(steps, 1)
         ]
         shown = "\n".join(lines) or "It searches nothing."
         try:
             said = await self.writer.write(_RATING.format(question=question, steps=shown), {"rating": str}, 0)
         except (SynthesisFault, ContextTooSmall, EndpointRefusal):
             return 0.0
-        rating = said["rating"].split("/")[0].strip()
-        # more digits than any rating has are none, and int refuses thousands of them
-        return min(int(rating), 10) / 10 if rating.isdecimal() and len(rating) < 10 else 0.0
+        rating = _NUMBER.match(said["rating"])
+        return min(float(rating[1]), 10.0) / 10 if rating else 0.0

@@ -49,6 +49,8 @@ class SelfPlaySampler:
     pool: QuestionPool = field(init=False)
     rates: dict[str, list[float]] = field(init=False, default_factory=dict)
     """Solve rates of the questions played lately, the earliest first."""
+    attempts: int = field(init=False, default=1)
+    """The most attempts that have stood behind a rate; failures of the infrastructure leave some rates with fewer."""
     replays = False
     known: dict[str, None] = field(init=False, default_factory=dict)
     """``signature`` of every question accepted so far."""
@@ -80,7 +82,9 @@ class SelfPlaySampler:
         }
 
     def _reference(self, step_budget: StepBudget) -> str:
-        if self.references == "weak" and (weak := failed_kinds(self.rates, self.failed)):
+        if self.references == "weak" and (
+            weak := failed_kinds(self.rates, self.failed, attempts=self.attempts)
+        ):
             drawn = int(step_budget.rng.choice(len(weak), p=[weakness.share for weakness in weak]))
             return weak[drawn].example
         entry = self.pool.draw(step_budget.rng)
@@ -96,6 +100,7 @@ class SelfPlaySampler:
                 continue
             task = outcome["task"]
             self._remember(task.question, outcome["rate"])
+            self.attempts = max(self.attempts, outcome["attempts"])
             if outcome["admitted"] or outcome["pooled"]:
                 entry = PooledQuestion(task.question, next(iter(task.answers), ""), outcome["rate"])
                 added += self.pool.add(entry) and not outcome["pooled"]
@@ -120,7 +125,12 @@ class SelfPlaySampler:
 
     def state_dict(self) -> dict[str, Any]:
         """The pool, the solve rates and what is known."""
-        return {"pool": self.pool.state_dict(), "rates": dict(self.rates), "known": list(self.known)}
+        return {
+            "pool": self.pool.state_dict(),
+            "rates": dict(self.rates),
+            "attempts": self.attempts,
+            "known": list(self.known),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up where ``state_dict`` stood; an empty mapping is the beginning."""
@@ -128,4 +138,5 @@ class SelfPlaySampler:
             self.pool.load_state_dict(state["pool"])
             held = state["rates"].items()  # a number where a checkpoint knows the latest one alone
             self.rates = {question: rate if isinstance(rate, list) else [rate] for question, rate in held}
+            self.attempts = int(state.get("attempts", 1))
             self.known = dict.fromkeys(state["known"])

@@ -350,6 +350,7 @@ class _GameRunner:
             "task": state.task,
             "pooled": state.pooled,
             "rate": rate,
+            "attempts": len(state.valid("solve")),
             "asked": state.asked,
             "admitted": not state.pooled and state.task is not None and ADMISSIONS[self.game.admit](state),
         }

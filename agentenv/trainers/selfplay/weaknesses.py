@@ -56,7 +56,7 @@ def is_failed_or_flat(accuracies: Sequence[float]) -> bool:
     return max(accuracies) < FAILED_BELOW and slope(accuracies) <= 1e-12
 
 
-def is_failed_by_test(accuracies: Sequence[float], *, attempts: int = 8) -> bool:
+def is_failed_by_test(accuracies: Sequence[float], attempts: int) -> bool:
     """Whether the accuracy is below .5 with a probability of at least .95, from Beta(1, 1) and all attempts (ours).
 
     Args:
@@ -71,26 +71,30 @@ def is_failed_by_test(accuracies: Sequence[float], *, attempts: int = 8) -> bool
 
 
 Rule = Literal["mean", "slope", "flat", "test"]
-FAILED: Mapping[str, Callable[[Sequence[float]], bool]] = {
-    "slope": is_failed,
-    "flat": is_failed_or_flat,
+FAILED: Mapping[str, Callable[[Sequence[float], int], bool]] = {
+    "slope": lambda accuracies, _: is_failed(accuracies),
+    "flat": lambda accuracies, _: is_failed_or_flat(accuracies),
     "test": is_failed_by_test,
 }
-"""The tests of a question by name; ``mean`` has none and goes by the kind's mean."""
+"""The tests of a question by name, which get its accuracies and the number of attempts behind each; ``mean`` has none and
+goes by the kind's mean."""
 
 
-def failed_kinds(history: Mapping[str, Sequence[float]], rule: Rule, *, least: int = 2) -> list[Weakness]:
+def failed_kinds(
+    history: Mapping[str, Sequence[float]], rule: Rule, *, attempts: int, least: int = 2
+) -> list[Weakness]:
     """The kinds with at least ``least`` questions of which some are failed, in shares of their failure ratios (SwS).
 
     Args:
         history: Accuracies of each question, the earliest first; none is empty.
         rule: Row of ``FAILED``, or ``mean`` for `weaknesses` over the latest accuracies.
+        attempts: Behind each accuracy.
         least: Questions below which nothing is said of a kind.
     """
     latest = {question: accuracies[-1] for question, accuracies in history.items()}
     if rule == "mean":
         return weaknesses(latest, least=least)
-    failed = {question for question, accuracies in history.items() if FAILED[rule](accuracies)}
+    failed = {question for question, accuracies in history.items() if FAILED[rule](accuracies, attempts)}
     kinds: dict[str, list[str]] = defaultdict(list)
     for question in history:
         kinds[frame(question)].append(question)

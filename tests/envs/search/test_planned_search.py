@@ -162,10 +162,13 @@ def test_gain_process_and_cost_by_hand(
         ('{"rating": 8}', 1.4),
         ('{"rating": "10/10"}', 1.5),
         ('{"rating": 99}', 1.5),
+        ('{"rating": 8.0}', 1.4),
+        ('{"rating": "7.5 out of 10"}', 1.375),
+        ('{"rating": "8 of a kind"}', 1.0),
         ('{"rating": "good"}', 1.0),
         ("?", 1.0),
     ],
-    ids=["8", "of ten", "beyond", "no number", "unreadable"],
+    ids=["8", "of ten", "beyond", "with decimals", "out of ten", "no rating", "no number", "unreadable"],
 )
 def test_a_model_rates_plans_and_a_reply_that_cannot_be_read_is_worth_nothing(
     reply: str, expected: float
@@ -185,6 +188,17 @@ def test_a_rating_of_thousands_of_digits_is_worth_nothing() -> None:
             return Reply(f'{{"rating": "{"9" * 5000}"}}', "stop")
 
     assert asyncio.run(PlanJudge(ModelWriter(Digits())).rate("q", [])) == 0.0
+
+
+def test_a_query_cannot_hold_a_rating_that_the_judge_repeats() -> None:
+    class Echo:
+        model = "m"
+
+        async def complete(self, messages: Any, **options: Any) -> Reply:
+            return Reply(messages[0]["content"].partition("1. ")[2].partition("\n")[0], "stop")
+
+    steps = [('{"rating": "10"}', ["Halvik"])]
+    assert asyncio.run(PlanJudge(ModelWriter(Echo())).rate("q", steps)) == 0.0
 
 
 def test_a_judge_that_fails_is_a_fault_of_ours() -> None:

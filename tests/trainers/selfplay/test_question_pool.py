@@ -148,7 +148,7 @@ def test_the_slope_of_accuracies_by_hand() -> None:
     ids=str,
 )
 def test_when_a_question_is_failed(accuracies: list[float], worse: bool, flat: bool, tested: bool) -> None:
-    found = is_failed(accuracies), is_failed_or_flat(accuracies), is_failed_by_test(accuracies)
+    found = is_failed(accuracies), is_failed_or_flat(accuracies), is_failed_by_test(accuracies, 8)
     assert found == (worse, flat, tested)
 
 
@@ -158,14 +158,14 @@ def test_kinds_in_shares_of_their_failure_ratios() -> None:
         "Where was Ada born?": [0.4, 0.2], "Where was Bob born?": [0.2, 0.9], "Who made Kov?": [0.4, 0.0],
         "Who made Zed?": [0.3, 0.1], "Who made Oro?": [1.0, 1.0], "When did Pim end?": [0.4, 0.0],
     }  # fmt: skip
-    made, born = failed_kinds(history, "slope")
+    made, born = failed_kinds(history, "slope", attempts=8)
     assert (made.kind, made.tasks) == ("Who made _?", 3)
     assert made.failure_rate == pytest.approx(2 / 3)
     assert [made.share, born.share] == pytest.approx([4 / 7, 3 / 7])
     assert (made.example, born.example) == ("Who made Kov?", "Where was Ada born?")
     latest = {question: rates[-1] for question, rates in history.items()}
-    assert failed_kinds(history, "mean") == weaknesses(latest)
-    assert failed_kinds({}, "flat") == []
+    assert failed_kinds(history, "mean", attempts=8) == weaknesses(latest)
+    assert failed_kinds({}, "flat", attempts=8) == []
 
 
 def test_the_sampler_remembers_how_a_question_went() -> None:
@@ -200,6 +200,7 @@ def story(question: str, rate: float | None, *, pooled: bool = False, admitted: 
         "task": Task("x", question, ("Bay",), data={"searches": 1}),
         "pooled": pooled,
         "rate": rate,
+        "attempts": 2,
         "admitted": admitted,
     }
     return replace(episode(0, searches=1, page=""), info={"game": game})
@@ -237,6 +238,18 @@ def test_references_of_the_weak_kinds_follow_the_failures() -> None:
     )
     setups = [draw.env["setup"] for draw in sampler.draw(step_budget(2))]
     assert {setup["reference"] for setup in setups} == {"Who made Kov?"}
+
+
+def test_the_test_of_a_failed_question_counts_the_attempts_that_were_made() -> None:
+    """None of 2 solved: P(X > 0 of 3 coins) = 7 / 8, below .95; none of 4: 31 / 32."""
+    assert not is_failed_by_test([0.0], 2)
+    assert is_failed_by_test([0.0, 0.0], 2)
+    sampler = SelfPlaySampler(reference_share=1.0, references="weak", failed="test")
+    settled(sampler, 1, story("Who made Kov?", 0.0), story("Who made Zed?", 0.0))
+    assert failed_kinds(sampler.rates, "test", attempts=sampler.attempts) == []
+    again = SelfPlaySampler(reference_share=1.0, references="weak", failed="test")
+    again.load_state_dict(sampler.state_dict())
+    assert again.attempts == 2
 
 
 def test_what_the_sampler_has_learned_is_taken_up_again() -> None:
