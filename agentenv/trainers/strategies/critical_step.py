@@ -53,7 +53,7 @@ class CriticalStepStrategy:
         async with context.slot(place):
             try:
                 base = await play_marked(spec, rewinder, context, episode)
-                if not base.valid or base.reward >= spec.env.reward_ceiling:
+                if not base.valid or not base.turns or base.reward >= spec.env.reward_ceiling:
                     return [_counted(base, 0, 0, 0)]
                 return await _Search(self, spec, base, rewinder, context).pairs()
             finally:
@@ -120,7 +120,8 @@ class _Search:
                 config = config.model_copy(update={"context_tokens": config.context_tokens + added})
             played = await play(state, self.context.policy, self.context.chat, config)
             self.sampled += played.response_tokens - self.base.cut(turn).response_tokens
-            if played.valid and played.reward >= self.spec.env.reward_ceiling:
+            acted = len(played.turns) > turn  # a refusal of the policy's service may end the try before
+            if acted and played.valid and played.reward >= self.spec.env.reward_ceiling:
                 return unguided(played) if is_guided(played) else played
         return None
 

@@ -12,7 +12,7 @@ from agentenv.core.env import Env
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.core.types import Completion, EndReason, Info, Message, Observation, Sampling, Step, Task
-from agentenv.errors import ConfigurationError, PolicyFault
+from agentenv.errors import ConfigurationError, PolicyFault, PolicyRefusal
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import complete
 from agentenv.trainers.learner.preferences import PAIR
@@ -79,11 +79,13 @@ class Scripted:
     def release(self, episode: str) -> None: ...
 
 
-def played(policy: Scripted, **options: Any) -> list[Trajectory]:
+def played(policy: Scripted, env: Env[Any] | None = None, **options: Any) -> list[Trajectory]:
     settings = RolloutConfig(context_tokens=4000, turn_tokens=50)
     context = RolloutContext(policy, InlineFormat(TOKENIZER), settings, TOKENIZER.decode)  # type: ignore[arg-type]
     (group,) = asyncio.run(
-        play_groups([[EpisodeSpec(Way(), TASK, 0, "g")]], get_strategy("critical_step", options), context)
+        play_groups(
+            [[EpisodeSpec(env or Way(), TASK, 0, "g")]], get_strategy("critical_step", options), context
+        )
     )
     return group
 
@@ -139,6 +141,46 @@ def test_a_success_and_a_task_that_no_try_solves_give_no_pair() -> None:
 def test_a_fault_of_a_try_is_no_failure_of_the_state_and_no_pair() -> None:
     (base,) = played(Scripted(["b"] * 6, fails=True))
     assert (base.valid, base.reward) == (True, 0.0)
+
+
+class Refusing(Scripted):
+    """The content filter of its service refuses what ``refused`` holds: pairs of "base" or "try" and a turn."""
+
+    refused: frozenset[tuple[str, int]] = frozenset()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        seed, turn = divmod(sampling.seed, 1_000_003)
+        if ("try" if seed else "base", turn) in self.refused:
+            raise PolicyRefusal("filtered")
+        return await super().generate(prompt_ids, sampling, episode=episode)
+
+
+def test_an_episode_that_was_refused_before_its_first_turn_has_no_critical_step() -> None:
+    policy = Refusing([])
+    policy.refused = frozenset({("base", 0)})
+    (base,) = played(policy)
+    assert (base.valid, base.end_reason, base.turns) == (True, EndReason.REFUSED, ())
+    assert base.info["strategy"] == {"critical_tries": 0, "critical_pairs": 0, "sampled_tokens": 0}
+
+
+class Paid(Way):
+    """The whole reward stands in the first turn, and a ``b`` later takes it away."""
+
+    def step(self, action: str) -> Step:
+        self.state.turns += 1
+        over = self.state.turns == 2
+        reward = 1.0 if self.state.turns == 1 else -float(action == "b")
+        return self.result((Message("tool", "."),), reward=reward, end=EndReason.SUBMITTED if over else None)
+
+
+def test_a_try_that_acted_no_more_is_no_better_action() -> None:
+    """The last try is refused in its first turn; the reward that it has already is that of the turns before."""
+    policy = Refusing(["a", "b"])
+    policy.refused = frozenset({("try", 1)})
+    (base,) = played(policy, env=Paid(), recover=False)
+    assert base.reward == 0.0
 
 
 def test_options_out_of_range_are_refused() -> None:
