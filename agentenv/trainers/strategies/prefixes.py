@@ -63,7 +63,7 @@ class PrefixPolicy:
             text=self._prefix.turns[turn].action,
             logprobs=tuple(p for s in own for p in s.logprobs),
             finish=FinishReason.STOP,
-            version=own[-1].version,
+            version=own[-1].version if own else self.version,  # a turn may have no tokens
             versions=tuple(s.version for s in own for _ in s.ids),
         )
 

@@ -11,7 +11,7 @@ import pytest
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory, Turn, from_record, to_record
-from agentenv.core.types import Document, EndReason, Task
+from agentenv.core.types import Completion, Document, EndReason, Sampling, Task
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import ByteTokenizer
@@ -46,6 +46,16 @@ def test_early_cuts_are_preferred() -> None:
     assert any(len(set(mine)) == 1 for mine in cuts)  # with replacement
 
 
+class Terse(ScriptedPolicy):
+    """Samples no token at all for an empty action, where others sample the end of a text."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        said = await super().generate(prompt_ids, sampling, episode=episode)
+        return said if said.text else replace(said, ids=(), logprobs=())
+
+
 def played(
     actions: Sequence[str], *, prefix: Trajectory | None = None, documents: Sequence[Document] = DOCUMENTS
 ) -> Trajectory:
@@ -53,9 +63,7 @@ def played(
     env = LocalSearch(
         tasks=[TASK], retriever=InMemoryRetriever(documents), k=1, max_turns=3, prompt="{question}"
     )
-    context = RolloutContext(
-        ScriptedPolicy({name: actions}), InlineFormat(TOKENIZER), CONFIG, TOKENIZER.decode
-    )
+    context = RolloutContext(Terse({name: actions}), InlineFormat(TOKENIZER), CONFIG, TOKENIZER.decode)
     specs = [EpisodeSpec(env, TASK, 1, "g", prefix=prefix)]
     ((trajectory,),) = asyncio.run(play_groups([specs], get_strategy("plain"), context))
     return trajectory
@@ -73,6 +81,17 @@ def test_an_episode_goes_on_from_a_recorded_one_token_by_token() -> None:
     assert again.logprobs[:shared].tolist() == whole.logprobs[:shared].tolist()
     assert TOKENIZER.decode(again.ids[again.loss_mask].tolist()) == WRONG
     assert again.info["strategy"] == {"continued": 1, "sampled_tokens": len(TOKENIZER.encode(WRONG))}
+
+
+def test_a_recorded_turn_without_tokens_is_repeated_as_one() -> None:
+    """The policy samples nothing in its first turn, so that the record has no segment of it."""
+    whole = played(["", VELL, RIGHT])
+    assert not [s for s in whole.segments if s.kind is SegmentKind.POLICY and s.turn == 0]
+    again = played([WRONG], prefix=whole.cut(2))
+    assert again.valid, again.error
+    assert [turn.action for turn in again.turns] == ["", VELL, WRONG]
+    shared = sum(len(s.ids) for s in whole.segments if s.turn < 2)
+    assert again.ids[:shared].tolist() == whole.ids[:shared].tolist()
 
 
 def test_a_world_that_shows_something_else_is_a_fault_and_no_failure() -> None:
