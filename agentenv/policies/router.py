@@ -138,8 +138,11 @@ class RouterPolicy:
         if len(ids) + _NAME_TOKENS >= self._base.context_tokens:
             return BASE
         sampling = Sampling(max_tokens=_NAME_TOKENS, temperature=0.0, stop=("\n",))
-        reply = await self._base.generate(ids, sampling, episode=f"{episode}-route")
-        self._base.release(f"{episode}-route")
+        asking = f"{episode}-route"
+        try:
+            reply = await self._base.generate(ids, sampling, episode=asking)
+        finally:
+            self._base.release(asking)
         words = reply.text.strip().split()
         return words[0].strip(".,:") if words and words[0].strip(".,:") in self._routes else BASE
 

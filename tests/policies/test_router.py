@@ -8,7 +8,7 @@ import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.types import Completion, Sampling
-from agentenv.errors import CheckpointMismatch, ConfigurationError
+from agentenv.errors import CheckpointMismatch, ConfigurationError, PolicyFault
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.policy_spec import check_policy, make_policy, policy_digest
 from agentenv.policies.router import FILE, Route, RouterCard, RouterPolicy, read_router, write_router
@@ -59,6 +59,24 @@ def test_the_base_model_chooses_once_for_each_episode() -> None:
     routed.release("e-1")
     assert chain.released == ["e-1"]
     assert base.released == ["e-1-route"]
+
+
+class Failing(Saying):
+    """Fails at every request."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        raise PolicyFault("the engine is gone")
+
+
+def test_what_was_kept_for_a_choice_that_failed_is_forgotten() -> None:
+    base = Failing("")
+    routed, _ = router(base)
+    with pytest.raises(PolicyFault):
+        played(routed, "e-1")
+    assert base.released == ["e-1-route"]
+    assert routed.chosen == {}
 
 
 @pytest.mark.parametrize("said", ["none of them", "base", "", "chains"])
