@@ -8,7 +8,7 @@ import numpy as np
 
 from agentenv.core.trajectory import Trajectory, from_record, to_record
 from agentenv.core.types import Task
-from agentenv.errors import ConfigurationError
+from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
 from agentenv.trainers.learner.settings import MemorySettings
 
@@ -47,9 +47,19 @@ class DemonstrationBuffer:
         return {"held": [json.loads(json.dumps(to_record(t, whole=True))) for t in self._held]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up where ``state_dict`` stood."""
+        """Takes up where ``state_dict`` stood.
+
+        Raises:
+            CheckpointMismatch: a demonstration is of a task that is not trained on.
+        """
         tasks = {task.id: task for task in self._tasks}
-        self._held = [from_record(record, tasks[record["task"]["id"]]) for record in state.get("held", ())]
+        held = [(record["task"]["id"], record) for record in state.get("held", ())]
+        if gone := [name for name, _ in held if name not in tasks]:
+            raise CheckpointMismatch(
+                f"the checkpoint holds a demonstration of task {gone[0]!r}, which is not among the "
+                f"{len(tasks)} training tasks of this run: resume with the questions that it was written with"
+            )
+        self._held = [from_record(record, tasks[name]) for name, record in held]
 
 
 def imitate(learner: Learner, demonstrations: Sequence[Trajectory], rate: float) -> dict[str, float]:

@@ -4,8 +4,11 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Task
+from agentenv.errors import CheckpointMismatch
 from agentenv.trainers.learner.imitation import DemonstrationBuffer
 
 Make = Callable[..., Trajectory]
@@ -49,4 +52,13 @@ def test_what_waits_survives_a_checkpoint(episode: Make) -> None:
     assert [t.segments for t in taken[1:]] == [t.segments for t in waiting]
     assert names(taken[1:]) == ["b", "a"]
     again.load_state_dict({})
+    assert len(again) == 0
+
+
+def test_what_waits_of_a_task_that_is_not_trained_on_is_named_and_nothing_is_taken_up(episode: Make) -> None:
+    buffer = DemonstrationBuffer(3, [])
+    buffer.add(shown(episode, "a", "gone"))
+    again = DemonstrationBuffer(3, [Task("a", "a")])
+    with pytest.raises(CheckpointMismatch, match="'gone'"):
+        again.load_state_dict(buffer.state_dict())
     assert len(again) == 0
