@@ -212,17 +212,27 @@ class RolloutScheduler:
 
         A group goes on as one does after an interruption of the run: it comes to where it stood by the answers of the policy
         that it had got.
+
+        Raises:
+            Fault: a group did not stop in time. It must not go on a second time beside itself.
         """
         open_groups = [p for p in self._inflight if p.task is not None and not p.task.done()]
 
-        async def stop() -> None:
+        async def stop() -> list[InflightGroup]:
             tasks = [inflight.task for inflight in open_groups if inflight.task is not None]
             for task in tasks:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks, timeout=self._rollout.deadline_s)
+            return [p for p in open_groups if p.task is not None and not p.task.done()]
 
-        self._loop.run(stop())
+        if late := self._loop.run(stop()):
+            task = self._tasks[late[0].group.task].id
+            raise Fault(
+                f"{len(late)} of {len(open_groups)} groups that were cancelled still ran after "
+                f"{self._rollout.deadline_s:g} s (rollout.deadline_s), first that of task {task!r} drawn for step "
+                f"{late[0].step}: resume the run, which plays them on from what they have"
+            )
         ready = {id(p): InflightGroup.of(p.state_dict(), self._policy) for p in open_groups}
         self._inflight = [ready.get(id(inflight), inflight) for inflight in self._inflight]
         return sum(inflight.start_version is not None for inflight in open_groups)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -480,6 +480,40 @@ def test_groups_that_a_batch_leaves_are_stopped_and_go_on_from_what_they_have() 
             played = chain.from_iterable(resumed.batch(2).played)
             same = [to_record(t) for t in played if t.id in ("step-1-0", "step-1-1")]
             assert same == [to_record(t) for t in late]
+
+
+class Deaf:
+    """Plays groups; the first one of the first step does not end when it is cancelled, until it is let go."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner, self.let_go, self.begun = runner, False, 0
+
+    async def play(
+        self, inflight: InflightGroup, deterministic_batcher: DeterministicBatcher | None
+    ) -> list[Trajectory]:
+        if (inflight.step, inflight.slot) == (1, 0):
+            self.begun += 1
+            while not self.let_go:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.001)
+        played: list[Trajectory] = await self.runner.play(inflight, deterministic_batcher)
+        return played
+
+
+def test_a_group_that_does_not_stop_is_not_begun_a_second_time() -> None:
+    """The step ends as a fault instead, and another process can begin it again."""
+    with rollouts(Doors(), 2, concurrent=4, abort=True, deadline_s=0.05) as made:
+        made._runner = deaf = Deaf(made._runner)  # type: ignore[assignment]
+        try:
+            with pytest.raises(Fault, match=r"\b0\.05 s\b.*\bstep 1\b"):
+                made.batch(1)
+            assert deaf.begun == 1
+            state = made.state_dict()
+        finally:
+            deaf.let_go = True
+    with rollouts(Doors(), 2, concurrent=4, abort=True) as resumed:
+        resumed.load_state_dict(state)
+        assert len(resumed.batch(1).trained) == QUESTIONS
 
 
 def test_an_error_of_a_group_ends_the_run_and_faults_of_all_do() -> None:
