@@ -31,6 +31,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
 from agentenv.trainers.learner.logprobs import checkpoint_layers
 from agentenv.trainers.parts import make_objective, open_second_policy, trained_policy, with_declared_scorers
+from agentenv.trainers.strategies.strategies import check_tasks, get_strategy
 
 _PROBE_ROWS = 8
 _PROBE_TOKENS = 8  # sampled a row
@@ -118,6 +119,8 @@ def _refuse_absent(config: TrainConfig) -> None:
     tasks = {
         name: open_tasks(source, declared.search, declared.env).tasks for name, source in sources.items()
     }
+    rollout = declared.rollout
+    check_tasks(get_strategy(rollout.strategy, rollout.strategy_options), tasks["train"])
     if not declared.train.topics:
         refuse_overlap(tasks.pop("train"), tasks, allowed=declared.evaluation.on_training_tasks)
     spec = declared.search.retriever

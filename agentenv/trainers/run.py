@@ -39,6 +39,7 @@ from agentenv.trainers.parts import (
     with_declared_scorers,
 )
 from agentenv.trainers.run_folder.folder import RunFolder, Stateful, TrainedPolicy
+from agentenv.trainers.strategies.strategies import check_tasks, get_strategy
 from agentenv.trainers.task_sampling.samplers import GatedSampler, TaskSampler, get_sampler
 from agentenv.trainers.workers.cluster import RayCluster
 from agentenv.trainers.workers.group_runner import GroupRunner
@@ -137,9 +138,7 @@ def _make_run(
     config = with_declared_scorers(config)
     chat = make_chat_format(config.format, config.chat, policy)
     sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
-    train = open_training_questions(
-        config.train, config.search, config.simulation, config.env, policy, display
-    )
+    train = _open_train(config, policy, display)
     dev = open_questions(config.dev, config.search, config.env, policy, display)
     test = open_questions(config.test, config.search, config.env, policy, display)
     refuse_overlap(
@@ -178,6 +177,15 @@ def _make_run(
         if config.tracker
         else [],  # last: nothing after it can fail
     )
+
+
+def _open_train(config: TrainConfig, policy: TrainedPolicy, display: Display) -> TaskEnv:
+    """The training questions, all of which the strategy can play."""
+    train = open_training_questions(
+        config.train, config.search, config.simulation, config.env, policy, display
+    )
+    check_tasks(get_strategy(config.rollout.strategy, config.rollout.strategy_options), train.source.tasks)
+    return train
 
 
 def _make_group_runner(

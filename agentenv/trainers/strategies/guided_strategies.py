@@ -18,12 +18,13 @@ from agentenv.core.rollout import (
     run_episode,
 )
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
+from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.strategies.hinted_episodes import ask_expert, play_hinted
 from agentenv.trainers.strategies.item_response import fitted_response
 from agentenv.trainers.strategies.reflection import episode_log, failed_reflection, validate_report
-from agentenv.trainers.strategies.reflectors import check_reflector, make_reflector
+from agentenv.trainers.strategies.reflectors import check_reflected_tasks, check_reflector, make_reflector
 from agentenv.trainers.strategies.rollout_context import RolloutContext, Round, run_rounds
 
 Played = list[Trajectory]
@@ -110,6 +111,14 @@ class CritiqueStrategy:
     def __post_init__(self) -> None:
         if self.critic != OUTCOME:
             check_reflector(self.critic, self.reflection_tokens)
+
+    def check_tasks(self, tasks: Sequence[Task]) -> None:
+        """Refuses tasks on which the critic cannot reflect.
+
+        Raises:
+            ConfigurationError: there is one.
+        """
+        check_reflected_tasks(self.critic, tasks)
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> Played:
         """The episodes, the refinement last; none where an infrastructure failure ended what it should refine."""

@@ -1,15 +1,17 @@
 """Reflectors by name: the trained policy, a verifier, or another policy."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.io.digests import PathState
 from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy, policy_state
 from agentenv.trainers.strategies.reflection import PolicyReflector, Reflector, VerifierReflector
 from agentenv.trainers.strategies.rollout_context import RolloutContext
-from agentenv.trainers.strategies.step_verifiers import VERIFIERS
+from agentenv.trainers.strategies.step_verifiers import VERIFIERS, ChecksTasks
 
 SELF = "self"
 
@@ -27,6 +29,17 @@ def check_reflector(name: str, tokens: int) -> None:
         raise UnknownName.among("reflector", name, known)
     if tokens < 1:
         raise ConfigurationError(f"reflection_tokens must be at least 1, not {tokens}")
+
+
+def check_reflected_tasks(name: str, tasks: Sequence[Task]) -> None:
+    """Refuses tasks on which the reflector ``name`` cannot reflect.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    verifier = VERIFIERS[name]() if name in VERIFIERS else None
+    if isinstance(verifier, ChecksTasks):
+        verifier.check_tasks(tasks)
 
 
 def make_reflector(name: str, tokens: int, context: RolloutContext) -> Reflector:

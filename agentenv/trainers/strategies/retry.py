@@ -24,10 +24,11 @@ from agentenv.core.rollout import (
     take_turn,
 )
 from agentenv.core.trajectory import Origin, Trajectory
+from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError, SnapshotRefused
 from agentenv.trainers.strategies.guidance import guide, is_guided, pivot_masked, reopened, unguided
 from agentenv.trainers.strategies.reflection import Reflector, failed_reflection, pivot_of, validate_report
-from agentenv.trainers.strategies.reflectors import check_reflector, make_reflector
+from agentenv.trainers.strategies.reflectors import check_reflected_tasks, check_reflector, make_reflector
 from agentenv.trainers.strategies.rewind import Rewinder
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
@@ -67,6 +68,14 @@ class ReflectRetryStrategy:
             raise ConfigurationError(
                 f"option 'min_progress' of the strategy 'reflect_retry' must be within [0, 1), not {self.min_progress}"
             )
+
+    def check_tasks(self, tasks: Sequence[Task]) -> None:
+        """Refuses tasks on which the reflector cannot reflect.
+
+        Raises:
+            ConfigurationError: there is one.
+        """
+        check_reflected_tasks(self.reflector, tasks)
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """Episodes and retries in their group; reflections and guided retries in groups of their own."""

@@ -1,10 +1,10 @@
 """Who finds the first wrong step of an episode (SCOPE); a new verifier is a class and a row of ``VERIFIERS``."""
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from agentenv.core.trajectory import Trajectory, Turn
-from agentenv.core.types import ToolStatus
+from agentenv.core.types import Task, ToolStatus
 from agentenv.errors import ConfigurationError
 
 
@@ -33,6 +33,18 @@ class Verifier(Protocol):
         """
 
 
+@runtime_checkable
+class ChecksTasks(Protocol):
+    """A verifier, or a strategy with one, that cannot judge every task; it is asked before a run begins."""
+
+    def check_tasks(self, tasks: Sequence[Task]) -> None:
+        """Refuses tasks that it cannot judge.
+
+        Raises:
+            ConfigurationError: there is one.
+        """
+
+
 class RuleVerifier:
     """Reads typed results alone: the first turn that failed or after which nothing new was known, else a wrong last one."""
 
@@ -58,18 +70,28 @@ class EvidenceVerifier:
     reward model would have to predict; they are exact where a question says what it needs.
     """
 
+    def check_tasks(self, tasks: Sequence[Task]) -> None:
+        """Refuses questions that do not say which passages they need.
+
+        Raises:
+            ConfigurationError: there is one.
+        """
+        silent = [task.id for task in tasks if not task.data.get("supporting_ids")]
+        if silent:
+            raise ConfigurationError(
+                f"the verifier 'evidence' needs the passages that a question is answered from, and {len(silent)} of "
+                f"{len(tasks)} tasks have no data['supporting_ids'] in the corpus that is searched, first "
+                f"{silent[0]!r}: take 'rule', or leave them out"
+            )
+
     async def first_flaw(self, trajectory: Trajectory, ceiling: float) -> Flaw | None:
         """See the class.
 
         Raises:
-            ConfigurationError: the question does not say which passages it needs.
+            ConfigurationError: as ``check_tasks``.
         """
-        needed = set(trajectory.task.data.get("supporting_ids", ()))
-        if not needed:
-            raise ConfigurationError(
-                f"the verifier 'evidence' needs the passages that a question is answered from, and task "
-                f"{trajectory.task.id!r} has no data['supporting_ids']: take 'rule'"
-            )
+        self.check_tasks([trajectory.task])
+        needed = set(trajectory.task.data["supporting_ids"])
         missing = set(needed)
         for step, turn in enumerate(trajectory.turns):
             if flaw := _broken(step, turn):

@@ -15,10 +15,12 @@ from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.options import bind_options, load_entry
 from agentenv.core.rollout import EpisodeSpec, run_episode
 from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Task
 from agentenv.errors import UnknownName
 from agentenv.trainers.strategies.hinted_episodes import play_hinted
 from agentenv.trainers.strategies.prefixes import play_from
 from agentenv.trainers.strategies.rollout_context import RolloutContext
+from agentenv.trainers.strategies.step_verifiers import ChecksTasks
 
 
 class RolloutStrategy(Protocol):
@@ -111,6 +113,16 @@ def get_strategy(name: str, options: Mapping[str, Any] | None = None) -> Rollout
     return bind_options("rollout strategy", name, strategy, options or {})()
 
 
+def check_tasks(strategy: RolloutStrategy, tasks: Sequence[Task]) -> None:
+    """Refuses tasks that ``strategy`` cannot play, before a run begins.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    if isinstance(strategy, ChecksTasks):
+        strategy.check_tasks(tasks)
+
+
 async def play_groups(
     groups: Sequence[Sequence[EpisodeSpec]], strategy: RolloutStrategy, context: RolloutContext
 ) -> list[list[Trajectory]]:
@@ -143,6 +155,7 @@ __all__ = [
     "RolloutContext",
     "RolloutStrategy",
     "by_group",
+    "check_tasks",
     "get_strategy",
     "play_groups",
 ]

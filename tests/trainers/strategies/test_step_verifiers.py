@@ -1,14 +1,23 @@
 """Verifiers of steps: which step of a search is the first that the evidence speaks against."""
 
 import asyncio
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import EndReason, Task, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError
+from agentenv.progress import SilentDisplay
+from agentenv.trainers.config.config_files import parse_config
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.grpo import train
+from agentenv.trainers.plan import plan_run
+from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.strategies.step_verifiers import VERIFIERS, Flaw
+from agentenv.trainers.strategies.strategies import check_tasks, get_strategy
 
 TASK = Task("t", "Where was the builder of Iria born?", ("Orun",), data={"supporting_ids": ("1", "2")})
 
@@ -59,3 +68,50 @@ def test_a_success_is_flawed_only_by_a_search_for_nothing() -> None:
 def test_a_question_that_does_not_say_what_it_needs_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'t2'"):
         flaw_of((ANSWER,), task=Task("t2", "?"))
+
+
+OPTIONS = {"reflect_retry": "reflector", "critique": "critic"}
+
+
+@pytest.mark.parametrize("strategy", OPTIONS)
+def test_a_strategy_refuses_such_questions_before_it_plays(strategy: str) -> None:
+    tasks = [TASK, Task("t2", "?"), Task("t3", "?")]
+    judged = get_strategy(strategy, {OPTIONS[strategy]: "evidence"})
+    with pytest.raises(ConfigurationError, match=r"\b2 of 3\b.*'t2'"):
+        check_tasks(judged, tasks)
+    check_tasks(judged, tasks[:1])
+    check_tasks(get_strategy(strategy, {OPTIONS[strategy]: "rule"}), tasks)
+    check_tasks(get_strategy("plain"), tasks)
+
+
+def unknown_evidence(folder: Path) -> TrainConfig:
+    """A run whose training questions do not say what they need."""
+    file = folder / "own.jsonl"
+    rows = [{"id": f"own-{i}", "question": f"Who built {i}?", "answers": ["Vell"]} for i in range(3)]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    passage = {"id": "p", "title": "Iria", "text": "Iria was built by Vell."}
+    (folder / "corpus.jsonl").write_text(json.dumps(passage) + "\n")
+    world = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
+    return parse_config(
+        {
+            "threads": 1,
+            "train": {"dataset": str(file)},
+            "search": {"encoder": "hash"},
+            "dev": {"world": world | {"split": "dev"}},
+            "test": {"world": world | {"split": "test"}},
+            "rollout": {"strategy": "reflect_retry", "strategy_options": {"reflector": "evidence"}},
+        },
+        "test",
+    )
+
+
+def test_a_plan_refuses_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"\b3 of 3\b.*'own-0'"):
+        plan_run(unknown_evidence(tmp_path))
+
+
+def test_a_run_refuses_them_before_its_first_episode(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", unknown_evidence(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"\b3 of 3\b.*'own-0'"):
+        train(folder, SilentDisplay())
+    assert not folder.path.exists()
