@@ -24,6 +24,7 @@ def start(root: str, imports: tuple[str, ...]) -> Jail:
     setup = {
         "isolated": False,
         "root": root,
+        "kept": [],  # the host's folders can all change
         "path": [home] if packages() else [],
         "imports": imports,
     }

@@ -102,6 +102,9 @@ def test_an_absent_program_and_an_absent_module_are_said() -> None:
 
 
 def test_a_module_that_does_not_import_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_module.py").write_text("raise OSError('libgomp is missing')")
+    (tmp_path / "module_without_a_library.py").write_text("raise OSError('libgomp is missing')")
     monkeypatch.syspath_prepend(tmp_path)
-    assert doctor.module_finding("broken_module", "train").value == "does not import: libgomp is missing"
+    assert (
+        doctor.module_finding("module_without_a_library", "train").value
+        == "does not import: libgomp is missing"
+    )
