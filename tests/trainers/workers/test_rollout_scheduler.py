@@ -393,7 +393,8 @@ def test_a_slow_episode_keeps_one_worker_and_no_other() -> None:
         first, policy.version = ahead.batch(1), 1
         assert steps_of(first) == ["1", "2"]
         assert "step-1-0" in policy.live
-        threading.Timer(0.05, policy.held.clear).start()
+        policy.held.clear()
+        until(lambda: "step-1-0" not in policy.live)
         second, policy.version = ahead.batch(2), 2
         third = ahead.batch(3)
     assert "step-1-0" in [t.id for group in (*second.trained, *third.trained) for t in group]
