@@ -20,6 +20,8 @@ NEEDED = {
     "warmstart": ["--out", "x"],
     "serve": ["x"],
     "lab run": ["x"],
+    "synthesize fictional-hot": ["--dataset", "x", "--out", "x"],
+    "trace": ["x", "--out", "x"],
 }
 
 

@@ -90,7 +90,7 @@ def test_a_flood_of_sessions_that_nobody_uses_keeps_nobody_else_out(
                 played = client.post(f"{served.url}/mcp", json=asked, headers=session)
                 assert "a after 0" in played.text, played.text
                 assert client.delete(f"{served.url}/mcp", headers=session).status_code == 200
-            with served.call() as line:
+            with served.call(source_address=(OTHER, 0)) as line:
                 assert line.ask("reset")["type"] == "observation"
         assert len(served.service.mcp._sessions) <= 9
         assert house.shared.most <= 8
