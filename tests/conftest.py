@@ -1,5 +1,6 @@
 """The device ``fake`` for tests of code that is meant for a GPU; it is registered where such tests are collected."""
 
+import contextlib
 import importlib.util
 import sys
 from collections import Counter
@@ -7,6 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Lets no test that draws its inputs fail because the machine is slow."""
+    with contextlib.suppress(ImportError):  # the engine's environment is without hypothesis
+        from hypothesis import HealthCheck, settings
+
+        settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("any-machine")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
