@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -182,6 +182,10 @@ async def within(seconds: float, work: Awaitable[T], fault: Fault) -> T:
     """
     with deadline_of(seconds) as deadline:
         task = asyncio.ensure_future(guarded(work, fault))
+    if isinstance(
+        work, Coroutine
+    ):  # of a task that is cancelled before it begins, Python warns that nobody awaited it
+        task.add_done_callback(lambda _: work.close())
     try:
         ended = await ends_within(deadline, task)
     except BaseException:

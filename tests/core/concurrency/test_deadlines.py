@@ -1,8 +1,11 @@
 """Deadlines: the time stands still while a call is held, and whoever watches is told once of each change."""
 
 import asyncio
+import inspect
 import math
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 from agentenv.core.concurrency.deadlines import (
     Deadline,
@@ -12,7 +15,9 @@ from agentenv.core.concurrency.deadlines import (
     seconds_left,
     short_of_time,
     waiting_for_others,
+    within,
 )
+from agentenv.errors import PolicyFault
 
 
 def test_the_time_stands_still_while_any_hold_lasts() -> None:
@@ -78,3 +83,22 @@ def test_a_call_that_ends_in_time_is_told_from_a_late_one() -> None:
 
     assert asyncio.run(ends(0.0))
     assert not asyncio.run(ends(60.0))
+
+
+def test_work_that_is_cancelled_before_it_begins_is_closed() -> None:
+    """Otherwise Python warns, at any later time, of a coroutine that was never awaited."""
+
+    async def work() -> None: ...
+
+    async def end_loop(coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(within(60.0, coroutine, PolicyFault("the policy")))
+        await asyncio.sleep(0)  # the task that awaits the coroutine is there and has not begun
+        assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED
+        for each in asyncio.all_tasks() - {asyncio.current_task()}:
+            each.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+
+    coroutine = work()
+    asyncio.run(end_loop(coroutine))
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
