@@ -94,8 +94,13 @@ def read_image(folder: Path | None, digest: str) -> bytes:
 
 def images_of(messages: Sequence[Any]) -> list[bytes]:
     """The images of messages in their order; a turn of the policy has none."""
-    shown = [m.content for m in messages if isinstance(m, Message) and not isinstance(m.content, str)]
-    return [part.image for content in shown for part in content if part.kind == "image"]
+    contents = [m.content for m in messages if isinstance(m, Message) and not isinstance(m.content, str)]
+    return [part.image for content in contents for part in content if part.kind == "image"]
+
+
+def image_kwargs(images: Sequence[PlacedImage]) -> dict[str, Any]:
+    """The argument ``images`` of a call of a policy; nothing without images, because policies of text do not take it."""
+    return {"images": images} if images else {}
 
 
 def refuse_images(messages: Sequence[Any], why: str) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 from agentenv.core.acting import act, capture, check_task, fork, opening_of, release, rewind, step_env
 from agentenv.core.concurrency.batching import DeterministicBatcher
@@ -14,7 +13,7 @@ from agentenv.core.concurrency.deadlines import within
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.conversation import ConversationFormat, Unrenderable
 from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, never_fitted, replace_surrogates
-from agentenv.core.images import ImageReader, PlacedImage, images_of, placed
+from agentenv.core.images import ImageReader, PlacedImage, image_kwargs, images_of, placed
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Completion, EndReason, Observation, Sampling
@@ -172,9 +171,7 @@ async def _generate(
         stop=() if state.conversation is not None else config.stop,  # natively, tokens end a turn
         seed=state.spec.seed * 1_000_003 + len(state.turns) + (attempt << 52),
     )
-    images = state.images
-    shown: dict[str, Any] = {"images": images} if images else {}  # policies of text alone do not take them
-    generating = policy.generate(state.ids, sampling, episode=state.episode, **shown)
+    generating = policy.generate(state.ids, sampling, episode=state.episode, **image_kwargs(state.images))
     completion = await within(config.deadline_s, generating, PolicyFault("the policy"))
     if completion.exact_tokens and not all(map(math.isfinite, completion.logprobs)):
         raise PolicyFault("the policy's log-probs are not finite: its weights have diverged or overflow")

@@ -13,6 +13,7 @@ from agentenv.core.protocols import Policy
 from agentenv.core.registry import env_class
 from agentenv.core.types import Completion, Sampling
 from agentenv.evaluation.task_env import TaskEnv, takes
+from agentenv.policies.wrapper import PolicyWrapper
 
 PROMPT = """\
 Answer the question below from what you know; nothing can be searched. If you are not sure, give the answer that you think \
@@ -45,7 +46,7 @@ def closed_book(task_env: TaskEnv, policy: Policy, *, native: bool = False) -> t
     return task_env.varied(max_turns=0), AnsweringPolicy(policy, f"<{tag}>")
 
 
-class AnsweringPolicy:
+class AnsweringPolicy(PolicyWrapper):
     """A policy every turn of which begins with a given text.
 
     Args:
@@ -54,18 +55,12 @@ class AnsweringPolicy:
     """
 
     def __init__(self, policy: Policy, opening: str) -> None:
-        self._policy = policy
+        super().__init__(policy)
         self._opening = opening
-        self.tokenizer: Any = policy.tokenizer  # type: ignore[attr-defined]
         self._ids: list[int] = self.tokenizer.encode(opening, add_special_tokens=False)
 
-    @property
-    def version(self) -> int:
-        """Of the weights."""
-        return self._policy.version
-
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None, **images: Any
     ) -> Completion:
         """What the policy writes after the opening; log-probs of the opening are 0.
 
@@ -74,8 +69,8 @@ class AnsweringPolicy:
             ContextTooSmall: the prompt alone fills the context.
         """
         ids, room = self._ids, max(1, sampling.max_tokens - len(self._ids))
-        done = await self._policy.generate(
-            [*prompt_ids, *ids], replace(sampling, max_tokens=room), episode=episode
+        done = await self.policy.generate(
+            [*prompt_ids, *ids], replace(sampling, max_tokens=room), episode=episode, **images
         )
         given = (done.version,) * len(ids) if done.versions else ()
         return replace(
@@ -85,11 +80,3 @@ class AnsweringPolicy:
             logprobs=((0.0,) * len(ids) + done.logprobs),
             versions=(*given, *done.versions),
         )
-
-    def release(self, episode: str) -> None:
-        """Forgets what was kept for ``episode``."""
-        self._policy.release(episode)
-
-    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
-        """As the policy's."""
-        return await self._policy.score(ids, temperature=temperature)

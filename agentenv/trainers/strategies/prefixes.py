@@ -9,10 +9,11 @@ from agentenv.core.rollout import EpisodeSpec, run_episode
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import PolicyFault
+from agentenv.policies.wrapper import PolicyWrapper
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 
-class PrefixPolicy:
+class PrefixPolicy(PolicyWrapper):
     """Answers the first turns of an episode with what is recorded of them, and the others by ``policy``.
 
     Args:
@@ -21,31 +22,22 @@ class PrefixPolicy:
     """
 
     def __init__(self, policy: Policy, prefix: Trajectory) -> None:
-        self.policy = policy
+        super().__init__(policy)
         self._prefix = prefix
         self._turn = 0
 
-    @property
-    def version(self) -> int:
-        """Version of the policy's weights."""
-        return self.policy.version
-
-    def __getattr__(self, name: str) -> Any:
-        """What else the policy offers."""
-        return getattr(self.__dict__["policy"], name)
-
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None, **shown: Any
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None, **images: Any
     ) -> Completion:
         """The next recorded turn, or what the policy samples.
 
         Raises:
-            PolicyFault: the environment has shown something else than in the record, or the engine failed.
+            PolicyFault: the environment's observation differs from the record, or the engine failed.
             ContextTooSmall: the prompt alone fills the context.
         """
         turn = self._turn
         if turn >= len(self._prefix.turns):
-            return await self.policy.generate(prompt_ids, sampling, episode=episode, **shown)
+            return await self.policy.generate(prompt_ids, sampling, episode=episode, **images)
         self._turn += 1
         before = [
             i
@@ -66,14 +58,6 @@ class PrefixPolicy:
             version=own[-1].version if own else self.version,  # a turn may have no tokens
             versions=tuple(s.version for s in own for _ in s.ids),
         )
-
-    def release(self, episode: str) -> None:
-        """Forgets what the policy kept for ``episode``."""
-        self.policy.release(episode)
-
-    async def score(self, ids: Sequence[int], *, temperature: float = 1.0, **shown: Any) -> Sequence[float]:
-        """As the policy."""
-        return await self.policy.score(ids, temperature=temperature, **shown)
 
 
 async def play_from(spec: EpisodeSpec, context: RolloutContext, episode: str) -> Trajectory:

@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from typing import Any, Literal
+from typing import Literal
 
+from agentenv.core.images import image_kwargs
 from agentenv.core.protocols import Policy
 from agentenv.core.tools import ToolCall, read_calls
 from agentenv.core.trajectory import Segment, Trajectory
@@ -136,8 +137,8 @@ async def rescore_logprobs(trajectory: Trajectory, policy: Policy, temperature: 
         return trajectory
     scores: list[float] = []
     for row, images in zip(trajectory.row_slices, trajectory.row_images, strict=True):
-        shown: dict[str, Any] = {"images": images} if images else {}
-        scores += await policy.score(trajectory.ids[row].tolist(), temperature=temperature, **shown)
+        ids = trajectory.ids[row].tolist()
+        scores += await policy.score(ids, temperature=temperature, **image_kwargs(images))
     segments, start = [], 0
     for segment in trajectory.segments:
         end = start + len(segment.ids)

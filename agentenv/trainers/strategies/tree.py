@@ -11,6 +11,7 @@ from typing import Any, Literal
 from agentenv.core.concurrency.tasks import task_group
 from agentenv.core.env import Env
 from agentenv.core.env_lifecycle import close_envs, close_quickly, mask_trajectory
+from agentenv.core.images import image_kwargs
 from agentenv.core.rollout import (
     EpisodeSpec,
     EpisodeState,
@@ -307,8 +308,8 @@ class _TreeBuilder:
         if top_two is None:
             return
         ids = [*before.ids, *completion.ids]
-        shown: dict[str, Any] = {"images": before.images} if before.images else {}
-        ranked = await top_two(ids, len(before.ids), temperature=self.context.config.temperature, **shown)
+        temperature = self.context.config.temperature
+        ranked = await top_two(ids, len(before.ids), temperature=temperature, **image_kwargs(before.images))
         limits = {"min_probability": self.strategy.min_probability, "max_gap": self.strategy.max_gap}
         written = sum(len(s.ids) for s in before.segments if s.kind is SegmentKind.POLICY)
         for alternative in alternatives_of(completion.ids, ranked, **limits):

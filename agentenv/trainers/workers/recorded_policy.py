@@ -9,12 +9,13 @@ from dataclasses import asdict
 from hashlib import blake2b
 from typing import Any
 
-from agentenv.core.images import PlacedImage
+from agentenv.core.images import PlacedImage, image_kwargs
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Sampling
+from agentenv.policies.wrapper import PolicyWrapper
 
 
-class RecordedPolicy:
+class RecordedPolicy(PolicyWrapper):
     """A policy that gives again the answers of an interrupted run, asks ``policy`` for the others and keeps them all."""
 
     def __init__(self, policy: Policy, answers: Mapping[str, Mapping[str, Any]] | None = None) -> None:
@@ -24,18 +25,9 @@ class RecordedPolicy:
             policy: Who answers.
             answers: What ``state_dict`` gave.
         """
-        self.policy = policy
+        super().__init__(policy)
         self._given = {key: _completion(answer) for key, answer in (answers or {}).items()}
         self._kept: dict[str, Completion] = {}
-
-    @property
-    def version(self) -> int:
-        """Version of the policy's weights."""
-        return self.policy.version
-
-    def __getattr__(self, name: str) -> Any:
-        """What else the policy offers: its tokenizer, the ranks of tokens."""
-        return getattr(self.__dict__["policy"], name)
 
     async def generate(
         self,
@@ -52,25 +44,11 @@ class RecordedPolicy:
             ContextTooSmall: the prompt alone fills the context.
         """
         key = _key(prompt_ids, sampling, episode, images)
-        shown: dict[str, Any] = (
-            {"images": images} if images else {}
-        )  # policies of text alone do not take them
         answer = self._given.pop(key, None)
         if answer is None:
-            answer = await self.policy.generate(prompt_ids, sampling, episode=episode, **shown)
+            answer = await self.policy.generate(prompt_ids, sampling, episode=episode, **image_kwargs(images))
         self._kept[key] = answer
         return answer
-
-    def release(self, episode: str) -> None:
-        """Forgets what the policy kept for ``episode``; its answers stay."""
-        self.policy.release(episode)
-
-    async def score(
-        self, ids: Sequence[int], *, temperature: float = 1.0, images: Sequence[PlacedImage] = ()
-    ) -> Sequence[float]:
-        """As the policy."""
-        shown: dict[str, Any] = {"images": images} if images else {}
-        return await self.policy.score(ids, temperature=temperature, **shown)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Every answer so far in plain values, those not yet asked for again included."""

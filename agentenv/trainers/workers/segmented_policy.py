@@ -14,9 +14,10 @@ from typing import Any
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ContextTooSmall
+from agentenv.policies.wrapper import PolicyWrapper
 
 
-class SegmentedPolicy:
+class SegmentedPolicy(PolicyWrapper):
     """Asks ``policy`` for at most so many tokens at once and joins what it answers to one turn.
 
     Args:
@@ -26,21 +27,12 @@ class SegmentedPolicy:
     """
 
     def __init__(self, policy: Policy, tokens: int, decode: Callable[[Sequence[int]], str]) -> None:
-        self.policy = policy
+        super().__init__(policy)
         self._tokens = tokens
         self._decode = decode
 
-    @property
-    def version(self) -> int:
-        """Version of the policy's weights."""
-        return self.policy.version
-
-    def __getattr__(self, name: str) -> Any:
-        """What else the policy offers: its tokenizer, the ranks of tokens."""
-        return getattr(self.__dict__["policy"], name)
-
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None, **shown: Any
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None, **images: Any
     ) -> Completion:
         """One turn; a stop string that two segments share ends it too, at the token in which it ends.
 
@@ -58,7 +50,7 @@ class SegmentedPolicy:
             )
             try:
                 segment = await self.policy.generate(
-                    [*prompt_ids, *written], request, episode=episode, **shown
+                    [*prompt_ids, *written], request, episode=episode, **images
                 )
             except ContextTooSmall:
                 if whole is None:
@@ -101,14 +93,6 @@ class SegmentedPolicy:
             return None
         count = bisect_left(range(len(ids)), True, lo=known + 1, key=stopped)
         return count, FinishReason.STOP
-
-    def release(self, episode: str) -> None:
-        """Forgets what the policy kept for ``episode``."""
-        self.policy.release(episode)
-
-    async def score(self, ids: Sequence[int], *, temperature: float = 1.0, **shown: Any) -> Sequence[float]:
-        """As the policy."""
-        return await self.policy.score(ids, temperature=temperature, **shown)
 
 
 def _versions(completion: Completion) -> tuple[int, ...]:
