@@ -55,7 +55,16 @@ def skip_without_engine(config: TrainConfig) -> None:
 def test_there_is_one_for_every_method() -> None:
     names = {path.stem for path in EXAMPLES}
     assert names >= {"search-r1", "dapo", "dr-grpo", "gigpo", "mt-grpo", "cleaner", "mc-grpo", "r3l"}
-    assert names >= {"zerosearch", "ssrl", "ikea", "reseek", "asearcher", "hybrid-search", "search-planner"}
+    assert names >= {
+        "zerosearch",
+        "ssrl",
+        "ikea",
+        "reseek",
+        "asearcher",
+        "asearcher-40",
+        "hybrid-search",
+        "search-planner",
+    }
     assert names >= {"hiersearch", "convsearch-r1", "con-rag", "grpo-tcr"}
     assert names >= {
         "ssp",

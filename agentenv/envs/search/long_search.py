@@ -2,7 +2,8 @@
 
 ``<search>`` shows documents with their addresses, ``<access>`` the first part of the page at an address and, asked again,
 the part after it. The reward is that of the answer where every action is well formed. A share of the tasks says that the
-question can be answered; there an answer that doubts the question costs .5.
+question can be answered; there an answer that doubts the question costs .5. With ``kept_chars`` a part is read once: after
+the turn that sees it whole, the context is written anew with its beginning alone.
 """
 
 import hashlib
@@ -14,10 +15,10 @@ from typing import Any, ClassVar
 
 from agentenv.core.protocols import Retriever
 from agentenv.core.scoring.scorers import Scorer
-from agentenv.core.types import Task, ToolResult, ToolStatus
-from agentenv.envs.search.native_tools import NATIVE_PROMPT, NativeActions
+from agentenv.core.types import Info, Message, Observation, Step, Task, ToolResult, ToolStatus
+from agentenv.envs.search.native_tools import NATIVE_PROMPT, NativeActions, untagged
 from agentenv.envs.search.outcomes import Reward, is_one_action, score_of
-from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_addresses
+from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_addresses, information
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
 from agentenv.envs.search.search_tools import TagParser
@@ -36,6 +37,10 @@ Question: {question}
 """
 DOUBTFUL = "If the question itself is not valid, you may say so in the answer."
 CERTAIN = "The question can be answered. If you are not certain, answer with your best guess."
+SHORTENED = (
+    "These are the question and your turns so far. Of pages that you have read, only the beginnings are kept."
+)
+"""What a context begins with that was written anew, with the beginnings of pages."""
 TAGS = ("search", "access", "answer")
 
 _DOUBTS = re.compile(r"\b(?:questions?|in?valid|valid|in?appropriate|appropriate)\b", re.IGNORECASE)
@@ -168,6 +173,23 @@ class AccessTool:
         return "\n".join(p.text for p in state.found.values() if address in (p.id, p.title))
 
 
+def short_form(page: str, chars: int) -> str:
+    """ASearcher's history: a part of a page with its heading and the first ``chars`` characters (published: 100)."""
+    heading, _, part = untagged(page).partition("\n")
+    return page if len(part) <= chars else information(f"{heading}\n{part[:chars]} ...")
+
+
+def short_history(record: Sequence[ToolReply], chars: int) -> list[str]:
+    """What the context shows of each turn: all but the latest part of a page in their short form, all else as it was."""
+    *read, latest = record
+    return [short_form(turn.page, chars) if _has_read(turn) else turn.page for turn in read] + [latest.page]
+
+
+def _has_read(turn: ToolReply) -> bool:
+    """Whether a turn showed a part of a page."""
+    return turn.result is not None and turn.result.name == "access" and turn.result.status is ToolStatus.OK
+
+
 def _headed(number: int, total: int, address: str) -> str:
     return f"Part {number} of {total} of {address}:\n"
 
@@ -188,6 +210,7 @@ class LongSearch(SearchEnv):
         part_chars: int = 25_000,
         parts: int = 10,
         observation_tokens: int = 8192,
+        kept_chars: int | None = None,
         certain_share: float = 0.3,
         doubt_penalty: float = 0.5,
         prompt: str = PROMPT,
@@ -201,6 +224,9 @@ class LongSearch(SearchEnv):
             part_chars: Most characters of a page that one turn shows; fewer where an observation holds fewer.
             parts: Most parts of a page; what comes after them is never shown.
             observation_tokens: Bound of one observation.
+            kept_chars: Characters of a part of a page that stay in the context after the turn which sees it whole; 100 as
+                published. Shortening opens a new row of the record. None keeps every part whole. A model that calls tools
+                in its own form is refused.
             certain_share: Share of the tasks, drawn by their ids, whose opening message says that the question can be
                 answered. The others are told that it may be doubted. Only the environment's own message says either.
             doubt_penalty: Subtracted where an answer doubts a question that can be answered.
@@ -211,11 +237,16 @@ class LongSearch(SearchEnv):
             ConfigurationError: a bound below 1, a share outside of [0, 1] or a negative penalty.
         """
         super().__init__(max_turns=max_turns, k=k, observation_tokens=observation_tokens, **options)
-        if min(part_chars, parts) < 1 or not 0 <= certain_share <= 1 or doubt_penalty < 0:
+        if (
+            min(part_chars, parts, 1 if kept_chars is None else kept_chars) < 1
+            or not 0 <= certain_share <= 1
+            or doubt_penalty < 0
+        ):
             raise ConfigurationError(
-                f"part_chars={part_chars} and parts={parts} must be at least 1, certain_share={certain_share} in [0, 1] "
-                f"and doubt_penalty={doubt_penalty} at least 0"
+                f"part_chars={part_chars}, parts={parts} and kept_chars={kept_chars} must be at least 1, "
+                f"certain_share={certain_share} in [0, 1] and doubt_penalty={doubt_penalty} at least 0"
             )
+        self._kept_chars = kept_chars
         retriever, page_format = self.search.retriever, replace(self.search.format, write=format_addresses)
         corpus = getattr(retriever, "corpus", None)
         pages = Pages(corpus) if isinstance(corpus, Corpus) else None
@@ -237,6 +268,44 @@ class LongSearch(SearchEnv):
             state=LongState,
             native=native,
         )
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """As `SearchEnv`.
+
+        Raises:
+            ConfigurationError: pages are to be shortened in the conversation of a model that calls tools in its own form.
+            DatasetError: there is no task, or it has no answers.
+        """
+        if self._kept_chars is not None and self.native:
+            raise ConfigurationError(
+                f"kept_chars={self._kept_chars} writes the context anew, with earlier actions in tags: take the chat format "
+                "inline or template, or leave kept_chars out"
+            )
+        return await super().areset(seed=seed, options=options)
+
+    async def astep(self, action: str) -> Step:
+        """As `SearchEnv`; where the page before was longer than what is kept of it, the observation is the whole context.
+
+        Raises:
+            EpisodeOver: the episode has ended or was never reset.
+            Fault: a tool failed; this is never the policy's doing, and the episode stays where it was.
+        """
+        step = await super().astep(action)
+        record = self.state.record
+        if self._kept_chars is None or not step.observation or len(record) < 2 or not _has_read(record[-2]):
+            return step
+        if short_form(record[-2].page, self._kept_chars) == record[-2].page:
+            return step
+        return Step(self._context(self._kept_chars), *step[1:])
+
+    def _context(self, chars: int) -> Observation:
+        """The opening message and every turn so far, with the beginnings of the pages that were read."""
+        messages = [Message("system", SHORTENED), Message("user", self.parts.opening(self.state.task))]
+        for turn, page in zip(self.state.record, short_history(self.state.record, chars), strict=True):
+            messages += [Message("assistant", turn.action), Message("tool", page)]
+        return tuple(messages)
 
     def expert(self) -> Sequence[str]:
         """For each hop a search and, while its answer was not shown, the page of its document; then the answer."""

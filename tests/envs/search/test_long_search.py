@@ -11,10 +11,12 @@ from agentenv.core.types import Document, EndReason, Step, Task, ToolStatus
 from agentenv.envs.search.long_search import (
     CERTAIN,
     DOUBTFUL,
+    SHORTENED,
     LongSearch,
     doubts_question,
     is_certain,
     is_well_formed,
+    short_form,
 )
 from agentenv.errors import ConfigurationError
 from agentenv.policies.scripted import ScriptedPolicy
@@ -131,7 +133,80 @@ def test_the_token_budget_ends_a_long_episode() -> None:
     assert len(played.ids) <= 3000
 
 
+def test_the_short_form_of_a_page_by_hand() -> None:
+    """Its heading and the first three of six characters; what is not longer stays as it is."""
+    page = "\n\n<information>Part 1 of 2 of d0:\nabcdef</information>\n\n"
+    assert short_form(page, 3) == "\n\n<information>Part 1 of 2 of d0:\nabc ...</information>\n\n"
+    assert short_form(page, 6) == page
+
+
+def test_a_page_is_seen_whole_once_and_then_by_its_beginning() -> None:
+    """Only what comes after the turn that reads it is shortened; searches stay whole."""
+    env = begun(kept_chars=12)
+    search, read = env.step("<search>Ketterby</search>"), env.step("<access>d0</access>")
+    assert shown(read) == f"Part 1 of 1 of d0:\nHalvik\n{TEXT}"
+    context = env.step("<think>noted</think><access>d1</access>").observation
+    assert [(message.role, message.text) for message in context] == [
+        ("system", SHORTENED),
+        ("user", env.parts.opening(TASK)),
+        ("assistant", "<search>Ketterby</search>"),
+        ("tool", search.observation[0].text),
+        ("assistant", "<access>d0</access>"),
+        ("tool", "\n\n<information>Part 1 of 1 of d0:\nHalvik\n00000 ...</information>\n\n"),
+        ("assistant", "<think>noted</think><access>d1</access>"),
+        ("tool", "\n\n<information>Part 1 of 1 of d1:\nKetterby\na lighthouse</information>\n\n"),
+    ]
+    assert len(env.step("what?").observation) == 10  # the page at d1 had 21 characters
+
+
+def test_a_page_that_is_short_opens_no_context() -> None:
+    env = begun(kept_chars=100)
+    env.step("<access>d1</access>")
+    assert len(env.step("<search>Halvik</search>").observation) == 1
+
+
+def test_a_turn_is_trained_in_the_context_in_which_it_was_sampled() -> None:
+    """Each shortened context is a row; what the policy wrote before is prompt there, so every turn is trained once."""
+    env = begun(kept_chars=10, max_turns=50, k=1)
+    actions = [
+        "<access>d0</access>",
+        "<search>lighthouse</search>",
+        "<access>d1</access>",
+        "<answer>Norland</answer>",
+    ]
+    policy = ScriptedPolicy({"e-0": actions})
+    config = RolloutConfig(context_tokens=1 << 14, turn_tokens=99, stop=LongSearch.stop)
+    (played,) = asyncio.run(
+        rollout([EpisodeSpec(env, TASK, 0)], policy, InlineFormat(policy.tokenizer), config, name="e")
+    )
+    text = policy.tokenizer.decode
+    first, second = (text(played.ids[row].tolist()) for row in played.row_slices)
+    assert (TEXT in first, TEXT in second) == (True, False)
+    assert played.reward == 1.0
+    assert text([int(i) for i in played.ids[played.loss_mask]]) == "".join(actions)
+
+
+def test_time_travel_takes_a_shortened_context_back() -> None:
+    env = begun(kept_chars=10)
+    env.step("<access>d0</access>")
+    snapshot = env.snapshot()
+    (twin,) = env.fork()
+    whole = env.step("<search>Halvik</search>").observation
+    env.restore(snapshot)
+    assert env.step("<search>Halvik</search>").observation == whole
+    assert twin.step("<search>Halvik</search>").observation == whole
+
+
+def test_a_model_that_calls_tools_in_its_own_form_is_refused() -> None:
+    env = begun(kept_chars=10)
+    env.native = True
+    with pytest.raises(ConfigurationError, match="kept_chars=10"):
+        env.reset(seed=0)
+
+
 def test_bounds_below_one_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="kept_chars=0"):
+        LongSearch(kept_chars=0)
     with pytest.raises(ConfigurationError, match="part_chars=0"):
         LongSearch(part_chars=0)
 
