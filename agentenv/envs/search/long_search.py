@@ -190,6 +190,15 @@ def _has_read(turn: ToolReply) -> bool:
     return turn.result is not None and turn.result.name == "access" and turn.result.status is ToolStatus.OK
 
 
+def _check_bounds(part_chars: int, parts: int, kept_chars: int | None, share: float, penalty: float) -> None:
+    least = min(part_chars, parts, 1 if kept_chars is None else kept_chars)
+    if least < 1 or not 0 <= share <= 1 or penalty < 0:
+        raise ConfigurationError(
+            f"part_chars={part_chars}, parts={parts} and kept_chars={kept_chars} must be at least 1, "
+            f"certain_share={share} in [0, 1] and doubt_penalty={penalty} at least 0"
+        )
+
+
 def _headed(number: int, total: int, address: str) -> str:
     return f"Part {number} of {total} of {address}:\n"
 
@@ -237,15 +246,7 @@ class LongSearch(SearchEnv):
             ConfigurationError: a bound below 1, a share outside of [0, 1] or a negative penalty.
         """
         super().__init__(max_turns=max_turns, k=k, observation_tokens=observation_tokens, **options)
-        if (
-            min(part_chars, parts, 1 if kept_chars is None else kept_chars) < 1
-            or not 0 <= certain_share <= 1
-            or doubt_penalty < 0
-        ):
-            raise ConfigurationError(
-                f"part_chars={part_chars}, parts={parts} and kept_chars={kept_chars} must be at least 1, "
-                f"certain_share={certain_share} in [0, 1] and doubt_penalty={doubt_penalty} at least 0"
-            )
+        _check_bounds(part_chars, parts, kept_chars, certain_share, doubt_penalty)
         self._kept_chars = kept_chars
         retriever, page_format = self.search.retriever, replace(self.search.format, write=format_addresses)
         corpus = getattr(retriever, "corpus", None)
