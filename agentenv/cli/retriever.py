@@ -39,7 +39,8 @@ class Build:
     """
 
     corpus: tyro.conf.Positional[Path]
-    """A .jsonl or .jsonl.gz file with id, title and text a line, or a folder that holds corpus.jsonl."""
+    """A .jsonl file with id, title and text a line, a .tsv file with these columns (also with .gz), or a folder that
+    holds corpus.jsonl."""
     out: Path
     """The folder to write; an older retriever there is replaced."""
     index: str = AUTO

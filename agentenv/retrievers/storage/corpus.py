@@ -1,5 +1,6 @@
 """A corpus: documents in a fixed order, read from JSON lines, with a fingerprint of their content."""
 
+import csv
 import gzip
 import hashlib
 import json
@@ -12,6 +13,10 @@ from agentenv.core.types import Document
 from agentenv.errors import CorpusError
 
 CORPUS_FILES = ("corpus.jsonl", "corpus.jsonl.gz")
+COLUMNS = ("id", "text", "title")
+"""Of a table of passages, as DPR and TopiOCQA publish theirs."""
+ID_PREFIXES = {"full_wiki_segments": "wiki:"}
+"""What stands before the ids of a table in the question set that it belongs to, by the beginning of the table's name."""
 
 
 class Corpus(Sequence[Document]):
@@ -72,9 +77,12 @@ def as_corpus(documents: Iterable[Document]) -> Corpus:
 
 
 def load_corpus(path: Path | str) -> Corpus:
-    """Reads a corpus from a ``.jsonl`` or ``.jsonl.gz`` file, or from ``corpus.jsonl[.gz]`` in a folder.
+    """Reads a corpus from a ``.jsonl`` or ``.tsv`` file, also ``.gz``, or from ``corpus.jsonl[.gz]`` in a folder.
 
-    A line is ``{"id", "title", "text"}``, or ``{"id", "contents"}`` as in Search-R1, where contents is the
+    A table has the columns id, text and title in any order, named in its head line. The ids of TopiOCQA's table
+    (``full_wiki_segments.tsv``) are numbers, which its questions name with ``wiki:`` before them; so do the documents.
+
+    A line of JSON is ``{"id", "title", "text"}``, or ``{"id", "contents"}`` as in Search-R1, where contents is the
     quoted title, a newline and the text.
 
     Raises:
@@ -85,11 +93,14 @@ def load_corpus(path: Path | str) -> Corpus:
 
 
 def read_documents(path: Path) -> Iterator[Document]:
-    """Yields the documents of a ``.jsonl`` or ``.jsonl.gz`` file one by one; blank lines are skipped.
+    """Yields the documents of a ``.jsonl`` or ``.tsv`` file, also compressed, one by one; blank lines are skipped.
 
     Raises:
-        CorpusError: a line is not JSON or lacks a field; the message gives its number.
+        CorpusError: a line cannot be read or lacks a field; the message gives its number.
     """
+    if is_table(path):
+        yield from _read_table(path)
+        return
     number = 0
     try:
         with _open(path) as file:
@@ -98,6 +109,38 @@ def read_documents(path: Path) -> Iterator[Document]:
                     yield parse_document(line, f"{path}, line {number}")
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise CorpusError(f"{path} cannot be read after line {number}: {error}.") from error
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file holds tab-separated fields, by its name."""
+    return path.name.removesuffix(".gz").endswith(".tsv")
+
+
+def _read_table(path: Path) -> Iterator[Document]:
+    prefix = next((prefix for name, prefix in ID_PREFIXES.items() if path.name.startswith(name)), "")
+    line = 0
+    try:
+        with _open(path, newline="") as file:
+            rows = csv.reader(file, delimiter="\t")
+            head = next(rows, [])
+            if not set(COLUMNS) <= set(head):
+                raise CorpusError(
+                    f"{path} needs a head line with the columns id, text and title, not {head[:5]}."
+                )
+            for row in rows:
+                line = rows.line_num
+                if not row:
+                    continue
+                if len(row) != len(head):
+                    raise CorpusError(
+                        f"{path}, line {line} has {len(row)} columns and the head line {len(head)}."
+                    )
+                fields = dict(zip(head, row, strict=True))
+                if not fields["id"]:
+                    raise CorpusError(f"{path}, line {line}: the id is empty; give one.")
+                yield Document(prefix + fields["id"], fields["title"], fields["text"])
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise CorpusError(f"{path} cannot be read after line {line}: {error}.") from error
 
 
 def corpus_file(path: Path) -> Path:
@@ -114,10 +157,10 @@ def corpus_file(path: Path) -> Path:
     raise CorpusError(f"{path} holds no {' or '.join(CORPUS_FILES)}; name the corpus file itself.")
 
 
-def _open(path: Path) -> TextIO:
+def _open(path: Path, newline: str | None = None) -> TextIO:
     if path.suffix == ".gz":
-        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8"))
-    return path.open(encoding="utf-8")
+        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8", newline=newline))
+    return path.open(encoding="utf-8", newline=newline)
 
 
 def parse_document(line: str | bytes, place: str) -> Document:

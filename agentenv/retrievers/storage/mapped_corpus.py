@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agentenv.core.types import Document
 from agentenv.errors import CorpusError
-from agentenv.retrievers.storage.corpus import Corpus, document_line, parse_document
+from agentenv.retrievers.storage.corpus import Corpus, document_line, is_table, parse_document
 
 CORPUS_FILE = "corpus.jsonl"
 STARTS_FILE = "corpus.starts.npy"
@@ -115,11 +115,15 @@ def write_corpus(documents: Iterable[Document], folder: Path, source: str = "the
 
 
 def link_corpus(path: Path, folder: Path) -> MappedCorpus:
-    """Opens a corpus file where it lies, of any layout of `load_corpus`; ``folder`` gets a link to it and the tables.
+    """Opens a corpus file where it lies, JSON lines of any layout; ``folder`` gets a link to it and the tables.
 
     Raises:
-        CorpusError: the file is compressed, empty or corrupt, or an id occurs twice.
+        CorpusError: the file is compressed, a table of tabs, empty or corrupt, or an id occurs twice.
     """
+    if is_table(path):
+        raise CorpusError(
+            f"{path} is a table and cannot be read row by row; give the corpus as JSON lines (.jsonl)."
+        )
     if path.suffix == ".gz":
         raise CorpusError(f"{path} is compressed and cannot be read row by row; unpack it.")
     try:

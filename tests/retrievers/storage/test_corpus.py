@@ -9,6 +9,7 @@ import pytest
 from agentenv.core.types import Document
 from agentenv.errors import CorpusError
 from agentenv.retrievers.storage.corpus import Corpus, as_corpus, load_corpus
+from agentenv.retrievers.storage.mapped_corpus import link_corpus
 
 DOCUMENTS = [Document("a", "Ärger", 'He said "no".\nThen left.'), Document("b", "", "Plain.")]
 GOOD = '{"id": "a", "title": "A", "text": "one"}\n'
@@ -109,3 +110,46 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
 def test_no_documents_at_all_are_refused() -> None:
     with pytest.raises(CorpusError):
         Corpus([])
+
+
+def write_table(path: Path, text: str) -> Path:
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["passages.tsv", "passages.tsv.gz"])
+def test_a_table_of_passages_is_read(tmp_path: Path, name: str) -> None:
+    """In DPR's layout: fields with quotation marks are quoted, and may hold line ends."""
+    text = 'id\ttext\ttitle\n7\t"He said ""no"".\nTwice."\tA [SEP] Life\n\n8\tshort\tB\n'
+    assert list(load_corpus(write_table(tmp_path / name, text))) == [
+        Document("7", "A [SEP] Life", 'He said "no".\nTwice.'),
+        Document("8", "B", "short"),
+    ]
+
+
+def test_the_ids_of_topiocqa_are_those_that_its_questions_name(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "full_wiki_segments.tsv", "title\tid\ttext\nThe Tower\t7\thigh\n")
+    assert list(load_corpus(path)) == [Document("wiki:7", "The Tower", "high")]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("7\thigh\tThe Tower\n", "'7'"),
+        ("", r"\[\]"),
+        ("id\ttext\ttitle\n7\thigh\n", "line 2 has 2"),
+        ("id\ttext\ttitle\n\thigh\tThe Tower\n", "line 2"),
+        ("id\ttext\ttitle\n", "is empty"),
+        ("id\ttext\ttitle\n7\ta\tA\n7\tb\tB\n", "'7'"),
+    ],
+    ids=["no head line", "empty", "a column less", "no id", "no row", "an id twice"],
+)
+def test_a_bad_table_is_named(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(CorpusError, match=named):
+        load_corpus(write_table(tmp_path / "passages.tsv", text))
+
+
+def test_a_table_is_not_opened_where_it_lies(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "passages.tsv", "id\ttext\ttitle\n7\ta\tA\n")
+    with pytest.raises(CorpusError, match=r"passages\.tsv is a table"):
+        link_corpus(path, tmp_path)
