@@ -8,7 +8,7 @@ snapshot or a fork is a copy of a few strings.
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from agentenv.core.env import Env
 from agentenv.core.grammar import earliest_block, shortened, unfenced
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.data.sql_tasks import LEVELS, generate_sql_tasks
+from agentenv.envs.search.page_format import count_words
 from agentenv.envs.sql_rewards import SqlEnding, get_reward, is_well_formed, tag_share
 from agentenv.errors import ConfigurationError, DatasetError, EnvFault
 from agentenv.sandbox.sql import SqlReader, SqlResult, shared_reader
@@ -52,6 +53,8 @@ class SqlState:
     """The tokens of every query that was tried out, ran and read a table."""
     well_formed: bool = True
     """Whether every action so far had the right form."""
+    length: int = 0
+    """Tokens of the actions so far."""
 
 
 @functools.cache
@@ -77,6 +80,7 @@ class Sql(Env[SqlState]):
         rows: int = 5,
         observation_chars: int = 1000,
         prompt: str = PROMPT,
+        count_tokens: Callable[[str], int] | None = None,
         render_mode: str | None = None,
     ) -> None:
         """Builds an environment over tasks.
@@ -92,6 +96,7 @@ class Sql(Env[SqlState]):
             observation_chars: Characters of a result that are shown; the middle is left out.
             prompt: Opening message; must hold ``{question}``; ``{schema}`` is filled too, with the notes of the task. To
                 the default, a reward that looks at the form of actions adds a sentence on it.
+            count_tokens: Length of a text in tokens, for a reward that looks at it; None counts words.
             render_mode: ``ansi`` or None.
 
         Raises:
@@ -109,6 +114,7 @@ class Sql(Env[SqlState]):
         self._tasks = default_tasks() if tasks is None else tuple(tasks)
         self._reader, self._reward = reader or shared_reader(), get_reward(reward)
         self._max_turns, self._rows, self._room = max_turns, rows, observation_chars
+        self._count = count_tokens or count_words
         self._prompt = prompt + FORM if self._reward.needs_form and prompt is PROMPT else prompt
 
     @classmethod
@@ -165,8 +171,9 @@ class Sql(Env[SqlState]):
         last = state.turns >= self._max_turns
         state.well_formed &= is_well_formed(action, self.tags, thinks=state.turns == 0)
         state.turns += 1
+        state.length += self._count(action)
         if block and block.tag == final:
-            return self._submit(unfenced(block.content), tag_share(action, final))
+            return self._submit(block.content, tag_share(action, final))
         if last:
             reward = self._reward(self._ending())
             return self.result((), reward=reward, end=EndReason.TURN_LIMIT, truncated=True, valid=False)
@@ -189,17 +196,24 @@ class Sql(Env[SqlState]):
     def _ending(self) -> SqlEnding:
         """How the episode stands for the reward, where nothing has been handed in."""
         state, data = self.state, self.state.task.data
-        return SqlEnding(data["gold"], well_formed=state.well_formed, probes=len(state.probed))
+        return SqlEnding(
+            data["gold"], well_formed=state.well_formed, length=state.length, probes=len(state.probed)
+        )
 
-    def _submit(self, query: str, share: float) -> Step:
-        data = self.state.task.data
+    def _submit(self, written: str, share: float) -> Step:
+        data, query = self.state.task.data, unfenced(written)
         grade = grade_query(self._reader, query, data["gold"], data["databases"])
         status, kind = grade.shown.status, grade.shown.error_class
         if grade.shown.ok and not grade.all_matched:
             status, kind = ToolStatus.ERROR, "WrongResult"
         result = ToolResult("submit", status, grade.shown.message, kind)
         ending = replace(
-            self._ending(), query=query, results=grade.results, matches=grade.matches, tag_share=share
+            self._ending(),
+            query=query,
+            results=grade.results,
+            matches=grade.matches,
+            tag_share=share,
+            query_share=len(query) / max(1, len(written)),
         )
         return self.result(
             (),

@@ -33,6 +33,10 @@ class SqlEnding:
     """Whether all actions had the right form; see `is_well_formed`."""
     tag_share: float = 0.0
     """Share of the four tags of the last action that stand in it exactly once."""
+    length: int = 0
+    """Tokens of everything that the policy wrote in the episode."""
+    query_share: float = 0.0
+    """Share of the characters of the last block that are the query, and no fence or blank around it."""
     probes: int = 0
     """Different queries that were tried out, ran and read a table."""
 
@@ -165,13 +169,36 @@ def arctic(ending: SqlEnding) -> float:
 def sql_r1(ending: SqlEnding) -> float:
     """SQL-R1 (arXiv:2504.08600) over 6: form 1 or -1; if 1, runs 2 or -2; if it runs, right 3 or -3.
 
-    The published bonus for long replies is left out: it pays words.
+    The published bonus for long replies is left out, because it pays words; `sql_r1_length` has it.
     """
     if not PARTS["format"](ending):
         return -1.0 / 6
     if not ending.ran:
         return (1.0 - 2.0) / 6
     return (1.0 + 2.0 + (3.0 if execution_accuracy(ending) else -3.0)) / 6
+
+
+LONGEST = 2048
+"""Tokens from which the length of a reply is worth no more in SQL-R1."""
+
+
+def length_bonus(length: int, query_share: float) -> float:
+    """SQL-R1's bonus of a right query: .5 min(1, length / 2048), and the share of its answer that is the query.
+
+    Args:
+        length: Tokens that the policy wrote.
+        query_share: Length of the query over that of the block it stands in.
+    """
+    return 0.5 * min(1.0, length / LONGEST) + query_share
+
+
+def sql_r1_length(ending: SqlEnding) -> float:
+    """SQL-R1 (arXiv:2504.08600) with its length bonus, over 6: a right query is worth 1 to 1.25, all else as `sql_r1`.
+
+    The bonus is paid for a right query in the right form alone; there it pays words, whatever they say.
+    """
+    plain = sql_r1(ending)
+    return plain + length_bonus(ending.length, ending.query_share) / 6 if plain == 1.0 else plain
 
 
 @dataclass(frozen=True)
@@ -195,6 +222,7 @@ REWARDS: Mapping[str, SqlReward] = {
     "bucketed": SqlReward(bucketed, True),
     "arctic": SqlReward(arctic, True),
     "sql_r1": SqlReward(sql_r1, True),
+    "sql_r1_length": SqlReward(sql_r1_length, True),
     "reex": SqlReward(reex, True),
 }
 """The rewards by name."""

@@ -4,20 +4,21 @@ A program is handed in and run on public tests. While it fails, each round has t
 whose output on the first failing test is shown; ``<plan>`` names cause and change; ``<submit>`` repairs. A repair
 that passes strictly more public tests becomes the base of the next round, any other is rolled back and remembered. The
 reward is given by hidden tests, of which nothing is ever shown, unless the task has a single test: that one is public as
-well.
+well. It is paid at the end, or with ``reward = "progress"`` as each accepted program adds to the share of them that pass,
+from which the estimator ``turn_roles`` makes the rewards of the three roles.
 """
 
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from agentenv.core.env import Env
 from agentenv.core.grammar import earliest_block, shortened, unfenced
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.envs.code import counted, framed, shared_executor, shown
-from agentenv.errors import ConfigurationError, DatasetError, SandboxFault
+from agentenv.errors import ConfigurationError, DatasetError, SandboxFault, UnknownName
 from agentenv.sandbox.grading import CallTest, CaseOutcome, Grade, Test, grade
 from agentenv.sandbox.types import ExecStatus, ExecutionLimits, Executor
 
@@ -62,6 +63,8 @@ class TraceState:
     """The plan of the present round."""
     failed: list[str] = field(default_factory=list)
     """Every plan whose repair was rolled back, with what became of it."""
+    paid: float = 0.0
+    """The share of the hidden tests that the base passes, as far as it was paid."""
     domain: str = field(default_factory=lambda: f"episode {secrets.token_hex(8)}")
     """The trust domain of all its runs: while they run, no other episode's program is in their jail."""
 
@@ -80,6 +83,7 @@ class TraceCode(Env[TraceState]):
         public: int = 4,
         rounds: int = 5,
         slips: int = 4,
+        reward: Literal["solved", "progress"] = "solved",
         observation_chars: int = 2000,
         limits: ExecutionLimits | None = None,
         prompt: str = PROMPT,
@@ -94,6 +98,9 @@ class TraceCode(Env[TraceState]):
                 at least stays hidden; a task with a single test is repaired and graded by it.
             rounds: Rounds of repair at most; 5 in the paper.
             slips: Actions of the wrong form that are corrected before the episode ends.
+            reward: ``solved`` pays 1 at the end where the base passes every hidden test. ``progress`` pays each accepted
+                program by how much the share of the hidden tests that pass has grown, or shrunk, so that an episode earns
+                the share that its last base passes; ``turn_roles`` divides this among the roles.
             observation_chars: Characters of a trace that are shown; the middle is left out.
             limits: Of one run; None takes the executor's.
             prompt: Opening message; must hold ``{question}``.
@@ -101,10 +108,13 @@ class TraceCode(Env[TraceState]):
 
         Raises:
             ConfigurationError: a bad prompt, or a bound out of range.
+            UnknownName: no such reward.
         """
         super().__init__(render_mode=render_mode)
         if "{question}" not in prompt:
             raise ConfigurationError("the prompt template must hold {question}")
+        if reward not in ("solved", "progress"):
+            raise UnknownName.among("reward of TraceCode-v0", reward, ("solved", "progress"))
         if public < 1 or rounds < 0 or slips < 0 or observation_chars < 1:
             raise ConfigurationError(
                 f"public={public} and observation_chars={observation_chars} must be at least 1, rounds={rounds} and "
@@ -115,6 +125,7 @@ class TraceCode(Env[TraceState]):
         self._public, self._rounds, self._room = public, rounds, observation_chars
         self._limits, self._prompt = limits, prompt
         self._max_turns = 1 + 3 * rounds + slips
+        self._by_progress = reward == "progress"
 
     @classmethod
     def make_tasks(
@@ -179,6 +190,7 @@ class TraceCode(Env[TraceState]):
         found = self._grade(program, public)
         better = not state.round or found.passed > state.base_grade.passed
         said = counted(found).replace("hidden", "public")
+        earned = self._progress(program) if better and self._by_progress else 0.0
         if better:
             state.base, state.base_grade, state.streak = program, found, 0
         else:
@@ -189,9 +201,16 @@ class TraceCode(Env[TraceState]):
         status = ToolStatus.OK if better else ToolStatus.ERROR
         result = ToolResult(SUBMIT, status, "", "" if better else "RolledBack", data)
         if found.all_passed or state.streak >= MOST_FAILED or state.round >= self._rounds:
-            return self._finish(EndReason.SUBMITTED, (result,))
+            return self._finish(EndReason.SUBMITTED, (result,), earned=earned)
         state.round, state.wanted = state.round + 1, INSTRUMENT
-        return self._ask(f"{said}\n{self._failing()}", result)
+        return self._ask(f"{said}\n{self._failing()}", result, earned)
+
+    def _progress(self, program: str) -> float:
+        """By how much ``program`` changes the share of the hidden tests that the base passes; it is paid then."""
+        state, (_, hidden) = self.state, self._tests()
+        share = self._grade(program, hidden).passed / len(hidden)
+        earned, state.paid = share - state.paid, share
+        return earned
 
     def _trace(self, program: str) -> Step:
         """Runs an instrumented program on the first failing test and shows what it prints, and the plans that failed."""
@@ -236,20 +255,26 @@ class TraceCode(Env[TraceState]):
         domain = self.state.domain
         return grade(self._executor, prelude + program, tests, limits=self._limits, domain=domain)
 
-    def _ask(self, text: str, result: ToolResult) -> Step:
+    def _ask(self, text: str, result: ToolResult, earned: float = 0.0) -> Step:
         """Shows ``text`` and asks for the next block."""
         asked = f"\n{text}\n{ASK[self.state.wanted]}\n"
-        return self.result((Message("tool", asked),), tool_results=(result,))
+        return self.result((Message("tool", asked),), reward=earned, tool_results=(result,))
 
     def _finish(
-        self, end: EndReason, results: Sequence[ToolResult], *, truncated: bool = False, valid: bool = True
+        self,
+        end: EndReason,
+        results: Sequence[ToolResult],
+        *,
+        earned: float = 0.0,
+        truncated: bool = False,
+        valid: bool = True,
     ) -> Step:
         """Grades the base on the hidden tests."""
         state, (_, hidden) = self.state, self._tests()
         found = self._grade(state.base, hidden) if state.base else Grade((CaseOutcome.WRONG,) * len(hidden))
         return self.result(
             (),
-            reward=float(found.all_passed),
+            reward=earned if self._by_progress else float(found.all_passed),
             end=end,
             truncated=truncated,
             valid=valid,

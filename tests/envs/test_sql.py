@@ -153,9 +153,11 @@ def test_bad_arguments_and_tasks_are_named(task: Task, tmp_path: Path) -> None:
 def test_the_expert_earns_all_that_a_reward_pays_but_for_looking(task: Task, reward: str) -> None:
     env = begun(task, reward=reward)
     earned = sum(env.step(action).reward for action in env.expert())
-    assert earned == pytest.approx(
-        8 / 9 if reward == "reex" else 1.0
-    )  # it looks once, and two looks are asked for
+    bonus = (
+        1 + 0.5 * sum(len(action.split()) for action in env.expert()) / 2048
+    )  # its answer is the query alone
+    most = {"reex": 8 / 9, "sql_r1_length": 1 + bonus / 6}  # it looks once, and reex asks for two looks
+    assert earned == pytest.approx(most.get(reward, 1.0))
 
 
 def test_a_reward_that_looks_at_the_form_says_so(task: Task) -> None:

@@ -1,11 +1,20 @@
 """Rewards of SQL-v0: every rule by hand, and what must not pay."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentenv.core.types import ToolStatus
-from agentenv.envs.sql_rewards import PARTS, REWARDS, SqlEnding, get_reward, is_well_formed, tag_share
+from agentenv.envs.sql_rewards import (
+    PARTS,
+    REWARDS,
+    SqlEnding,
+    get_reward,
+    is_well_formed,
+    length_bonus,
+    tag_share,
+)
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.sandbox.sql import SqlResult
 
@@ -48,6 +57,7 @@ CASES = [
     ("bucketed", [0.0, 0.0, 1.0, 0.9, 0.8, 0.5]),
     ("arctic", [0.0, 0.0, 1.0, 1.0, 0.1, 0.1]),
     ("sql_r1", [-1 / 6, -1 / 6, 1.0, 1.0, 0.0, 0.0]),
+    ("sql_r1_length", [-1 / 6, -1 / 6, 1.0, 1.0, 0.0, 0.0]),  # these endings have no length
     # entities of HALF: {city, city.name, city.size, land} and {city, city.name}: F1 = 2 * 2 / 6; none of its probes pays
     ("reex", [0.0, 2 / 9, 1.0, 3 / 9, (2 + 2 / 3) / 9, 3 / 9]),
 ]
@@ -71,11 +81,22 @@ def test_every_reward_is_tested() -> None:
         ("think2sql", 0.85, 0.0),
         ("reex", 0.0, 0.0),
         ("sql_r1", -1 / 6, -1 / 6),
+        ("sql_r1_length", -1 / 6, -1 / 6),
     ],
 )
 def test_without_the_form(name: str, right: float, wrong: float) -> None:
     assert REWARDS[name](formless(RIGHT)) == pytest.approx(right)
     assert REWARDS[name](formless(OTHER)) == pytest.approx(wrong)
+
+
+def test_the_length_bonus_of_sql_r1() -> None:
+    """1,024 of 2,048 tokens are .25, and a query that is half of its block .5; so 6.75 over 6. Beyond 2,048 it is .5."""
+    assert length_bonus(1024, 0.5) == 0.75
+    assert length_bonus(9000, 1.0) == 1.5
+    long = replace(RIGHT, length=1024, query_share=0.5)
+    assert REWARDS["sql_r1_length"](long) == pytest.approx(6.75 / 6)
+    for wrong in (replace(OTHER, length=9000, query_share=1.0), replace(long, well_formed=False)):
+        assert REWARDS["sql_r1_length"](wrong) == REWARDS["sql_r1"](wrong) <= 0.0
 
 
 @pytest.mark.parametrize(("probes", "value"), [(0, 0.0), (1, 0.5), (2, 1.0), (9, 1.0)])

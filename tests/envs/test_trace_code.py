@@ -9,7 +9,7 @@ from agentenv.core.env_contract import EnvContract
 from agentenv.core.types import EndReason, Step, Task, ToolStatus
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.envs.trace_code import ASK, INSTRUMENT, PLAN, SUBMIT, TraceCode
-from agentenv.errors import ConfigurationError, DatasetError, SandboxFault
+from agentenv.errors import ConfigurationError, DatasetError, SandboxFault, UnknownName
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.sandbox.grading import CallTest, StdioTest
 
@@ -132,3 +132,44 @@ def test_bad_arguments_and_tasks_are_named() -> None:
             begun(**options)
     with pytest.raises(DatasetError, match="'bare'"):
         begun(Task("bare", "?"))
+
+
+def test_progress_pays_what_each_accepted_program_adds_on_hidden_tests() -> None:
+    """Of the hidden 5 and 7, ``ONE`` and ``TWO`` pass none, a program for odd numbers both: 0 and 1, and 1 in all.
+
+    What the public tests want, written down, is accepted and earns nothing.
+    """
+    odd = "def f(x): return 2 * x if x != 2 else 0"
+    env = begun(reward="progress")
+    assert env.step(f"<submit>{ONE}</submit>").reward == 0.0
+    assert round_of(env, odd)[-1].reward == 1.0
+    traced, planned, repaired = round_of(env, RIGHT, prints=odd)
+    assert [step.reward for step in (traced, planned, repaired)] == [0.0, 0.0, 0.0]
+    assert repaired.info["solved"]
+    coded = begun(reward="progress").step(f"<submit>{CODED.replace('[x]', '.get(x)')}</submit>")
+    assert (coded.reward, coded.terminated) == (0.0, True)
+
+
+def test_progress_takes_back_what_an_accepted_program_breaks() -> None:
+    """The first passes one public test and both hidden ones, the second three public ones and one hidden: 1 - 1/2."""
+    env = begun(reward="progress")
+    first, second = (
+        "def f(x): return 2 * x if x > 3 or not x else 0",
+        "def f(x): return 2 * x if x < 6 else 0",
+    )
+    assert env.step(f"<submit>{first}</submit>").reward == 1.0
+    last = round_of(env, second)[-1]
+    assert (last.reward, last.terminated, last.info["solved"]) == (-0.5, True, False)
+
+
+def test_progress_is_rewound_with_the_episode() -> None:
+    env = begun(reward="progress")
+    snapshot = env.snapshot()
+    assert env.step(f"<submit>{RIGHT}</submit>").reward == 1.0
+    env.restore(snapshot)
+    assert env.step(f"<submit>{RIGHT}</submit>").reward == 1.0
+
+
+def test_an_unknown_reward_is_named() -> None:
+    with pytest.raises(UnknownName, match="'some'"):
+        begun(reward="some")

@@ -79,6 +79,7 @@ def test_there_is_one_for_every_method() -> None:
         "sql",
         "reex-sql",
         "think2sql",
+        "sql-r1",
         "tracecoder",
         "ui-s1",
     }

@@ -166,6 +166,7 @@ UNBIASED: list[tuple[str, dict[str, Any]]] = [
     ("return_to_go", {}),
     ("return_to_go", {"baseline": 0.3}),
     ("sibling", {}),
+    ("turn_roles", {}),  # no tool is called here
 ]
 
 
