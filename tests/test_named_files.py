@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import agentenv
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "agentenv"
 OUTSIDE = ("docs", "benchmarks", "examples", "tests")  # folders that the wheel does not hold
@@ -44,6 +46,12 @@ def test_the_readme_says_which_files_the_wheel_lacks() -> None:
     (sentence,) = re.findall(r"files under ([^;]*?) are in the repository", text, re.S)
     named = {name.partition("/")[0] for name in NAMED.findall(text)}
     assert named <= {part.strip("`/") for part in re.findall(r"`\w+/`", sentence)}
+
+
+def test_the_readme_names_every_environment() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    own = [id.removeprefix("agentenv/") for id in agentenv.registered() if id.startswith("agentenv/")]
+    assert [name for name in own if f"`{name}`" not in text] == []
 
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if NAMED.search(path.read_text(encoding="utf-8")))

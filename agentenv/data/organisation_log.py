@@ -37,7 +37,7 @@ class OrganisationConfig:
 
     seed: int = 0
     people: int = 12
-    """At least 6, in teams of up to 4."""
+    """At least 6, in teams of six or more."""
     days: int = 22
     """Business days, at least 10."""
     split: Split = "test"
