@@ -123,3 +123,9 @@ def test_a_family_is_found_by_its_template_or_by_name() -> None:
     with pytest.raises(UnknownName, match="qwem"):
         get_family("qwem")
     assert all(name == family.name for name, family in FAMILIES.items())
+
+
+def test_kimi_writes_arguments_over_several_lines() -> None:
+    text = '<|tool_call_begin|>f:0<|tool_call_argument_begin|>{\n  "n":\n  2\n}\n<|tool_call_end|>'
+    (call,) = read("kimi", f"<|tool_calls_section_begin|>{text}<|tool_calls_section_end|>").calls
+    assert call == NativeCall("f", {"n": 2}, "f:0")

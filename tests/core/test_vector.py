@@ -202,3 +202,18 @@ def test_another_number_of_seeds_or_options_is_refused(seeds: list[int]) -> None
         begun().reset(seed=seeds)
     with pytest.raises(ConfigurationError, match=r"\b3\b"):
         begun().reset(options=[None])
+
+
+def test_flags_and_rewards_have_the_types_that_gymnasium_names() -> None:
+    _, rewards, terminated, truncated, _ = begun(2).step(["a", None])
+    assert (rewards.dtype, terminated.dtype, truncated.dtype) == (np.float64, np.bool_, np.bool_)
+    with pytest.raises(EpisodeOver):  # no episode has begun
+        VectorEnv([Counter(), Counter()]).step(["a", None])
+
+
+def test_episodes_that_are_not_begun_again_keep_their_turns() -> None:
+    envs = begun(2)
+    envs.step(["a", "a"])
+    envs.reset(options={"reset_mask": np.array([True, False])})
+    infos = envs.step(["fault", "fault"])[-1]
+    assert [info["turn"] for info in infos] == [1, 2]

@@ -142,3 +142,30 @@ def test_one_run_has_no_spread_over_seeds_and_other_ks_may_be_asked_for(
     with pytest.raises(ConfigurationError):
         read_runs([], "em_squad")
     assert read_runs(three[:2], "em_squad", also=[one]).ids == ("q0", "q1")
+
+
+def test_a_failure_of_either_system_leaves_its_question_out_of_both(
+    tmp_path: Path, record: Make, write_run: Write
+) -> None:
+    first = seeds(tmp_path / "first", record, write_run, "11", "1x", "11", "00")
+    second = seeds(tmp_path / "second", record, write_run, "x0", "11", "00", "00")
+    for one, other, sign in ((first, second, 1), (second, first, -1)):
+        found = compare_runs(one, other, "em_squad")
+        assert found["questions"]["n"] == 2
+        assert found["difference"] == sign * 0.5
+    assert read_runs(first, "em_squad").ids == ("q0", "q2", "q3")
+    assert read_runs(first, "em_squad", also=second).left_out == 2
+
+
+def test_a_comparison_says_under_which_settings_it_was_made(
+    tmp_path: Path, record: Make, write_run: Write
+) -> None:
+    first = seeds(tmp_path / "first", record, write_run, "1101", "0110", "1011")
+    second = seeds(tmp_path / "second", record, write_run, "0000", "0100", "1000")
+    assert compare_runs(first, second, "em_squad") == compare_runs(
+        first, second, "em_squad", per_interim=5, interims=5, alpha=0.05, seed=0
+    )
+    found = compare_runs(first, second, "em_squad", per_interim=2, interims=3, alpha=0.2)["sequential"]
+    settings = {"per_interim": 2, "interims": 3, "alpha": 0.2}
+    assert found == found | settings
+    assert found["interim"] == 2

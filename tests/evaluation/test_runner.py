@@ -20,7 +20,7 @@ from agentenv.evaluation.closed_book import closed_book
 from agentenv.evaluation.eval_agent import EvalAgent, open_eval_agent
 from agentenv.evaluation.pipeline import play_evaluation
 from agentenv.evaluation.results import summarize
-from agentenv.evaluation.runner import play, play_batch, play_expert, to_record
+from agentenv.evaluation.runner import expert_policy, play, play_batch, play_expert, to_record
 from agentenv.evaluation.task_env import EnvConfig, TaskEnv
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.policy_spec import make_endpoint_policy
@@ -392,3 +392,47 @@ def test_a_scripted_policy_samples_nothing() -> None:
         scripted([["<answer>a</answer>tail"]]).generate([1], Sampling(99, stop=STOP), episode="eval-0-0")
     )
     assert done.text == "<answer>a</answer>"
+
+
+def test_a_task_that_its_environment_fails_on_has_the_reason_in_place_of_a_script() -> None:
+    class Odd(LocalSearch):
+        def expert(self) -> Any:
+            match self.state.task.id:
+                case "a":
+                    raise KeyError("no path")
+                case "b":
+                    return [7]
+            return ["<answer>x</answer>"]
+
+    tasks = [Task(name, f"Who is {name}?", ("x",)) for name in "abcd"]
+    policy = expert_policy(
+        lambda: Odd(tasks=tasks, retriever=RETRIEVER), tasks, 2, 5.0, seed=0, name="eval", first=4
+    )
+    assert {name: list(script) for name, script in policy.actions.items()} == {
+        "eval-6-0": ["<answer>x</answer>"],
+        "eval-6-1": ["<answer>x</answer>"],
+    }
+    assert sorted(policy.failures) == ["eval-4-0", "eval-4-1"]
+    assert policy.failures["eval-4-0"].startswith("KeyError: ")
+    assert "no path" in policy.failures["eval-4-0"]
+    assert "[7]" in policy.failures["eval-4-1"]
+
+
+def test_the_expert_meets_the_seeds_that_the_episodes_are_played_under() -> None:
+    seeds: list[int | None] = []
+
+    class Seen(LocalSearch):
+        async def areset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            seeds.append(seed)
+            return await super().areset(seed=seed, options=options)
+
+        def expert(self) -> Any:
+            return ["<answer>x</answer>"]
+
+    def make() -> Seen:
+        return Seen(tasks=TASKS, retriever=RETRIEVER)
+
+    expert_policy(make, TASKS[:3], 2, 5.0, seed=10, name="e")
+    assert seeds == [10, 11, 12]
+    expert_policy(make, TASKS[:3], 2, 5.0, seed=10, name="e", first=4)
+    assert seeds[3:] == [14, 15, 16]

@@ -208,3 +208,33 @@ def test_nothing_is_renamed_into_place_by_other_means() -> None:
     }
     modules.pop("core/io/files.py")
     assert [name for name, text in modules.items() if "sync_folder(" not in text] == []
+
+
+@pytest.mark.parametrize("stray", [Path.mkdir, Path.touch, None], ids=["folder", "file", "nothing"])
+def test_a_folder_is_discarded_whole_with_what_an_earlier_attempt_left(
+    tmp_path: Path, stray: Callable[[Path], None] | None
+) -> None:
+    if stray is not None:
+        stray(tmp_path / "run.old")
+    _folder(tmp_path / "run", "old")
+    files.write_text(tmp_path / "beside", "kept")
+    files.discard_folder(tmp_path / "run")
+    files.discard_folder(tmp_path / "run")  # nothing is there any more
+    assert [path.name for path in tmp_path.iterdir()] == ["beside"]
+
+
+def test_a_folder_whose_removal_stops_halfway_is_gone_from_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _folder(tmp_path / "run", "old")
+
+    def stops(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(files.shutil, "rmtree", stops)
+    with pytest.raises(OSError, match="Input/output"):
+        files.discard_folder(tmp_path / "run")
+    monkeypatch.undo()
+    assert not (tmp_path / "run").exists()
+    _folder(tmp_path / "run", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

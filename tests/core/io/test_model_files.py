@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -280,3 +281,74 @@ def test_every_loader_is_told_to_stay_on_this_machine() -> None:
     ]
     assert len(calls) >= 8
     assert [(name, call.lineno) for name, call in calls if not _stays_here(call)] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"trust_remote_code": True}, "trust_remote_code"),
+        ({"inner": [{"attn_implementation": "someone/kernel"}]}, "someone/kernel"),
+        ({"activation_fn": "zz_hostile.Model"}, "zz_hostile.Model"),
+    ],
+)
+def test_a_refusal_names_the_file_and_the_value(tmp_path: Path, values: dict[str, Any], named: str) -> None:
+    change(tmp_path / "config.json", **values)
+    with pytest.raises(CheckpointMismatch) as caught:
+        check_model_files(tmp_path)
+    assert str(tmp_path / "config.json") in str(caught.value)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"attn_implementation": "sdpa", "_attn_implementation": None, "experts_implementation": "eager"},
+        {"trust_remote_code": False},
+        {"activation_fn": "torch.nn.modules.activation.Tanh", "activation_function": "torch.nn.GELU"},
+        {"architectures": ["zz_hostile.Model"], "name": "someone/kernel"},
+    ],
+)
+def test_settings_that_run_nothing_are_taken(tmp_path: Path, values: dict[str, Any]) -> None:
+    change(tmp_path / "config.json", **values)
+    check_model_files(tmp_path)
+
+
+def test_pickled_weights_are_named_and_do_no_harm_beside_safe_ones(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(CheckpointMismatch, match=re.escape(str(tmp_path / "pytorch_model.bin"))):
+        check_model_files(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    check_model_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"peft_type": "LOHA"}, "LOHA"),
+        ({"peft_type": "LORA", "megatron_config": {"a": 1}}, "megatron_config"),
+        ({"peft_type": "LORA", "init_lora_weights": "olora"}, "olora"),
+        ({"peft_type": "LORA", "target_modules": ["q_proj", "(.*)+x"]}, "(.*)+x"),
+        ({"peft_type": "LORA", "layers_pattern": 7}, "7"),
+    ],
+)
+def test_a_refused_adapter_is_named_with_its_value(
+    tmp_path: Path, values: dict[str, Any], named: str
+) -> None:
+    change(tmp_path / "adapter_config.json", **values)
+    with pytest.raises(CheckpointMismatch) as caught:
+        check_adapter_files(tmp_path)
+    assert str(tmp_path / "adapter_config.json") in str(caught.value)
+    assert named in str(caught.value)
+
+
+def test_settings_of_an_adapter_are_returned_as_they_stand(tmp_path: Path) -> None:
+    held = {
+        "peft_type": "LORA",
+        "r": 8,
+        "target_modules": ["q_proj", "all-linear"],
+        "init_lora_weights": "gaussian",
+        "megatron_config": None,
+        "layers_pattern": "model.layers",
+    }
+    change(tmp_path / "adapter_config.json", **held)
+    assert check_adapter_files(tmp_path) == held

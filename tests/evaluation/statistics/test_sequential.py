@@ -272,3 +272,21 @@ def test_a_pair_that_nothing_tells_apart_is_described_by_all_its_looks() -> None
     before = compare_sequentially({"a": a[:3], "b": b[:1]}, per_interim=4, interims=3).pairs[0]
     assert (before.seeds, before.ci95) == (1, None)
     assert before.difference == pytest.approx(-0.2)
+
+
+def test_the_seed_draws_the_permutations_and_is_0_by_default() -> None:
+    rng = np.random.default_rng(3)
+    scores = {"a": rng.normal(0.3, 1.0, 5), "b": rng.normal(0.0, 1.0, 5)}
+
+    def apart(**seed: int) -> list[bool]:
+        """Whether they are told apart at each of many levels, which shows where the p-value lies."""
+        levels = [level / 100 for level in range(1, 100)]
+        return [
+            told_apart(
+                compare_sequentially(scores, per_interim=5, interims=1, alpha=level, permutations=60, **seed)
+            )
+            for level in levels
+        ]
+
+    assert apart() == apart() == apart(seed=0)
+    assert any(apart(seed=seed) != apart() for seed in range(1, 9))

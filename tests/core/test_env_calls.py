@@ -1,0 +1,164 @@
+"""Calls of environments on loops of their own: what a failure names, what ends with the run, and who waits for whom."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from agentenv.core import env_calls
+from agentenv.core.env_calls import call, call_plain
+from agentenv.errors import EnvFault
+
+
+def loops() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "agentenv-env-loop"}
+
+
+def test_a_run_has_a_loop_of_its_own_that_ends_with_it() -> None:
+    before = loops()
+
+    async def work() -> threading.Thread:
+        return threading.current_thread()
+
+    async def run() -> set[threading.Thread]:
+        threads = {await call("a step", 5, work), await call("a step", 5, work)}
+        assert loops() - before == threads
+        assert not env_calls.none_runs()
+        return threads
+
+    (thread,) = asyncio.run(run())
+    assert thread is not threading.current_thread()
+    assert thread.daemon
+    assert not thread.is_alive()
+
+
+def test_what_environments_left_under_way_is_cancelled_with_the_run() -> None:
+    ended: list[str] = []
+    kept: list[Any] = []
+
+    async def background() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("task")
+
+    async def pages() -> AsyncGenerator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            ended.append("generator")
+
+    async def work() -> int:
+        kept.extend([asyncio.create_task(background()), pages()])
+        await asyncio.sleep(0)
+        return int(await anext(kept[1]))
+
+    assert asyncio.run(call("a step", 5, work)) == 1
+    assert ended == ["task", "generator"]
+
+
+def test_a_task_that_leaves_the_process_takes_no_other_call_with_it() -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    kept: list[asyncio.Task[None]] = []
+
+    async def bad() -> str:
+        kept.append(asyncio.create_task(leave()))
+        return "left"
+
+    async def good() -> str:
+        await asyncio.sleep(0.05)
+        return "stayed"
+
+    async def run() -> list[str]:
+        return await asyncio.gather(call("one", 5, good), call("two", 5, bad))
+
+    assert asyncio.run(run()) == ["stayed", "left"]
+
+
+def test_a_call_that_cancels_itself_is_a_fault_that_names_it() -> None:
+    async def work() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(1)
+
+    with pytest.raises(EnvFault, match="the step of A"):
+        asyncio.run(call("the step of A", 5, work))
+
+
+def test_a_late_call_names_the_one_that_blocks_its_loop() -> None:
+    async def blocks() -> None:
+        await asyncio.sleep(0.05)
+        time.sleep(0.8)
+
+    async def waits() -> None:
+        await asyncio.sleep(0.1)
+
+    async def run() -> list[Any]:
+        calls = (call("the step of A", 0.4, waits), call("the step of B", 0.4, blocks))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    late, guilty = asyncio.run(run())
+    assert isinstance(late, EnvFault)
+    assert "the step of A" in str(late)
+    assert "the step of B" in str(late)
+    assert isinstance(guilty, EnvFault)
+    assert "the step of B" in str(guilty)
+    assert "the step of A" not in str(guilty)
+    assert str(guilty) != str(late)
+
+
+def test_a_call_that_only_waits_blames_nobody() -> None:
+    async def waits() -> None:
+        await asyncio.sleep(5)
+
+    with pytest.raises(EnvFault) as caught:
+        asyncio.run(call("the step of A", 0.05, waits))
+    assert caught.value.__cause__ is None or not isinstance(caught.value.__cause__, EnvFault)
+    assert "block" not in str(caught.value)
+
+
+@pytest.mark.parametrize("how", [call, call_plain], ids=["coroutine", "function"])
+def test_a_call_sees_the_context_of_its_caller(how: Callable[..., Coroutine[Any, Any, int]]) -> None:
+    from agentenv.core.concurrency.batching import episode_index
+
+    async def work() -> int:
+        return episode_index.get()
+
+    async def run() -> int:
+        episode_index.set(7)
+        return await how("a step", 5, work if how is call else episode_index.get)
+
+    assert asyncio.run(run()) == 7
+
+
+def test_who_is_cancelled_cancels_what_was_called_and_leaves_nothing_counted() -> None:
+    ended = threading.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            ended.set()
+
+    async def run() -> int:
+        task = asyncio.create_task(call("a step", 20, work))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for _ in range(500):
+            if ended.is_set() and env_calls.abandoned() == before:
+                break
+            await asyncio.sleep(0.01)
+        assert ended.is_set()
+        return env_calls.abandoned()
+
+    before = env_calls.abandoned()
+    assert asyncio.run(run()) == before
