@@ -520,3 +520,28 @@ def test_a_copy_for_another_process_has_the_same_settings() -> None:
     assert (twin.order[0], twin.max_batch, twin.max_wait) == (3, 2, 0.5)
     with pytest.raises(TimeoutError):
         play(twin.submit(1))
+
+
+def test_without_a_wait_a_caller_that_comes_back_does_not_hold_up_the_next_batch() -> None:
+    """Three ask, one of them asks again: it is answered alone, and the count of the last batch binds nobody."""
+    double = Doubler(0.02)
+
+    async def main() -> None:
+        batcher = Batcher(double)
+        await asyncio.gather(*(batcher.submit(n) for n in range(3)))
+        assert await batcher.submit(7) == 14
+
+    play(main())
+    assert double.batches == [[0, 1, 2], [7]]
+
+
+def test_with_a_bound_no_more_are_waited_for_than_a_batch_takes() -> None:
+    double = Doubler(0.3)
+
+    async def main() -> float:
+        batcher = Batcher(double, max_batch=2, max_wait=30.0)
+        await asyncio.gather(*(batcher.submit(n) for n in range(4)))
+        return (await asyncio.gather(batcher.submit(8), batcher.submit(9)))[0]
+
+    assert play(main()) == 16
+    assert double.batches == [[0, 1], [2, 3], [8, 9]]

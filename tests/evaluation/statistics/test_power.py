@@ -18,11 +18,12 @@ def test_the_least_p_value_of_two_systems_that_do_not_overlap() -> None:
     assert [least_p(n) for n in (2, 3, 4, 5)] == [2 / 6, 2 / 20, 2 / 70, 2 / 252]
 
 
-def test_many_comparisons_at_once_are_decided_like_each_by_itself() -> None:
+@pytest.mark.parametrize("unit", [1.0, 0.01, 1e6])
+def test_many_comparisons_at_once_are_decided_like_each_by_itself(unit: float) -> None:
     """Sums of three pairs under ten permutations, where ties and pairs that leave one after the other occur."""
     rng = np.random.default_rng(5)
-    sums_KRPS = rng.integers(-6, 7, (2, 300, 3, 10)).astype(np.float64)
-    sums_KRPS[:, :, :, 0] += rng.integers(0, 8, (2, 300, 3))
+    sums_KRPS = rng.integers(-6, 7, (2, 300, 3, 10)) * unit
+    sums_KRPS[:, :, :, 0] += rng.integers(0, 8, (2, 300, 3)) * unit
     found_RP = told_apart(sums_KRPS, 0.15)
     for place in range(300):
         undecided = {(str(pair), "x"): pair for pair in range(3)}
@@ -68,3 +69,30 @@ def test_a_margin_that_equal_systems_are_found_within() -> None:
     assert smallest is not None
     assert equivalence_power(smallest, per_interim=5, interims=2, alpha=0.05) >= 0.8
     assert equivalence_power(smallest / 2, per_interim=5, interims=2, alpha=0.05) < 0.5
+
+
+def test_the_defaults_of_a_simulation_are_those_that_it_names() -> None:
+    plain = {"per_interim": 4, "interims": 2, "alpha": 0.1}
+    named = {"systems": 2, "replications": 200, "permutations": 500, "seed": 0}
+    assert sequential_power(1.2, **plain) == sequential_power(1.2, **plain, **named)
+    assert sequential_power(1.2, **plain) != sequential_power(1.2, **plain, **(named | {"seed": 1}))
+    assert equivalence_power(1.2, **plain) == equivalence_power(1.2, **plain, replications=300, seed=0)
+    assert equivalence_power(1.2, **plain) != equivalence_power(1.2, **plain, seed=1)
+
+
+def test_a_difference_to_either_side_counts_as_found_where_it_lies_on_the_right_one() -> None:
+    """The first system is shifted: down, it is never found to be the better one."""
+    assert sequential_power(-8.0, per_interim=5, interims=1, alpha=0.05, replications=20) == 0.0
+
+
+def test_more_systems_make_the_same_difference_harder_to_find() -> None:
+    few, many = (
+        sequential_power(1.5, systems=systems, per_interim=5, interims=1, alpha=0.05, replications=100)
+        for systems in (2, 5)
+    )
+    assert many < few
+
+
+def test_equal_systems_are_found_equal_within_a_wide_margin_alone() -> None:
+    powers = [equivalence_power(m, per_interim=6, interims=2, alpha=0.05) for m in (0.01, 1.5, 8.0)]
+    assert powers[0] < 0.1 < powers[1] < powers[2] == 1.0
