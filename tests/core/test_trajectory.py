@@ -229,3 +229,15 @@ def test_what_had_help_is_known_by_its_origin() -> None:
     ]
     assert guided[Origin.RETRY] == (False, True)
     assert guided[Origin.SPLICE] == (False, False)
+
+
+def test_a_part_of_a_segment_has_the_log_probs_and_the_whole_images_of_its_tokens() -> None:
+    images = (PlacedImage(b"a", 1, 1, 2), PlacedImage(b"b", 3, 1, 2))
+    whole = Segment(K.POLICY, (5, 6, 7, 8, 9), 2, (-0.1, -0.2, -0.3, -0.4, -0.5), 3, images=images)
+    assert whole.part(0, 5) == whole
+    part = whole.part(1, 4)
+    assert (part.ids, part.logprobs) == ((6, 7, 8), (-0.2, -0.3, -0.4))
+    assert (part.kind, part.turn, part.version) == (K.POLICY, 2, 3)
+    assert part.images == (PlacedImage(b"a", 0, 1, 2),)  # of the other a part is left
+    assert whole.part(3, 5).images == (PlacedImage(b"b", 0, 1, 2),)
+    assert whole.part(2, 2).ids == ()

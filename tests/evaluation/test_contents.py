@@ -114,3 +114,26 @@ def test_environments_of_one_module_are_told_alike_and_of_another_differently() 
     assert environment_digest("agentenv.envs.calculator:Calculator") == environment_digest(
         "agentenv/Calculator-v0"
     )
+
+
+def test_every_kind_of_policy_with_weights_here_is_told_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentenv.evaluation.contents.policy_digest", lambda name: f"weights of {name}")
+    for name in ("tiny", "hf:x", "vllm:x", "router:x"):
+        assert digests(name)["policy"] == f"weights of {name}"
+    for name in ("scripted", "scripted:extractive", "openai:hf:x@http://h/v1", "tiny2"):
+        assert digests(name)["policy"] == name
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_server_is_told_by_what_it_says_of_itself(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    asked: list[str] = []
+
+    def make(spec: str) -> InMemoryRetriever:
+        asked.append(spec)
+        return InMemoryRetriever([Document("d", "t", "x")])
+
+    monkeypatch.setattr("agentenv.evaluation.contents.make_retriever", make)
+    spec = f"{scheme}://host:1/search"
+    assert digests(retriever=spec)["index"] == InMemoryRetriever([Document("d", "t", "x")]).info().fingerprint
+    assert digests(retriever=f"rerank:mini@{spec}")["index"] == digests(retriever=spec)["index"]
+    assert asked == [spec] * 3

@@ -169,3 +169,15 @@ def test_a_comparison_says_under_which_settings_it_was_made(
     settings = {"per_interim": 2, "interims": 3, "alpha": 0.2}
     assert found == found | settings
     assert found["interim"] == 2
+
+
+@pytest.mark.parametrize(
+    ("runs", "ks"), [(1, [1]), (3, [1, 2, 3]), (4, [1, 2, 4]), (6, [1, 2, 4, 6]), (9, [1, 2, 4, 8, 9])]
+)
+def test_chances_are_told_of_powers_of_two_and_of_all_runs(
+    tmp_path: Path, record: Make, write_run: Write, runs: int, ks: list[int]
+) -> None:
+    folders = seeds(tmp_path, record, write_run, "1" * runs, "0" * runs)
+    table = summarize_runs(read_runs(folders, "em_squad"), "em_squad")
+    for name in ("pass", "all"):
+        assert [key for key in table if key.startswith(name)] == [f"{name}@{k}" for k in ks]
