@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -75,7 +75,7 @@ def test_a_task_that_leaves_the_process_takes_no_other_call_with_it() -> None:
         await asyncio.sleep(0.05)
         return "stayed"
 
-    async def run() -> list[str]:
+    async def run() -> Sequence[str]:
         return await asyncio.gather(call("one", 5, good), call("two", 5, bad))
 
     assert asyncio.run(run()) == ["stayed", "left"]
@@ -100,7 +100,7 @@ def test_a_late_call_names_the_one_that_blocks_its_loop() -> None:
     async def waits() -> None:
         await asyncio.sleep(0.1)
 
-    async def run() -> list[Any]:
+    async def run() -> Sequence[Any]:
         calls = (call("the step of A", 0.4, waits), call("the step of B", 0.4, blocks))
         return await asyncio.gather(*calls, return_exceptions=True)
 

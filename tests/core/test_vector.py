@@ -206,7 +206,7 @@ def test_another_number_of_seeds_or_options_is_refused(seeds: list[int]) -> None
 
 def test_flags_and_rewards_have_the_types_that_gymnasium_names() -> None:
     _, rewards, terminated, truncated, _ = begun(2).step(["a", None])
-    assert (rewards.dtype, terminated.dtype, truncated.dtype) == (np.float64, np.bool_, np.bool_)
+    assert [flags.dtype.kind for flags in (rewards, terminated, truncated)] == ["f", "b", "b"]
     with pytest.raises(EpisodeOver):  # no episode has begun
         VectorEnv([Counter(), Counter()]).step(["a", None])
 

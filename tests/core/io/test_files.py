@@ -231,7 +231,7 @@ def test_a_folder_whose_removal_stops_halfway_is_gone_from_its_name(
     def stops(path: Path) -> None:
         raise OSError(errno.EIO, "Input/output error", str(path))
 
-    monkeypatch.setattr(files.shutil, "rmtree", stops)
+    monkeypatch.setattr("shutil.rmtree", stops)
     with pytest.raises(OSError, match="Input/output"):
         files.discard_folder(tmp_path / "run")
     monkeypatch.undo()

@@ -1,5 +1,7 @@
 """Simulated power: the rule against that of the sequential test, known powers, and what nothing can find."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -24,7 +26,7 @@ def test_many_comparisons_at_once_are_decided_like_each_by_itself(unit: float) -
     rng = np.random.default_rng(5)
     sums_KRPS = rng.integers(-6, 7, (2, 300, 3, 10)) * unit
     sums_KRPS[:, :, :, 0] += rng.integers(0, 8, (2, 300, 3)) * unit
-    found_RP = told_apart(sums_KRPS, 0.15)
+    found_RP = told_apart(sums_KRPS.astype(np.float64), 0.15)
     for place in range(300):
         undecided = {(str(pair), "x"): pair for pair in range(3)}
         for depth in (1, 2):
@@ -72,8 +74,8 @@ def test_a_margin_that_equal_systems_are_found_within() -> None:
 
 
 def test_the_defaults_of_a_simulation_are_those_that_it_names() -> None:
-    plain = {"per_interim": 4, "interims": 2, "alpha": 0.1}
-    named = {"systems": 2, "replications": 200, "permutations": 500, "seed": 0}
+    plain: dict[str, Any] = {"per_interim": 4, "interims": 2, "alpha": 0.1}
+    named: dict[str, Any] = {"systems": 2, "replications": 200, "permutations": 500, "seed": 0}
     assert sequential_power(1.2, **plain) == sequential_power(1.2, **plain, **named)
     assert sequential_power(1.2, **plain) != sequential_power(1.2, **plain, **(named | {"seed": 1}))
     assert equivalence_power(1.2, **plain) == equivalence_power(1.2, **plain, replications=300, seed=0)
