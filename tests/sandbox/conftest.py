@@ -5,6 +5,7 @@ Starting jails is most of the time that these tests take.
 
 import functools
 import importlib
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,8 @@ from agentenv.sandbox.jail_session import JailSession
 from agentenv.sandbox.types import ExecutionLimits
 
 LIMITS = ExecutionLimits(wall_s=10.0, cpu_s=6.0)
-DEADLINE_S = 5.0
+DEADLINE_S = 30.0
+"""Long enough for a machine that is busy with other things: only what fails waits for it."""
 WALLED = ("bwrap", "docker")
 PROCESSES, DESCRIPTORS = 3 + 2 * SPARES, 3
 """Of one jail at rest, at most."""
@@ -82,28 +84,45 @@ def containers() -> set[str]:
     return {name for name, owner in docker.owners(engine()).items() if owner == labels.owner_of(os.getpid())}
 
 
-def tree(backend: str = "") -> set[int]:
-    """Every process that descends from this one, or is in one of its containers."""
-    roots = {os.getpid()}
-    if backend == "docker":
-        for name in containers():
-            with suppress(docker_errors().NotFound):  # it has ended since
-                roots.add(engine().inspect_container(name)["State"]["Pid"])
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (
-                    (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-                )
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(fields[1])
-    found, fresh = set(), roots
+def parent_of(entry: Path) -> int:
+    """The parent of a process by its folder in ``/proc``; -1 where it is gone."""
+    try:
+        stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[1])
+    except (OSError, LookupError, ValueError):
+        return -1
+
+
+def descendants(roots: set[int]) -> set[int]:
+    """``roots`` and every process that descends from them."""
+    parents = {int(entry.name): parent_of(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    found: set[int] = set()
+    fresh = roots
     while fresh:
         found |= fresh
         fresh = {pid for pid, parent in parents.items() if parent in fresh} - found
-    return found - {os.getpid()}
+    return found
+
+
+def first_process(container: str) -> set[int]:
+    """The first process of a container, if that has begun and not ended."""
+    with suppress(docker_errors().NotFound):
+        return {engine().inspect_container(container)["State"]["Pid"]} - {0}
+    return set()
+
+
+def tree(backend: str = "") -> set[int]:
+    """Every process that descends from this one, or is in one of its containers."""
+    roots = {os.getpid()}
+    for name in containers() if backend == "docker" else ():
+        roots |= first_process(name)
+    return descendants(roots) - {os.getpid()}
+
+
+def jails_of(executor: JailExecutor) -> list[Any]:
+    """Every jail of an executor that has been started."""
+    ordered = [*executor._pool._reserve, *itertools.chain(*executor._pool._domains.values())]
+    return [one.result() for one in ordered if one.done() and not one.exception()]
 
 
 @pytest.fixture
@@ -111,9 +130,13 @@ def waiting() -> Callable[[JailExecutor], set[int]]:
     """Finds every process of an executor's jails that is a program or is to be one: the kernel would kill those first."""
 
     def find(executor: JailExecutor) -> set[int]:
-        found = set()
-        for pid in tree(executor.info().name):
-            with suppress(OSError):
+        found: set[int] = set()
+        roots: set[int] = set()
+        for jail in jails_of(executor):
+            outside = jail._outside
+            roots |= first_process(outside._name) if isinstance(outside, docker.Container) else {outside.pid}
+        for pid in descendants(roots):
+            with suppress(OSError, ValueError):
                 score = (Path("/proc") / str(pid) / "oom_score_adj").read_text(encoding="ascii")
                 if int(score) == 1000:
                     found.add(pid)
@@ -129,23 +152,33 @@ def at_rest(backend: str) -> int:
     """
     spares, parents = 1 + 2 * SPARES, {}
     for pid, owner in labels.jails().items():
-        with suppress(OSError):
-            stat = (Path("/proc") / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-            mine = owner == labels.owner_of(os.getpid())
-            parents[pid] = int(stat.rpartition(")")[2].split()[1]) if mine else 0
+        mine = owner == labels.owner_of(os.getpid())
+        parents[pid] = parent_of(Path("/proc") / str(pid)) if mine else 0
     own = [pid for pid, parent in parents.items() if parent == os.getpid()]
     # A jail without walls is its zygote alone, and what it forks bears its name.
     walled = sum(pid not in parents.values() for pid in own)
     return len(own) * (1 + spares) + walled + (len(containers()) * (1 + spares) if backend == "docker" else 0)
 
 
-def settled(backend: str) -> int:
-    """How many they are once that no longer changes: every jail makes new supervisors after a run, when it is idle."""
+def settled(backend: str) -> None:
+    """Waits until their number no longer changes: every jail makes new supervisors after a run, when it is idle."""
     end, counts = time.monotonic() + DEADLINE_S, [-1, len(tree(backend))]
     while (counts[-1] != counts[-2] or counts[-1] < at_rest(backend)) and time.monotonic() < end:
         time.sleep(0.1)
         counts.append(len(tree(backend)))
-    return counts[-1]
+    assert counts[-1] >= at_rest(backend), (
+        f"{counts[-1]} processes, and jails at rest have {at_rest(backend)}"
+    )
+
+
+def described(pid: int) -> str:
+    """What is known of a process."""
+    with suppress(OSError):
+        status = (Path("/proc") / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
+        return " ".join(
+            line for line in status.splitlines() if line.startswith(("Name", "State", "Pid", "PPid"))
+        )
+    return f"{pid}, which is gone"
 
 
 def descriptors() -> int:
@@ -168,17 +201,19 @@ class Baseline:
         executor.run("1")  # whatever is started once is started now
         executor.warm()
         self._executor, self._backend = executor, executor.info().name
-        self._processes, self._containers = settled(self._backend), self._count()
+        settled(self._backend)
+        self._processes, self._containers = tree(self._backend), self._count()
         self._mounts, self._descriptors = self._mount_table(), descriptors()
         self._jails = self._count_jails()
 
     def _count(self) -> int:
         return len(containers()) if self._backend == "docker" else 0
 
-    def _count_jails(self) -> int:
-        """The jails of the executor, which has more of them once programs of more domains have run at a time."""
-        pool = self._executor._pool
-        return len(pool._reserve) + sum(map(len, pool._domains.values()))
+    @staticmethod
+    def _count_jails() -> int:
+        """The jails of all executors: one has more of them once programs of more domains have run at a time."""
+        pools = [executor._pool for executor in _made.values()]
+        return sum(len(pool._reserve) + sum(map(len, pool._domains.values())) for pool in pools)
 
     @staticmethod
     def _mount_table() -> list[str]:
@@ -186,15 +221,24 @@ class Baseline:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
         return [line for line in lines if "/overlay2/" not in line and " nsfs " not in line]
 
+    def _more(self) -> int:
+        return self._count_jails() - self._jails
+
+    def _left(self) -> list[str]:
+        """Every process that there was not before, where there are more of them than jails at rest have."""
+        found = tree(self._backend)
+        if len(found) <= len(self._processes) + self._more() * PROCESSES:
+            return []
+        return [described(pid) for pid in sorted(found - self._processes)]
+
     def holds(self) -> None:
         """The next run works, and nothing is left of the ones before."""
         assert self._executor.run("print(6 * 7)").stdout == "42\n"
-        more = self._count_jails() - self._jails
-        processes = self._processes + more * PROCESSES
-        assert eventually(lambda: len(tree(self._backend)) <= processes, True), "a process is left"
-        containers = self._containers + more * (self._backend == "docker")
-        assert eventually(lambda: self._count() <= containers, True)
-        assert eventually(lambda: descriptors() <= self._descriptors + more * DESCRIPTORS, True)
+        left = eventually(self._left, [])
+        assert not left, f"a process is left, among {left}"
+        in_containers = self._backend == "docker"
+        assert eventually(lambda: self._count() <= self._containers + self._more() * in_containers, True)
+        assert eventually(lambda: descriptors() <= self._descriptors + self._more() * DESCRIPTORS, True)
         assert self._mount_table() == self._mounts
 
 

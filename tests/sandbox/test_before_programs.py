@@ -7,27 +7,27 @@ import contextlib
 import ctypes
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from agentenv.sandbox.backends import make_executor
-from agentenv.sandbox.executor import JailExecutor
+from agentenv.sandbox.executor import RETRIES, JailExecutor
 from agentenv.sandbox.jail import once
 from agentenv.sandbox.jail.router import SPARES
 from agentenv.sandbox.types import ExecStatus, ExecutionLimits
-from tests.sandbox.conftest import shared
+from tests.sandbox.conftest import DEADLINE_S, shared
 
 LIMITS = ExecutionLimits(wall_s=20.0)
 
 
 def eventually(check: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 5.0
+    end = time.monotonic() + DEADLINE_S
     while not (found := check()) and time.monotonic() < end:
         time.sleep(0.02)
     return found
@@ -36,11 +36,11 @@ def eventually(check: Callable[[], bool]) -> bool:
 Waiting = Callable[[JailExecutor], set[int]]
 
 
-def end(pids: set[int]) -> None:
+def end(pids: set[int], by: int = signal.SIGKILL) -> None:
     assert pids
     for pid in pids:
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, by)
         except PermissionError:
             pytest.skip("processes of this backend belong to another user")
 
@@ -87,29 +87,36 @@ def test_the_waiting_processes_of_all_jails_may_be_killed_at_once(waiting: Waiti
             assert (result.status, result.stdout) == (ExecStatus.OK, "42\n"), result
 
 
+def with_an_order(pids: set[int]) -> set[int]:
+    """Those whose supervisor has read the order of a run: their folders stand in the box."""
+    return {pid for pid in pids if (Path("/proc") / str(pid) / "root/box/work").is_dir()}
+
+
 def test_a_run_whose_process_is_killed_every_time_is_an_infrastructure_failure(
     doomed: JailExecutor, waiting: Waiting
 ) -> None:
+    """Each is stopped while it waits, so that none begins before it is killed."""
+    found: set[int] = set()
+
+    def all_stopped(killed: int) -> bool:
+        """Whether as many processes have been stopped as wait in two jails at rest, beside those that were killed."""
+        if fresh := waiting(doomed) - found:
+            end(fresh, signal.SIGSTOP)
+            found.update(fresh)
+        return len(found) >= 2 * SPARES + killed
+
     doomed.run("1")
-    end(waiting(doomed))
-    stopped = threading.Event()
-
-    def kill_all() -> None:
-        while not stopped.is_set():
-            for pid in waiting(doomed):
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_all)
-    killer.start()
-    try:
-        # Its order takes a while to be read, within which the process is found and killed.
-        result = doomed.run(
-            "#" * (24 << 20) + "\nimport time; time.sleep(0)", limits=ExecutionLimits(memory_mb=1024)
-        )
-    finally:
-        stopped.set()
-        killer.join()
+    doomed.warm()  # the other jail is the reserve
+    assert eventually(lambda: all_stopped(0))
+    with ThreadPoolExecutor(1) as pool:
+        outcome = pool.submit(doomed.run, "1", limits=LIMITS)
+        for attempt in range(1, 2 + RETRIES):
+            assert eventually(partial(all_stopped, attempt))
+            assert eventually(lambda: bool(with_an_order(found)))
+            used = with_an_order(found)
+            end(used)
+            assert eventually(gone(used))
+        result = outcome.result()
     assert result.status is ExecStatus.SANDBOX_ERROR, result
     assert "before its program began" in result.fault
 
