@@ -97,6 +97,17 @@ def test_there_is_one_for_every_method() -> None:
         "dynamic-tree",
         "rest-rl",
     }
+    assert names >= {
+        "rloo",
+        "reinforce",
+        "vine",
+        "gspo",
+        "cispo",
+        "prime-rl",
+        "group-dro",
+        "curriculum",
+        "ace",
+    }
     listed = (FOLDER / "README.md").read_text()
     assert all(f"`{path.name}`" in listed for path in EXAMPLES)
 
