@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Required, TypedDict, Unpack
 from weakref import WeakKeyDictionary
 
 from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointFault, EndpointRefusal
@@ -49,6 +49,16 @@ class Usage:
     """By the prices of the endpoint."""
 
 
+class ChatOptions(TypedDict, total=False):
+    """How a reply is sampled; what is left out has the default of `ChatClient.complete`."""
+
+    max_tokens: Required[int]
+    temperature: float
+    top_p: float
+    stop: Sequence[str]
+    seed: int | None
+
+
 class Chat(Protocol):
     """What a judge needs of a model."""
 
@@ -56,16 +66,7 @@ class Chat(Protocol):
     def model(self) -> str:
         """Name for results and caches."""
 
-    async def complete(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        max_tokens: int,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        stop: Sequence[str] = (),
-        seed: int | None = None,
-    ) -> Reply:
+    async def complete(self, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]) -> Reply:
         """One reply.
 
         Raises:

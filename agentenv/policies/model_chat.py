@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.io.cassette import Cassette
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Message, Sampling
-from agentenv.policies.endpoint import Chat, ChatClient
+from agentenv.policies.endpoint import Chat, ChatClient, ChatOptions
 from agentenv.policies.endpoint_spec import Endpoint
 from agentenv.policies.policy_spec import is_endpoint, make_policy
 from agentenv.policies.wires import ChatMessage, Reply
+
+_DEFAULTS: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "stop": (), "seed": None}
 
 
 class PolicyChat:
@@ -68,42 +70,20 @@ class RecordedChat:
         """Name of the model."""
         return self._chat.model
 
-    async def complete(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        max_tokens: int,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        stop: Sequence[str] = (),
-        seed: int | None = None,
-    ) -> Reply:
+    async def complete(self, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]) -> Reply:
         """The reply in the file, else that of the model.
 
         Raises:
             Fault: the model gave no reply; nothing is kept then.
             ConfigurationError: the model is not configured as it should be.
         """
-        settings: dict[str, Any] = {
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "stop": list(stop),
-            "seed": seed,
-        }
 
         async def ask() -> list[str]:
-            reply = await self._chat.complete(
-                messages,
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_p=top_p,
-                stop=stop,
-                seed=seed,
-            )
+            reply = await self._chat.complete(messages, **options)
             return [reply.text, reply.finish]
 
-        text, finish = await self._tape.play({"messages": [dict(m) for m in messages], **settings}, ask)
+        request = {"messages": [dict(m) for m in messages], **_DEFAULTS, **options}
+        text, finish = await self._tape.play(request, ask)
         return Reply(text, finish)
 
 
