@@ -146,6 +146,15 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         """The tasks that it draws from, which clients may name by their ids; empty where it makes each one up."""
         return ()
 
+    def choose_task(self, options: Mapping[str, Any] | None) -> Task | None:
+        """The task of ``options``, else one of ``held_tasks`` drawn by ``np_random``; None where there is neither.
+
+        A task is drawn in either case, so that what is drawn after it does not depend on ``options``.
+        """
+        tasks = self.held_tasks()
+        drawn = tasks[int(self.np_random.integers(len(tasks)))] if tasks else None
+        return (options or {}).get("task") or drawn
+
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:

@@ -5,15 +5,11 @@ or with ``stateful`` a cell of an interpreter that keeps its names. ``<submit>``
 attempt or when all tests are passed, ends the episode.
 """
 
-import atexit
-import functools
 import secrets
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from agentenv.core.env import Env
 from agentenv.core.grammar import earliest_block, shortened, unfenced
 from agentenv.core.types import (
     EndReason,
@@ -26,11 +22,10 @@ from agentenv.core.types import (
     ToolResult,
     ToolStatus,
 )
-from agentenv.data.code_tasks import generate_code_tasks
-from agentenv.errors import ConfigurationError, DatasetError, SandboxFault
-from agentenv.sandbox.backends import make_executor
-from agentenv.sandbox.grading import CaseOutcome, Grade, grade
-from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor, ExecutorSession
+from agentenv.envs.program_env import ProgramEnv, counted, describe_run, framed
+from agentenv.errors import ConfigurationError, SandboxFault
+from agentenv.sandbox.grading import Grade, grade
+from agentenv.sandbox.types import ExecStatus, ExecutionLimits, Executor, ExecutorSession
 
 TAGS = ("python", "submit")
 STOP = tuple(f"</{tag}>" for tag in TAGS)
@@ -72,20 +67,11 @@ class CodeState:
     """The trust domain of all its runs: while they run, no other episode's program is in their jail."""
 
 
-@functools.cache
-def shared_executor(backend: str) -> Executor:
-    """One executor a backend for all environments of this process."""
-    made = make_executor(backend)
-    atexit.register(made.close)
-    return made
-
-
-class Code(Env[CodeState]):
+class Code(ProgramEnv[CodeState]):
     """Write, try, hand in; the reward is given once, at the end."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
     capability: ClassVar[StateCapability] = StateCapability.PROCESS
-    refuses_half_escapes: ClassVar[bool] = True  # a program may hold any escape
     call_markers: ClassVar[tuple[str, ...]] = ("<python>",)
     stop: ClassVar[tuple[str, ...]] = STOP
 
@@ -127,9 +113,6 @@ class Code(Env[CodeState]):
         Raises:
             ConfigurationError: an unknown reward, a bad prompt, or a bound out of range.
         """
-        super().__init__(render_mode=render_mode)
-        if "{question}" not in prompt:
-            raise ConfigurationError("the prompt template must hold {question}")
         if isinstance(reward, str) and reward not in REWARDS:
             raise ConfigurationError(f"reward={reward!r} must be one of {', '.join(REWARDS)}, or a function")
         if attempts < 1 or max_turns < 0 or observation_chars < 1:
@@ -137,24 +120,11 @@ class Code(Env[CodeState]):
                 f"attempts={attempts} and observation_chars={observation_chars} must be at least 1, "
                 f"max_turns={max_turns} at least 0"
             )
-        self._tasks = tuple(generate_code_tasks(200) if tasks is None else tasks)
-        self._executor = shared_executor(executor) if isinstance(executor, str) else executor
+        filled = prompt.replace("{state}", STATEFUL if stateful else STATELESS)
+        super().__init__(tasks, executor, limits, filled, render_mode)
         self._stateful, self._attempts, self._max_turns = stateful, attempts, max_turns
         self._reward: Reward = REWARDS[reward] if isinstance(reward, str) else reward
-        self._room, self._limits = observation_chars, limits
-        self._variables, self._traces = variables, traces
-        self._prompt = prompt.replace("{state}", STATEFUL if stateful else STATELESS)
-
-    @classmethod
-    def make_tasks(
-        cls, n: int, *, seed: int = 0, split: str = "train", steps: int = 2, tests: int = 8
-    ) -> Sequence[Task]:
-        """Small templated tasks; see `generate_code_tasks`."""
-        return generate_code_tasks(n, seed=seed, steps=steps, tests=tests, split=split)
-
-    def held_tasks(self) -> Sequence[Task]:
-        """The tasks that it was given, or those of its default."""
-        return self._tasks
+        self._room, self._variables, self._traces = observation_chars, variables, traces
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -167,14 +137,11 @@ class Code(Env[CodeState]):
         super().reset(seed=seed, options=options)
         if (state := self.__dict__.get("state")) is not None and state.session is not None:
             state.session.close()
-        drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None
-        task: Task | None = (options or {}).get("task") or drawn
-        if task is None or not task.data.get("tests"):
-            raise DatasetError(f"task {task.id if task else None!r} has no hidden tests")
+        task = self.choose_tested_task(options)
         # From the start and to the end, so that every snapshot of the episode finds it.
         session = self._executor.open(limits=self._limits) if self._stateful else None
         self.state = CodeState(task, session=session)
-        return (Message("user", self._prompt.replace("{question}", task.question)),), {"task_id": task.id}
+        return self.opening(task)
 
     def step(self, action: str) -> Step:
         """Acts on the earliest complete block of ``action``.
@@ -210,7 +177,7 @@ class Code(Env[CodeState]):
         status = STATUS.get(done.status, ToolStatus.ERROR)
         kind = "" if done.ok else (done.error.type if done.error else done.status.value)
         return ToolResult(
-            "python", status, shortened(shown(done), self._room), kind, {"status": done.status.value}
+            "python", status, shortened(describe_run(done), self._room), kind, {"status": done.status.value}
         )
 
     def _submit(self, program: str, last: bool) -> Step:
@@ -275,30 +242,3 @@ class Code(Env[CodeState]):
         """The task and how far the episode is."""
         state = self.state
         return f"{state.task.question} [{state.turns} turns, {state.attempts} attempts] best {state.best_grade.passed}"
-
-
-def shown(result: ExecResult) -> str:
-    """What the policy sees of a run: output, last value, errors, and how it ended if not well."""
-    parts = [result.stdout, result.value or "", result.stderr]
-    notes = {
-        ExecStatus.TIMEOUT: "[stopped: it took too long]",
-        ExecStatus.OOM: "[stopped: it needed too much memory]",
-        ExecStatus.OUTPUT_LIMIT: "[stopped: it printed too much]",
-        ExecStatus.KILLED: "[it was killed]",
-    }
-    parts.append(notes.get(result.status, ""))
-    if result.state_lost:
-        parts.append("[the interpreter was restarted: names are lost]")
-    return "\n".join(part.strip("\n") for part in parts if part.strip())
-
-
-def counted(found: Grade) -> str:
-    """How many tests were passed, and how the others went: all that is told of hidden tests unless asked for more."""
-    ways = Counter(outcome.value for outcome in found.outcomes if outcome is not CaseOutcome.PASSED)
-    rest = ", ".join(f"{count} {way}" for way, count in sorted(ways.items()))
-    return f"{found.passed} of {len(found.outcomes)} hidden tests passed ({rest})."
-
-
-def framed(body: str) -> str:
-    """An observation."""
-    return f"\n<output>\n{body}\n</output>\n"

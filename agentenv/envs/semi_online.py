@@ -165,9 +165,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         """
         await super().areset(seed=seed, options=options)
         chosen = options or {}
-        held = self.held_tasks()
-        drawn = held[int(self.np_random.integers(len(held)))] if held else None
-        task: Task | None = chosen.get("task") or drawn
+        task = self.choose_task(options)
         if task is None or not isinstance(task.data.get("recording"), Recording):
             raise DatasetError(f"task {task.id if task else None!r} has no recording")
         steps = task.data["recording"].steps

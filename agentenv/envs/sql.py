@@ -144,8 +144,7 @@ class Sql(Env[SqlState]):
             SandboxFault: its database cannot be read.
         """
         super().reset(seed=seed, options=options)
-        drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None
-        task: Task | None = (options or {}).get("task") or drawn
+        task = self.choose_task(options)
         if task is None or not task.data.get("databases") or not task.data.get("gold"):
             raise DatasetError(f"task {task.id if task else None!r} has no database or no gold query")
         self.state = SqlState(task)

@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from agentenv.core.env import Env
 from agentenv.core.grammar import earliest_block, shortened, unfenced
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
-from agentenv.data.code_tasks import generate_code_tasks
-from agentenv.envs.code import counted, framed, shared_executor, shown
-from agentenv.errors import ConfigurationError, DatasetError, SandboxFault, UnknownName
+from agentenv.envs.program_env import ProgramEnv, counted, describe_run, framed
+from agentenv.errors import ConfigurationError, SandboxFault, UnknownName
 from agentenv.sandbox.grading import CallTest, CaseOutcome, Grade, Test, grade
 from agentenv.sandbox.types import ExecStatus, ExecutionLimits, Executor
 
@@ -69,11 +67,10 @@ class TraceState:
     """The trust domain of all its runs: while they run, no other episode's program is in their jail."""
 
 
-class TraceCode(Env[TraceState]):
+class TraceCode(ProgramEnv[TraceState]):
     """Write, instrument, analyse, repair; the reward is given by hidden tests at the end."""
 
     stop: ClassVar[tuple[str, ...]] = tuple(f"</{tag}>" for tag in TAGS)
-    refuses_half_escapes: ClassVar[bool] = True  # a program may hold any escape
 
     def __init__(
         self,
@@ -110,9 +107,6 @@ class TraceCode(Env[TraceState]):
             ConfigurationError: a bad prompt, or a bound out of range.
             UnknownName: no such reward.
         """
-        super().__init__(render_mode=render_mode)
-        if "{question}" not in prompt:
-            raise ConfigurationError("the prompt template must hold {question}")
         if reward not in ("solved", "progress"):
             raise UnknownName.among("reward of TraceCode-v0", reward, ("solved", "progress"))
         if public < 1 or rounds < 0 or slips < 0 or observation_chars < 1:
@@ -120,23 +114,10 @@ class TraceCode(Env[TraceState]):
                 f"public={public} and observation_chars={observation_chars} must be at least 1, rounds={rounds} and "
                 f"slips={slips} at least 0"
             )
-        self._tasks = tuple(generate_code_tasks(200) if tasks is None else tasks)
-        self._executor = shared_executor(executor) if isinstance(executor, str) else executor
+        super().__init__(tasks, executor, limits, prompt, render_mode)
         self._public, self._rounds, self._room = public, rounds, observation_chars
-        self._limits, self._prompt = limits, prompt
         self._max_turns = 1 + 3 * rounds + slips
         self._by_progress = reward == "progress"
-
-    @classmethod
-    def make_tasks(
-        cls, n: int, *, seed: int = 0, split: str = "train", steps: int = 2, tests: int = 8
-    ) -> Sequence[Task]:
-        """Small templated tasks; see `generate_code_tasks`."""
-        return generate_code_tasks(n, seed=seed, steps=steps, tests=tests, split=split)
-
-    def held_tasks(self) -> Sequence[Task]:
-        """The tasks that it was given, or those of its default."""
-        return self._tasks
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -147,12 +128,9 @@ class TraceCode(Env[TraceState]):
             DatasetError: the task has no tests.
         """
         super().reset(seed=seed, options=options)
-        drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None
-        task: Task | None = (options or {}).get("task") or drawn
-        if task is None or not task.data.get("tests"):
-            raise DatasetError(f"task {task.id if task else None!r} has no hidden tests")
+        task = self.choose_tested_task(options)
         self.state = TraceState(task)
-        return (Message("user", self._prompt.replace("{question}", task.question)),), {"task_id": task.id}
+        return self.opening(task)
 
     def _tests(self) -> tuple[Sequence[Test], Sequence[Test]]:
         """The public tests and the hidden ones."""
@@ -225,7 +203,7 @@ class TraceCode(Env[TraceState]):
         if done.status is ExecStatus.SANDBOX_ERROR:
             raise SandboxFault(done.fault)
         kept = self._grade(program, public).outcomes == state.base_grade.outcomes
-        text = shortened(shown(done), self._room)
+        text = shortened(describe_run(done), self._room)
         if not kept:
             text += "\n[the instrumented program passes other tests than the program: its prints may mislead]"
         state.wanted = PLAN

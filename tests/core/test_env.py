@@ -9,7 +9,7 @@ import pytest
 
 from agentenv.core.env import AsyncEnv, Env, run_sync
 from agentenv.core.snapshot import Snapshot, fork_value, resources_of
-from agentenv.core.types import EndReason, Info, Message, Observation, Step
+from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
 from agentenv.errors import ConfigurationError, EpisodeOver, SnapshotError
 
 
@@ -123,6 +123,29 @@ def test_info_always_has_its_entries_and_the_reason_only_at_the_end() -> None:
     end = env.step("stop")
     assert end.info == {"turn": 2, "tool_results": (), "valid": True, "end_reason": EndReason.SUBMITTED}
     assert (end.reward, end.terminated, end.truncated) == (2.0, True, False)
+
+
+class Holding(Adder):
+    """Holds two tasks."""
+
+    def held_tasks(self) -> tuple[Task, ...]:
+        return (Task("a", "?"), Task("b", "?"))
+
+
+def test_the_task_of_the_options_goes_before_one_that_the_seed_draws() -> None:
+    env, given = Holding(), Task("c", "?")
+    ids: list[str] = []
+    for seed in range(20):
+        env.reset(seed=seed)
+        drawn, after = env.choose_task(None), env.np_random.random()
+        env.reset(seed=seed)
+        assert env.choose_task({"task": given}) is given
+        assert env.np_random.random() == after  # what is drawn later is the same
+        assert drawn is not None
+        ids.append(drawn.id)
+    assert set(ids) == {"a", "b"}
+    assert begun().choose_task({}) is None
+    assert begun().choose_task({"task": given}) is given
 
 
 def test_a_budget_of_ours_truncates() -> None:

@@ -184,8 +184,7 @@ class Browser(AsyncEnv[BrowserState]):
             BrowserFault: the browser does not start or broke.
         """
         await super().areset(seed=seed, options=options)
-        drawn = self._tasks[int(self.np_random.integers(len(self._tasks)))] if self._tasks else None
-        task: Task | None = (options or {}).get("task") or drawn
+        task = self.choose_task(options)
         if task is None:
             raise DatasetError("this environment was given no task")
         drawn_seed = int(self.np_random.integers(SEEDS))

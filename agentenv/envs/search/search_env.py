@@ -156,8 +156,7 @@ class SearchEnv(AsyncEnv[SearchState]):
             DatasetError: there is no task, or it has no answers.
         """
         await super().areset(seed=seed, options=options)
-        drawn = self.tasks[int(self.np_random.integers(len(self.tasks)))] if self.tasks else None
-        task: Task | None = (options or {}).get("task") or drawn
+        task = self.choose_task(options)
         if task is None:
             raise DatasetError("there is no task to pose")
         self.state = self.parts.state(task, seed or 0)

@@ -1,0 +1,104 @@
+"""What environments share in which the policy writes a program that hidden tests grade."""
+
+import atexit
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar
+
+from agentenv.core.env import Env
+from agentenv.core.types import Info, Message, Observation, Task
+from agentenv.data.code_tasks import generate_code_tasks
+from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.sandbox.backends import make_executor
+from agentenv.sandbox.grading import CaseOutcome, Grade
+from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor
+
+StateT = TypeVar("StateT")
+
+
+@functools.cache
+def shared_executor(backend: str) -> Executor:
+    """One executor a backend for all environments of this process."""
+    made = make_executor(backend)
+    atexit.register(made.close)
+    return made
+
+
+class ProgramEnv(Env[StateT]):
+    """Holds tasks with hidden tests and the executor that runs programs."""
+
+    refuses_half_escapes: ClassVar[bool] = True  # a program may hold any escape
+
+    def __init__(
+        self,
+        tasks: Sequence[Task] | None,
+        executor: Executor | str,
+        limits: ExecutionLimits | None,
+        prompt: str,
+        render_mode: str | None,
+    ) -> None:
+        """Takes what every such environment is built from, as in ``Code``.
+
+        Raises:
+            ConfigurationError: the prompt does not hold ``{question}``.
+        """
+        super().__init__(render_mode=render_mode)
+        if "{question}" not in prompt:
+            raise ConfigurationError("the prompt template must hold {question}")
+        self._tasks = tuple(generate_code_tasks(200) if tasks is None else tasks)
+        self._executor = shared_executor(executor) if isinstance(executor, str) else executor
+        self._limits, self._prompt = limits, prompt
+
+    @classmethod
+    def make_tasks(
+        cls, n: int, *, seed: int = 0, split: str = "train", steps: int = 2, tests: int = 8
+    ) -> Sequence[Task]:
+        """Small templated tasks; see `generate_code_tasks`."""
+        return generate_code_tasks(n, seed=seed, steps=steps, tests=tests, split=split)
+
+    def held_tasks(self) -> Sequence[Task]:
+        """The tasks that it was given, or those of its default."""
+        return self._tasks
+
+    def choose_tested_task(self, options: dict[str, Any] | None) -> Task:
+        """The task of an episode, see `choose_task`.
+
+        Raises:
+            DatasetError: the task has no tests.
+        """
+        task = self.choose_task(options)
+        if task is None or not task.data.get("tests"):
+            raise DatasetError(f"task {task.id if task else None!r} has no hidden tests")
+        return task
+
+    def opening(self, task: Task) -> tuple[Observation, Info]:
+        """What ``reset`` returns for ``task``."""
+        return (Message("user", self._prompt.replace("{question}", task.question)),), {"task_id": task.id}
+
+
+def describe_run(result: ExecResult) -> str:
+    """What the policy sees of a run: output, last value, errors, and how it ended if not well."""
+    parts = [result.stdout, result.value or "", result.stderr]
+    notes = {
+        ExecStatus.TIMEOUT: "[stopped: it took too long]",
+        ExecStatus.OOM: "[stopped: it needed too much memory]",
+        ExecStatus.OUTPUT_LIMIT: "[stopped: it printed too much]",
+        ExecStatus.KILLED: "[it was killed]",
+    }
+    parts.append(notes.get(result.status, ""))
+    if result.state_lost:
+        parts.append("[the interpreter was restarted: names are lost]")
+    return "\n".join(part.strip("\n") for part in parts if part.strip())
+
+
+def counted(found: Grade) -> str:
+    """How many tests were passed, and how the others went: all that is told of hidden tests unless asked for more."""
+    ways = Counter(outcome.value for outcome in found.outcomes if outcome is not CaseOutcome.PASSED)
+    rest = ", ".join(f"{count} {way}" for way, count in sorted(ways.items()))
+    return f"{found.passed} of {len(found.outcomes)} hidden tests passed ({rest})."
+
+
+def framed(body: str) -> str:
+    """An observation."""
+    return f"\n<output>\n{body}\n</output>\n"
