@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from agentenv.core.env import run_sync
+from agentenv.cli.synthesize import GRAMMAR, process_records, write_result
 from agentenv.core.types import Document
 from agentenv.data.synthesis.asearcher import (
     DirectSolver,
@@ -24,20 +24,12 @@ from agentenv.data.synthesis.asearcher_model import ModelEditor, ModelReviewer, 
 from agentenv.data.synthesis.asearcher_world import WorldEditor, WorldReviewer
 from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.data.synthesis.pages import LinkedPages, Page
-from agentenv.data.synthesis.records import (
-    RecordFailure,
-    over_records,
-    refuse_used_folder,
-    write_question_folder,
-)
+from agentenv.data.synthesis.records import RecordFailure, refuse_used_folder
 from agentenv.data.world import read_world
 from agentenv.data.world_facts import generate_facts
 from agentenv.errors import ConfigurationError
 from agentenv.policies.model_chat import ChatModels
-from agentenv.progress import LiveDisplay
 from agentenv.retrievers.storage.corpus import load_corpus
-
-GRAMMAR = "grammar"
 
 
 @dataclass(frozen=True)
@@ -87,15 +79,13 @@ class ASearcher:
         documents, (editor, reviewer, solver), models = self._parts()
         pages = LinkedPages(documents)
         roots = roots_of(pages, self.roots, self.seed)
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        with LiveDisplay("asearcher", log=self.out.parent / f"{self.out.name}.log") as display:
 
-            async def work(page: Page) -> Synthesis:
-                return await synthesize(page, editor, reviewer, solver, config)
+        async def work(page: Page) -> Synthesis:
+            return await synthesize(page, editor, reviewer, solver, config)
 
-            made, failures = run_sync(
-                over_records(roots, work, lambda page: page.title, at_once=self.at_once, display=display)
-            )
+        made, failures = process_records(
+            "asearcher", self.out, roots, work, lambda page: page.title, self.at_once
+        )
         return self._written(documents, made, failures, models)
 
     def _parts(self) -> tuple[Sequence[Document], tuple[Editor, Reviewer, DirectSolver], ChatModels]:
@@ -138,7 +128,7 @@ class ASearcher:
             "usage": models.usage(),
         }
         tasks = [as_task(one, number) for number, one in enumerate(kept)]
-        return {**write_question_folder(self.out, tasks, documents, failures, card), "out": str(self.out)}
+        return write_result(self.out, tasks, documents, failures, card)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many questions came of how many pages, and what was refused."""

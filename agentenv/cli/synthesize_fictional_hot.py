@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from agentenv.core.env import run_sync
+from agentenv.cli.synthesize import process_records, show_failures, write_result
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import Task
 from agentenv.data.datasets import load_dataset
@@ -31,10 +31,9 @@ from agentenv.data.synthesis.fictional_hot import (
 from agentenv.data.synthesis.fictional_hot_model import ModelReplacer
 from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.data.synthesis.pages import LinkedPages
-from agentenv.data.synthesis.records import over_records, refuse_used_folder, write_question_folder
+from agentenv.data.synthesis.records import refuse_used_folder
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.policies.model_chat import ChatModels
-from agentenv.progress import LiveDisplay
 from agentenv.retrievers.storage.corpus import load_corpus
 
 RULES = "rules"
@@ -98,7 +97,6 @@ class FictionalHot:
         names = NameMap.of(items, statistics, self.seed)
         pages = LinkedPages(documents)
         replacer, solver = self._replacer(models, statistics), self._solver(models)
-        self.out.parent.mkdir(parents=True, exist_ok=True)
 
         async def work(item: RealItem) -> Answered:
             made = await replace_names(item, name_words(item, pages), names, replacer)
@@ -107,22 +105,16 @@ class FictionalHot:
             real = await _is_answered(solver, item.task.question, item.task.answers)
             return Answered(made, real, await _is_answered(solver, made.question, made.answers))
 
-        with LiveDisplay("fictional-hot", log=self.out.parent / f"{self.out.name}.log") as display:
-            made, failures = run_sync(
-                over_records(
-                    [item for item in items if not left_out(item)],
-                    work,
-                    lambda item: item.task.id,
-                    at_once=self.at_once,
-                    display=display,
-                )
-            )
+        usable = [item for item in items if not left_out(item)]
+        made, failures = process_records(
+            "fictional-hot", self.out, usable, work, lambda item: item.task.id, self.at_once
+        )
         kept = [one for one in made if not one.fictional]
         reasons["answered without a search"] += len(made) - len(kept)
         card = self._card(made, reasons) | {"usage": models.usage()}
         corpus = shared_haystack(documents, (one.item for one in kept), lambda _: self.haystack == "corpus")
         tasks = self._tasks(kept)
-        return {**write_question_folder(self.out, tasks, corpus, failures, card), "out": str(self.out)}
+        return write_result(self.out, tasks, corpus, failures, card)
 
     def _replacer(self, models: ChatModels, statistics: WordStatistics) -> Replacer:
         if self.editor == RULES:
@@ -162,8 +154,7 @@ class FictionalHot:
         console.print(f"{result['questions']} questions in {result['out']}", highlight=False)
         for why, count in result["left_out"].items():
             console.print(f"  left out, {why}: {count}", highlight=False)
-        for kind, count in result["failures"].items():
-            console.print(f"  failed, {kind}: {count}", highlight=False)
+        show_failures(result, console)
         if known := result["closed_book"]:
             console.print(
                 f"  answered without a search, of {known['n']}: {known['real']} real questions, {known['fictional']} "

@@ -8,28 +8,19 @@ from typing import Any
 
 from rich.console import Console
 
-from agentenv.core.env import run_sync
+from agentenv.cli.synthesize import GRAMMAR, load_questions, process_records, show_failures, write_result
 from agentenv.core.types import Document, Task
-from agentenv.data.datasets import load_dataset
 from agentenv.data.synthesis.asearcher_model import ModelReviewer
 from agentenv.data.synthesis.hds_qa import HybridConfig, hybrid_questions
 from agentenv.data.synthesis.hds_qa_model import HybridWriter
 from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.data.synthesis.pages import LinkedPages
-from agentenv.data.synthesis.records import (
-    RecordFailure,
-    over_records,
-    refuse_used_folder,
-    write_question_folder,
-)
+from agentenv.data.synthesis.records import RecordFailure, refuse_used_folder
 from agentenv.data.world import read_world
 from agentenv.data.world_facts import generate_facts
 from agentenv.errors import ConfigurationError
 from agentenv.policies.model_chat import ChatModels
-from agentenv.progress import LiveDisplay
 from agentenv.retrievers.storage.corpus import load_corpus
-
-GRAMMAR = "grammar"
 
 
 @dataclass(frozen=True)
@@ -98,20 +89,15 @@ class HDSQA:
             },
             "usage": models.usage(),
         }
-        return {**write_question_folder(self.out, tasks, documents, failures, card), "out": str(self.out)}
+        return write_result(self.out, tasks, documents, failures, card)
 
     def _by_model(
         self, documents: Sequence[Document], models: ChatModels
     ) -> tuple[list[Task], list[RecordFailure]]:
         if not self.dataset:
             raise ConfigurationError("a model describes the entities of questions that exist: name --dataset")
-        is_file = Path(self.dataset).is_file()
-        seeds = load_dataset(
-            "jsonl" if is_file else self.dataset,
-            Path(self.dataset) if is_file else self.data,
-            split=self.split,
-            limit=self.questions,
-            seed=self.seed,
+        seeds = load_questions(
+            self.dataset, self.data, split=self.split, limit=self.questions, seed=self.seed
         )
         judge = ModelWriter(models.open(self.judge or self.editor), temperature=0.0)
         maker = HybridWriter(
@@ -123,17 +109,13 @@ class HDSQA:
             self.most,
             self.seed,
         )
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        with LiveDisplay("hds-qa", log=self.out.parent / f"{self.out.name}.log") as display:
-            work = over_records(
-                seeds.tasks, maker.write, lambda task: task.id, at_once=self.at_once, display=display
-            )
-            return run_sync(work)
+        return process_records(
+            "hds-qa", self.out, seeds.tasks, maker.write, lambda task: task.id, self.at_once
+        )
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many questions there are, and by how many features they describe."""
         console.print(f"{result['questions']} questions in {result['out']}", highlight=False)
         for number, count in result["parallel"].items():
             console.print(f"  with {number} parallel searches: {count}", highlight=False)
-        for kind, count in result["failures"].items():
-            console.print(f"  failed, {kind}: {count}", highlight=False)
+        show_failures(result, console)

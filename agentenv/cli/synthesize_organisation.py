@@ -7,10 +7,11 @@ from typing import Any
 
 from rich.console import Console
 
+from agentenv.cli.synthesize import write_result
 from agentenv.data.organisation import invent_organisation
 from agentenv.data.organisation_log import OrganisationConfig
 from agentenv.data.organisation_questions import questions_about
-from agentenv.data.synthesis.records import refuse_used_folder, write_question_folder
+from agentenv.data.synthesis.records import refuse_used_folder
 from agentenv.data.world_config import Split
 
 
@@ -50,7 +51,7 @@ class OrganisationCommand:
             "documents": len(made.documents),
             "families": dict(sorted(Counter(task.data["family"] for task in tasks).items())),
         }
-        return {**write_question_folder(self.out, tasks, made.documents, [], card), "out": str(self.out)}
+        return write_result(self.out, tasks, made.documents, [], card)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """What was written."""

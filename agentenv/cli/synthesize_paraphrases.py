@@ -6,14 +6,12 @@ from typing import Any
 
 from rich.console import Console
 
-from agentenv.core.env import run_sync
-from agentenv.data.datasets import load_dataset
+from agentenv.cli.synthesize import load_questions, process_records, show_failures, write_result
 from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.data.synthesis.paraphrases import Paraphraser
-from agentenv.data.synthesis.records import over_records, refuse_used_folder, write_question_folder
+from agentenv.data.synthesis.records import refuse_used_folder
 from agentenv.errors import ConfigurationError
 from agentenv.policies.model_chat import ChatModels
-from agentenv.progress import LiveDisplay
 from agentenv.retrievers.storage.corpus import read_documents
 
 
@@ -58,28 +56,13 @@ class Paraphrases:
                 f"--count is {self.count}, --fewest {self.fewest} and --at-once {self.at_once}: each is at least 1, and "
                 "--fewest not above --count"
             )
-        is_file = Path(self.dataset).is_file()
-        loaded = load_dataset(
-            "jsonl" if is_file else self.dataset,
-            Path(self.dataset) if is_file else self.data,
-            split=self.split,
-            limit=self.limit,
-            seed=self.seed,
-        )
+        loaded = load_questions(self.dataset, self.data, split=self.split, limit=self.limit, seed=self.seed)
         models = ChatModels(self.replies)
         judge = ModelWriter(models.open(self.judge or self.editor), temperature=0.0)
         maker = Paraphraser(ModelWriter(models.open(self.editor)), judge, self.count, self.fewest, self.seed)
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        with LiveDisplay("paraphrases", log=self.out.parent / f"{self.out.name}.log") as display:
-            tasks, failures = run_sync(
-                over_records(
-                    loaded.tasks,
-                    maker.paraphrase,
-                    lambda task: task.id,
-                    at_once=self.at_once,
-                    display=display,
-                )
-            )
+        tasks, failures = process_records(
+            "paraphrases", self.out, loaded.tasks, maker.paraphrase, lambda task: task.id, self.at_once
+        )
         card = {
             "recipe": "paraphrases",
             "dataset": self.dataset,
@@ -90,7 +73,7 @@ class Paraphrases:
             "usage": models.usage(),
         }
         documents = None if loaded.corpus is None else read_documents(loaded.corpus)
-        return {**write_question_folder(self.out, tasks, documents, failures, card), "out": str(self.out)}
+        return write_result(self.out, tasks, documents, failures, card)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many questions and wordings there are."""
@@ -98,5 +81,4 @@ class Paraphrases:
             f"{result['questions']} questions with {result['wordings']} further wordings in {result['out']}",
             highlight=False,
         )
-        for kind, count in result["failures"].items():
-            console.print(f"  failed, {kind}: {count}", highlight=False)
+        show_failures(result, console)

@@ -54,8 +54,8 @@ async def over_records(
     Raises:
         ConfigurationError: the model is not configured as it should be.
     """
-    places, shown, numbers = asyncio.Semaphore(at_once), display or SilentDisplay(), counter(1)
-    shown.phase("records", len(records))
+    places, progress, numbers = asyncio.Semaphore(at_once), display or SilentDisplay(), counter(1)
+    progress.phase("records", len(records))
 
     async def one(record: In) -> tuple[list[Out], list[RecordFailure]]:
         async with places:
@@ -64,7 +64,7 @@ async def over_records(
             except (Fault, ContextTooSmall, DatasetError) as error:
                 return [], [RecordFailure(name(record), type(error).__name__, str(error))]
             finally:
-                shown.advance(next(numbers), {})
+                progress.advance(next(numbers), {})
 
     finished = await gather_all(one(record) for record in records)
     return [made for some, _ in finished for made in some], [
