@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -14,6 +14,17 @@ from agentenv.web.hosts import HostCheck
 GRACE_S = 35.0  # for what was accepted before the stop; a request's own deadline is shorter
 _KEEPALIVE_S = 30  # longer than our client keeps an idle connection
 _BACKLOG = 1024
+_OPTIONS: dict[str, Any] = {
+    "log_config": None,
+    "log_level": "warning",
+    "access_log": False,
+    "timeout_keep_alive": _KEEPALIVE_S,
+    "timeout_graceful_shutdown": int(GRACE_S),
+    "ws": "none",
+    "server_header": False,
+    "proxy_headers": False,  # a client is who has the connection; anybody can write a header
+}
+"""Options of uvicorn for every service."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -58,17 +69,35 @@ def run_app(
         listening: from `listen`.
         hosts: names that callers may use for this server, beside those that `HostCheck` knows.
         connections: bounds; None takes the defaults.
-        options: of uvicorn, beside those that every service of ours runs with.
+        options: of uvicorn, which go before those that every service runs with.
 
     Raises:
         AgentEnvError: ``begin`` failed; the server has stopped.
         MissingExtra: uvicorn is not installed.
     """
+    failures: list[Exception] = []
+
+    def open_gate() -> None:
+        try:
+            begin()
+        except Exception as error:
+            failures.append(error)
+
+    http = bounded_protocol(connections or ConnectionLimits())
+    server = _make_server(HostCheck(app, hosts), gate, failures, {**_OPTIONS, "http": http, **options})
+    # A daemon: a stop does not wait for an index to be loaded.
+    threading.Thread(target=open_gate, name="loading", daemon=True).start()
+    server.run(sockets=[listening])
+    if failures:
+        raise failures[0]
+
+
+def _make_server(app: Any, gate: Gate, failures: Sequence[Exception], options: Mapping[str, Any]) -> Any:
+    """A server of uvicorn that runs until ``gate`` has answered what it took, or until there are ``failures``."""
     try:
         import uvicorn
     except ModuleNotFoundError as error:
         raise MissingExtra.of("uvicorn", "serve") from error
-    failures: list[Exception] = []
 
     class Server(uvicorn.Server):
         """Uvicorn, which would drop its listening socket before what comes in meanwhile got its 503."""
@@ -81,25 +110,4 @@ def run_app(
         async def on_tick(self, counter: int) -> bool:
             return await super().on_tick(counter) or bool(failures) or gate.drained(GRACE_S)
 
-    def open_gate() -> None:
-        try:
-            begin()
-        except Exception as error:
-            failures.append(error)
-
-    config: dict[str, Any] = {
-        "log_config": None,
-        "log_level": "warning",
-        "access_log": False,
-        "timeout_keep_alive": _KEEPALIVE_S,
-        "timeout_graceful_shutdown": int(GRACE_S),
-        "ws": "none",
-        "server_header": False,
-        "proxy_headers": False,  # a client is who has the connection; anybody can write a header
-        "http": bounded_protocol(connections or ConnectionLimits()),
-    }
-    # A daemon: a stop does not wait for an index to be loaded.
-    threading.Thread(target=open_gate, name="loading", daemon=True).start()
-    Server(uvicorn.Config(HostCheck(app, hosts), **(config | options))).run(sockets=[listening])
-    if failures:
-        raise failures[0]
+    return Server(uvicorn.Config(app, **options))
