@@ -1,5 +1,6 @@
 """The command ``agentenv list``."""
 
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +49,26 @@ class List:
         }
 
     def show(self, result: dict[str, Any], console: Console) -> None:
-        """One block a kind."""
+        """One block a kind; on a narrow terminal the class of an environment stands on a line of its own."""
         for kind, names in result.items():
             console.print(kind, style="bold", highlight=False)
-            if isinstance(names, dict):
-                for name, target in names.items():
-                    console.print(f"  {name:<26} {target}", highlight=False, markup=False, soft_wrap=True)
-            else:
-                console.print(f"  {', '.join(names)}", highlight=False, markup=False, soft_wrap=True)
+            for line in _rows(names, console) if isinstance(names, dict) else _filled(names, console):
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _rows(targets: dict[str, str], console: Console) -> list[str]:
+    width = max(map(len, targets))
+    rows = [f"  {name:<{width}}  {target}" for name, target in targets.items()]
+    if console.is_terminal and max(map(len, rows)) > console.width:
+        return [f"  {name}\n    {target}" for name, target in targets.items()]
+    return rows
+
+
+def _filled(names: list[str], console: Console) -> list[str]:
+    """The names, separated by commas, on lines as wide as a terminal; on one line for a program that reads them."""
+    text = f"  {', '.join(names)}"
+    if not console.is_terminal:
+        return [text]
+    return textwrap.wrap(
+        text, console.width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )

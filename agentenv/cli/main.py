@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast, get_type_hints
 
-from agentenv.cli.descriptions import description
+from agentenv.cli.descriptions import description, joined_field_docs
 from agentenv.cli.process_exit import leave
 from agentenv.cli.switches import plain_switches
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
@@ -236,6 +236,8 @@ def _parse(name: str, cls: type, argv: list[str]) -> Runnable:
     words = plain_switches(argv, switches, {name for name, hint in hints.items() if hint == bool | None})
     if {"-h", "--help"} & set(argv):
         print(description(cls))  # tyro would join the examples into one line and cut words at the edge
+        with joined_field_docs(cls):
+            tyro.cli(cls, args=["--help"], prog=f"agentenv {name}", description="")
     return cast(Runnable, tyro.cli(cls, args=words, prog=f"agentenv {name}", description=""))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from agentenv.cli.descriptions import description
+from agentenv.cli.descriptions import description, joined_field_docs
 from agentenv.cli.eval import bound_lines
 from agentenv.cli.switches import plain_switches
 from agentenv.core.trust import confirm_file
@@ -64,7 +64,8 @@ class Train:
             print(description(cls))
             print(textwrap.fill(f"Presets: {', '.join(presets())}.", shutil.get_terminal_size().columns))
             print("\nKeys and their defaults:\n")
-            tyro.cli(TrainConfig, default=load_config(_DEFAULT), args=["--help"], prog="agentenv train")
+            with joined_field_docs(TrainConfig):
+                tyro.cli(TrainConfig, default=load_config(_DEFAULT), args=["--help"], prog="agentenv train")
         parser = argparse.ArgumentParser(prog="agentenv train", add_help=False, allow_abbrev=False)
         parser.add_argument("--out", type=Path)
         parser.add_argument("--resume", type=Path)

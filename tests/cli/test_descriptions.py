@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import re
+from itertools import pairwise
 
 import pytest
 
@@ -40,3 +42,15 @@ def test_every_command_shows_its_examples_as_they_stand(
     assert examples
     assert set(examples) <= set(out)
     assert any("--json" in line for line in out)
+    assert [line for line, after in pairwise(out) if ends_early(line, after)] == []
+
+
+def ends_early(line: str, after: str) -> bool:
+    """Whether ``line`` of a flag's text has room for the first word of the line after it."""
+    found = re.fullmatch(r"│( {6,})(\S+).*│", after)
+    if found is None:
+        return False
+    begin = 1 + len(found[1])
+    text = line[begin:-2].rstrip()
+    follows = line[begin - 1 : begin] == " " and text[:1].strip() != ""
+    return follows and begin + len(text) + 1 + len(found[2]) <= len(line) - 2
