@@ -205,3 +205,16 @@ def test_arguments_are_those_of_a_class_and_of_those_to_which_it_hands_on() -> N
     assert checked_arguments(TakesAnything, "mine", {"known": "2", "other": 3}) == {"known": 2, "other": 3}
     with pytest.raises(ConfigurationError, match=r"'plain' of mine: .*'many'"):
         checked_arguments(HandsOn, "mine", {"plain": "many"})
+
+
+def test_an_option_without_a_type_takes_anything() -> None:
+    class Untyped(Calculator):
+        def __init__(self, *, shape=None, most: int = 3) -> None:  # type: ignore[no-untyped-def]
+            super().__init__()
+            self.shape, self.most = shape, most
+
+    for value in ("round", 7, [1, "a"], None):
+        assert checked_arguments(Untyped, "mine", {"shape": value}) == {"shape": value}
+    assert checked_arguments(Untyped, "mine", {"most": "4"}) == {"most": 4}
+    with pytest.raises(ConfigurationError, match=r"'most' of mine.*'x'"):
+        checked_arguments(Untyped, "mine", {"most": "x"})

@@ -152,3 +152,19 @@ def test_odd_rooms_leave_the_head_the_larger_part() -> None:
 )
 def test_a_fence_has_a_beginning_and_an_end(text: str, plain: str) -> None:
     assert unfenced(text) == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[NaN]", "NaN"),
+        ("-Infinity", "-Infinity"),
+        ("1e999", "1e999"),
+        ("[" * 65 + "]" * 65, r"\b64\b"),
+        ("[" * 100_000, r"\b64\b"),
+        ('["\\ud83d"]', "surrogate"),
+    ],
+)
+def test_what_a_policy_is_told_of_its_json_names_what_is_wrong(text: str, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        read_json(text)

@@ -243,3 +243,15 @@ def test_tools_that_the_template_shows_in_no_message_either_are_refused() -> Non
     hidden = Told(calls, leaves_out="content")
     with pytest.raises(ConfigurationError, match=r"'deepseek'.*'search'"):
         NativeFormat(hidden, family="deepseek").open([ASKED], [TOOL])
+
+
+@pytest.mark.parametrize(
+    "schema", [{}, {"parameters": {}}, {"parameters": {"type": "object", "properties": {}}}], ids=str
+)
+def test_a_tool_without_arguments_is_shown_by_its_name(schema: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "look"} | schema}
+    tokenizer = Told()
+    NativeFormat(tokenizer).open([ASKED], [tool])
+    assert tokenizer.given[-1][1] == [tool]
+    with pytest.raises(ConfigurationError, match="'look'"):
+        NativeFormat(Told(leaves_out="tools")).open([ASKED], [tool])

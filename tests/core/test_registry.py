@@ -1,6 +1,7 @@
 """Registry: ids, late imports, the Gymnasium mirror, third parties, and what each mistake is told."""
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -232,3 +233,16 @@ def test_a_vector_hands_its_arguments_to_every_environment() -> None:
     envs = agentenv.make_vec("agentenv/Calculator-v0", 2, render_mode="ansi")
     assert [env.render_mode for env in envs.envs] == ["ansi", "ansi"]
     assert agentenv.make_vec("agentenv/Calculator-v0", 1).num_envs == 1
+
+
+@pytest.mark.parametrize("id", ["own_module", "own_module.py"])
+def test_a_module_without_its_class_is_told_how_to_name_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, id: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownName, match=re.escape(repr(id))):
+        agentenv.spec(id)
+    (tmp_path / "own_module.py").write_text(OWN)
+    with pytest.raises(ConfigurationError, match=rf"{re.escape(repr(id))}.*own_module:Class") as caught:
+        agentenv.spec(id)
+    assert not isinstance(caught.value, UnknownName)

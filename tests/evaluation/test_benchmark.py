@@ -123,6 +123,8 @@ def test_what_is_not_named_is_that_of_the_set_or_of_the_environment() -> None:
         ({"dataset": ""}, ConfigurationError, "question set"),
         ({"concurrency": 0}, ConfigurationError, r"\b0\b"),
         ({"seed": -1}, ConfigurationError, "-1"),
+        ({"temperature": -0.5}, ConfigurationError, r"-0\.5.*\b0\b"),
+        ({"sample": -2}, ConfigurationError, "-2"),
         ({"format": "inlin"}, UnknownName, "'inlin'.*'inline'"),
         ({"family": "qwen"}, ConfigurationError, "'qwen'.*'inline'"),
         ({"format": "template", "family": "qwen"}, ConfigurationError, "'qwen'.*'template'"),

@@ -115,5 +115,5 @@ def test_proposed_capabilities_are_new_and_few() -> None:
     assert found == {"a": "aa", "b": "bb"}
     assert "This episode failed:\nTask: question 0?" in chat.asked[0]
     assert "This episode succeeded:\nTask: question 1?" in chat.asked[0]
-    with pytest.raises(JudgeFault):
+    with pytest.raises(JudgeFault, match='"nothing"'):
         asyncio.run(propose(Replies(["nothing"]), [record(0)], [0.0], []))

@@ -185,6 +185,7 @@ def test_a_musique_file(tmp_path: Path) -> None:
     line = {"id": "2hop__1_2", "predicted_answer": "new york city", "predicted_support_idxs": [1]}
     predictions = write(tmp_path / "pred.jsonl", [{**line, "predicted_answerable": True}])
     # [new, york, city] against [new, york]: F1 = 4/5; support P = 1, R = 1/2, F1 = 2/3.
+    assert score_file("musique", gold, predictions)["missing"] == {}  # a prediction without a part is refused
     assert score_file("musique", gold, predictions)["scores"] == {
         "answer_em": 0.0,
         "answer_f1": pytest.approx(0.8),

@@ -15,7 +15,7 @@ from agentenv.core.types import Completion, EndReason, Passage, Query, QueryCont
 from agentenv.data.sources import Source
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.local_search import STOP, LocalSearch
-from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.errors import ConfigurationError, DatasetError, EnvFault
 from agentenv.evaluation.closed_book import closed_book
 from agentenv.evaluation.eval_agent import EvalAgent, open_eval_agent
 from agentenv.evaluation.pipeline import play_evaluation
@@ -436,3 +436,15 @@ def test_the_expert_meets_the_seeds_that_the_episodes_are_played_under() -> None
     assert seeds == [10, 11, 12]
     expert_policy(make, TASKS[:3], 2, 5.0, seed=10, name="e", first=4)
     assert seeds[3:] == [14, 15, 16]
+
+
+def test_an_expert_that_fails_on_every_task_is_a_fault_with_their_number_and_the_first_reason() -> None:
+    class Broken(LocalSearch):
+        def expert(self) -> Any:
+            raise KeyError(self.state.task.id)
+
+    def make() -> Broken:
+        return Broken(tasks=TASKS, retriever=RETRIEVER)
+
+    with pytest.raises(EnvFault, match=rf"\b3\b.*{TASKS[0].id}"):
+        play_expert(make, TASKS[:3], CONFIG)

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import re
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from agentenv.data.sources import Source, SourceConfig
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.envs.calculator import Calculator
 from agentenv.envs.search.local_search import LocalSearch
-from agentenv.errors import ConfigurationError, DatasetError, UnknownName
+from agentenv.errors import ConfigurationError, DatasetError, EnvFault, UnknownName
 from agentenv.evaluation import task_env as task_env_module
 from agentenv.evaluation.task_env import (
     EnvConfig,
@@ -23,6 +25,7 @@ from agentenv.evaluation.task_env import (
     TaskEnv,
     checked_options,
     corpus_of,
+    env_id_of,
     index_recall,
     known_retriever,
     open_task_env,
@@ -207,7 +210,9 @@ def test_a_known_retriever_is_opened_by_nobody(spec: str) -> None:
 
 def test_topics_are_titles_each_once_drawn_by_the_seed() -> None:
     corpus = Corpus(Document(str(i), f"t{i % 6}", "x") for i in range(12))
-    assert [task.question for task in topics_of(corpus, SourceConfig())] == [f"t{i}" for i in range(6)]
+    assert topics_of(corpus, SourceConfig()) == tuple(
+        Task(f"topic-{i}", f"t{i}", (), "train") for i in range(6)
+    )
     assert len(topics_of(corpus, SourceConfig(limit=6))) == 6
     drawn = {
         seed: tuple(task.question for task in topics_of(corpus, SourceConfig(limit=5, seed=seed)))
@@ -466,3 +471,36 @@ def test_an_encoder_of_a_folder_is_read_again_where_its_files_changed(
         os.utime(weights / "model", (1_000_000_000, 1_000_000_000))
         open_task_env(SourceConfig(), SearchConfig(encoder=spec), EnvConfig(), words, opened=source)
     assert asked == [spec] * 3  # dates of the metadata change with every write
+
+
+class Asking(Calculator):
+    """Cannot be made without an argument that no configuration gives."""
+
+    def __init__(self, *, key: str) -> None:
+        super().__init__()
+        self.key = key
+
+
+def test_a_class_is_named_by_its_id_or_by_its_place_and_must_be_found_there() -> None:
+    assert env_id_of(Calculator) == "agentenv/Calculator-v0"
+    assert env_id_of(Asking) == f"{__name__}:Asking"
+
+    class Local(Calculator):
+        pass
+
+    with pytest.raises(ConfigurationError, match=r"<locals>\.Local"):
+        env_id_of(Local)
+    for other in (int, Calculator(), "agentenv/Calculator-v0"):
+        with pytest.raises(ConfigurationError, match=re.escape(repr(other))):
+            env_id_of(other)  # type: ignore[arg-type]
+
+
+def test_an_environment_that_lacks_an_argument_is_a_fault_that_names_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "asking_environment", sys.modules[__name__])
+    source = Source("mine", "", (Task("t", "1 + 1", ("2",)),), None, None)
+    with pytest.raises(EnvFault, match=r"asking_environment:Asking.*TypeError.*'key'$"):
+        TaskEnv(source, None, EnvConfig(id="asking_environment:Asking"), len).make_env()
+    made = TaskEnv(source, None, EnvConfig(id="asking_environment:Asking", options={"key": "x"}), len)
+    assert made.make_env().unwrapped.key == "x"  # type: ignore[attr-defined]
