@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -336,7 +337,7 @@ def test_a_prompt_that_leaves_no_room_fails_its_own_episode() -> None:
             scripted("one", episodes=2), [Echo(), Echo()], context_tokens=3, deterministic=deterministic
         ):
             assert (t.valid, t.end_reason, t.reward) == (False, EndReason.ENV_FAULT, 0.0)
-            assert "task 't' takes 3 tokens and context_tokens is 3" in t.error
+            assert re.search(r"'t'.*\b3\b.*\b3\b", t.error)
             assert never_fitted(t)
 
 
@@ -371,7 +372,7 @@ def test_turn_tokens_bound_one_turn() -> None:
 def test_a_step_past_the_deadline_is_a_fault_that_names_it() -> None:
     (t,) = run(scripted("one"), [Echo(wait_s=5.0)], deadline_s=0.05)
     assert (t.end_reason, t.valid) == (EndReason.ENV_FAULT, False)
-    assert t.error == "EnvFault: the environment's step took longer than 0.05 s"
+    assert re.match(r"EnvFault: .*\bstep\b.*\b0\.05\b", t.error)
 
 
 class Slow(ScriptedPolicy):

@@ -196,9 +196,7 @@ def test_flags_are_truth_values_and_seeds_are_each_environment_s_own() -> None:
 
 @pytest.mark.parametrize("seeds", [[1], [1, 2, 3, 4]])
 def test_another_number_of_seeds_or_options_is_refused(seeds: list[int]) -> None:
-    with pytest.raises(
-        ConfigurationError, match=re.escape(f"{seeds!r} must hold one entry for each of the 3")
-    ):
+    with pytest.raises(ConfigurationError, match=rf"{re.escape(repr(seeds))}.*\b3\b"):
         begun().reset(seed=seeds)
     with pytest.raises(ConfigurationError, match=r"\b3\b"):
         begun().reset(options=[None])

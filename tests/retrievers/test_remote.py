@@ -149,7 +149,8 @@ def test_context_goes_only_to_retrievers_that_depend_on_it() -> None:
 
 def test_another_index_than_before_is_a_fault() -> None:
     said = fault_of(search={"index": "e" * 64, "results": [[]], "missing": []})
-    assert "now serves index eeeeeeeeeeee, not ffffffffffff as before" in said
+    assert "e" * 12 in said
+    assert "f" * 12 in said
 
 
 @pytest.mark.parametrize(

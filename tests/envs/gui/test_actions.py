@@ -103,7 +103,7 @@ def test_the_format_is_one_thought_and_one_action(text: str, acts: bool, format_
 
 def test_an_environment_knows_only_its_kinds() -> None:
     reply = parse_reply(action_text(Action(Kind.OPEN, text="mail")), (Kind.CLICK, Kind.WAIT))
-    assert reply.error == "No action 'open' here; there are click, wait."
+    assert all(name in reply.error for name in ("'open'", "click", "wait"))
 
 
 @given(st.text())

@@ -182,7 +182,7 @@ def test_a_snapshot_past_the_deadline_ends_the_episode_as_a_fault() -> None:
     slot = Slot(Slow(), deadline_s=0.01)
     asyncio.run(slot.play())
     assert slot.record.ended is not None
-    assert slot.record.ended.error == "EnvFault: the environment's snapshot took longer than 0.01 s"
+    assert re.match(r"EnvFault: .*\bsnapshot\b.*\b0\.01\b", slot.record.ended.error)
 
 
 def test_released_snapshots_are_gone() -> None:
