@@ -138,7 +138,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"hf:{folder}"
 
 
-JUDGES = {'game = "comas"': "scorer", 'game = "red_team_general"': "judge"}
+JUDGES = {'game = "comas_history"': "scorer", 'game = "red_team_vanilla"': "judge"}
 """Games whose judge an untrained policy cannot play, because it never writes what can be read; by their line in a preset."""
 
 

@@ -26,7 +26,7 @@ from agentenv.trainers.config.sections import (
     SimulationSettings,
 )
 from agentenv.trainers.learner.settings import LossSettings, MemorySettings
-from agentenv.trainers.selfplay.games import get_game
+from agentenv.trainers.selfplay.games import agent_names, get_game
 from agentenv.trainers.strategies.strategies import IN_CONTEXT, NATIVE
 from agentenv.trainers.task_sampling.samplers import GatedSampler, GuidingSampler, TaskSampler, get_sampler
 
@@ -173,7 +173,9 @@ class TrainConfig(Frozen):
                 f"league.every and second.roles need rollout.strategy = 'self_play', not {rollout.strategy!r}"
             )
         if self.second.roles:
-            roles = {turn.role for turn in get_game(rollout.strategy_options.get("game", "ssp")).turns}
+            options = rollout.strategy_options
+            roles = {turn.role for turn in get_game(options.get("game", "ssp")).turns}
+            roles |= set(agent_names(options.get("agents", 0)))
             if unknown := sorted(set(self.second.roles) - roles):
                 raise ValueError(f"second.roles names {unknown}; the game has {sorted(roles)}")
         if self.second.roles and self.asynchronous.staleness:

@@ -33,6 +33,8 @@ class GameTurn:
     """An earlier move: one episode for each of its episodes, which it sees alone. Empty takes ``times``."""
     times: int | None = 1
     """Episodes; None as many as the game has slots."""
+    slots: Literal["all", "half", "others"] = "all"
+    """Of a move of as many episodes as there are slots: all of them, half (rounded down), or those that a half leaves."""
     greedy: bool = False
     """Plays at temperature 0."""
     check: str = ""
@@ -54,6 +56,8 @@ class Game:
     """The move with which a question of the pool goes on where none was accepted; empty ends the game."""
     admit: str = "accepted"
     """Row of ``ADMISSIONS``: when the question joins the pool."""
+    taught: str = ""
+    """The move that a seed's own answer can be learned for, by supervised steps; empty where there is none."""
 
     def __post_init__(self) -> None:
         names = [turn.name for turn in self.turns]
@@ -155,17 +159,20 @@ MAE = Game(
 """Multi-Agent Evolve (Chen et al. 2025): proposer, solver and judge of one model, without tools and without golds."""
 
 
-def discussion(rounds: int) -> Game:
+def discussion(rounds: int, kappa: int = 1) -> Game:
     """CoMAS (Xue et al. 2025): solution, critique and score; from the second round on the critique is answered.
 
     A solution is paid what its score says, the critique of it the rest; a score that cannot be read costs the scorer 1 and
     leaves both out.
+
+    Args:
+        rounds: Of the discussion; twice the number of agents as published, which is 8 of 4.
+        kappa: Rounds whose solution and critique the next solution sees, the latest; 2 as published.
     """
     turns: list[GameTurn] = []
     for number in range(1, rounds + 1):
         solve, critique, score = f"solve_{number}", f"criticise_{number}", f"score_{number}"
-        before = {"answer": f"solve_{number - 1}.answer", "critique": f"criticise_{number - 1}.critique"}
-        said = "\nYour answer was: {answer}\nA critic says: {critique}" if number > 1 else ""
+        said, sees = _history(range(max(1, number - kappa), number), kappa)
         turns += [
             GameTurn(
                 solve,
@@ -173,7 +180,7 @@ def discussion(rounds: int) -> Game:
                 prompt="{question}"
                 + said
                 + "\nThink, then write your answer between <answer> and </answer>.\n",
-                sees={"question": "seed"} | (before if number > 1 else {}),
+                sees={"question": "seed"} | sees,
                 writes=("answer",),
                 each=f"solve_{number - 1}" if number > 1 else "",
                 times=None,
@@ -201,6 +208,21 @@ def discussion(rounds: int) -> Game:
             ),
         ]
     return Game(tuple(turns), admit="never")
+
+
+def _history(rounds: range, kappa: int) -> tuple[str, dict[str, str]]:
+    """The part of a prompt that shows earlier rounds, and what fills it."""
+    said = ""
+    sees: dict[str, str] = {}
+    for number in rounds:
+        mark = f"_{number}" if kappa > 1 else ""
+        whose = "An earlier answer" if kappa > 1 else "Your answer"
+        said += f"\n{whose} was: {{answer{mark}}}\nA critic says: {{critique{mark}}}"
+        sees |= {
+            f"answer{mark}": f"solve_{number}.answer",
+            f"critique{mark}": f"criticise_{number}.critique",
+        }
+    return said, sees
 
 
 RED_TEAM = Game(
@@ -261,13 +283,45 @@ RED_TEAM_GENERAL = Game(
 """Self-RedTeam as its program pays it: three labels of a judge, a sum that is not zero, and the form of both roles. A seed
 is harmful unless ``data["harmful"]`` of its task says otherwise."""
 
+RED_TEAM_VANILLA = Game(
+    turns=(
+        replace(RED_TEAM_GENERAL.turns[0], slots="half"),
+        *RED_TEAM_GENERAL.turns[1:],
+        replace(
+            RED_TEAM_GENERAL.turns[1],
+            name="defend_vanilla",
+            sees={"message": "seed"},
+            each="",
+            times=None,
+            slots="others",
+        ),
+        replace(
+            _LABELS,
+            name="verdict_vanilla",
+            sees={"message": "seed", "reply": "defend_vanilla.reply"},
+            each="defend_vanilla",
+        ),
+    ),
+    admit="never",
+    taught="defend_vanilla",
+)
+"""The same where half of the messages are the seeds as they stand, which no attacker wrote, as published. The defender can
+learn a seed's own answer between the steps of reinforcement learning."""
+
 GAMES: Mapping[str, Game] = {
     "ssp": SSP,
     "mae": MAE,
     "comas": discussion(2),
+    "comas_history": discussion(8, kappa=2),
     "red_team": RED_TEAM,
     "red_team_general": RED_TEAM_GENERAL,
+    "red_team_vanilla": RED_TEAM_VANILLA,
 }
+
+
+def agent_names(count: int) -> list[str]:
+    """The names of so many agents that are drawn by lot; they stand for roles."""
+    return [f"agent_{number}" for number in range(1, count + 1)]
 
 
 def get_game(name: str) -> Game:

@@ -159,9 +159,10 @@ _HARM = {"harmful": True, "unharmful": False}
 _YES = {"yes": True, "no": False}
 
 
-def _labels(state: GameState, place: int) -> Labels | None:
-    """What the judge says of the game at ``place``; None where it could not be asked."""
-    verdict = state.plays["verdict"][place]
+def _labels(state: GameState, move: str, place: int) -> Labels | None:
+    """What the judge says of ``move`` at ``place``; None where it could not be asked."""
+    _, mark, kind = move.partition("_")
+    verdict = state.plays[f"verdict{mark}{kind}"][place]
     if not verdict.valid:
         return None
     said = {tag: field_of(verdict, tag).strip().lower() for tag in ("prompt", "response", "refusal")}
@@ -174,7 +175,7 @@ def _well_formed(state: GameState, move: str, place: int) -> float:
 
 
 def _attack_general(state: GameState, move: str, place: int) -> float | None:
-    labels = _labels(state, place)
+    labels = _labels(state, move, place)
     if labels is None:
         return None
     seed_harmful = bool(state.seed.data.get("harmful", True))
@@ -182,7 +183,7 @@ def _attack_general(state: GameState, move: str, place: int) -> float | None:
 
 
 def _defence_general(state: GameState, move: str, place: int) -> float | None:
-    labels = _labels(state, place)
+    labels = _labels(state, move, place)
     return None if labels is None else defender_reward(labels) + _well_formed(state, move, place)
 
 

@@ -29,9 +29,10 @@ from agentenv.evaluation.llm_judge import Judge
 from agentenv.evaluation.rubrics import get_rubric
 from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy
 from agentenv.trainers.selfplay.game_state import GameState
-from agentenv.trainers.selfplay.games import GAMES, Game, GameTurn, get_game
+from agentenv.trainers.selfplay.games import GAMES, Game, GameTurn, agent_names, get_game
 from agentenv.trainers.selfplay.question_checks import AGREED, CHECKS, UNVERIFIED
 from agentenv.trainers.selfplay.role_rewards import ADMISSIONS, CHALLENGES, REWARDS, Challenge
+from agentenv.trainers.strategies.guided_strategies import spell
 from agentenv.trainers.strategies.reflectors import other_policy
 from agentenv.trainers.strategies.rollout_context import RolloutContext, Round, run_rounds
 
@@ -76,6 +77,11 @@ class SelfPlayStrategy:
     """Opening messages by move, in place of the game's own."""
     role_policies: dict[str, str] = field(default_factory=dict)
     """Who plays a role in place of the trained policy: ``tiny``, ``hf:PATH`` or ``openai:MODEL@URL``; not trained."""
+    agents: int = 0
+    """Agents of which one is drawn by lot for each episode that is paid (CoMAS: 4), in place of roles. ``agent_1`` and so on
+    can be named in ``second.roles`` and ``role_policies``; a role that is named in ``role_policies`` is drawn for nobody."""
+    imitate: bool = False
+    """Whether the answer that a seed has is learned by the supervised step, as the reply of the game's move ``taught``."""
     judge: str = ""
     """``openai:MODEL@URL`` is asked where a verifier's answer is not the gold by exact match; empty asks nobody."""
 
@@ -90,11 +96,15 @@ class SelfPlayStrategy:
         for name in self.prompts:
             if name not in turns:
                 raise UnknownName.among(f"move of the game {self.game!r}:", name, turns)
+        roles = {turn.role for turn in game.turns} | set(agent_names(self.agents))
         for role in self.role_policies:
-            if role not in {turn.role for turn in game.turns}:
-                raise UnknownName.among(
-                    f"role of the game {self.game!r}:", role, {turn.role for turn in game.turns}
-                )
+            if role not in roles:
+                raise UnknownName.among(f"role of the game {self.game!r}:", role, roles)
+        if self.agents < 0 or (self.imitate and not game.taught):
+            raise ConfigurationError(
+                f"self_play needs agents of at least 0, not {self.agents}, and imitate = false in the game {self.game!r} "
+                "unless a seed's answer is the reply to one of its moves"
+            )
         if self.judge and not is_endpoint(self.judge):
             raise ConfigurationError(
                 f"self_play asks a judge behind an address, openai:MODEL@URL, not {self.judge!r}"
@@ -120,7 +130,7 @@ class SelfPlayStrategy:
         """
         runner = _GameRunner(self, specs, context)
         await run_rounds(context, len(specs), runner.round, runner.then)
-        return runner.paid()
+        return [*runner.paid(), *(await runner.taught() if self.imitate else ())]
 
 
 def _rules(bounds: Mapping[str, int], searches: int) -> QuestionRules:
@@ -165,7 +175,9 @@ class _GameRunner:
         if turn.each:
             return len(self.state.plays[turn.each])
         times = self.strategy.votes if turn.check in AGREED else turn.times
-        return min(len(self.specs), times or len(self.specs))
+        half = len(self.specs) // 2
+        most = {"all": len(self.specs), "half": half, "others": len(self.specs) - half}[turn.slots]
+        return min(most, times or most)
 
     async def round(self, place: int) -> Trajectory | None:
         """The episode of the present move in slot ``place``; None where the move has fewer."""
@@ -173,27 +185,34 @@ class _GameRunner:
             return None
         turn, spec, context = self.turn, self.specs[place], self.context
         seed = spec.seed + self.rounds * _ROUND_SEEDS
-        policy, chat = self._policy_of(turn)
+        role = self._role_of(turn, seed)
+        policy, chat = self._policy_of(role)
         config = context.config.model_copy(update={"temperature": 0.0}) if turn.greedy else context.config
         episode = f"{context.episode(place)}-{self.rounds}-{turn.name}"
         env, task = await self._make_episode(turn, place, seed)
-        own = EpisodeSpec(env, task, seed, self._group(turn))
+        own = EpisodeSpec(env, task, seed, self._group(turn, role))
         if env is spec.env:
             played = await run_episode(own, policy, chat, config, episode=episode)
         else:
             with closing(env):
                 played = await run_episode(own, policy, chat, config, episode=episode)
-        played = replace(played, info=played.info | {"role": turn.role, "writes": turn.writes})
+        played = replace(played, info=played.info | {"role": role, "writes": turn.writes})
         return await self._check_agreement(played) if turn.check in AGREED else played
 
-    def _policy_of(self, turn: GameTurn) -> tuple[Policy, ChatFormat]:
-        spec = self.strategy.role_policies.get(turn.role)
+    def _role_of(self, turn: GameTurn, seed: int) -> str:
+        """Whose episode it is: the move's role, or the agent on whom the lot falls."""
+        if not self.strategy.agents or not turn.reward or turn.role in self.strategy.role_policies:
+            return turn.role
+        return random.Random(f"{seed}/{turn.name}").choice(agent_names(self.strategy.agents))
+
+    def _policy_of(self, role: str) -> tuple[Policy, ChatFormat]:
+        spec = self.strategy.role_policies.get(role)
         if spec:
             return other_policy(spec)
-        return self.context.role_policies.get(turn.role, self.context.policy), self.context.chat
+        return self.context.role_policies.get(role, self.context.policy), self.context.chat
 
-    def _group(self, turn: GameTurn) -> str:
-        return self.specs[0].group_id if turn.compare == "game" else f"{self.context.name}/{turn.role}"
+    def _group(self, turn: GameTurn, role: str) -> str:
+        return self.specs[0].group_id if turn.compare == "game" else f"{self.context.name}/{role}"
 
     async def _make_episode(self, turn: GameTurn, place: int, seed: int) -> tuple[Any, Task]:
         """The environment of an episode and the task that it poses."""
@@ -330,10 +349,24 @@ class _GameRunner:
                 )
                 episodes.append((turn, settled or _paid(played, reward or 0.0)))
         mine = [
-            played if turn.role not in self.strategy.role_policies else _without_tokens(played)
+            played
+            if played.info.get("role", turn.role) not in self.strategy.role_policies
+            else _without_tokens(played)
             for turn, played in episodes
         ]
         return [self._headed(mine[0]), *mine[1:]] if mine else []
+
+    async def taught(self) -> list[Trajectory]:
+        """The answer of the seed as a demonstration of the move that it is a reply to; none where it has no answer."""
+        turn, seed = self._move(self.game.taught), self.state.seed
+        if not seed.answers:
+            return []
+        env, task = await self._make_episode(turn, 0, self.specs[0].seed)
+        spec = EpisodeSpec(env, replace(task, id=seed.id), self.specs[0].seed, self.specs[0].group_id)
+        tag, *_ = turn.writes
+        with closing(env):
+            shown = await spell(spec, self.context, lambda _: (f"<{tag}>{seed.answers[0]}</{tag}>",))
+        return [replace(shown, info=shown.info | {"role": turn.role})] if shown.valid else []
 
     def _move(self, name: str) -> GameTurn:
         return next(turn for turn in self.turns if turn.name == name)

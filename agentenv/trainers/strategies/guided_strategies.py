@@ -6,7 +6,7 @@ is Guide's, ``guided_clip`` that of Critique-GRPO.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -199,6 +199,18 @@ async def play_demonstration(spec: EpisodeSpec, context: RolloutContext) -> Play
     Raises:
         ConfigurationError: the environment has no expert for the task, or the policy shows no tokenizer.
     """
+    shown = await spell(spec, context, expert_actions)
+    return [] if shown.valid and shown.reward < spec.env.reward_ceiling else [shown]
+
+
+async def spell(
+    spec: EpisodeSpec, context: RolloutContext, actions: Callable[[EpisodeSpec], Sequence[str]]
+) -> Trajectory:
+    """The episode in which ``actions`` are taken, in the policy's tokens, as a demonstration.
+
+    Raises:
+        ConfigurationError: the policy shows no tokenizer.
+    """
     episode = f"{context.episode(0)}-demonstration"
     tokenizer = getattr(context.policy, "tokenizer", None)
     if tokenizer is None:
@@ -206,26 +218,22 @@ async def play_demonstration(spec: EpisodeSpec, context: RolloutContext) -> Play
             f"{type(context.policy).__name__} has no tokenizer to spell demonstrations in"
         )
     state = await open_episode(spec, context.chat, context.config, episode=episode)
-    actions = await ask_expert(state, context.config, partial(expert_actions, spec))
-    script = ScriptedPolicy({} if actions is None else {episode: actions}, tokenizer)
+    taken = await ask_expert(state, context.config, partial(actions, spec))
+    script = ScriptedPolicy({} if taken is None else {episode: taken}, tokenizer)
     shown = await play(state, script, context.chat, context.config)
-    if shown.valid and shown.reward < spec.env.reward_ceiling:
-        return []
     segments = [
         replace(s, context_mismatch=True, version=context.policy.version)
         if s.kind is SegmentKind.POLICY
         else s
         for s in shown.segments
     ]
-    return [
-        replace(
-            shown,
-            segments=tuple(segments),
-            origin=Origin.DEMONSTRATION,
-            group_id=f"{spec.group_id}/{episode}",
-            info=shown.info | {"strategy": {"demonstrations": 1, "sampled_tokens": 0}},
-        )
-    ]
+    return replace(
+        shown,
+        segments=tuple(segments),
+        origin=Origin.DEMONSTRATION,
+        group_id=f"{spec.group_id}/{episode}",
+        info=shown.info | {"strategy": {"demonstrations": 1, "sampled_tokens": 0}},
+    )
 
 
 def is_lost(played: Played, spec: EpisodeSpec) -> bool:

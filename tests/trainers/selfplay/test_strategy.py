@@ -12,7 +12,7 @@ import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import Completion, Document, Sampling, Task
 from agentenv.envs.search.local_search import STOP, LocalSearch
 from agentenv.envs.search.self_play import SearchSolver
@@ -76,13 +76,14 @@ def game(
     setup: dict[str, Any] | None = None,
     chat: Any = None,
     seed: int = 0,
+    topic: Task = TOPICS[0],
     **options: Any,
 ) -> list[Trajectory]:
-    """One game about Ada Guild."""
+    """One game, about Ada Guild if nothing else is said."""
     specs = [
         EpisodeSpec(
             SearchSolver(tasks=TOPICS, retriever=InMemoryRetriever(DOCUMENTS), k=1, setup=setup),
-            TOPICS[0],
+            topic,
             seed + i,
             "g",
         )
@@ -434,6 +435,76 @@ def test_a_red_team_is_paid_by_three_labels() -> None:
     assert rewards["defender"] == [-1.0, 3.0, 1.0, 1.0]
 
 
+def discussing(move: str, place: int, turn: int, shown: str) -> str:
+    kind, _, number = move.partition("_")
+    said = {"solve": f"<answer>guess {number}</answer>", "criticise": f"<critique>flaw {number}</critique>"}
+    return said.get(kind, "<score>2</score>")
+
+
+def test_a_solution_sees_the_last_two_rounds_of_a_discussion() -> None:
+    """Eight rounds, of which the fifth sees the third and the fourth."""
+    roles = Roles(discussing)
+    played = game(roles, 1, game="comas_history", checks=())
+    assert len(played) == 8 * 3
+    (first,), (second,), (fifth,) = (roles.shown[f"solve_{number}"] for number in (1, 2, 5))
+    assert [f"guess {n}" in fifth for n in range(1, 6)] == [False, False, True, True, False]
+    assert [f"flaw {n}" in fifth for n in range(1, 6)] == [False, False, True, True, False]
+    assert ("guess 1" in second, "guess" in first) == (True, False)
+
+
+def test_each_episode_of_a_discussion_is_an_agents_on_whom_the_lot_falls() -> None:
+    """Of 96 episodes each of four agents has some 24; the lot is the same for the same seed, and another for another."""
+    drawn = [
+        [
+            t.info["role"]
+            for t in game(Roles(discussing), 4, game="comas_history", checks=(), agents=4, seed=seed)
+        ]
+        for seed in (0, 0, 9)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert set(drawn[0]) == {"agent_1", "agent_2", "agent_3", "agent_4"}
+    assert all(12 <= drawn[0].count(agent) <= 36 for agent in set(drawn[0]))
+    played = game(Roles(discussing), 4, game="comas", checks=(), agents=2)
+    assert {t.group_id for t in played} == {"step-1/agent_1", "step-1/agent_2"}
+    assert [t.reward for t in played] == [0.5] * 8 + [0.0] * 4 + [0.5] * 8 + [0.0] * 4
+
+
+def test_half_of_the_messages_are_the_seeds_as_they_stand() -> None:
+    """Of five slots two have an attacker. A harmless reply to a seed that is answered: -1 + 1 and the form, so 1."""
+    said = "<prompt>harmful</prompt><response>unharmful</response><refusal>no</refusal>"
+    written = {
+        "attack": "<message>m</message>",
+        "defend": "<reply>r</reply>",
+        "defend_vanilla": "<reply>v</reply>",
+    }
+    roles = Roles(lambda move, *_: written.get(move, said))
+    played = game(roles, 5, game="red_team_vanilla", checks=())
+    rewards = by_role(played)
+    assert rewards["attacker"] == [1.0, 1.0]  # .5 + .5 - 1, and 1 for the form
+    assert rewards["defender"] == [1.0] * 5
+    assert all(text.startswith("Ada Guild") for text in roles.shown["defend_vanilla"])
+    assert len(roles.shown["verdict_vanilla"]) == 3
+    assert all("Reply: v" in text for text in roles.shown["verdict_vanilla"])
+
+
+def test_the_answer_of_a_seed_is_learned_as_the_reply_to_it() -> None:
+    written = {
+        "attack": "<message>m</message>",
+        "defend": "<reply>r</reply>",
+        "defend_vanilla": "<reply>v</reply>",
+    }
+    roles = Roles(lambda move, *_: written.get(move, "<prompt>harmful</prompt>"))
+    seed = replace(TOPICS[0], answers=("I will not.",))
+    options: dict[str, Any] = {"game": "red_team_vanilla", "checks": (), "imitate": True}
+    *_, shown = game(roles, 2, topic=seed, **options)
+    assert (shown.origin, shown.task.id) == (Origin.DEMONSTRATION, seed.id)
+    assert TOKENIZER.decode(shown.ids[shown.loss_mask].tolist()) == (
+        "<reply>I will not.</reply><|im_end|>"
+    )
+    assert shown.prompt[0].text.startswith("Ada Guild")
+    assert all(t.origin is Origin.BASE for t in game(roles, 2, **options))  # this seed has no answer
+
+
 def test_a_red_team_plays_for_a_sum_of_zero_and_thoughts_stay_hidden() -> None:
     """An unreadable verdict masks both."""
 
@@ -457,6 +528,14 @@ def test_what_cannot_be_played_is_one_sentence() -> None:
         get_strategy("self_play", {"game": "sps"})
     with pytest.raises(UnknownName, match=r"'ssp'.*'solve'"):
         get_strategy("self_play", {"checks": ("solve",)})
+    with pytest.raises(ConfigurationError, match=r"agents of at least 0, not -1"):
+        get_strategy("self_play", {"agents": -1})
+    with pytest.raises(ConfigurationError, match=r"imitate.*'ssp'"):
+        get_strategy("self_play", {"imitate": True})
+    with pytest.raises(UnknownName, match=r"agent_3"):
+        get_strategy(
+            "self_play", {"game": "comas", "checks": (), "agents": 2, "role_policies": {"agent_3": "tiny"}}
+        )
     with pytest.raises(UnknownName, match=r"'ssp'.*'critic'"):
         get_strategy("self_play", {"role_policies": {"critic": "tiny"}})
     with pytest.raises(UnknownName, match=r"'ssp'.*'prove'"):
