@@ -97,6 +97,9 @@ COMMANDS = {
         "agentenv.cli.synthesize_organisation:OrganisationCommand",
         "invent an organisation with mail, chat and tickets, and questions about it",
     ),
+    "synthesize sws": Command(
+        "agentenv.cli.synthesize_sws:SwS", "make questions of the kinds that a policy keeps failing"
+    ),
     "sandbox run": Command("agentenv.cli.sandbox:Run", "run an untrusted program in a sandbox"),
     "sandbox build": Command("agentenv.cli.sandbox:Build", "build the image of the Docker sandbox"),
     "serve": Command("agentenv.cli.serve:Serve", "serve an environment over a WebSocket and as MCP tools"),

@@ -80,8 +80,18 @@ FAILED: Mapping[str, Callable[[Sequence[float], int], bool]] = {
 goes by the kind's mean."""
 
 
+def failed_questions(history: Mapping[str, Sequence[float]], rule: str, attempts: int) -> list[str]:
+    """The questions that a row of ``FAILED`` counts as failed, in their order."""
+    return [question for question, accuracies in history.items() if FAILED[rule](accuracies, attempts)]
+
+
 def failed_kinds(
-    history: Mapping[str, Sequence[float]], rule: Rule, *, attempts: int, least: int = 2
+    history: Mapping[str, Sequence[float]],
+    rule: Rule,
+    *,
+    attempts: int,
+    least: int = 2,
+    kind_of: Callable[[str], str] = frame,
 ) -> list[Weakness]:
     """The kinds with at least ``least`` questions of which some are failed, in shares of their failure ratios (SwS).
 
@@ -90,14 +100,15 @@ def failed_kinds(
         rule: Row of ``FAILED``, or ``mean`` for `weaknesses` over the latest accuracies.
         attempts: Behind each accuracy.
         least: Questions below which nothing is said of a kind.
+        kind_of: The kind of a question; without effect for ``mean``.
     """
     latest = {question: accuracies[-1] for question, accuracies in history.items()}
     if rule == "mean":
         return weaknesses(latest, least=least)
-    failed = {question for question, accuracies in history.items() if FAILED[rule](accuracies, attempts)}
+    failed = set(failed_questions(history, rule, attempts))
     kinds: dict[str, list[str]] = defaultdict(list)
     for question in history:
-        kinds[frame(question)].append(question)
+        kinds[kind_of(question)].append(question)
     ratios = {kind: sum(q in failed for q in asked) / len(asked) for kind, asked in kinds.items()}
     weak = {kind: ratio for kind, ratio in ratios.items() if ratio and len(kinds[kind]) >= least}
     total = sum(weak.values())

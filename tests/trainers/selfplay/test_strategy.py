@@ -498,9 +498,7 @@ def test_the_answer_of_a_seed_is_learned_as_the_reply_to_it() -> None:
     options: dict[str, Any] = {"game": "red_team_vanilla", "checks": (), "imitate": True}
     *_, shown = game(roles, 2, topic=seed, **options)
     assert (shown.origin, shown.task.id) == (Origin.DEMONSTRATION, seed.id)
-    assert TOKENIZER.decode(shown.ids[shown.loss_mask].tolist()) == (
-        "<reply>I will not.</reply><|im_end|>"
-    )
+    assert TOKENIZER.decode(shown.ids[shown.loss_mask].tolist()) == ("<reply>I will not.</reply><|im_end|>")
     assert shown.prompt[0].text.startswith("Ada Guild")
     assert all(t.origin is Origin.BASE for t in game(roles, 2, **options))  # this seed has no answer
 
