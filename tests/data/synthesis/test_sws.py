@@ -48,7 +48,8 @@ def test_a_temperature_of_a_fifth_multiplies_scores_by_five() -> None:
     """Of 1 and .5: e^5 / (e^5 + e^2.5) = .924."""
     first, second = softmax([1.0, 0.5], 0.2)
     assert first == pytest.approx(math.exp(5) / (math.exp(5) + math.exp(2.5)))
-    assert (round(first, 3), first + second) == (0.924, pytest.approx(1.0))
+    assert round(first, 3) == 0.924
+    assert first + second == pytest.approx(1.0)
 
 
 def test_the_first_concept_is_drawn_by_its_frequency() -> None:
