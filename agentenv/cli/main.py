@@ -73,6 +73,10 @@ COMMANDS = {
         "agentenv.cli.retriever:ImportIndex", "use an index that another library built"
     ),
     "retriever check": Command("agentenv.cli.retriever:Check", "compare a saved index with its checksums"),
+    "retriever facts": Command(
+        "agentenv.cli.retriever_facts:Facts",
+        "let a model list the facts of a corpus, for search in their graph",
+    ),
     "retriever serve": Command("agentenv.cli.retriever_serve:Serve", "serve an index over HTTP"),
     "simulator data": Command(
         "agentenv.cli.simulator:Data", "make training data for a simulated search engine"

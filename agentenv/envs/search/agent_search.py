@@ -4,6 +4,7 @@
 ``browse_url`` into another one, which stands for the web. Each kind of agent is trained here before the planner is.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
+from agentenv.envs.search.fact_graph import FactGraph, fact_graph
 from agentenv.envs.search.hierarchical_rewards import HierarchicalState, hierarchical_reward
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt
 from agentenv.envs.search.page_graph import PageGraph
@@ -18,6 +20,7 @@ from agentenv.envs.search.search_env import SearchEnv, SearchParts, on_small_wor
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolFunction, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, TagParser
 from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.retrievers.rerank import Reranker, make_reranker
 from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.retrievers.storage.corpus import Corpus
 
@@ -63,11 +66,30 @@ class GraphSearch:
 
 
 @dataclass(frozen=True)
+class FactSearch:
+    """Finds passages by the facts that fit a query, and by what these facts are linked with (HippoRAG)."""
+
+    search: SearchTool
+    graph: FactGraph
+    judge: Reranker
+
+    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+        """The page of what is found.
+
+        Raises:
+            RetrieverFault: the search failed.
+        """
+        (ranking,) = await self.search.rank([call.text], state)
+        rank = partial(self.graph.rank, call.text, ranking, self.search.k, self.judge)
+        return shown(call, state, self.search.format, await asyncio.to_thread(rank))
+
+
+@dataclass(frozen=True)
 class AdjacentPassages:
     """Shows a page and those that are linked with it."""
 
     format: PageFormat
-    graph: PageGraph
+    graph: PageGraph | FactGraph
     k: int
 
     async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
@@ -140,6 +162,8 @@ class AgentSearch(SearchEnv):
         *,
         tools: Sequence[str] = LOCAL_TOOLS,
         web: Retriever | str | None = None,
+        facts: str = "",
+        fact_judge: Reranker | str = "overlap",
         max_turns: int = 8,
         scorer: str = "f1_hotpot",
         prompt: str = PROMPT,
@@ -152,6 +176,9 @@ class AgentSearch(SearchEnv):
         Args:
             tools: The tools that are offered; the local ones by default, ``["web_search", "browse_url"]`` for a web agent.
             web: What web tools search, or its spec; None searches what the others search.
+            facts: What the graph tools search: a file of `agentenv retriever facts` (as HierSearch does), ``titles`` for the
+                facts that a rule finds by titles, or empty for the links between pages.
+            fact_judge: Scores facts against a query: ``overlap``, or a folder with a cross-encoder.
             max_turns: Turns before the last one, in which only an answer counts.
             scorer: Name of the scorer of answers.
             prompt: Opening message; must hold ``{question}``, and may hold ``{tools}``.
@@ -161,6 +188,7 @@ class AgentSearch(SearchEnv):
 
         Raises:
             ConfigurationError: no tools, or a graph over a corpus that is elsewhere.
+            DatasetError: the facts cannot be read or are those of another corpus.
             UnknownName: no such tool.
         """
         tasks, retriever = on_small_world(tasks, retriever)
@@ -171,6 +199,8 @@ class AgentSearch(SearchEnv):
             if name not in TOOLS:
                 raise UnknownName.among("tool", name, TOOLS)
         made = make_retriever(web) if isinstance(web, str) else web
+        self._facts = facts
+        self._judge = make_reranker(fact_judge) if isinstance(fact_judge, str) else fact_judge
         offered = "; ".join(TOOLS[name] for name in tools)
         self.parts = SearchParts(
             opening=QuestionPrompt(prompt.replace("{tools}", offered)),
@@ -199,7 +229,11 @@ class AgentSearch(SearchEnv):
             "browse_url": BrowseTool(search.format),
         }
         corpus = getattr(search.retriever, "corpus", None)
-        if isinstance(corpus, Corpus):
+        if isinstance(corpus, Corpus) and self._facts:
+            facts = fact_graph(corpus, self._facts)
+            tools["graph_search"] = FactSearch(search, facts, self._judge)
+            tools["get_adjacent_passages"] = AdjacentPassages(search.format, facts, search.k)
+        elif isinstance(corpus, Corpus):
             graph = PageGraph(corpus)
             tools["graph_search"] = GraphSearch(search, graph)
             tools["get_adjacent_passages"] = AdjacentPassages(search.format, graph, search.k)

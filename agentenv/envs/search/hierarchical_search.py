@@ -102,6 +102,8 @@ class AgentSettings:
     """What its local tools search; empty takes what the planner's environment was given."""
     web: str = ""
     """What its web tools search; empty takes the same."""
+    facts: str = ""
+    """What its graph tools search; see `AgentSearch`."""
     prompt: str = AGENT_PROMPT
     """Its opening message."""
     k: int = 5
@@ -147,7 +149,12 @@ def configured_agent(
     if made.policy == EXTRACTIVE:
         return extractive_agent(LocalSearch(max_turns=1, **bounds))
     env = AgentSearch(
-        tools=made.tools, web=made.web or None, prompt=made.prompt, max_turns=made.max_turns, **bounds
+        tools=made.tools,
+        web=made.web or None,
+        facts=made.facts,
+        prompt=made.prompt,
+        max_turns=made.max_turns,
+        **bounds,
     )
     policy, chat = _opened(made.policy)
     context = min(made.context_tokens, getattr(policy, "context_tokens", made.context_tokens))

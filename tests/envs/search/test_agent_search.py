@@ -1,5 +1,6 @@
 """The tools of HierSearch's agents: the graph by hand, pages next to each other, two corpora, and what a run earns."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from agentenv.core.types import Document, Step, Task
 from agentenv.envs.search.agent_search import TOOLS, AgentSearch
 from agentenv.envs.search.page_graph import PageGraph, personalised_pagerank
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 from agentenv.retrievers.storage.corpus import Corpus
 
@@ -69,6 +70,21 @@ def test_pages_next_to_each_other() -> None:
     env = begun(k=3)
     assert found(call(env, "get_adjacent_passages", "Ada Stone")) == ["2", "1", "3"]
     assert call(env, "get_adjacent_passages", "Nobody").info["tool_results"][0].error_class == "UnknownTitle"
+
+
+def test_a_graph_of_facts_finds_what_shares_no_word_with_the_query() -> None:
+    env = begun("graph_search", "get_adjacent_passages", k=2, facts="titles")
+    assert found(call(env, "graph_search", "builder built Halvik")) == ["1", "2"]
+    assert found(call(env, "get_adjacent_passages", "Halvik")) == ["1", "2"]
+    twin = env.fork()[0]
+    assert found(call(twin, "graph_search", "Ulm")) == found(call(env, "graph_search", "Ulm"))
+
+
+def test_facts_of_another_corpus_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "facts.jsonl"
+    path.write_text('{"id": "99", "facts": [["Halvik", "is in", "Norland"]]}\n')
+    with pytest.raises(DatasetError, match="'99'"):
+        begun(facts=str(path))
 
 
 def test_the_web_is_another_corpus_whose_pages_are_opened() -> None:

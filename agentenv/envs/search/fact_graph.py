@@ -1,0 +1,135 @@
+"""The graph of facts that HierSearch searches: names and passages, ranked by a walk from the facts that fit a query.
+
+HippoRAG (Gutierrez et al. 2024, arXiv:2405.14831), with facts as the seeds of the walk as in its second version
+(arXiv:2502.14802). Its edges between synonyms are left out: names are the same where they are equal as SQuAD compares.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from agentenv.core.scoring.normalize import squad
+from agentenv.core.types import Document, Passage
+from agentenv.data.facts import Fact, facts_of_titles, read_facts
+from agentenv.envs.search.page_graph import personalised_pagerank
+from agentenv.errors import DatasetError
+from agentenv.retrievers.rerank import Reranker
+from agentenv.retrievers.storage.corpus import Corpus
+
+TITLES = "titles"
+"""Names the facts that a rule finds by titles, in place of a file."""
+PASSAGE_WEIGHT = 0.05
+"""Of a passage among the seeds, against names (HippoRAG 2)."""
+MOST_FACTS = 5
+"""Facts from which a walk begins (HippoRAG 2)."""
+
+
+def seed_weights(facts: Sequence[tuple[float, Fact]], passages: Mapping[str, int]) -> dict[str, float]:
+    """The weight of each name that the fitting facts hold: the mean score of its facts over its passages (HippoRAG 2).
+
+    Args:
+        facts: Facts with their scores.
+        passages: In how many passages a name stands; a rare name says more (HippoRAG's node specificity).
+    """
+    scores: dict[str, list[float]] = defaultdict(list)
+    for score, fact in facts:
+        for name in dict.fromkeys((squad(fact.subject), squad(fact.object))):
+            scores[name].append(score)
+    return {name: sum(some) / len(some) / passages[name] for name, some in scores.items()}
+
+
+class FactGraph:
+    """The names and passages of a corpus, with an edge for every fact and for every name in a passage.
+
+    Args:
+        corpus: Its passages.
+        facts: What they state.
+
+    Raises:
+        DatasetError: there is no fact, or one of a passage that the corpus lacks.
+    """
+
+    def __init__(self, corpus: Corpus, facts: Sequence[Fact]) -> None:
+        self._documents: dict[str, Document] = {document.id: document for document in corpus}
+        self._titled: dict[str, list[str]] = defaultdict(list)
+        for document in corpus:
+            self._titled[squad(document.title)].append(document.id)
+        self._facts = tuple(facts)
+        if not self._facts:
+            raise DatasetError("the graph of facts has no fact")
+        edges: dict[str, dict[str, None]] = defaultdict(dict)
+        for fact in self._facts:
+            if fact.document not in self._documents:
+                raise DatasetError(
+                    f"the corpus lacks the passage {fact.document!r}, of which there is a fact"
+                )
+            names = [_name(fact.subject), _name(fact.object)]
+            pairs = [(names[0], names[1]), *((name, _passage(fact.document)) for name in names)]
+            for one, other in pairs:
+                if one != other:
+                    edges[one][other] = edges[other][one] = None
+        self._links = {node: list(near) for node, near in edges.items()}
+        self._passages = {
+            node[2:]: sum(other.startswith("p:") for other in near)
+            for node, near in self._links.items()
+            if node.startswith("n:")
+        }
+
+    def rank(self, query: str, ranking: Sequence[Passage], k: int, judge: Reranker) -> list[Passage]:
+        """The ``k`` passages where the walk for ``query`` is most often.
+
+        It begins at the names of the facts that fit the query, and a little at the passages that a search has found. Where
+        no fact fits, those come back as they are.
+
+        Args:
+            query: What is looked for.
+            ranking: What a search finds for it, best first.
+            k: Passages.
+            judge: Scores facts against the query.
+        """
+        scores = judge.score([(query, fact.text) for fact in self._facts])
+        order = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[:MOST_FACTS]
+        fitting = [(scores[place], self._facts[place]) for place in order if scores[place] > 0]
+        if not fitting:
+            return list(ranking[:k])
+        seeds = {f"n:{name}": weight for name, weight in seed_weights(fitting, self._passages).items()}
+        for place, passage in enumerate(ranking, 1):
+            seeds[_passage(passage.id)] = PASSAGE_WEIGHT / place
+        walked = personalised_pagerank(self._links, seeds)
+        found = {node[2:]: weight for node, weight in walked.items() if node.startswith("p:")}
+        best = sorted(found, key=lambda one: (-found[one], one))[:k]
+        return [self._shown(one, found[one]) for one in best if one in self._documents]
+
+    def near(self, title: str) -> list[Document]:
+        """The passages titled or about ``title``, then those that share a name with them, most names first."""
+        own = dict.fromkeys(self._titled.get(squad(title), ()))
+        own |= dict.fromkeys(one[2:] for one in self._links.get(_name(title), ()) if one.startswith("p:"))
+        shared: Counter[str] = Counter()
+        for one in own:
+            for name in self._links.get(_passage(one), ()):
+                shared.update(other[2:] for other in self._links[name] if other.startswith("p:"))
+        others = sorted((one for one in shared if one not in own), key=lambda one: (-shared[one], one))
+        return [self._documents[one] for one in (*own, *others)]
+
+    def _shown(self, one: str, weight: float) -> Passage:
+        document = self._documents[one]
+        return Passage(document.id, document.title, document.text, weight)
+
+
+def _name(text: str) -> str:
+    return f"n:{squad(text)}"
+
+
+def _passage(document: str) -> str:
+    return f"p:{document}"
+
+
+@lru_cache(maxsize=2)
+def fact_graph(corpus: Corpus, facts: str) -> FactGraph:
+    """The graph of ``corpus`` over the facts of a file, or those that its titles tell (`TITLES`); made once a process.
+
+    Raises:
+        DatasetError: the file cannot be read or fits another corpus, or there is no fact.
+    """
+    return FactGraph(corpus, [*facts_of_titles(corpus)] if facts == TITLES else read_facts(Path(facts)))
