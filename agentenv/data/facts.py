@@ -98,15 +98,12 @@ def read_facts(path: Path) -> list[Fact]:
     for row in read_records(path):
         document, facts = row.id("id"), row.fields.get("facts")
         for fact in facts if isinstance(facts, list) else [facts]:
-            if not _is_triple(fact):
-                raise DatasetError(f"{row.place}: a fact is a list of three texts, not {str(fact)[:60]!r}.")
-            found.append(Fact(document, fact[0], fact[1], fact[2]))
+            found.append(_triple(document, fact, row.place))
     return found
 
 
-def _is_triple(fact: Any) -> bool:
-    return (
-        isinstance(fact, list)
-        and len(fact) == 3
-        and all(isinstance(part, str) and part.strip() for part in fact)
-    )
+def _triple(document: str, fact: Any, place: str) -> Fact:
+    texts = fact if isinstance(fact, list) else []
+    if len(texts) != 3 or not all(isinstance(part, str) and part.strip() for part in texts):
+        raise DatasetError(f"{place}: a fact is a list of three texts, not {str(fact)[:60]!r}.")
+    return Fact(document, texts[0], texts[1], texts[2])
