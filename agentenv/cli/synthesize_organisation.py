@@ -32,11 +32,13 @@ class OrganisationCommand:
     """Number of business days, at least 10."""
     split: Split = OrganisationConfig.split
     """Whose invented words are used; the splits share none."""
+    followups: int = OrganisationConfig.followups
+    """Most incidents that an incident leads to, one after the other; with some, questions go back along them."""
 
     def run(self) -> dict[str, Any]:
         """Writes the folder and returns its card."""
         refuse_used_folder(self.out)
-        config = OrganisationConfig(self.seed, self.people, self.days, self.split)
+        config = OrganisationConfig(self.seed, self.people, self.days, self.split, self.followups)
         made = invent_organisation(config)
         tasks = questions_about(made)
         card = {
@@ -46,6 +48,7 @@ class OrganisationCommand:
             "split": self.split,
             "people": self.people,
             "days": self.days,
+            "followups": self.followups,
             "events": dict(sorted(Counter(event.kind for event in made.events).items())),
             "refused": dict(sorted(made.refused.items())),
             "documents": len(made.documents),

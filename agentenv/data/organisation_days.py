@@ -64,8 +64,14 @@ def team_of(engine: Engine, person: str) -> str:
     return next(team for team, people in engine.teams.items() if person in people)
 
 
-def incident(engine: Engine) -> None:
-    """A service fails: it is detected, investigated, fixed and, now and then, described afterwards or complained about."""
+def incident(engine: Engine, behind: Event | None = None, depth: int = 0) -> None:
+    """A service fails: it is detected, investigated, fixed and, now and then, described afterwards or complained about.
+
+    Args:
+        engine: Of the organisation.
+        behind: The repair of another incident that has caused this one; None where nothing has.
+        depth: Incidents that led to this one.
+    """
     number = f"INC-{sum(event.kind == 'detected' for event in engine.events) + 1}"
     service = engine.rng.choice(sorted(engine.services))
     team = engine.services[service]
@@ -73,8 +79,17 @@ def incident(engine: Engine) -> None:
     finder, fixer = engine.rng.sample(staff, 2)
     facts = {"incident": number, "service": service, "team": team}
     text = f"{finder}: the service {service} has failed. This is incident {number}."
+    earlier: dict[str, str] = {}
+    if behind is not None:
+        earlier = {"behind": behind.facts["incident"]}
+        text += f" The change that fixed {earlier['behind']} has caused it."
     detected = engine.happen(
-        "detected", [finder], facts, [("chat", f"team {team}", text, staff)], minutes=(1, 4)
+        "detected",
+        [finder],
+        facts | earlier,
+        [("chat", f"team {team}", text, staff)],
+        cause=behind.id if behind is not None else None,
+        minutes=(1, 4),
     )
     if detected is None:
         return
@@ -100,6 +115,8 @@ def incident(engine: Engine) -> None:
     if fixed:
         engine.health = min(100, engine.health + 20)
         _afterwards(engine, number, service, team, (staff, fixer), (detected, fixed))
+        if depth < engine.config.followups and engine.rng.random() < 0.6:
+            incident(engine, fixed, depth + 1)
 
 
 def _afterwards(

@@ -42,12 +42,16 @@ class OrganisationConfig:
     """Business days, at least 10."""
     split: Split = "test"
     """Whose invented words are used; the splits share none."""
+    followups: int = 0
+    """Most incidents that an incident leads to, one after the other: its repair breaks something else."""
 
     def __post_init__(self) -> None:
         if not (6 <= self.people <= 200 and 10 <= self.days <= 250) or self.seed < 0:
             raise ConfigurationError(
                 f"people={self.people} must be 6 to 200, days={self.days} 10 to 250 and seed={self.seed} at least 0"
             )
+        if not 0 <= self.followups <= 10:
+            raise ConfigurationError(f"followups={self.followups} must be 0 to 10")
         if self.split not in SPLITS:
             raise UnknownName.among("split", self.split, SPLITS)
 
@@ -104,6 +108,14 @@ class Organisation:
     def incident(self, number: str) -> dict[str, Event]:
         """The events of an incident by kind."""
         return {event.kind: event for event in self.events if event.facts.get("incident") == number}
+
+    def led_to(self, number: str) -> list[str]:
+        """The incidents that led to an incident, the latest first: each was fixed by a change that caused the next."""
+        found: list[str] = []
+        while behind := self.incident(number)["detected"].facts.get("behind"):
+            found.append(behind)
+            number = behind
+        return found
 
     def could_know(self, person: str, event: str, time: Time) -> bool:
         """Whether ``person`` had seen something that states ``event`` by ``time``, while he or she was there."""

@@ -3,8 +3,8 @@
 Every answer follows from the log. The kinds of questions come in equal shares, and so do the answers of each kind.
 """
 
-from collections.abc import Callable, Iterator
-from itertools import zip_longest
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise, zip_longest
 from random import Random
 from typing import Any
 
@@ -23,7 +23,9 @@ _PAST = {
 }
 
 
-def organisation_tasks(count: int, *, seed: int, split: Any, people: int = 12, days: int = 22) -> list[Task]:
+def organisation_tasks(
+    count: int, *, seed: int, split: Any, people: int = 12, days: int = 22, followups: int = 0
+) -> list[Task]:
     """``count`` questions about as many organisations as are needed, the seeds of which begin at ``seed``.
 
     Raises:
@@ -31,7 +33,7 @@ def organisation_tasks(count: int, *, seed: int, split: Any, people: int = 12, d
     """
     tasks: list[Task] = []
     while len(tasks) < count:
-        config = OrganisationConfig(seed=seed, people=people, days=days, split=split)
+        config = OrganisationConfig(seed=seed, people=people, days=days, split=split, followups=followups)
         tasks += questions_about(invent_organisation(config))
         seed += 1
     return tasks[:count]
@@ -40,7 +42,7 @@ def organisation_tasks(count: int, *, seed: int, split: Any, people: int = 12, d
 def questions_about(organisation: Organisation) -> list[Task]:
     """The questions about one organisation: as many of each answer as the rarer of both has, kinds by turns."""
     rng = Random(f"questions {organisation.config.seed} {organisation.config.split}")
-    makers = (_fact, _perspective, _counterfactual, _silence)
+    makers = (_fact, _perspective, _counterfactual, _silence, _chain)
     kinds = [_balanced(list(make(organisation, rng)), rng) for make in makers]
     rows = [task for together in zip_longest(*kinds) for task in together if task is not None]
     config = organisation.config
@@ -67,17 +69,27 @@ def _balanced(tasks: list[Task], rng: Random) -> list[Task]:
 
 
 def _made(
-    organisation: Organisation, family: str, question: str, answer: str, events: list[Event], query: str
+    organisation: Organisation,
+    family: str,
+    question: str,
+    answer: str,
+    events: list[Event],
+    query: str,
+    before: Sequence[tuple[str, str]] = (),
 ) -> Task:
-    """A task whose supporting documents are what was written of ``events``."""
+    """A task whose supporting documents are what was written of ``events``.
+
+    ``before`` are queries with what they tell, which come before ``query``.
+    """
     documents = [a.document.id for event in events for a in organisation.of_event(event.id)]
     config = organisation.config
     data = {
         "family": family,
         "hops": len(events),
         "supporting_ids": tuple(dict.fromkeys(documents)),
-        "path": ({"query": query, "answer": answer},),
-        "organisation": {"seed": config.seed, "people": config.people, "days": config.days},
+        "path": tuple({"query": asked, "answer": told} for asked, told in (*before, (query, answer))),
+        "organisation": {"seed": config.seed, "people": config.people, "days": config.days}
+        | ({"followups": config.followups} if config.followups else {}),
     }
     return Task("", question, (answer,), config.split, data)
 
@@ -127,7 +139,8 @@ def _counterfactual(organisation: Organisation, rng: Random) -> Iterator[Task]:
     for number, events in incidents.items():
         for other, others in incidents.items():
             kinds = [kind for kind in ("post-mortem", "escalation", "resolved") if kind in others]
-            if not kinds or (other != number and rng.random() > 0.3):
+            chained = number in organisation.led_to(other)
+            if not kinds or (other != number and rng.random() > 0.3 and not chained):
                 continue
             kind = rng.choice(kinds)
             what = {
@@ -140,6 +153,25 @@ def _counterfactual(organisation: Organisation, rng: Random) -> Iterator[Task]:
             answer = "no" if gone else "yes"
             yield _made(
                 organisation, f"counterfactual, {answer}", question, answer, [others[kind]], f"{other} {kind}"
+            )
+
+
+def _chain(organisation: Organisation, rng: Random) -> Iterator[Task]:
+    """Who fixed an incident that led to another one, so many incidents back: each is told by the one after it."""
+    for number, _ in _incidents(organisation):
+        before = [number, *organisation.led_to(number)]
+        for back, first in enumerate(before[1:], 1):
+            steps = "the incident that led to " * back
+            passed = [organisation.incident(one)["detected"] for one in before[:back]]
+            fixed = organisation.incident(first)["fixed"]
+            yield _made(
+                organisation,
+                "chain",
+                f"Who fixed {steps}{number}?",
+                fixed.facts["person"],
+                [*passed, fixed],
+                f"chat: fixed {first} closed",
+                [(f"chat: This is incident {a}", b) for a, b in pairwise(before[: back + 1])],
             )
 
 

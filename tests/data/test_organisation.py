@@ -177,3 +177,54 @@ def test_numbers_out_of_range_are_refused(changes: dict[str, int]) -> None:
         OrganisationConfig(**changes)  # type: ignore[arg-type]
     with pytest.raises(UnknownName, match="'tst'"):
         OrganisationConfig(split="tst")  # type: ignore[arg-type]
+
+
+FOLLOWED = [invent_organisation(OrganisationConfig(seed=seed, followups=3)) for seed in range(4)]
+
+
+@pytest.mark.parametrize("made", FOLLOWED, ids=lambda made: f"seed {made.config.seed}")
+def test_an_incident_leads_to_others_by_way_of_its_repair(made: Organisation) -> None:
+    by_id = {event.id: event for event in made.events}
+    lengths = set()
+    for event in made.events:
+        if event.kind == "detected":
+            behind = made.led_to(event.facts["incident"])
+            lengths.add(len(behind))
+            if behind:
+                cause = by_id[event.cause or ""]
+                assert (cause.kind, cause.facts["incident"]) == ("fixed", behind[0])
+                assert cause.time < event.time
+                root = made.incident(behind[-1])["detected"]
+                assert made.depends_on(event.id, root.id)
+    assert lengths <= {0, 1, 2, 3}
+    assert max(lengths) >= 1
+
+
+def test_questions_go_back_along_incidents_and_the_texts_alone_answer_them() -> None:
+    depths = set()
+    for made in FOLLOWED:
+        texts = "\n".join(document.text for document in made.documents)
+        behind = dict(re.findall(r"This is incident (INC-\d+)\. The change that fixed (INC-\d+) has", texts))
+        fixer = {
+            n: p for p, n in re.findall(r"(\w+ \w+): I have fixed the service \w+, (INC-\d+) can", texts)
+        }
+        for task in questions_about(made):
+            if task.data["family"] == "chain":
+                (number,) = re.findall(r"INC-\d+", task.question)
+                depth = task.question.count("that led to")
+                for _ in range(depth):
+                    number = behind[number]
+                assert task.answers == (fixer[number],)
+                assert (task.data["hops"], len(task.data["path"])) == (depth + 1, depth + 1)
+                depths.add(depth)
+    assert depths == {1, 2, 3}
+
+
+def test_an_organisation_without_followups_is_as_it_was() -> None:
+    assert not any("has caused it" in document.text for made in MADE for document in made.documents)
+    assert all(
+        made.led_to(e.facts["incident"]) == [] for made in MADE for e in made.events if e.kind == "detected"
+    )
+    assert not any(task.data["family"] == "chain" for made in MADE for task in questions_about(made))
+    with pytest.raises(ConfigurationError, match="followups=11"):
+        OrganisationConfig(followups=11)

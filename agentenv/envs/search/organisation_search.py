@@ -172,7 +172,14 @@ class OrganisationSearch(SearchEnv):
 
     @classmethod
     def make_tasks(
-        cls, n: int, *, seed: int = 0, split: str = "train", people: int = 12, days: int = 22
+        cls,
+        n: int,
+        *,
+        seed: int = 0,
+        split: str = "train",
+        people: int = 12,
+        days: int = 22,
+        followups: int = 0,
     ) -> Sequence[Task]:
         """Questions about as many organisations as are needed.
 
@@ -182,8 +189,11 @@ class OrganisationSearch(SearchEnv):
             split: Whose invented words are used.
             people: Of each organisation.
             days: Business days of each.
+            followups: Most incidents that an incident leads to; with some, questions go back along them.
         """
-        return organisation_tasks(n, seed=1000 * seed, split=split, people=people, days=days)
+        return organisation_tasks(
+            n, seed=1000 * seed, split=split, people=people, days=days, followups=followups
+        )
 
     def expert(self) -> Sequence[str] | None:
         """The search of the task's path, then the answer."""
