@@ -28,6 +28,7 @@ SAMPLERS: Mapping[str, str] = {
     "dapo": "agentenv.trainers.task_sampling.allocation:DynamicSampling",
     "ui_s1": "agentenv.trainers.task_sampling.allocation:DiversityFilter",
     "dars": "agentenv.trainers.task_sampling.allocation:DifficultyAdaptive",
+    "tiered": "agentenv.trainers.task_sampling.tiered:TieredBudget",
     "xrpo": "agentenv.trainers.task_sampling.uncertainty:UncertaintyAllocation",
     "vade": "agentenv.trainers.task_sampling.selection:PosteriorSampling",
     "dots": "agentenv.trainers.task_sampling.replay:TargetedReplay",
