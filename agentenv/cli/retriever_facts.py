@@ -10,7 +10,7 @@ from rich.console import Console
 from agentenv.core.env import run_sync
 from agentenv.core.io.files import write_bytes
 from agentenv.core.types import Document
-from agentenv.data.facts import Fact, FactExtractor, facts_line
+from agentenv.data.synthesis.facts import Fact, FactExtractor, facts_line
 from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.data.synthesis.records import over_records
 from agentenv.errors import ConfigurationError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentenv.core.scoring.normalize import squad
 from agentenv.core.types import Document, Passage
-from agentenv.data.facts import Fact, facts_of_titles, read_facts
+from agentenv.data.synthesis.facts import Fact, facts_of_titles, read_facts
 from agentenv.envs.search.page_graph import personalised_pagerank
 from agentenv.errors import DatasetError
 from agentenv.retrievers.rerank import Reranker

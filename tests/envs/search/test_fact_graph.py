@@ -3,7 +3,7 @@
 import pytest
 
 from agentenv.core.types import Document, Passage
-from agentenv.data.facts import Fact
+from agentenv.data.synthesis.facts import Fact
 from agentenv.envs.search.fact_graph import FactGraph, seed_weights
 from agentenv.errors import DatasetError
 from agentenv.retrievers.rerank import OverlapReranker

@@ -8,7 +8,7 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.core.types import Document
-from agentenv.data.facts import Fact, facts_line, facts_of_titles, read_facts
+from agentenv.data.synthesis.facts import Fact, facts_line, facts_of_titles, read_facts
 from agentenv.errors import DatasetError
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 
