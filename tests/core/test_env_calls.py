@@ -94,11 +94,11 @@ def test_a_call_that_cancels_itself_is_a_fault_that_names_it() -> None:
 
 def test_a_late_call_names_the_one_that_blocks_its_loop() -> None:
     async def blocks() -> None:
-        await asyncio.sleep(0.05)
-        time.sleep(0.8)
+        await asyncio.sleep(0.01)
+        time.sleep(3)  # in a thread that nobody waits for
 
     async def waits() -> None:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.3)
 
     async def run() -> Sequence[Any]:
         calls = (call("the step of A", 0.4, waits), call("the step of B", 0.4, blocks))
