@@ -83,7 +83,7 @@ class Run:
     def parts(self) -> dict[str, Stateful]:
         """What checkpoints hold beside policy and learner; the draws of the rollouts follow what the sampler has learned."""
         held: dict[str, Stateful] = {"sampler": self.sampler, "rollouts": self.scheduler}
-        if self.config.optimizer.supervised_batch:
+        if self.config.rollout.strategy == "demonstrate":
             held["demonstrations"] = self.demonstrations
         return held | ({"second": self.second} if self.second else {})
 

@@ -22,6 +22,7 @@ from agentenv.trainers.credit.outcome import MEASURED
 from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
 from agentenv.trainers.learner.imitation import DemonstrationBuffer, imitate
 from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
+from agentenv.trainers.learner.optimizers import SecondMoments
 from agentenv.trainers.learner.preferences import PAIR, prefer
 from agentenv.trainers.learner.schedules import batch_scale, learning_rate_share
 from agentenv.trainers.run_folder.folder import TrainedPolicy
@@ -58,7 +59,8 @@ def update_weights(
         learner: Who makes them.
         rate: The peak of the step size.
         factor: What the guard has left of it.
-        buffer: Where demonstrations wait for a supervised step; None makes one on those of this batch.
+        buffer: Where demonstrations wait for a supervised step, with the optimiser of these steps; None makes one on those
+            of this batch, with a fresh optimiser.
 
     Returns:
         Figures of the last pass over the batch, and under ``updates`` those of every optimiser step where there are several.
@@ -90,13 +92,21 @@ def update_weights(
     figures |= {"truncated_masked": masked} if config.loss.mask_truncated else {}
     shown = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
     shown, preferred = [t for t in shown if PAIR not in t.info], [t for t in shown if PAIR in t.info]
-    if buffer is not None:
-        shown = buffer.add(shown)
-        figures |= {"demonstrations_held": len(buffer)} if settings.supervised_batch else {}
-    figures |= imitate(learner, shown, settings.supervised_rate * factor)
+    figures |= _imitated(learner, shown, settings.supervised_rate * factor, buffer)
     figures |= prefer(learner, preferred, settings.supervised_rate * factor)
     policy.set_weights(learner.weights() if learner.model is not policy.model else None)
     return figures | {"learning_rate": rate}
+
+
+def _imitated(
+    learner: Learner, shown: Sequence[Trajectory], rate: float, buffer: DemonstrationBuffer | None
+) -> dict[str, float]:
+    """The supervised step on demonstrations, if there is one."""
+    if buffer is None:
+        return imitate(learner, shown, rate, SecondMoments())
+    taken = buffer.add(shown)
+    held = {"demonstrations_held": len(buffer)} if buffer.size else {}
+    return held | imitate(learner, taken, rate, buffer.moments)
 
 
 def shaped(config: TrainConfig, group: Sequence[Trajectory]) -> list[Trajectory]:

@@ -10,6 +10,7 @@ from agentenv.core.trajectory import Trajectory, from_record, to_record
 from agentenv.core.types import Task
 from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
+from agentenv.trainers.learner.optimizers import SecondMoments
 from agentenv.trainers.learner.settings import MemorySettings
 
 
@@ -25,26 +26,29 @@ class DemonstrationBuffer:
     """
 
     def __init__(self, size: int, tasks: Sequence[Task]) -> None:
-        self._size = size
+        self.size = size
         self._tasks = tasks
         self._held: list[Trajectory] = []
+        self.moments = SecondMoments()
+        """Of the supervised steps."""
 
     def __len__(self) -> int:
         return len(self._held)
 
     def add(self, demonstrations: Sequence[Trajectory]) -> list[Trajectory]:
         """Takes up the demonstrations of a batch; those that a supervised step is to be made on now, if any."""
-        if not self._size:
+        if not self.size:
             return list(demonstrations)
         self._held = [*demonstrations, *self._held]
-        if len(self._held) < self._size:
+        if len(self._held) < self.size:
             return []
-        taken, self._held = self._held[: self._size], self._held[self._size :]
+        taken, self._held = self._held[: self.size], self._held[self.size :]
         return taken
 
     def state_dict(self) -> dict[str, Any]:
-        """The demonstrations that wait."""
-        return {"held": [json.loads(json.dumps(to_record(t, whole=True))) for t in self._held]}
+        """The demonstrations that wait, and the moments of the supervised steps so far."""
+        held = [json.loads(json.dumps(to_record(t, whole=True))) for t in self._held]
+        return {"held": held, "moments": self.moments.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up where ``state_dict`` stood.
@@ -60,17 +64,21 @@ class DemonstrationBuffer:
                 f"{len(tasks)} training tasks of this run: resume with the questions that it was written with"
             )
         self._held = [from_record(record, tasks[name]) for name, record in held]
+        self.moments.load_state_dict(state.get("moments", {}))
 
 
-def imitate(learner: Learner, demonstrations: Sequence[Trajectory], rate: float) -> dict[str, float]:
+def imitate(
+    learner: Learner, demonstrations: Sequence[Trajectory], rate: float, moments: SecondMoments
+) -> dict[str, float]:
     """One optimiser step on the mean of -log p over the demonstrations' tokens, at temperature 1.
 
-    The moments of the optimiser are those of ``learner``, so that a checkpoint holds all there is.
+    As in the program of ReLIFT, these steps have an optimiser of their own.
 
     Args:
-        learner: Owns model and optimiser.
+        learner: Owns the model, and the optimiser of the other steps.
         demonstrations: Trajectories whose policy tokens are to be imitated; none makes no step.
         rate: Step size.
+        moments: The optimiser of these steps.
 
     Returns:
         The loss in nats a token, and the number of demonstrations; nothing where there is none.
@@ -86,15 +94,15 @@ def imitate(learner: Learner, demonstrations: Sequence[Trajectory], rate: float)
         )
     goal = learner.objective
     memory = {name: getattr(goal, name) for name in MemorySettings.model_fields if name != "precision"}
+    trained = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
     supervised = Learner(
         learner.model,
         Objective(objective="opmd", objective_options={"tau": 0.0}, **memory),
         learning_rate=rate,
         max_grad_norm=learner.max_grad_norm,
-        optimizer=learner.optimizer,
+        optimizer=moments.beside(learner.optimizer, trained, goal, rate),
         image_reader=learner.image_reader,
     )
-    supervised.set_learning_rate(rate)
     metrics = supervised.step(rows_of(demonstrations, [np.ones(len(t.ids)) for t in demonstrations]))
     learner.compute_seconds += supervised.compute_seconds
     return {"supervised_loss": metrics["loss"]}

@@ -6,13 +6,15 @@ stand in the memory of the host.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy as shallow_copy
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from agentenv.errors import MissingExtra
+from agentenv.errors import CheckpointMismatch, MissingExtra
+from agentenv.policies.lora import on_host
 from agentenv.trainers.learner.settings import MemorySettings
 
 _ROUNDED = (torch.bfloat16, torch.float16)
@@ -35,6 +37,63 @@ def make_optimizer(
     if host or rounded:
         return MasterWeights(weights, make, device=torch.device("cpu") if host else None)
     return make(weights)
+
+
+class SecondMoments:
+    """A second optimizer of the same weights, for steps of another kind: its moments never mix with those of the first.
+
+    It is made at its first step. Float32 copies of the weights are those of the first optimizer.
+    """
+
+    def __init__(self) -> None:
+        self._optimizer: Any = None
+        self._state: dict[str, Any] = {}
+
+    def beside(self, first: Any, weights: Sequence[Tensor], settings: MemorySettings, rate: float) -> Any:
+        """The second optimizer.
+
+        Args:
+            first: The first one, whose weight decay it has too.
+            weights: What both move.
+            settings: As for the first one.
+            rate: Step size of the steps to come.
+
+        Raises:
+            CheckpointMismatch: the state that was loaded is of other weights.
+        """
+        if self._optimizer is None:
+            decay = first.param_groups[0]["weight_decay"]
+            if isinstance(first, MasterWeights):
+                self._optimizer = first.twin()
+            else:
+                self._optimizer = make_optimizer(weights, settings, learning_rate=rate, weight_decay=decay)
+            self._take_up()
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        return self._optimizer
+
+    def _take_up(self) -> None:
+        if not self._state:
+            return
+        try:
+            self._moments.load_state_dict(self._state)
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointMismatch(
+                f"the second optimizer of the checkpoint does not fit: {error}"
+            ) from error
+
+    @property
+    def _moments(self) -> Any:
+        """What holds the moments and not the copies, which move between its steps."""
+        return self._optimizer.inner if isinstance(self._optimizer, MasterWeights) else self._optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """The moments; nothing before the first step."""
+        return self._state if self._optimizer is None else on_host(self._moments.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state_dict`` stood, when the next step is made."""
+        self._optimizer, self._state = None, dict(state)
 
 
 def _adamw_8bit() -> Any:
@@ -70,7 +129,14 @@ class MasterWeights:
             for weight in weights
         ]
         self.bucket = bucket
+        self.make = make
         self.inner = make(self.copies)
+
+    def twin(self) -> "MasterWeights":
+        """Another optimizer of the same copies, with moments of its own."""
+        other = shallow_copy(self)
+        other.inner = self.make(self.copies)
+        return other
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

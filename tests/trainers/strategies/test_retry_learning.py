@@ -21,6 +21,7 @@ from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.learner.imitation import imitate
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
+from agentenv.trainers.learner.optimizers import SecondMoments
 from agentenv.trainers.learner.settings import CorrectionSettings
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import by_group, get_strategy, play_groups
@@ -113,7 +114,7 @@ def test_a_ratio_has_the_hinted_denominator_where_that_is_asked_for(
             assert learner.accumulate(rows)["loss"] == pytest.approx(-factor, abs=1e-4)
 
 
-def test_a_supervised_step_follows_demonstrations_and_shares_the_moments(
+def test_a_supervised_step_follows_demonstrations_with_moments_of_its_own(
     explore: list[Trajectory], qwen: Callable[..., Any]
 ) -> None:
     model = qwen(context=1024)
@@ -125,10 +126,15 @@ def test_a_supervised_step_follows_demonstrations_and_shares_the_moments(
         return float(np.mean(np.asarray(logprobs)[explore[1].loss_mask]))
 
     before = likelihood()
-    assert imitate(learner, [], 1e-2) == {}
-    assert imitate(learner, explore[1:], 1e-2)["supervised_loss"] == pytest.approx(-before, abs=1e-5)
+    moments = SecondMoments()
+    assert imitate(learner, [], 1e-2, moments) == {}
+    assert moments.state_dict() == {}
+    loss = imitate(learner, explore[1:], 1e-2, moments)["supervised_loss"]
+    assert loss == pytest.approx(-before, abs=1e-5)
     assert likelihood() > before
-    assert learner.optimizer.state_dict()["state"]
+    assert moments.state_dict()["state"]
+    assert not learner.optimizer.state_dict()["state"]
+    assert learner.optimizer.param_groups[0]["lr"] == 1e-3
 
 
 def test_a_correction_refuses_retries_or_weighs_them_one_by_one(
