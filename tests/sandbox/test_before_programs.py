@@ -252,7 +252,7 @@ def test_a_process_that_was_killed_is_replaced_though_its_order_has_come(
     def sleeper() -> once.Waiting:
         stdin, order, ready, stream = (os.open(os.devnull, os.O_RDWR) for _ in range(4))
         pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
-        return once.Waiting(pid, stdin, order, ready, (stream,))
+        return once.Waiting(pid, stdin, order, ready, (stream,), os.pidfd_open(pid))
 
     monkeypatch.setattr(once, "await_program", lambda setup: sleeper())
     killed, (link, order) = sleeper(), os.pipe()
@@ -266,5 +266,5 @@ def test_a_process_that_was_killed_is_replaced_though_its_order_has_come(
         with suppress(ProcessLookupError):
             os.kill(fresh.pid, signal.SIGKILL)
             os.waitpid(fresh.pid, 0)
-        for fd in (link, order, fresh.stdin, fresh.order, fresh.ready, *fresh.streams):
+        for fd in (link, order, fresh.stdin, fresh.order, fresh.ready, *fresh.streams, fresh.handle):
             os.close(fd)

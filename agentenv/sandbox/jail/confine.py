@@ -1,6 +1,5 @@
 """What a process gives up before it runs untrusted code, and what a run's own corner of the jail is made of."""
 
-import base64
 import contextlib
 import errno
 import os
@@ -260,6 +259,5 @@ def forbid_calls(setup: dict[str, Any], *, session: bool = False) -> int:
     """Gives up dangerous calls; returns a session's descriptor of those that wait for the supervisor's word, or -1."""
     if not setup["isolated"]:
         return -1
-    program = base64.b64decode(setup["filters"]["session" if session else "run"])
-    descriptor = kernel.install_filter(program, listener=session)
+    descriptor = kernel.install_filter(setup["filters"]["session" if session else "run"], listener=session)
     return descriptor if session else -1

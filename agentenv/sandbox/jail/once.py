@@ -39,6 +39,8 @@ class Waiting(NamedTuple):
     """Says ``BEGINS`` when the program begins, a complaint where it cannot, and nothing where the process dies before."""
     streams: tuple[int, ...]
     """The reading ends of stdout, stderr and what calls return."""
+    handle: int
+    """Can be read once the process has ended."""
 
 
 def make_box(root: str, files: dict[str, str]) -> str:
@@ -117,7 +119,7 @@ def await_program(setup: dict[str, Any]) -> Waiting:
         _become_program(setup, [stdin, *writing, order[0], ready[1]])
     for fd in (order[0], ready[1], *writing):
         os.close(fd)
-    return Waiting(pid, stdin, order[1], ready[0], tuple(end for end, _ in pipes))
+    return Waiting(pid, stdin, order[1], ready[0], tuple(end for end, _ in pipes), os.pidfd_open(pid))
 
 
 def replace_killed(process: Waiting, setup: dict[str, Any], link: int) -> Waiting:
@@ -128,14 +130,16 @@ def replace_killed(process: Waiting, setup: dict[str, Any], link: int) -> Waitin
     one inherits nothing of an order either.
     """
     while True:
-        handle = os.pidfd_open(process.pid)
-        select.select([link, handle], [], [])
-        ended = os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        os.close(handle)
+        poll = select.poll()
+        for fd in (link, process.handle):
+            poll.register(fd, select.POLLIN)
+        if process.handle not in dict(poll.poll()):
+            return process
+        ended = os.waitid(os.P_PIDFD, process.handle, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None or ended.si_code != os.CLD_KILLED or ended.si_status != signal.SIGKILL:
             return process  # what it complained of is said to whoever wants to use it
         os.waitpid(process.pid, 0)
-        for fd in (process.stdin, process.order, process.ready, *process.streams):
+        for fd in (process.stdin, process.order, process.ready, *process.streams, process.handle):
             os.close(fd)
         process = await_program(setup)
 
@@ -171,8 +175,7 @@ def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -
     watch.baseline = baseline
     if not setup["isolated"]:
         watch.members = lambda: [process.pid]
-    handle = os.pidfd_open(process.pid)
-    verdict = watch.until(handle, started + limits["wall_s"])
+    verdict = watch.until(process.handle, started + limits["wall_s"])
     end_all(process.pid, setup["isolated"])
     _, state, usage = os.wait4(process.pid, 0)
     reap_all(setup["isolated"])
@@ -182,7 +185,7 @@ def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -
         await_confined(process.ready, f"{verdict}, wait status {state:#x}")  # who could complain is gone
     wall = time.monotonic() - started
     watch.drain_rest()
-    for fd in (handle, *process.streams):
+    for fd in (process.handle, *process.streams):
         os.close(fd)
     files, refused = collect(folder, request["collect"], limits)
     return {

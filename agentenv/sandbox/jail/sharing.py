@@ -5,7 +5,7 @@ import re
 import stat
 from collections.abc import Collection, Sequence
 
-from agentenv.sandbox.jail.watch import stat_of
+from agentenv.sandbox.jail.watch import read_small, stat_of
 
 MAPPING = re.compile(rb"^\S+ ...(.) \S+ (\S+) \S+ *(.*)$", re.MULTILINE)
 """A line of ``/proc/PID/maps``: whether it is shared, the device, and the name of what is mapped."""
@@ -109,8 +109,7 @@ def fork_violation(pid: int, parent: int) -> str:
     in a folder that has no name any more could tell each other something by its mode and its times.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stream:
-            fields = stream.read().rpartition(b")")[2].split()
+        fields = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except OSError:
         return "it ended at once"
     state, found, group, session = fields[0], *map(int, fields[1:4])

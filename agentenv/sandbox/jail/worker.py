@@ -26,6 +26,14 @@ VALUE_LIMIT = 65536
 DIGEST_ITEMS = 20_000
 
 
+_ours: list[str] = []
+
+
+def name_own_modules() -> None:
+    """Finds which modules are ours, before anything is forked: a fork that went through all names would touch them all."""
+    _ours[:] = [name for name in sys.modules if name.partition(".")[0] == "agentenv"]
+
+
 def prepare(folder: str, arguments: list[str]) -> types.ModuleType:
     """Fresh streams, a fresh ``__main__`` and no trace of ours among the modules, for a program of ``folder``."""
     sys.stdin = open(0, encoding="utf-8", closefd=False)
@@ -34,7 +42,7 @@ def prepare(folder: str, arguments: list[str]) -> types.ModuleType:
     vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
     sys.argv = arguments
     sys.path.insert(0, folder)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "agentenv"]:
+    for name in _ours:
         del sys.modules[name]
     del sys.meta_path[0]
     if numpy_random := sys.modules.get("numpy.random"):

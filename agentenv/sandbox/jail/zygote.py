@@ -3,6 +3,7 @@
 The host talks to the router in frames on the descriptors 0 and 1, which nothing that is forked ever sees.
 """
 
+import base64
 import gc
 import importlib.util
 import os
@@ -11,7 +12,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from agentenv.sandbox.jail import confine, frames, kernel
+from agentenv.sandbox.jail import confine, frames, kernel, worker
 from agentenv.sandbox.jail.router import Router
 from agentenv.sandbox.jail.supervisor import immune
 from agentenv.sandbox.jail.template import serve_requests
@@ -30,6 +31,7 @@ def boot(setup: dict[str, Any]) -> NoReturn:
         confine.hide_host(setup["kept"])
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         kernel.drop_bounding_set()
+        setup["filters"] = {name: base64.b64decode(text) for name, text in setup["filters"].items()}
     sys.path.extend(folder for folder in setup["path"] if os.path.isdir(folder))
     for name in setup["imports"]:
         if name != "numpy" or importlib.util.find_spec(name):  # asked for by default, and not everywhere
@@ -37,6 +39,7 @@ def boot(setup: dict[str, Any]) -> NoReturn:
     # The kernel lets nobody send a descriptor while their user has more on their way than they may have open.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    worker.name_own_modules()
     gc.collect()
     gc.freeze()
     control, other = socket.socketpair()
