@@ -19,6 +19,12 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("agentenv/LocalSearch-v0", {"scorer": "f1_squad"}),
     ("agentenv/LocalSearch-v0", {"scorer": "em_cover"}),
     ("agentenv/LongSearch-v0", {"scorer": "f1_set"}),
+    ("agentenv/LongSearch-v0", {"kept_chars": 100}),
+    ("agentenv/AgentSearch-v0", {"tools": ["chunk_search", "graph_search"], "facts": "titles"}),
+    ("agentenv/HierarchicalSearch-v0", {"local_first": True}),
+    ("agentenv/PlannedSearch-v0", {"gain": True}),
+    ("agentenv/PlannedSearch-v0", {"process": "coverage", "process_weight": 0.5}),
+    ("agentenv/PlannedSearch-v0", {"cost": "turns", "search_cost": 0.1}),
     ("agentenv/JudgedSearch-v0", {"verdicts": "sum"}),
     ("agentenv/Code-v0", {"reward": "fraction"}),
     ("agentenv/SQL-v0", {"reward": "ex"}),
@@ -28,6 +34,8 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("agentenv/SQL-v0", {"reward": "bucketed"}),
     ("agentenv/SQL-v0", {"reward": "arctic"}),
     ("agentenv/SQL-v0", {"reward": "sql_r1"}),
+    ("agentenv/SQL-v0", {"reward": "sql_r1_length"}),
+    ("agentenv/TraceCode-v0", {"reward": "progress"}),
 )
 """Rewards that are not the default of their environment."""
 HONEST = list(PROBES)[-1]
