@@ -85,7 +85,7 @@ def test_the_table_of_methods_is_the_registry(title: str) -> None:
 
 @pytest.mark.parametrize("title", REGISTRIES)
 def test_every_method_cites_its_paper(title: str) -> None:
-    for name, _, source, _ in rows(section(text_of(DOCS / "methods.md"), title)):
+    for name, _, source, *_ in rows(section(text_of(DOCS / "methods.md"), title)):
         ids = re.findall(r"\[arXiv:(\d{4}\.\d{5})\]\(https://arxiv\.org/abs/(\d{4}\.\d{5})\)", source)
         assert all(shown == linked for shown, linked in ids)
         assert ids or "this project" in source or "(no arXiv id)" in source, name
@@ -113,7 +113,7 @@ def shipped_configurations() -> dict[str, TrainConfig]:
 def test_every_preset_of_a_method_uses_it_and_none_is_left_out() -> None:
     shipped = shipped_configurations()
     for title, key in NAMED_BY.items():
-        for method, _, _, cell in rows(section(text_of(DOCS / "methods.md"), title)):
+        for method, _, _, cell, _ in rows(section(text_of(DOCS / "methods.md"), title)):
             using = {name for name, config in shipped.items() if method.strip("`") in key(config)}
             named = set(re.findall(r"`([^`]+)`", cell))
             assert named <= using, (method, named - using)
@@ -123,7 +123,7 @@ def test_every_preset_of_a_method_uses_it_and_none_is_left_out() -> None:
 
 def test_every_other_part_names_presets_that_are_shipped() -> None:
     shipped = shipped_configurations()
-    for key, _, _, cell in rows(section(text_of(DOCS / "methods.md"), "Other parts")):
+    for key, _, _, cell, _ in rows(section(text_of(DOCS / "methods.md"), "Other parts")):
         named = set(re.findall(r"`([^`]+)`", cell))
         assert named <= shipped.keys(), (key, named - shipped.keys())
         assert named or cell == "none", (key, cell)
@@ -141,7 +141,7 @@ CITED = ("Advantage estimators", "Objectives", "Task samplers", "Rollout strateg
 def test_every_method_cites_its_paper_where_it_is_defined(title: str) -> None:
     registry = REGISTRIES[title]
     assert isinstance(registry, Mapping)
-    for name, _, source, _ in rows(section(text_of(DOCS / "methods.md"), title)):
+    for name, _, source, *_ in rows(section(text_of(DOCS / "methods.md"), title)):
         docstring = implementation(registry[name.strip("`")]).__doc__ or ""
         cited = re.findall(r"arXiv:(\d{4}\.\d{5})", docstring)
         assert cited or "no arXiv id" in docstring or "this project's own" in docstring, name
