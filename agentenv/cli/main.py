@@ -62,6 +62,9 @@ COMMANDS = {
         "agentenv.cli.trace:Trace",
         "find the capabilities that an agent lacks, and make environments for them",
     ),
+    "value": Command(
+        "agentenv.cli.value:Value", "train a model that predicts the reward of an episode after each turn"
+    ),
     "lab list": Command("agentenv.cli.lab:List", "show the controlled comparisons and their progress"),
     "lab run": Command("agentenv.cli.lab:Run", "run or continue a controlled comparison"),
     "retriever build": Command("agentenv.cli.retriever:Build", "build an index of a corpus"),

@@ -15,6 +15,7 @@ from agentenv.core.io.digests import path_digest
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.strategies.step_verifiers import NAMES_A_MODEL
 
 IDENTITY = "identity.json"
 FREE = (
@@ -173,7 +174,8 @@ def refuse_other_contents(held: Mapping[str, str], now: Mapping[str, str], place
 
 def named_files(config: TrainConfig) -> dict[str, str]:
     """Digests of the files that options of the configuration name."""
-    paths = {key: Path(value) for key, value in _texts_of_options(config).items()}
+    texts = _texts_of_options(config).items()
+    paths = {key: Path(value.removeprefix(NAMES_A_MODEL)) for key, value in texts}
     return {f"contents of {key}": path_digest(path) for key, path in paths.items() if path.is_file()}
 
 

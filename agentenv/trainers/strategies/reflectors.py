@@ -11,7 +11,7 @@ from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy, policy_state
 from agentenv.trainers.strategies.reflection import PolicyReflector, Reflector, VerifierReflector
 from agentenv.trainers.strategies.rollout_context import RolloutContext
-from agentenv.trainers.strategies.step_verifiers import VERIFIERS, ChecksTasks
+from agentenv.trainers.strategies.step_verifiers import VERIFIERS, ChecksTasks, find_verifier
 
 SELF = "self"
 
@@ -24,8 +24,18 @@ def check_reflector(name: str, tokens: int) -> None:
         ConfigurationError: no token for a reflection.
     """
     kind, _, rest = name.partition(":")
-    if name not in (SELF, "tiny", *VERIFIERS) and not (kind in ("hf", "openai", "anyllm") and rest):
-        known = (SELF, *VERIFIERS, "tiny", "hf:PATH", "openai:MODEL@URL", "anyllm:PROVIDER/MODEL")
+    if name not in (SELF, "tiny", *VERIFIERS) and not (
+        kind in ("process", "hf", "openai", "anyllm") and rest
+    ):
+        known = (
+            SELF,
+            *VERIFIERS,
+            "process:FILE",
+            "tiny",
+            "hf:PATH",
+            "openai:MODEL@URL",
+            "anyllm:PROVIDER/MODEL",
+        )
         raise UnknownName.among("reflector", name, known)
     if tokens < 1:
         raise ConfigurationError(f"reflection_tokens must be at least 1, not {tokens}")
@@ -37,7 +47,7 @@ def check_reflected_tasks(name: str, tasks: Sequence[Task]) -> None:
     Raises:
         ConfigurationError: there is one.
     """
-    verifier = VERIFIERS[name]() if name in VERIFIERS else None
+    verifier = find_verifier(name)
     if isinstance(verifier, ChecksTasks):
         verifier.check_tasks(tasks)
 
@@ -46,12 +56,12 @@ def make_reflector(name: str, tokens: int, context: RolloutContext) -> Reflector
     """The reflector ``name`` for the episodes of ``context``.
 
     Args:
-        name: ``self``, a row of ``VERIFIERS``, or a policy.
+        name: ``self``, a row of ``VERIFIERS``, ``process:FILE``, or a policy.
         tokens: Most tokens of one reflection.
         context: Whose policy ``self`` is; its temperature and deadline hold for reflections too.
     """
-    if name in VERIFIERS:
-        return VerifierReflector(VERIFIERS[name]())
+    if (verifier := find_verifier(name)) is not None:
+        return VerifierReflector(verifier)
     policy, chat = (context.policy, context.chat) if name == SELF else other_policy(name)
     config = context.config
     return PolicyReflector(policy, chat, name == SELF, tokens, config.temperature, config.deadline_s)

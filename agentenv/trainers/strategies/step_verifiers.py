@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import Task, ToolStatus
 from agentenv.errors import ConfigurationError
+from agentenv.policies.value_model import SHIPPED, load_value_model, state_pieces
 
 
 class Flaw(NamedTuple):
@@ -110,6 +111,59 @@ class EvidenceVerifier:
         return None
 
 
+def first_drop(values: Sequence[float], margin: float) -> int | None:
+    """The first step t with V_(t + 1) - V_t < -margin, V_t the value of the state before it; None where there is none.
+
+    V_(t + 1) - V_t is the progress of a step (Setlur et al. 2024, arXiv:2410.08146, where it is an advantage). The
+    threshold of SCOPE was not found; this rule is this project's.
+    """
+    falls = (t for t in range(len(values) - 1) if values[t + 1] - values[t] < -margin)
+    return next(falls, None)
+
+
+class ProcessVerifier:
+    """A process reward model: the first step of a failure after which a value model expects clearly less reward than before.
+
+    A value model that learned from the outcomes of recorded episodes is a process reward model whose labels are Monte Carlo
+    estimates (Math-Shepherd, Wang et al. 2023, arXiv:2312.08935). Where no step lowers the value by ``margin`` the last one
+    is the flaw. An episode with the full reward has none.
+
+    Args:
+        value: The value model: a file of ``agentenv value``, or ``tiny``, which is shipped.
+        margin: Smallest fall of the predicted reward that is a flaw.
+    """
+
+    def __init__(self, value: str = SHIPPED, margin: float = 0.1) -> None:
+        self._value = value
+        self._margin = margin
+
+    def check_tasks(self, tasks: Sequence[Task]) -> None:
+        """Loads the value model, so that a run without one ends before it begins.
+
+        Raises:
+            CheckpointMismatch: there is no such value model.
+        """
+        load_value_model(self._value)
+
+    async def first_flaw(self, trajectory: Trajectory, ceiling: float) -> Flaw | None:
+        """See the class.
+
+        Raises:
+            PolicyFault: the value model predicts numbers that are not finite.
+            CheckpointMismatch: there is no such value model.
+        """
+        turns = trajectory.turns
+        if not turns or trajectory.reward >= ceiling:
+            return None
+        values = load_value_model(self._value).values(state_pieces(trajectory.task.question, turns))
+        step = first_drop(values, self._margin)
+        if step is None:
+            last = len(turns) - 1
+            return Flaw(last, "the last action was wrong", f"This was wrong: {turns[last].action}")
+        cause = f"the expected reward fell from {values[step]:.2f} to {values[step + 1]:.2f}"
+        return Flaw(step, cause, f"This made success less likely: {turns[step].action}")
+
+
 def _found(turn: Turn) -> set[str] | None:
     """Ids of the passages that the calls of a turn returned; None where it called no search."""
     lists = [result.data["ids"] for result in turn.tool_results if "ids" in result.data]
@@ -133,5 +187,19 @@ def _nothing_new(turn: Turn, after: Turn) -> bool:
     return turn.anchor_key is not None and turn.anchor_key == after.anchor_key
 
 
-VERIFIERS: dict[str, Callable[[], Verifier]] = {"rule": RuleVerifier, "evidence": EvidenceVerifier}
+VERIFIERS: dict[str, Callable[..., Verifier]] = {
+    "rule": RuleVerifier,
+    "evidence": EvidenceVerifier,
+    "process": ProcessVerifier,
+}
 """By the name under which a strategy takes them as its reflector."""
+
+NAMES_A_MODEL = "process:"
+"""What stands before the value model in the name of a verifier that is not the shipped one."""
+
+
+def find_verifier(name: str) -> Verifier | None:
+    """The verifier of ``name``, a row of ``VERIFIERS`` or ``process:FILE``; None where there is none."""
+    if name.startswith(NAMES_A_MODEL) and name != NAMES_A_MODEL:
+        return ProcessVerifier(name.removeprefix(NAMES_A_MODEL))
+    return VERIFIERS[name]() if name in VERIFIERS else None

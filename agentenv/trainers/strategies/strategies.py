@@ -71,6 +71,7 @@ STRATEGIES: Mapping[str, str] = {
     "rollback": "agentenv.trainers.strategies.rollback:RollbackStrategy",
     "tree": "agentenv.trainers.strategies.tree:TreeStrategy",
     "tree_decode": "agentenv.trainers.strategies.tree_decode:TreeDecodeStrategy",
+    "vm_mcts": "agentenv.trainers.strategies.value_search:ValueSearchStrategy",
     "judge": "agentenv.trainers.strategies.judge_action:JudgeStrategy",
     "self_search": "agentenv.trainers.strategies.self_search:SelfSearchStrategy",
     "paraphrase": "agentenv.trainers.strategies.paraphrases:ParaphraseStrategy",
@@ -88,6 +89,7 @@ IN_CONTEXT = (
     "plain",
     "tree",
     "tree_decode",
+    "vm_mcts",
     "self_search",
     "paraphrase",
     "demonstrate",
@@ -96,7 +98,7 @@ IN_CONTEXT = (
 )
 """Strategies whose trained tokens all stand in the context that they were sampled in; of others that is not known."""
 
-NATIVE = ("plain", "tree", "tree_decode")
+NATIVE = ("plain", "tree", "tree_decode", "vm_mcts")
 """Strategies that play in the chat format ``native``: they put nothing between the turns of an episode."""
 
 

@@ -239,8 +239,9 @@ class Moody(AsyncEnv[MoodyState]):
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *(
-        (name, {}) for name in sorted(STRATEGIES) if name != "self_play"
+        (name, {}) for name in sorted(STRATEGIES) if name not in ("self_play", "vm_mcts")
     ),  # selfplay/test_strategy.py has its environment
+    ("vm_mcts", {"iterations": 2, "samples": 2}),
     ("rollback", {"retries": 2, "commit": "on_success", "roll_probability": 0.8}),
     ("judge", {"verdict": "word"}),
     ("tree", {"roots": 1, "depth": 3}),
