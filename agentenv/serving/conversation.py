@@ -29,6 +29,7 @@ from agentenv.serving.wire import (
     frame,
     read_json,
 )
+from agentenv.web.connections import network_of
 from agentenv.web.gate import Refusal
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ _log = logging.getLogger(__name__)
 
 
 def host_of(asking: "HTTPConnection") -> str:
-    """The address of a caller, without its port; empty where there is none."""
-    return asking.client.host if asking.client else ""
+    """By what a caller is told from others: its address (``network_of``), or nothing where there is none."""
+    return network_of(asking.client.host) if asking.client else ""
 
 
 class _Gone(Exception):

@@ -6,6 +6,7 @@ that is not the body is bounded.
 """
 
 import asyncio
+import ipaddress
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -38,7 +39,23 @@ class ConnectionLimits:
     connections: int = 8_192
     """Open at a time; further ones are closed at once. It is lowered to what the system's bound on open files allows."""
     per_address: int | None = None
-    """Open at a time of one address; None is half of all, so that one client leaves the other half."""
+    """Open at a time of one address (``network_of``); None is half of all, so that one client leaves the other half."""
+
+
+def network_of(address: str) -> str:
+    """By what clients are told apart: an IPv4 address, or the first 64 bits of an IPv6 address.
+
+    Whoever has one IPv6 address usually has all with these bits (RFC 6177), and would be as many clients as they like.
+    """
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:  # the path of a Unix socket, or nothing
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Network((found, 64), strict=False))
 
 
 class UpgradedConnection:
@@ -72,7 +89,7 @@ class _Bounds(_Connection):
     most_of_one: int
     """Connections of one address at a time."""
     by_address: Counter[str]
-    """Connections that each address has open, WebSockets among them."""
+    """Connections that each address (``network_of``) has open, WebSockets among them."""
     _address: str | None = None
     """Whose count this connection is in."""
     _waiting: asyncio.TimerHandle | None = None
@@ -86,11 +103,11 @@ class _Bounds(_Connection):
         if (
             len(self.connections) > self.most
             or self.client is None
-            or self.by_address[self.client[0]] >= self.most_of_one
+            or self.by_address[network_of(self.client[0])] >= self.most_of_one
         ):
             transport.abort()
         else:
-            self._address = self.client[0]
+            self._address = network_of(self.client[0])
             self.by_address[self._address] += 1
             self._await_headers()
 

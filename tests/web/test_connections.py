@@ -21,7 +21,7 @@ from agentenv.retrievers.service.app import make_app  # noqa: E402
 from agentenv.retrievers.service.service import Service  # noqa: E402
 from agentenv.serving.app import make_app as make_env_app  # noqa: E402
 from agentenv.serving.service import EnvService  # noqa: E402
-from agentenv.web.connections import ConnectionLimits, most_connections  # noqa: E402
+from agentenv.web.connections import ConnectionLimits, most_connections, network_of  # noqa: E402
 from agentenv.web.gate import Gate  # noqa: E402
 from agentenv.web.hosts import HostCheck, name_of  # noqa: E402
 from agentenv.web.server import listen, run_app  # noqa: E402
@@ -385,3 +385,21 @@ def test_names_and_the_star() -> None:
 def test_connections_fit_the_bound_on_open_files() -> None:
     assert 1 <= most_connections(100) <= 100
     assert most_connections(10**9) < 10**9
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::9", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::1", "2001:db8:1:3::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("/run/socket", "/run/socket"),
+        ("", ""),
+    ],
+)
+def test_addresses_of_one_network_of_ipv6_are_one_client(address: str, network: str) -> None:
+    """A host has 2^64 addresses there; counted singly it would be as many clients, each with a share of its own."""
+    assert network_of(address) == network
