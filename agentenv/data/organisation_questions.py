@@ -87,7 +87,7 @@ def _made(
         "family": family,
         "hops": len(events),
         "supporting_ids": tuple(dict.fromkeys(documents)),
-        "path": tuple({"query": asked, "answer": told} for asked, told in (*before, (query, answer))),
+        "path": tuple({"query": asked, "answer": given} for asked, given in (*before, (query, answer))),
         "organisation": {"seed": config.seed, "people": config.people, "days": config.days}
         | ({"followups": config.followups} if config.followups else {}),
     }
@@ -157,7 +157,7 @@ def _counterfactual(organisation: Organisation, rng: Random) -> Iterator[Task]:
 
 
 def _chain(organisation: Organisation, rng: Random) -> Iterator[Task]:
-    """Who fixed an incident that led to another one, so many incidents back: each is told by the one after it."""
+    """Who fixed an incident that led to others, some of them back; the message of each incident names the one before it."""
     for number, _ in _incidents(organisation):
         before = [number, *organisation.led_to(number)]
         for back, first in enumerate(before[1:], 1):

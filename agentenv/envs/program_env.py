@@ -93,7 +93,7 @@ def describe_run(result: ExecResult) -> str:
 
 
 def counted(found: Grade) -> str:
-    """How many tests were passed, and how the others went: all that is told of hidden tests unless asked for more."""
+    """How many tests were passed and how the others went, all that is said of hidden tests unless asked for more."""
     ways = Counter(outcome.value for outcome in found.outcomes if outcome is not CaseOutcome.PASSED)
     rest = ", ".join(f"{count} {way}" for way, count in sorted(ways.items()))
     return f"{found.passed} of {len(found.outcomes)} hidden tests passed ({rest})."

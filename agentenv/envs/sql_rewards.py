@@ -179,7 +179,7 @@ def sql_r1(ending: SqlEnding) -> float:
 
 
 LONGEST = 2048
-"""Tokens from which the length of a reply is worth no more in SQL-R1."""
+"""Tokens beyond which a longer reply earns no more in SQL-R1."""
 
 
 def length_bonus(length: int, query_share: float) -> float:

@@ -107,9 +107,9 @@ def read_groups(run: Path) -> Iterator[list[Trajectory]]:
         try:
             for line in gzip.decompress(path.read_bytes()).decode().splitlines():
                 record = json.loads(line)
-                told = record | {"segments": []}  # a value model reads text
+                without_tokens = record | {"segments": []}  # a value model reads text
                 task = Task(record["task"]["id"], record["task"]["question"])
-                groups.setdefault(record["group_id"], []).append(from_record(told, task))
+                groups.setdefault(record["group_id"], []).append(from_record(without_tokens, task))
         except (OSError, EOFError, ValueError, KeyError) as error:
             raise ConfigurationError(f"{path} holds no recorded episodes: {error}") from error
         yield from groups.values()
