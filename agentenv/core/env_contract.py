@@ -72,7 +72,7 @@ def run_check(name: str, make: MakeEnv) -> CheckResult:
     try:
         found = in_time(CHECK_S, lambda: CHECKS[name](make))
         if isinstance(found, list):
-            return CheckResult(name, "ok", _told(found), tuple(found))
+            return CheckResult(name, "ok", _best_probe(found), tuple(found))
         return CheckResult(name, "ok", found or "")
     except unittest.SkipTest as reason:
         return CheckResult(name, "skipped", str(reason))
@@ -373,7 +373,7 @@ def _complaint(row: ProbeRow) -> str:
     return f"{row.probe!r} earns {row.reward:g} where the expert earns {row.expert:g}, by {row.action!r}"
 
 
-def _told(rows: Sequence[ProbeRow]) -> str:
+def _best_probe(rows: Sequence[ProbeRow]) -> str:
     """What the best of ``rows`` earns."""
     earning = [row for row in rows if row.reward is not None]
     best = max(earning, key=lambda row: (row.reward or 0.0) - (row.expert or 0.0))

@@ -51,10 +51,10 @@ def checked_opening(given: Any, most: int) -> tuple[Observation, Info]:
     """
     what = "the environment's reset"
     if not (isinstance(given, tuple) and len(given) == 2):
-        raise EnvFault(f"{what} returned {_shown(given)}; it must be an observation and an info")
+        raise EnvFault(f"{what} returned {_described(given)}; it must be an observation and an info")
     observation, size = _observation(given[0], what, most)
     if not size and not any(_images(message) for message in observation):
-        raise EnvFault(f"{what} shows nothing: it gave the observation {_shown(given[0])}")
+        raise EnvFault(f"{what} shows nothing: it gave the observation {_described(given[0])}")
     if size > most:
         raise EnvFault(f"{what} shows {size} characters, and {most} is the most that the context could hold")
     return observation, _info(given[1], what)
@@ -71,12 +71,12 @@ def checked_step(given: Any, most: int) -> tuple[Step, int]:
     """
     what = "the environment's step"
     if not (isinstance(given, tuple) and len(given) == 5):
-        raise EnvFault(f"{what} returned {_shown(given)}; it must be what self.result() gives")
+        raise EnvFault(f"{what} returned {_described(given)}; it must be what self.result() gives")
     observation, reward, terminated, truncated, info = given
     ended = _flag(terminated, f"{what}: terminated"), _flag(truncated, f"{what}: truncated")
-    shown, size = _observation(observation, what, most)
+    messages, size = _observation(observation, what, most)
     entries = _step_info(_info(info, what), any(ended), what, most)
-    return Step(shown, _reward(reward, what), *ended, entries), size
+    return Step(messages, _reward(reward, what), *ended, entries), size
 
 
 def mended_step(given: Any) -> Any:
@@ -123,7 +123,7 @@ def checked_key(given: Any) -> str | None:
 def _observation(given: Any, what: str, most: int) -> tuple[Observation, int]:
     """The messages, as text cut to ``most`` characters where they have more, and the characters that they had."""
     if not isinstance(given, tuple | list):
-        raise EnvFault(f"{what} gave the observation {_shown(given)}; it must be a tuple of Message")
+        raise EnvFault(f"{what} gave the observation {_described(given)}; it must be a tuple of Message")
     for message in given:
         _check_form(message, what)
     observation, size = tuple(given), sum(len(message.text) for message in given)
@@ -136,17 +136,19 @@ def _observation(given: Any, what: str, most: int) -> tuple[Observation, int]:
 
 def _check_form(message: Any, what: str) -> None:
     if not isinstance(message, Message):
-        raise EnvFault(f"{what} gave {_shown(message)} in an observation; it must hold Message alone")
+        raise EnvFault(f"{what} gave {_described(message)} in an observation; it must hold Message alone")
     if message.role not in get_args(Role):
         roles = ", ".join(get_args(Role))
-        raise EnvFault(f"{what} gave a message of the role {_shown(message.role)}; it must be one of {roles}")
+        raise EnvFault(
+            f"{what} gave a message of the role {_described(message.role)}; it must be one of {roles}"
+        )
     content = message.content
     parts = isinstance(content, tuple) and all(isinstance(part, MessagePart) for part in content)
     if not (isinstance(content, str) or (parts and all(isinstance(part.text, str) for part in content))):
-        raise EnvFault(f"{what} gave a message of {_shown(content)}; it must be text or a tuple of Part")
+        raise EnvFault(f"{what} gave a message of {_described(content)}; it must be text or a tuple of Part")
     for image in images_of([message]):
         if not (isinstance(image, bytes) and image.startswith(_PNG)):
-            raise EnvFault(f"{what} gave {_shown(image)} as an image; it must be the bytes of a PNG")
+            raise EnvFault(f"{what} gave {_described(image)} as an image; it must be the bytes of a PNG")
 
 
 def _cut(observation: Observation, most: int) -> Observation:
@@ -163,7 +165,7 @@ def _images(message: Message) -> bool:
 
 def _text(given: Any, where: str) -> str:
     if not isinstance(given, str):
-        raise EnvFault(f"{where} is {_shown(given)}; it must be text")
+        raise EnvFault(f"{where} is {_described(given)}; it must be text")
     try:
         given.encode()
     except UnicodeEncodeError as error:
@@ -180,20 +182,22 @@ def _reward(given: Any, what: str) -> float:
     except OverflowError:
         good = False
     if not good:
-        raise EnvFault(f"{what} gave the reward {_shown(given)}; it must be a number within {_MOST_REWARD:g}")
+        raise EnvFault(
+            f"{what} gave the reward {_described(given)}; it must be a number within {_MOST_REWARD:g}"
+        )
     return plain if type(plain) in (int, float) else float(plain)
 
 
 def _flag(given: Any, where: str) -> bool:
     plain = given.item() if getattr(given, "shape", None) == () else given
     if not isinstance(plain, bool):
-        raise EnvFault(f"{where} is {_shown(given)}; it must be True or False")
+        raise EnvFault(f"{where} is {_described(given)}; it must be True or False")
     return plain
 
 
 def _info(given: Any, what: str) -> Info:
     if not isinstance(given, dict):
-        raise EnvFault(f"{what} gave the info {_shown(given)}; it must be a dict")
+        raise EnvFault(f"{what} gave the info {_described(given)}; it must be a dict")
     return given
 
 
@@ -205,7 +209,9 @@ def _step_info(info: Info, over: bool, what: str, most: int) -> Info:
         )
     results = info.get("tool_results")
     if not isinstance(results, tuple | list):
-        raise EnvFault(f"{what} gave info['tool_results'] {_shown(results)}; build steps with self.result()")
+        raise EnvFault(
+            f"{what} gave info['tool_results'] {_described(results)}; build steps with self.result()"
+        )
     found = info | {
         "tool_results": tuple(_result(result, what, most) for result in results),
         "valid": _flag(info.get("valid"), f"{what}: info['valid']"),
@@ -224,26 +230,28 @@ def _end(given: Any, what: str) -> EndReason:
         return EndReason(given)
     except ValueError:
         raise EnvFault(
-            f"{what} ended with info['end_reason'] {_shown(given)}; it must be an EndReason"
+            f"{what} ended with info['end_reason'] {_described(given)}; it must be an EndReason"
         ) from None
 
 
 def _result(given: Any, what: str, most: int) -> ToolResult:
     where = f"{what}: a tool result"
     if not isinstance(given, ToolResult) or not isinstance(given.status, ToolStatus):
-        raise EnvFault(f"{where} is {_shown(given)}; it must be a ToolResult")
+        raise EnvFault(f"{where} is {_described(given)}; it must be a ToolResult")
     for name in ("name", "text", "error_class"):
         _text(getattr(given, name), f"{where}: {name}")
     ids = given.data.get("ids", ()) if isinstance(given.data, Mapping) else None
     rankings = ids if isinstance(ids, Sequence) and not isinstance(ids, str) else (None,)
     if not all(isinstance(ranking, Sequence) and not isinstance(ranking, str) for ranking in rankings):
-        raise EnvFault(f"{where} has the data {_shown(given.data)}; its 'ids' must be a list for each query")
+        raise EnvFault(
+            f"{where} has the data {_described(given.data)}; its 'ids' must be a list for each query"
+        )
     for one in (one for ranking in rankings for one in ranking or ()):
         _text(one, f"{where}: an id")
     return given if len(given.text) <= most else replace(given, text=given.text[:most])
 
 
-def _shown(value: Any) -> str:
+def _described(value: Any) -> str:
     """A short form of any value, also of one whose ``repr`` fails."""
     try:
         return reprlib.repr(value)

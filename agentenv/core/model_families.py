@@ -114,7 +114,7 @@ _END_TOOL_CALLS = "<｜tool▁calls▁begin｜>"  # noqa: RUF001
 
 def _deepseek_tools(tools: Sequence[Mapping[str, Any]]) -> str:
     """Tools as the model card of DeepSeek-V3.1 documents them, behind the system prompt."""
-    shown = "".join(
+    listed_tools = "".join(
         f"\n### {function['name']}\nDescription: {function.get('description', '')}\n\n"
         f"Parameters: {json.dumps(function.get('parameters', {}), ensure_ascii=False)}\n"
         for function in (tool["function"] for tool in tools)
@@ -124,7 +124,7 @@ def _deepseek_tools(tools: Sequence[Mapping[str, Any]]) -> str:
         "{additional_tool_calls}<｜tool▁calls▁end｜>"  # noqa: RUF001
     )
     return (
-        f"## Tools\nYou have access to the following tools:\n{shown}\n"
+        f"## Tools\nYou have access to the following tools:\n{listed_tools}\n"
         f"IMPORTANT: ALWAYS adhere to this exact format for tool use:\n{form}\n\nWhere:\n"
         "- `tool_call_name` must be an exact match to one of the available tools\n"
         "- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters Schema\n"

@@ -158,12 +158,12 @@ class NativeFormat:
         form = [self._message(message, texts) for message in messages]
         if self._declares and tools and self.family.declare is not None:
             form = _with_system(form, self.family.declare(tools))
-        shown = [dict(tool) for tool in tools] or None
-        named = {"xml_tools": shown} if "xml_tools" in self._template else {}  # SmolLM3 calls them so
+        rendered = [dict(tool) for tool in tools] or None
+        named = {"xml_tools": rendered} if "xml_tools" in self._template else {}  # SmolLM3 calls them so
         try:
             text: str = self._tokenizer.apply_chat_template(
                 form,
-                tools=shown,
+                tools=rendered,
                 tokenize=False,
                 add_generation_prompt=open_assistant,
                 **named,
@@ -261,10 +261,10 @@ class NativeFormat:
                 "format, or name the family of the model"
             )
         self._declares = False
-        missing = self._not_shown(tools)
+        missing = self._missing_texts(tools)
         if missing and self.family.declares_for and self.family.declares_for in self._template:
             self._declares = True
-            missing = self._not_shown(tools)
+            missing = self._missing_texts(tools)
         if missing:
             raise ConfigurationError(
                 f"the chat template of the family {self.family.name!r} does not show {missing!r} of the tools: use the "
@@ -277,7 +277,7 @@ class NativeFormat:
             _MARK.format("out"),
         )
 
-    def _not_shown(self, tools: Sequence[Mapping[str, Any]]) -> str:
+    def _missing_texts(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """A name of a tool or an argument that the prompt does not hold; empty where it holds all."""
         prompt = self._render((_ASKED,), tools)
         functions = [tool["function"] for tool in tools]
@@ -310,10 +310,10 @@ class NativeFormat:
         self, messages: Sequence[Message | AssistantTurn], tools: Sequence[Mapping[str, Any]], *texts: str
     ) -> bool:
         try:
-            shown = self._render(messages, tools)
+            rendered = self._render(messages, tools)
         except ConfigurationError:
             return False
-        return all(text in shown for text in texts)
+        return all(text in rendered for text in texts)
 
     def _find_thinking_key(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """The entry of a message that holds its thinking; empty where the template knows none."""

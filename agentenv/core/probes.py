@@ -274,13 +274,13 @@ class _ProbeRunner:
 
     def play(self, name: str, seen: Seen, first: str) -> _Played:
         """An episode; masked where anything was raised or hung, because training would mask it too."""
-        expert, shown, env = seen.expert.reward, shortened(first, 120), self._env
+        expert, first_action, env = seen.expert.reward, shortened(first, 120), self._env
         try:
             reward, cut = in_time(2 * EPISODE_S, lambda: _play(env, name, seen), self._threads)
         except Exception as error:
             self._env = self._make()  # the one before may still be busy and is left behind
-            return _Played(0.0, expert, f"{type(error).__name__}: {error}", cut=False, action=shown)
-        return _Played(reward, expert, "", cut, shown)
+            return _Played(0.0, expert, f"{type(error).__name__}: {error}", cut=False, action=first_action)
+        return _Played(reward, expert, "", cut, first_action)
 
     def close(self) -> None:
         """Closes the environment."""

@@ -16,10 +16,10 @@ def replies(turn: AssistantTurn, observation: Observation) -> Observation:
     wrong with it. Where the environment shows one thing for several calls, it answers the first that could be read. Images
     of results follow in the user's name, as templates show none in a result.
     """
-    shown = tuple(part for message in observation for part in _images(message) if message.role == "tool")
+    images = tuple(part for message in observation for part in _images(message) if message.role == "tool")
     observation = tuple(replace(m, content=m.text) if m.role == "tool" else m for m in observation)
-    if shown:
-        observation = (*observation, Message("user", shown))
+    if images:
+        observation = (*observation, Message("user", images))
     texts = [message.text for message in observation if message.role == "tool"]
     others = [message for message in observation if message.role != "tool"]
     if not turn.calls:

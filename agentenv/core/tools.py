@@ -335,8 +335,8 @@ class ToolEnv(AsyncEnv[StateT]):
         if not calls:
             return self.answer(action)
         results = [await self._call(call) for call in calls]
-        shown = (result.text if self.native else tool_response(result) for result in results)
-        observation = tuple(Message("tool", text) for text in shown)
+        texts = (result.text if self.native else tool_response(result) for result in results)
+        observation = tuple(Message("tool", text) for text in texts)
         valid = all(result.status is not ToolStatus.FORMAT_ERROR for result in results)
         over = self._turn + 1 >= self.max_turns
         end = EndReason.TURN_LIMIT if over else None

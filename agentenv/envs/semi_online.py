@@ -180,7 +180,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
     def screen(self) -> Screen:
         """The recorded screen at which the episode stands, in pixels as they are shown."""
         step = self.state.step
-        return step.screen.at_size(*step.shown)
+        return step.screen.at_size(*step.display_size)
 
     def scene(self) -> ScreenScene:
         """The recorded screen with what the expert did there."""
@@ -211,24 +211,24 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         status = (
             ToolStatus.OK if verdict.exact else ToolStatus.ERROR if reply.action else ToolStatus.FORMAT_ERROR
         )
-        told = self._told(reply, verdict, step, segment)
+        details = self._step_details(reply, verdict, step, segment)
         result = ToolResult(
             str(reply.action.kind) if reply.action else "none",
             status,
-            told["reason"],
+            details["reason"],
             "" if verdict.exact else "mismatch",
         )
         if end:
-            told["solved"] = end is EndReason.SUBMITTED and state.patches == 0
+            details["solved"] = end is EndReason.SUBMITTED and state.patches == 0
         observation = () if end else self._context()
         return self.result(
-            observation, reward=reward, end=end, valid=verdict.exact, tool_results=(result,), **told
+            observation, reward=reward, end=end, valid=verdict.exact, tool_results=(result,), **details
         )
 
     def _verdict(self, reply: Reply, step: RecordedStep) -> MatchResult:
         if reply.action is None:
             return MatchResult(False, False, reply.error)
-        return self._match(pointed(reply.action, self.screen()), step.gold, step.shown)
+        return self._match(pointed(reply.action, self.screen()), step.gold, step.display_size)
 
     def _end(self, reply: Reply, verdict: MatchResult, spent: bool) -> EndReason | None:
         if not verdict.exact and spent:
@@ -236,9 +236,11 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         finished = len(self.state.history) == len(self.state.recording.steps)
         return EndReason.SUBMITTED if finished else None
 
-    def _told(self, reply: Reply, verdict: MatchResult, step: RecordedStep, segment: int) -> dict[str, Any]:
+    def _step_details(
+        self, reply: Reply, verdict: MatchResult, step: RecordedStep, segment: int
+    ) -> dict[str, Any]:
         state = self.state
-        told = {
+        details = {
             "parse_ok": reply.action is not None,
             "format_ok": reply.format_ok,
             "type_match": verdict.type_ok,
@@ -249,7 +251,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
             "segment_id": segment,
             "step_reward": verdict.exact / len(state.recording.steps),
         }
-        return told | ({"gold_action": step.gold.action} if self._reveal_gold else {})
+        return details | ({"gold_action": step.gold.action} if self._reveal_gold else {})
 
     async def _write_patch(self, step: RecordedStep) -> str:
         """F(a*, thought): the expert's turn as it will stand in the history."""
@@ -273,9 +275,12 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         state = self.state
         pointing = "id" if self._by_id else "coordinate"
         system = opening(state.recording.goal, self._kinds, pointing, self._prompt)
-        shown = [step.screen.at_size(*step.shown) for step in state.recording.steps[: len(state.history) + 1]]
-        past = [(screen, turn.text) for screen, turn in zip(shown, state.history, strict=False)]
-        return self._format.context(system, past, shown[-1], self._window)
+        screens = [
+            step.screen.at_size(*step.display_size)
+            for step in state.recording.steps[: len(state.history) + 1]
+        ]
+        past = [(screen, turn.text) for screen, turn in zip(screens, state.history, strict=False)]
+        return self._format.context(system, past, screens[-1], self._window)
 
     def expert(self) -> Sequence[str]:
         """The recorded actions, with their thoughts."""

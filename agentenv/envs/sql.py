@@ -184,7 +184,7 @@ class Sql(Env[SqlState]):
         found = self._run(query, rows=self._rows)
         if found.ok and found.reads:
             state.probed.add(tokens(query))
-        text = shortened(shown(found), self._room)
+        text = shortened(result_table(found), self._room)
         self.state.seen.add(text)
         result = ToolResult("sql", found.status, text, found.error_class)
         return self.result((Message("tool", f"\n<result>\n{text}\n</result>\n"),), tool_results=(result,))
@@ -202,10 +202,10 @@ class Sql(Env[SqlState]):
     def _submit(self, written: str, share: float) -> Step:
         data, query = self.state.task.data, unfenced(written)
         grade = grade_query(self._reader, query, data["gold"], data["databases"])
-        status, kind = grade.shown.status, grade.shown.error_class
-        if grade.shown.ok and not grade.all_matched:
+        status, kind = grade.first_result.status, grade.first_result.error_class
+        if grade.first_result.ok and not grade.all_matched:
             status, kind = ToolStatus.ERROR, "WrongResult"
-        result = ToolResult("submit", status, grade.shown.message, kind)
+        result = ToolResult("submit", status, grade.first_result.message, kind)
         ending = replace(
             self._ending(),
             query=query,
@@ -252,13 +252,13 @@ def vote_of(grade: SqlGrade) -> str | None:
 
     Nothing of the gold query or of the other databases is in it, so it may decide what is handed in.
     """
-    if not grade.shown.ok:
+    if not grade.first_result.ok:
         return None
-    rows = sorted(map(repr, grade.shown.rows))
+    rows = sorted(map(repr, grade.first_result.rows))
     return hashlib.sha256("\0".join(rows).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def shown(result: SqlResult) -> str:
+def result_table(result: SqlResult) -> str:
     """What the policy sees of a result: names of the columns and rows, or what was wrong."""
     if not result.ok:
         return f"{result.error_class}: {result.message}"

@@ -44,12 +44,12 @@ def variants(
         "closed_book": _or_why(lambda: closed_book(task_env, policy, native=native))
     }
 
-    def shown() -> tuple[OracleRetriever, PagedOracleRetriever]:
+    def oracle_pair() -> tuple[OracleRetriever, PagedOracleRetriever]:
         documents = {document.id: document for document in corpus_of(task_env.source) or ()}
         oracle = OracleRetriever(task_env.source.tasks, documents)
         return oracle, PagedOracleRetriever(oracle, task_env.searched)
 
-    oracles = _or_why(shown)
+    oracles = _or_why(oracle_pair)
     for name, place in (("oracle", 0), ("oracle_paged", 1)):
         given = oracles if isinstance(oracles, str) else oracles[place]
         found[name] = given if isinstance(given, str) else (task_env.varied(retriever=given), policy)

@@ -21,7 +21,7 @@ class Skill:
     name: str
     exercises: Callable[[EpisodeRecord], bool]
     """Whether the question of an episode calls for it."""
-    shown: Callable[[EpisodeRecord], bool]
+    demonstrated: Callable[[EpisodeRecord], bool]
     """Whether the episode shows it."""
     slice: str
     """How to get questions that exercise it, in words."""
@@ -66,7 +66,7 @@ def capability_report(
     for skill in skills:
         called = [(record, won) for record, won in solved if skill.exercises(record)]
         good, bad = (
-            _share([skill.shown(record) for record, won in called if won is wanted])
+            _share([skill.demonstrated(record) for record, won in called if won is wanted])
             for wanted in (True, False)
         )
         gap = (1.0 if good is None else good) - (1.0 if bad is None else bad)

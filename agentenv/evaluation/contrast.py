@@ -113,7 +113,7 @@ def label_by_skills(
         Labels(
             cause_of(record, value) == "correct",
             {
-                name: float(not skill.shown(record))
+                name: float(not skill.demonstrated(record))
                 for name, skill in skills.items()
                 if skill.exercises(record)
             },
@@ -145,10 +145,12 @@ async def propose(
         EndpointFault: no reply could be had.
     """
     pairs = [(r, cause_of(r, v) == "correct") for r, v in zip(records, values, strict=True) if r["valid"]]
-    shown = [[r for r, won in pairs if won is wanted][:_SHOWN] for wanted in (False, True)]
+    samples = [[r for r, won in pairs if won is wanted][:_SHOWN] for wanted in (False, True)]
     said = ("failed", "succeeded")
     episodes = "\n".join(
-        f"This episode {what}:\n{transcript(r)}" for what, part in zip(said, shown, strict=True) for r in part
+        f"This episode {what}:\n{transcript(r)}"
+        for what, part in zip(said, samples, strict=True)
+        for r in part
     )
     message = PROPOSE.format(most=most, known=", ".join(known), episodes=episodes)
     reply = await chat.complete([{"role": "user", "content": message}], max_tokens=_REPLY_TOKENS)

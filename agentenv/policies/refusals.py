@@ -84,12 +84,12 @@ def read_refusal(response: Response) -> Refused:
             details = error.get("metadata")
             return Refused(
                 response.status,
-                _shown(str(error.get("message", ""))),
+                _one_line(str(error.get("message", ""))),
                 str(error.get("code") or ""),
                 str(error.get("param") or ""),
                 isinstance(details, dict) and "flagged_input" in details,  # OpenRouter
             )
-    return Refused(response.status, _shown(response.text))
+    return Refused(response.status, _one_line(response.text))
 
 
 def as_refusal(response: Response, error: Any) -> Response:
@@ -99,7 +99,7 @@ def as_refusal(response: Response, error: Any) -> Response:
     return Response(status, response.headers, json.dumps({"error": error}).encode())
 
 
-def _shown(words: str) -> str:
+def _one_line(words: str) -> str:
     return " ".join(without_keys(words).split())[:_SHOWN_CHARS]
 
 

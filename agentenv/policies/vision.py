@@ -225,11 +225,11 @@ def _largest_gap(model: Any, reader: PixelReader, shape: CacheShape) -> float:
         fed = [ids[start:end] for (ids, _), start, end in zip(rows, starts, ends, strict=True)]
         width = max(map(len, fed))
         ids = torch.tensor([[*part, *[0] * (width - len(part))] for part in fed], device=model.device)
-        shown = [
+        fed_images = [
             (end, [image for image in images if image.end <= end])
             for (_, images), end in zip(rows, ends, strict=True)
         ]
-        ids, inputs = reader.batch(ids, shown, starts)
+        ids, inputs = reader.batch(ids, fed_images, starts)
         places = torch.tensor([list(range(start, start + width)) for start in starts], device=model.device)
         last = torch.tensor([len(part) - 1 for part in fed], device=model.device)
         logits = step(model, RowCache(kv), ids, places, last, seen=kv.shape[-2], vision=inputs)

@@ -54,17 +54,17 @@ def read_wire_calls(given: Sequence[tuple[Any, Any]], sent: int) -> tuple[tuple[
 def _read(id_: str, function: Any) -> Call:
     name = function.get("name") if isinstance(function, dict) else None
     if not (isinstance(name, str) and name):
-        return MalformedCall(_shown(function), "the tool call names no tool", id_)
+        return MalformedCall(_as_text(function), "the tool call names no tool", id_)
     arguments = function.get("arguments")
     written = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
     try:
         arguments = read_json(written.strip() or "{}")
     except ValueError as error:
         said = f"the arguments of {name} are not JSON: {error}: {written!r:.{_SHOWN_CHARS}}"
-        return MalformedCall(_shown(function), encodable(shortened(said, _COMPLAINT_CHARS)), id_)
+        return MalformedCall(_as_text(function), encodable(shortened(said, _COMPLAINT_CHARS)), id_)
     if not isinstance(arguments, dict):
         said = f"the arguments of {name} are {arguments!r:.{_SHOWN_CHARS}} and not an object"
-        return MalformedCall(_shown(function), encodable(shortened(said, _COMPLAINT_CHARS)), id_)
+        return MalformedCall(_as_text(function), encodable(shortened(said, _COMPLAINT_CHARS)), id_)
     return NativeCall(encodable(name), arguments, id_)
 
 
@@ -75,5 +75,5 @@ def _form(call: Call, function: Any) -> CallForm:
     return CallForm(call.id, allowed or "unknown", arguments)
 
 
-def _shown(function: Any) -> str:
+def _as_text(function: Any) -> str:
     return encodable(json.dumps(function, ensure_ascii=False)) if isinstance(function, dict) else ""

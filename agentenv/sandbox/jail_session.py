@@ -301,8 +301,8 @@ class JailSession:
         self._group.lost(answer["lost"])
         if not answer["alive"]:
             self._node = None
-        shown = f"{answer['status']}\n{answer['stdout']}\n{answer['value']}\n{answer['digest']}"
-        digest = hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()
+        text = f"{answer['status']}\n{answer['stdout']}\n{answer['value']}\n{answer['digest']}"
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         self._point = Point(self._point, order, digest)
         return result_of(answer, queued), digest
 

@@ -21,7 +21,7 @@ MAX_ROWS = 10_000
 class SqlGrade:
     """How a query did."""
 
-    shown: SqlResult
+    first_result: SqlResult
     """What it gave on the first database."""
     matches: tuple[bool, ...]
     """One entry a database."""
@@ -48,19 +48,19 @@ def grade_query(reader: SqlReader, query: str, gold: str, databases: Sequence[st
         SandboxFault: a database cannot be read, or the gold query fails or gives more than ``MAX_ROWS`` rows.
     """
     ordered, matches = orders(gold), [False] * len(databases)
-    shown: SqlResult | None = None
+    first_result: SqlResult | None = None
     results: list[tuple[SqlResult, SqlResult]] = []
     for index, database in enumerate(databases):
         found = reader.run(database, query, rows=MAX_ROWS)
-        shown = shown or found
+        first_result = first_result or found
         if not found.ok:
             break
         wanted = gold_result(reader, gold, database)
         results.append((found, wanted))
         matches[index] = same_rows(found, wanted, ordered=ordered)
-    if shown is None:
+    if first_result is None:
         raise ConfigurationError("a query is graded on one database at least")
-    return SqlGrade(shown, tuple(matches), tuple(results))
+    return SqlGrade(first_result, tuple(matches), tuple(results))
 
 
 def gold_result(reader: SqlReader, gold: str, database: str | Path) -> SqlResult:

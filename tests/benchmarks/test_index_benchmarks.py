@@ -112,4 +112,5 @@ def test_index_recall_without_data_is_one_sentence(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr == "Set AGENTENV_DATA to the folder of the real sets, or give --data.\n"
+    assert "AGENTENV_DATA" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -185,7 +185,8 @@ def test_calls_that_hang_fail_their_own_episodes_by_name(
     assert [t.valid for t in got] == [False] * hanging + [True] * (all_ - hanging)
     for t in got[:hanging]:
         assert (t.end_reason, t.reward) == (EndReason.ENV_FAULT, 0.0)
-        assert f"{'reset' if where == 'reset' else 'step'} took longer than {DEADLINE_S:g} s" in t.error
+        assert ("reset" if where == "reset" else "step") in t.error
+        assert f"{DEADLINE_S:g} s" in t.error
 
 
 def test_an_environment_that_hangs_later_is_no_reward_of_its_earlier_turns() -> None:

@@ -70,7 +70,10 @@ def test_a_wrong_canary_is_said_without_the_text(tmp_path: Path) -> None:
         tmp_path / "browsecomp.csv", ("Who made it all, and when?", "Zo Tarn of Velandra", "c-1")
     )
     file.write_text(file.read_text().replace(",c-1", ",c-9"))
-    assert refused("browsecomp", file) == [f"{file}, line 2 cannot be decrypted with its canary."]
+    (error,) = refused("browsecomp", file)
+    assert str(file) in error
+    assert "line 2" in error
+    assert "Velandra" not in error
 
 
 def test_simpleqa_reads_its_metadata(tmp_path: Path) -> None:
@@ -269,7 +272,6 @@ def test_sets_come_from_the_hub_and_its_absence_is_one_sentence(tmp_path: Path) 
     assert found["triviaqa"] == [["tc_1", "Which?", ["V", "W"], {}]]
     assert found["musique"] == [["m", "Q?", ["G"], {"hop": 2}]]
     assert found["browsecomp"][0][1:3] == ["Q?", ["A"]]
-    assert "nobody/nothing (default, test) could not be read from the hub" in found["absent"]
-    assert found["absent"].endswith("pass a local file.")
+    assert "nobody/nothing" in found["absent"]
     assert "\n" not in found["absent"]
     assert "row 0: the gold answer is blank" in found["bad"]

@@ -170,6 +170,6 @@ class BrowserSession:
             self._driver.submit(self.leave()).result()
 
 
-def _compare(place: str, shown: str, recorded: str) -> None:
-    if shown != recorded:
-        raise ReplayDivergence(f"{place} of the replay shows {shown} and the record {recorded}")
+def _compare(place: str, observed: str, recorded: str) -> None:
+    if observed != recorded:
+        raise ReplayDivergence(f"{place} of the replay shows {observed} and the record {recorded}")

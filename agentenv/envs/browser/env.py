@@ -197,12 +197,12 @@ class Browser(AsyncEnv[BrowserState]):
         self.state = BrowserState(task, goal, page_seed, session, seen)
         pointing = "id" if self._format.tree else "coordinate"
         before = opening(goal, KINDS, pointing, self._prompt)
-        return (self._shown(before),), {"task_id": task.id, "goal": goal}
+        return (self._screen_message(before),), {"task_id": task.id, "goal": goal}
 
     async def _on_driver(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wrap_future(self._driver.submit(coroutine))
 
-    def _shown(self, before: str) -> Message:
+    def _screen_message(self, before: str) -> Message:
         return self._format.message(self.screen(), before)
 
     def screen(self) -> Screen:
@@ -245,13 +245,13 @@ class Browser(AsyncEnv[BrowserState]):
             return self.result((), reward=verdict, end=EndReason.SUBMITTED, tool_results=results)
         return self._going_on(results[0].text, results)
 
-    def _going_on(self, told: str, results: tuple[ToolResult, ...], *, valid: bool = True) -> Step:
+    def _going_on(self, feedback: str, results: tuple[ToolResult, ...], *, valid: bool = True) -> Step:
         if self.state.turns >= self._max_steps:
             return self.result(
                 (), end=EndReason.TURN_LIMIT, truncated=True, valid=valid, tool_results=results
             )
-        before = f"\n{told}\n" if told else "\n"
-        return self.result((self._shown(before),), valid=valid, tool_results=results)
+        before = f"\n{feedback}\n" if feedback else "\n"
+        return self.result((self._screen_message(before),), valid=valid, tool_results=results)
 
     async def _verdict(self, notes: Notes, *, ended: bool) -> float | None:
         """The reward, once the task is decided or the policy has ended the episode."""
@@ -315,11 +315,11 @@ class Browser(AsyncEnv[BrowserState]):
 
 def result_of(action: Action, notes: Notes) -> ToolResult:
     """What an action led to, as the policy is told."""
-    told = [notes.refused] if notes.refused else []
-    told += [SENTENCES[kind].format(text) for kind, text in notes.events]
+    lines = [notes.refused] if notes.refused else []
+    lines += [SENTENCES[kind].format(text) for kind, text in notes.events]
     kinds = [kind for kind, _ in notes.events]
     stopped = next((STOPPED[kind] for kind in kinds if kind in STOPPED), "")
-    text = "\n".join(told)
+    text = "\n".join(lines)
     if notes.looping:
         return ToolResult(str(action.kind), ToolStatus.TIMEOUT, text, "DialogLoop")
     kind = "Refused" if notes.refused else stopped or ("PageError" if "error" in kinds else "")

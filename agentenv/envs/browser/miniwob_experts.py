@@ -165,10 +165,10 @@ def generated(view: PageView) -> Iterator[Action]:
     yield submit(view)
 
 
-def _fits(goal: str, shown: str) -> bool:
-    if not shown.lstrip("-").isdigit():
+def _fits(goal: str, displayed: str) -> bool:
+    if not displayed.lstrip("-").isdigit():
         return False
-    number = int(shown)
+    number = int(displayed)
     if "even" in goal or "odd" in goal:
         return (number % 2 == 0) == ("even" in goal)
     limit = int(found_in(r"than (\d+)", goal)[0])

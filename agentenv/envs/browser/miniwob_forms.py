@@ -150,12 +150,12 @@ def spinner(view: PageView) -> Iterator[Action]:
 
 @expert("use-slider")
 def slider(view: PageView) -> Iterator[Action]:
-    wanted, shown = int(found_in(r"Select (-?\d+)", view.goal)[0]), int(view.one("text").text)
+    wanted, current = int(found_in(r"Select (-?\d+)", view.goal)[0]), int(view.one("text").text)
     yield click(view.one("graphic"))
-    shown = int(view.one("text").text)
-    yield key("Home" if wanted - shown < 0 else "End") if abs(wanted - shown) > 40 else key("Shift")
-    while (shown := int(view.one("text").text)) != wanted:
-        yield key("ArrowRight" if shown < wanted else "ArrowLeft")
+    current = int(view.one("text").text)
+    yield key("Home" if wanted - current < 0 else "End") if abs(wanted - current) > 40 else key("Shift")
+    while (current := int(view.one("text").text)) != wanted:
+        yield key("ArrowRight" if current < wanted else "ArrowLeft")
     yield submit(view)
 
 
@@ -192,8 +192,8 @@ def picked(view: PageView) -> Iterator[Action]:
     names = list(calendar.month_name)[1:]
     yield click(view.one("textbox"))
     while not view.all("text", names[month - 1]):
-        shown = next(number for number, name in enumerate(names, 1) if view.all("text", name))
-        yield click(view.one("link", "Prev" if month < shown else "Next"))
+        current = next(number for number, name in enumerate(names, 1) if view.all("text", name))
+        yield click(view.one("link", "Prev" if month < current else "Next"))
     yield click(view.one("link", str(day)))
     yield submit(view)
 

@@ -283,10 +283,10 @@ class Tab:
         for _ in range(MAX_ROUNDS):
             loads = self._loads
             call = f"{first}agentenv.settle({least_ms}, {SETTLE_MS})"
-            told = await self._evaluate(call, lost={"leaving": True})
-            self._notes.events += [(kind, text) for kind, text in told.get("notes", ())]
-            self._notes.looping |= told.get("looping", False)
-            if told["leaving"]:
+            reply = await self._evaluate(call, lost={"leaving": True})
+            self._notes.events += [(kind, text) for kind, text in reply.get("notes", ())]
+            self._notes.looping |= reply.get("looping", False)
+            if reply["leaving"]:
                 await self._until(lambda loads=loads: self._loads > loads)
             elif self._requests:
                 await self._until(lambda: not self._requests)
@@ -313,17 +313,17 @@ class Tab:
             given["contextId"] = world
         self._check()
         try:
-            told = await self._cdp.send("Runtime.evaluate", given)
+            reply = await self._cdp.send("Runtime.evaluate", given)
         except Error as error:
             self._check()
             gone = "context was destroyed" in str(error) or "navigated" in str(error)
             if lost is not None and gone:
                 return lost
             raise
-        if "exceptionDetails" in told:
-            details = told["exceptionDetails"]
+        if "exceptionDetails" in reply:
+            details = reply["exceptionDetails"]
             raise BrowserFault(details.get("exception", {}).get("description", details["text"]))
-        return told["result"].get("value")
+        return reply["result"].get("value")
 
     # Looking.
 

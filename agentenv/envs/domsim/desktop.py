@@ -61,11 +61,11 @@ class Desktop:
         bar = [button("Home", "home", "home"), button("Back", "back", "back"), Widget("heading", title)]
         elements: list[Element] = []
         widgets: list[Widget] = []
-        shown = [bar, *rows[world.scroll : world.scroll + PAGE_ROWS]]
+        visible_rows = [bar, *rows[world.scroll : world.scroll + PAGE_ROWS]]
         if world.notice:
-            shown += [[] for _ in range(PAGE_ROWS + 1 - len(shown))]
-            shown.append([Widget("status", world.notice)])
-        for line, row in enumerate(shown):
+            visible_rows += [[] for _ in range(PAGE_ROWS + 1 - len(visible_rows))]
+            visible_rows.append([Widget("status", world.notice)])
+        for line, row in enumerate(visible_rows):
             for widget, left, right in _across(row):
                 id, top = str(len(widgets) + 1), line * ROW
                 states = (

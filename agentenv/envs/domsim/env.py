@@ -127,7 +127,7 @@ class DomSim(Env[DomSimState]):
         desktop_task = DesktopTask(task.data["template"], str(task.data["seed"]))
         world = desktop_task.start.__deepcopy__({})
         self.state = DomSimState(desktop_task, world, DESKTOP.view(world))
-        return self._shown(), {"task_id": task.id, "goal": desktop_task.goal}
+        return self._observation(), {"task_id": task.id, "goal": desktop_task.goal}
 
     def _drawn(self) -> Task:
         if self._tasks is not None:
@@ -138,16 +138,16 @@ class DomSim(Env[DomSimState]):
         seed = str(self.np_random.integers(WORLDS))
         return Task(f"{template}/{seed}", "", data={"template": template, "seed": seed})
 
-    def _shown(self, told: str = "") -> Observation:
-        """What the policy sees now: what is new, or all of its context; ``told`` came of the last action."""
+    def _observation(self, feedback: str = "") -> Observation:
+        """What the policy sees now: what is new, or all of its context; ``feedback`` came of the last action."""
         state, screen = self.state, self.screen()
-        before = f"\n{told}\n" if told else "\n"
+        before = f"\n{feedback}\n" if feedback else "\n"
         if self._window is None and state.turns:
             return (self._format.message(screen, before),)
         goal = opening(state.desktop_task.goal, KINDS, self._pointing, self._prompt)
         if self._window is None:
             return (self._format.message(screen, goal),)
-        return self._format.context(goal, state.past, screen, self._window, before if told else "")
+        return self._format.context(goal, state.past, screen, self._window, before if feedback else "")
 
     def screen(self) -> Screen:
         """What is on the screen, with pixels where the policy sees them."""
@@ -181,12 +181,12 @@ class DomSim(Env[DomSimState]):
         common: dict[str, Any] = {"valid": reply.action is not None, "tool_results": (result,)}
         if state.turns >= self._max_steps:
             return self.result((), end=EndReason.TURN_LIMIT, truncated=True, **common)
-        return self.result(self._shown(wrong), **common)
+        return self.result(self._observation(wrong), **common)
 
     def anchor_key(self) -> str:
         """Task and world, the page and what stands in its form included; the way to it does not matter."""
         world = self.state.world
-        shown = (
+        form = (
             world.page,
             sorted(world.fields.items()),
             world.focus,
@@ -194,8 +194,8 @@ class DomSim(Env[DomSimState]):
             world.opened,
             world.dialog,
         )
-        told = (self.state.desktop_task.goal, sorted(world.data.items()), shown, world.scroll, world.answer)
-        return hashlib.sha256(repr(told).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+        content = (self.state.desktop_task.goal, sorted(world.data.items()), form, world.scroll, world.answer)
+        return hashlib.sha256(repr(content).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
     def scene(self) -> ScreenScene:
         """The UI tree; a picture of it is in the message where the policy sees pixels."""

@@ -13,7 +13,7 @@ LARGE_BOXES = (0.25, 0.5, 0.75)
 
 def constant_policies(step: RecordedStep) -> dict[str, Action]:
     """What policies that see nothing do on the screen of ``step``, by name."""
-    w, h = step.shown
+    w, h = step.display_size
     middle, near, far = (w / 2, h / 2), 0.25, 0.75
     return {
         "click the centre": Action(Kind.CLICK, point=middle),
@@ -39,7 +39,7 @@ def ceilings(recordings: Sequence[Recording], preset: str) -> dict[str, dict[str
     steps = [step for recording in recordings for step in recording.steps]
     for step in steps:
         for name, action in constant_policies(step).items():
-            verdict = matcher(action, step.gold, step.shown)
+            verdict = matcher(action, step.gold, step.display_size)
             passed[name] += verdict.exact
             own[name] += verdict.type_ok
     names = constant_policies(steps[0]) if steps else {}
@@ -63,7 +63,7 @@ def gold_replay(recordings: Sequence[Recording], preset: str) -> dict[str, Any]:
     for recording in recordings:
         for step in recording.steps:
             reply = parse_reply(action_text(expert_action(step)))
-            verdict = matcher(reply.action, step.gold, step.shown) if reply.action else None
+            verdict = matcher(reply.action, step.gold, step.display_size) if reply.action else None
             reasons[verdict.reason if verdict else reply.error] += 1
     exact = reasons.pop("", 0)
     return {"steps": exact + reasons.total(), "exact": exact, "failures": dict(reasons.most_common())}

@@ -74,26 +74,26 @@ class Matcher:
     answers_as_type: bool = False
     """Wants the kind ``type`` where the expert answers or presses a key, as released."""
 
-    def __call__(self, predicted: Action, gold: Gold, shown: Size) -> MatchResult:
+    def __call__(self, predicted: Action, gold: Gold, display_size: Size) -> MatchResult:
         """Compares.
 
         Args:
             predicted: The policy's action; an element id must have been made a point.
             gold: The expert's.
-            shown: Width and height of the screen that the prediction's coordinates refer to.
+            display_size: Width and height of the screen that the prediction's coordinates refer to.
         """
         wanted = gold.action.kind
         if self.answers_as_type and wanted in (Kind.ANSWER, Kind.KEY):
             wanted = Kind.TYPE
         if predicted.kind is not wanted:
             return MatchResult(False, False, f"{predicted.kind} for {wanted}")
-        reason = self._difference(predicted, gold, shown)
+        reason = self._difference(predicted, gold, display_size)
         return MatchResult(True, not reason, reason)
 
-    def _difference(self, predicted: Action, gold: Gold, shown: Size) -> str:
+    def _difference(self, predicted: Action, gold: Gold, display_size: Size) -> str:
         """Why two actions of one kind differ; empty where they do not."""
         if predicted.kind in POINTED:
-            return self._misses(predicted, gold, shown)
+            return self._misses(predicted, gold, display_size)
         if predicted.kind in WORDED:
             right = words_match(predicted.text, gold.action.text, self.words)
             return "" if right else "other text"
@@ -102,19 +102,21 @@ class Matcher:
             free = self.any_status and predicted.kind is Kind.TERMINATE
             return "" if same or free else "other choice"
         if predicted.kind is Kind.SWIPE:
-            return self._other_way(predicted, gold, shown)
+            return self._other_way(predicted, gold, display_size)
         if predicted.kind is Kind.SCROLL:
             return "" if predicted.direction == gold.action.direction else "other direction"
         if predicted.kind is Kind.DRAG:
-            return self._misses(predicted, gold, shown) or self._drops_elsewhere(predicted, gold, shown)
+            return self._misses(predicted, gold, display_size) or self._drops_elsewhere(
+                predicted, gold, display_size
+            )
         return ""
 
-    def _misses(self, predicted: Action, gold: Gold, shown: Size) -> str:
+    def _misses(self, predicted: Action, gold: Gold, display_size: Size) -> str:
         if predicted.point is None or gold.action.point is None:
             return "no place"
         if self.drops_four_boxes and len(gold.boxes) == 4:
             return "four boxes are read as one"
-        place, target = _on_unit(predicted.point, shown), _on_unit(gold.action.point, gold.size)
+        place, target = _on_unit(predicted.point, display_size), _on_unit(gold.action.point, gold.size)
         boxes = [
             Box(*_on_unit(box[:2], gold.size), *_on_unit(box[2:], gold.size)).enlarged(self.enlarge)
             for box in self._trusted(gold)
@@ -137,14 +139,14 @@ class Matcher:
             return math.hypot(dx, dy)
         return math.hypot(dx * size[0], dy * size[1]) / min(size)
 
-    def _drops_elsewhere(self, predicted: Action, gold: Gold, shown: Size) -> str:
+    def _drops_elsewhere(self, predicted: Action, gold: Gold, display_size: Size) -> str:
         if predicted.end is None or gold.action.end is None:
             return "no place"
-        ends = _on_unit(predicted.end, shown), _on_unit(gold.action.end, gold.size)
+        ends = _on_unit(predicted.end, display_size), _on_unit(gold.action.end, gold.size)
         return "" if self._distance(*ends, gold.size) <= self.radius else "other place"
 
-    def _other_way(self, predicted: Action, gold: Gold, shown: Size) -> str:
-        way = finger_direction(predicted, shown, self.min_swipe)
+    def _other_way(self, predicted: Action, gold: Gold, display_size: Size) -> str:
+        way = finger_direction(predicted, display_size, self.min_swipe)
         wanted = finger_direction(gold.action, gold.size, self.min_swipe)
         if self.swipe == "flipped":
             wanted = _FLIPPED.get(gold.declared or wanted or "up")

@@ -30,10 +30,10 @@ def opening(goal: str, kinds: Collection[Kind], pointing: str, template: str = P
         pointing: ``id`` or ``coordinate``: how the example points at things.
         template: Text with ``{goal}``, and ``{actions}`` and ``{example}`` where wanted.
     """
-    told = template.replace("{actions}", "; ".join(map(usage, kinds))).replace(
+    instructions = template.replace("{actions}", "; ".join(map(usage, kinds))).replace(
         "{example}", EXAMPLES[pointing]
     )
-    return told.replace("{goal}", goal)
+    return instructions.replace("{goal}", goal)
 
 
 def usage(kind: Kind) -> str:
@@ -84,6 +84,8 @@ class ScreenFormat:
         messages = [Message("system", system)]
         hidden = len(past) + 1 - window
         for index, (screen, said) in enumerate(past):
-            shown = Message("user", "[an earlier screen]\n") if index < hidden else self.message(screen)
-            messages += [shown, Message("assistant", said)]
+            screen_message = (
+                Message("user", "[an earlier screen]\n") if index < hidden else self.message(screen)
+            )
+            messages += [screen_message, Message("assistant", said)]
         return (*messages, self.message(now, before))

@@ -91,6 +91,6 @@ def write_dataset(recordings: Sequence[Recording], folder: Path) -> dict[str, An
             else "nothing was recorded"
         )
     write_recordings(recordings, folder / "recordings.jsonl")
-    told = card(recordings)
-    write_text(folder / "card.json", json.dumps(told, indent=2) + "\n")
-    return told
+    summary = card(recordings)
+    write_text(folder / "card.json", json.dumps(summary, indent=2) + "\n")
+    return summary

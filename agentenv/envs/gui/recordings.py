@@ -46,9 +46,9 @@ class RecordedStep:
     annotation: Annotation = "GOOD"
 
     @property
-    def shown(self) -> Size:
+    def display_size(self) -> Size:
         """Width and height at which the screen is shown to a policy."""
-        return shown_size(self.screen)
+        return display_size_of(self.screen)
 
 
 class Recording:
@@ -76,7 +76,7 @@ class Recording:
         return Task(self.id, self.goal, ("",), split, {"recording": self})
 
 
-def shown_size(screen: Screen) -> Size:
+def display_size_of(screen: Screen) -> Size:
     """The size in whose pixels a policy gives coordinates: that of the resized image, or of a screen without pixels."""
     return (screen.width, screen.height) if screen.image is None else resized(screen.width, screen.height)
 
@@ -269,15 +269,17 @@ def expert_action(step: RecordedStep, *, by_id: bool = False) -> Action:
             return replace(
                 action, point=None, end=None, id=at.id if at else None, end_id=to.id if to else None
             )
-    return rescaled(action, step.gold.size, step.shown)
+    return rescaled(action, step.gold.size, step.display_size)
 
 
-def rescaled(action: Action, original: Size, shown: Size) -> Action:
+def rescaled(action: Action, original: Size, display_size: Size) -> Action:
     """``action`` with its coordinates in whole pixels of another size of the same screen."""
 
     def place(point: tuple[float, float] | None) -> tuple[float, float] | None:
         if point is None:
             return None
-        return round(point[0] * shown[0] / original[0]), round(point[1] * shown[1] / original[1])
+        return round(point[0] * display_size[0] / original[0]), round(
+            point[1] * display_size[1] / original[1]
+        )
 
     return replace(action, point=place(action.point), end=place(action.end))

@@ -48,11 +48,11 @@ class ScreenScene:
     def _expert(self) -> Iterator[Mark]:
         if self.expert is None:
             return
-        told = "expert: " + words(self.expert, None)
-        shown = mark(self.expert, self.screen)
-        yield Mark(shown.kind, told, shown.at, shown.to, expert=True)
+        label = "expert: " + words(self.expert, None)
+        expert_mark = mark(self.expert, self.screen)
+        yield Mark(expert_mark.kind, label, expert_mark.at, expert_mark.to, expert=True)
         for box in self.boxes:
-            yield Mark(shown.kind, "", box=edges(box), expert=True)
+            yield Mark(expert_mark.kind, "", box=edges(box), expert=True)
 
 
 def mark(action: Action, screen: Screen) -> Mark:
@@ -90,5 +90,5 @@ def words(action: Action, element: Element | None) -> str:
         parts.append(f'{"on " if said else ""}"{element.text}"')
     elif action.id is not None:
         parts.append(f"on {action.id}, which is not there")
-    told = " ".join(part for part in parts if part)
-    return told if len(told) <= _LABEL_CHARS else told[: _LABEL_CHARS - 1] + "…"
+    label = " ".join(part for part in parts if part)
+    return label if len(label) <= _LABEL_CHARS else label[: _LABEL_CHARS - 1] + "…"

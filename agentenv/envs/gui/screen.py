@@ -174,11 +174,11 @@ def image_part(image: bytes | Path) -> MessagePart:
                 "PNG",
             ):
                 return MessagePart("image", image=image)
-            shown = picture.convert("RGB").resize(size)
+            resized_picture = picture.convert("RGB").resize(size)
     except (OSError, ConfigurationError) as error:
         raise EnvFault(f"a screenshot cannot be read: {error}") from error
     held = io.BytesIO()
-    shown.save(held, "PNG")
+    resized_picture.save(held, "PNG")
     return MessagePart("image", image=held.getvalue())
 
 

@@ -62,7 +62,7 @@ class GraphSearch:
         seeds: dict[str, float] = {}
         for place, passage in enumerate(ranking, 1):
             seeds[passage.title] = seeds.get(passage.title, 0.0) + 1 / place
-        return shown(call, state, self.search.format, self.graph.rank(seeds, self.search.k))
+        return passages_reply(call, state, self.search.format, self.graph.rank(seeds, self.search.k))
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class FactSearch:
         """
         (ranking,) = await self.search.rank([call.text], state)
         rank = partial(self.graph.rank, call.text, ranking, self.search.k, self.judge)
-        return shown(call, state, self.search.format, await asyncio.to_thread(rank))
+        return passages_reply(call, state, self.search.format, await asyncio.to_thread(rank))
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class AdjacentPassages:
             page = self.format.page(f"No page is titled {call.text!r}.")
             return ToolReply(page, ToolResult(call.tag, ToolStatus.ERROR, call.text, "UnknownTitle"))
         found = [Passage(d.id, d.title, d.text, 1 / place) for place, d in enumerate(near, 1)]
-        return shown(call, state, self.format, found[: self.k + 1])
+        return passages_reply(call, state, self.format, found[: self.k + 1])
 
 
 @dataclass(frozen=True)
@@ -114,16 +114,18 @@ class BrowseTool:
         for separator in _SEPARATORS:
             known = state.found.get(address) or state.by_id.get(address)
             if known is not None:
-                return shown(call, state, self.format, [known])
+                return passages_reply(call, state, self.format, [known])
             address = call.text.rpartition(separator)[0].strip() or address
         known = state.found.get(address) or state.by_id.get(address)
         if known is not None:
-            return shown(call, state, self.format, [known])
+            return passages_reply(call, state, self.format, [known])
         page = self.format.page(f"No search has found a page {address!r}.")
         return ToolReply(page, ToolResult(call.tag, ToolStatus.ERROR, call.text, "UnknownPage"))
 
 
-def shown(call: ToolCall, state: SearchState, format: PageFormat, found: Sequence[Passage]) -> ToolReply:
+def passages_reply(
+    call: ToolCall, state: SearchState, format: PageFormat, found: Sequence[Passage]
+) -> ToolReply:
     """The reply with ``found``, which the state notes."""
     ids = [[passage.id for passage in found]]
     state.retrieved += ids

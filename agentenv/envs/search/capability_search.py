@@ -31,7 +31,7 @@ class Capability:
     """The row of ``SEARCH_SKILLS`` by which an evaluation finds that it is lacking."""
     description: str
     """What it is, for the model that chooses an adapter."""
-    shown: Callable[[SearchState], bool]
+    demonstrated: Callable[[SearchState], bool]
     """Whether a finished episode shows it, by what its searches found and never by its words alone."""
     worlds: tuple[Mapping[str, Any], ...]
     """Dials of the worlds that exercise it, the easiest first."""
@@ -62,7 +62,7 @@ def _chains(state: SearchState) -> bool:
 
     The words of the question were known, so searching for them in two turns is no chain.
     """
-    needed, known, told = (
+    needed, known, read_words = (
         set(state.task.data.get("supporting_ids", ())),
         _words(state.task.question),
         set[str](),
@@ -72,9 +72,9 @@ def _chains(state: SearchState) -> bool:
         if turn.result is None or "ids" not in turn.result.data:
             continue
         query = turn.action.rpartition("<search>")[2].partition("</search>")[0]
-        chained |= bool((_words(query) - known) & told)
+        chained |= bool((_words(query) - known) & read_words)
         found = {one for ranking in turn.result.data["ids"] for one in ranking} & needed
-        told |= {word for one in found for word in _words(state.by_id[one].text)}
+        read_words |= {word for one in found for word in _words(state.by_id[one].text)}
     return chained and needed <= state.by_id.keys()
 
 
@@ -168,8 +168,8 @@ def capability_reward(state: SearchState, *, capability: Capability, exercise: f
     if state.last.end is None:
         return {}
     right = score_of(state, get_scorer("em_squad"))
-    shown = float(capability.shown(state))
-    return {"exercised": exercise * shown, "outcome": (1.0 - exercise) * shown * right}
+    demonstrated = float(capability.demonstrated(state))
+    return {"exercised": exercise * demonstrated, "outcome": (1.0 - exercise) * demonstrated * right}
 
 
 class CapabilitySearch(LocalSearch):

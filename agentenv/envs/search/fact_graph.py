@@ -99,7 +99,7 @@ class FactGraph:
         walked = personalised_pagerank(self._links, seeds)
         found = {node[2:]: weight for node, weight in walked.items() if node.startswith("p:")}
         best = sorted(found, key=lambda one: (-found[one], one))[:k]
-        return [self._shown(one, found[one]) for one in best if one in self._documents]
+        return [self._ranked_passage(one, found[one]) for one in best if one in self._documents]
 
     def near(self, title: str) -> list[Document]:
         """The passages titled or about ``title``, then those that share a name with them, most names first."""
@@ -112,7 +112,7 @@ class FactGraph:
         others = sorted((one for one in shared if one not in own), key=lambda one: (-shared[one], one))
         return [self._documents[one] for one in (*own, *others)]
 
-    def _shown(self, one: str, weight: float) -> Passage:
+    def _ranked_passage(self, one: str, weight: float) -> Passage:
         document = self._documents[one]
         return Passage(document.id, document.title, document.text, weight)
 

@@ -198,14 +198,14 @@ class AgentsTool:
             EnvFault: an episode of an agent met an infrastructure failure.
         """
         evidence: dict[str, Passage] = {}
-        told: list[str] = []
+        answers: list[str] = []
         conclusions: list[str] = []
         for name, agent in self.agents.items():  # in turn: an episode waits for one batch at a time
             searches, answer = await agent.ask(call.text, state.seed)
             conclusions.append(answer or "")
             best = refine_evidence(searches, answer or "", self.reranker, self.keep)
             evidence |= {passage.id: passage for passage in best}
-            told += [f"The {name} agent answers: {answer}"] * bool(answer)
+            answers += [f"The {name} agent answers: {answer}"] * bool(answer)
         state.calls.append(call.tag)
         kept = list(evidence.values())
         if len(self.agents) > 1:
@@ -213,7 +213,7 @@ class AgentsTool:
         state.add_passages(kept)
         ids = [[passage.id for passage in kept]]
         state.retrieved += ids
-        page = self.format.page("\n".join([format_passages(kept).strip(), *told]))
+        page = self.format.page("\n".join([format_passages(kept).strip(), *answers]))
         return ToolReply(page, ToolResult("search", ToolStatus.OK, call.text, data={"ids": ids}))
 
 

@@ -70,9 +70,11 @@ class PlanJudge:
             f"{i}. {query.translate(_BRACES)} -> {'; '.join(titles) or 'nothing'}"
             for i, (query, titles) in enumerate(steps, 1)
         ]
-        shown = "\n".join(lines) or "It searches nothing."
+        listing = "\n".join(lines) or "It searches nothing."
         try:
-            said = await self.writer.write(_RATING.format(question=question, steps=shown), {"rating": str}, 0)
+            said = await self.writer.write(
+                _RATING.format(question=question, steps=listing), {"rating": str}, 0
+            )
         except (SynthesisFault, ContextTooSmall, EndpointRefusal):
             return 0.0
         rating = _NUMBER.match(said["rating"])

@@ -90,9 +90,9 @@ def refusal(proposal: Proposal, rules: QuestionRules) -> str | None:
 
 def _quotes(thoughts: Sequence[str], documents: Sequence[str]) -> bool:
     """Whether there are thoughts, each of them the title of a document, a colon and words of it, letter for letter."""
-    shown = [(document.title, document.text) for document in as_documents(documents)]
+    pairs = [(document.title, document.text) for document in as_documents(documents)]
     return bool(thoughts) and all(
-        any(title == named and words and words in text for title, text in shown)
+        any(title == named and words and words in text for title, text in pairs)
         for named, _, words in (thought.partition(": ") for thought in thoughts)
     )
 

@@ -253,12 +253,12 @@ class SearchEnv(AsyncEnv[SearchState]):
         if needed := state.task.data.get("supporting_ids"):
             lines = [self.search.format.passages([state.by_id[one]]) for one in needed if one in state.by_id]
             whole = [line[line.find("(") + 1 :].strip() in seen for line in lines]  # without its number
-            shown = len(whole) == len(needed) and all(whole)
+            was_shown = len(whole) == len(needed) and all(whole)
         elif all(answer.strip().lower() in ("yes", "no") for answer in state.task.answers):
-            shown = bool(state.found)
+            was_shown = bool(state.found)
         else:
-            shown = get_scorer("em_cover")(seen, state.task.answers).value > 0
-        return None if shown else "<answer></answer>"
+            was_shown = get_scorer("em_cover")(seen, state.task.answers).value > 0
+        return None if was_shown else "<answer></answer>"
 
     def render(self) -> str:
         """The question, what was searched and the answer so far."""

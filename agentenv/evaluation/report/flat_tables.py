@@ -29,7 +29,7 @@ class Column:
         """What people read above it."""
         return self.label or self.name.replace("_", " ")
 
-    def shown(self, value: Any) -> str:
+    def formatted(self, value: Any) -> str:
         """A value as people read it; nothing where it was not measured."""
         if value is None:
             return ""
@@ -57,7 +57,7 @@ class FlatTable:
     def cells(self) -> list[list[str]]:
         """The rows as people read them."""
         return [
-            [column.shown(value) for column, value in zip(self.columns, row, strict=True)]
+            [column.formatted(value) for column, value in zip(self.columns, row, strict=True)]
             for row in self.rows
         ]
 

@@ -78,9 +78,11 @@ def with_pictures(page: Page, sides: Sequence[Evaluation]) -> Page:
         sides: the evaluations that they come from.
     """
     pictures, missing = pictures_of(page.episodes, [side.directory for side in sides])
-    told = f"{missing} pictures of screens are not on this page: they found no room, or their files are gone."
+    caption = (
+        f"{missing} pictures of screens are not on this page: they found no room, or their files are gone."
+    )
     return replace(
-        page, pictures=pictures, note=" ".join([page.note, told]).strip() if missing else page.note
+        page, pictures=pictures, note=" ".join([page.note, caption]).strip() if missing else page.note
     )
 
 

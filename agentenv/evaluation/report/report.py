@@ -167,7 +167,8 @@ def _training_warnings(lines: Sequence[Json]) -> list[str]:
         if line.get("warning"):
             alike.setdefault(re.sub(r"[\d.]+", "", line["warning"]), []).append(line)
     warnings = [
-        _at_steps([line.get("step", "?") for line in told], told[-1]["warning"]) for told in alike.values()
+        _at_steps([line.get("step", "?") for line in repeats], repeats[-1]["warning"])
+        for repeats in alike.values()
     ]
     faults = sum(line.get("faults") or 0 for line in lines)
     if faults:

@@ -65,12 +65,12 @@ def sequential_power(
         pools = [np.concatenate([scores_RMN[:, one], scores_RMN[:, other]], axis=1) for one, other in pairs]
         sums_RPS = sums_RPS + np.stack([pool @ signs_SN.T for pool in pools], axis=1)
         looks.append(sums_RPS)
-    apart_RP = told_apart(np.stack(looks), alpha / interims)
+    apart_RP = distinguished(np.stack(looks), alpha / interims)
     # The sum of the first pair under the identity is positive where the first system is the better one.
     return float((apart_RP[:, 0] & (sums_RPS[:, 0, 0] > 0)).mean())
 
 
-def told_apart(sums_KRPS: Floats, step: float) -> NDArray[np.bool_]:
+def distinguished(sums_KRPS: Floats, step: float) -> NDArray[np.bool_]:
     """Which pairs each of R comparisons tells apart: the rule of ``sequential.py`` for many comparisons at once -> [R, P].
 
     Args:
@@ -127,12 +127,12 @@ def equivalence_power(
         seed: Of the simulation.
     """
     rng = np.random.default_rng(seed)
-    shown = 0
+    equivalent_runs = 0
     for _ in range(replications):
         a, b = rng.standard_normal((2, per_interim * interims))
         looks = range(per_interim, per_interim * interims + 1, per_interim)
-        shown += any(equivalence_p(a[:n], b[:n], margin) <= alpha / interims for n in looks)
-    return shown / replications
+        equivalent_runs += any(equivalence_p(a[:n], b[:n], margin) <= alpha / interims for n in looks)
+    return equivalent_runs / replications
 
 
 @lru_cache(maxsize=64)

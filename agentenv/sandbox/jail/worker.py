@@ -81,8 +81,8 @@ def report(error: BaseException, names: tuple[str, ...], *, variables: bool) -> 
     if last is not None:
         found["line"] = last.tb_lineno
         if variables:
-            shown = _variables(last.tb_frame, found["line"])
-            print(f"Variables on line {found['line']}: {shown or 'none'}", file=sys.stderr)
+            described = _variables(last.tb_frame, found["line"])
+            print(f"Variables on line {found['line']}: {described or 'none'}", file=sys.stderr)
     return found
 
 
@@ -95,12 +95,12 @@ def _variables(frame: types.FrameType, line: int) -> str:
         }
     except SyntaxError:
         words = set(text.replace("(", " ").replace(")", " ").replace(":", " ").replace(",", " ").split())
-    shown = []
+    described = []
     for name in sorted(words):
         scope = frame.f_locals if name in frame.f_locals else frame.f_globals
         if name in scope and not isinstance(scope[name], (types.ModuleType, types.FunctionType, type)):
-            shown.append(f"{name} = {repr(scope[name])[:120]}")
-    return ", ".join(shown)
+            described.append(f"{name} = {repr(scope[name])[:120]}")
+    return ", ".join(described)
 
 
 def run_program(request: dict[str, Any], main: types.ModuleType) -> NoReturn:

@@ -178,9 +178,9 @@ def parse_config(values: dict[str, Any], place: str) -> TrainConfig:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "the configuration"
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
-        shown = "" if isinstance(first["input"], dict) else f"; got {first['input']!r}"
-        end = "" if not shown and message.endswith("?") else "."
-        raise ConfigurationError(f"{place}: {key}: {message}{shown}{end}") from error
+        received = "" if isinstance(first["input"], dict) else f"; got {first['input']!r}"
+        end = "" if not received and message.endswith("?") else "."
+        raise ConfigurationError(f"{place}: {key}: {message}{received}{end}") from error
 
 
 def _check_keys(values: dict[str, Any], known: dict[str, Any], place: str, above: str = "") -> None:

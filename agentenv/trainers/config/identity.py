@@ -152,8 +152,8 @@ def refuse_changes(held: Identity, config: TrainConfig, place: Path) -> list[Cha
     for key, old, new in changes:
         if key not in PLACES and not any(key == free or key.startswith(f"{free}.") for free in FREE):
             raise ConfigurationError(
-                f"{place} was begun with {key} = {_shown(old)}, and its configuration now says {_shown(new)}: put it back, "
-                "or begin another run with another --out"
+                f"{place} was begun with {key} = {_value_text(old)}, and its configuration now says {_value_text(new)}: "
+                "put it back, or begin another run with another --out"
             )
     return changes
 
@@ -192,5 +192,5 @@ def _texts_of_options(config: TrainConfig) -> dict[str, str]:
     }
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "no value" if value is None else repr(value)

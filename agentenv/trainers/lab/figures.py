@@ -179,11 +179,11 @@ def pooled_deviation(scores: Sequence[Sequence[float]]) -> float | None:
 
 def _equivalence(experiment: Experiment, one: Equivalence, runs: Mapping[str, Sequence[Json]]) -> Json:
     scores = scores_of(experiment, runs, one.measure)
-    shown = show_equivalence(experiment, one, scores)
+    equivalence = show_equivalence(experiment, one, scores)
     both = [scores[arm] for arm in one.arms]
     seeds = min(map(len, both))
-    if shown.interims:  # the verdict is about these; an arm may have run more for other comparisons
-        seeds = min(seeds, shown.interims * experiment.per_interim)
+    if equivalence.interims:  # the verdict is about these; an arm may have run more for other comparisons
+        seeds = min(seeds, equivalence.interims * experiment.per_interim)
     first, second = (mine[:seeds] for mine in both)
     smallest = detectable_margin(
         per_interim=experiment.per_interim, interims=experiment.interims, alpha=experiment.level_of_one
@@ -196,9 +196,9 @@ def _equivalence(experiment: Experiment, one: Equivalence, runs: Mapping[str, Se
         "margin": one.margin,
         "difference": fmean(first) - fmean(second) if first and second else None,
         "seeds": seeds,
-        "p": shown.p,
-        "interim": shown.interims,
-        "verdict": shown.verdict,
+        "p": equivalence.p,
+        "interim": equivalence.interims,
+        "verdict": equivalence.verdict,
         "detectable": None if smallest is None or deviation is None else smallest * deviation,
     }
 

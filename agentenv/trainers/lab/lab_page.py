@@ -135,9 +135,9 @@ def _start_rows(arms: Mapping[str, Json], keys: Sequence[str], played: Sequence[
     alike: dict[str, list[str]] = {}
     for arm, row in arms.items():
         if start := row.get("start"):
-            shown = [_number(start.get(key)) for key in keys]
-            shown += [_number(start.get("played", {}).get(name)) for name in played]
-            alike.setdefault(" | ".join(["", *shown]), []).append(arm)
+            entries = [_number(start.get(key)) for key in keys]
+            entries += [_number(start.get("played", {}).get(name)) for name in played]
+            alike.setdefault(" | ".join(["", *entries]), []).append(arm)
     if len(alike) == 1:
         return [f"start |{cells}" for cells in alike]
     return [f"start of {', '.join(names)} |{cells}" for cells, names in alike.items()]

@@ -132,8 +132,8 @@ def pending_runs(experiment: Experiment, runs: Mapping[str, Sequence[Json]]) -> 
         for arm in {name for pair in open_pairs for name in (pair.first, pair.second)}:
             wanted[arm] = max(wanted[arm], (decision.interims + 1) * experiment.per_interim)
     for one in experiment.equivalences:
-        shown = show_equivalence(experiment, one, scores_of(experiment, runs, one.measure))
-        wanted |= {arm: max(wanted[arm], shown.more_seeds) for arm in one.arms}
+        tested = show_equivalence(experiment, one, scores_of(experiment, runs, one.measure))
+        wanted |= {arm: max(wanted[arm], tested.more_seeds) for arm in one.arms}
     needed = [Trial(arm, seed) for arm, most in wanted.items() for seed in range(len(runs[arm]), most)]
     order = list(experiment.arms)
     return sorted(needed, key=lambda trial: (trial.seed, order.index(trial.arm)))

@@ -83,19 +83,19 @@ def unguided(guided: Trajectory) -> Trajectory:
         ConfigurationError: the chat format rewrote tokens after the guidance, so that it may stand in a later row.
     """
     kept: list[Segment] = []
-    told = False
+    guidance_seen = False
     for segment in guided.segments:
         if segment.kind is SegmentKind.INJECTED:
-            told, joins = True, True
+            guidance_seen, joins = True, True
             continue
-        if told and segment.kind is SegmentKind.PROMPT and segment.row > kept[-1].row:
+        if guidance_seen and segment.kind is SegmentKind.PROMPT and segment.row > kept[-1].row:
             raise ConfigurationError(
                 "the chat format rewrites earlier tokens, so that guidance cannot be cut out; use one that only appends"
             )
-        if told and segment.kind is SegmentKind.POLICY:
+        if guidance_seen and segment.kind is SegmentKind.POLICY:
             segment = replace(segment, context_mismatch=True)
         if (
-            told and joins and segment.kind is kept[-1].kind
+            guidance_seen and joins and segment.kind is kept[-1].kind
         ):  # the two halves of what the guidance was put into
             kept[-1] = kept[-1].joined(segment)
         else:

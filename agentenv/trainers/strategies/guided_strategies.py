@@ -199,8 +199,8 @@ async def play_demonstration(spec: EpisodeSpec, context: RolloutContext) -> Play
     Raises:
         ConfigurationError: the environment has no expert for the task, or the policy shows no tokenizer.
     """
-    shown = await spell(spec, context, expert_actions)
-    return [] if shown.valid and shown.reward < spec.env.reward_ceiling else [shown]
+    demonstration = await spell(spec, context, expert_actions)
+    return [] if demonstration.valid and demonstration.reward < spec.env.reward_ceiling else [demonstration]
 
 
 async def spell(
@@ -220,19 +220,19 @@ async def spell(
     state = await open_episode(spec, context.chat, context.config, episode=episode)
     taken = await ask_expert(state, context.config, partial(actions, spec))
     script = ScriptedPolicy({} if taken is None else {episode: taken}, tokenizer)
-    shown = await play(state, script, context.chat, context.config)
+    demonstration = await play(state, script, context.chat, context.config)
     segments = [
         replace(s, context_mismatch=True, version=context.policy.version)
         if s.kind is SegmentKind.POLICY
         else s
-        for s in shown.segments
+        for s in demonstration.segments
     ]
     return replace(
-        shown,
+        demonstration,
         segments=tuple(segments),
         origin=Origin.DEMONSTRATION,
         group_id=f"{spec.group_id}/{episode}",
-        info=shown.info | {"strategy": {"demonstrations": 1, "sampled_tokens": 0}},
+        info=demonstration.info | {"strategy": {"demonstrations": 1, "sampled_tokens": 0}},
     )
 
 

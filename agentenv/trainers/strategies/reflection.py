@@ -135,8 +135,8 @@ def episode_log(trajectory: Trajectory, ceiling: float) -> str:
     seen = [message.text for message in trajectory.prompt if message.role != "system"]
     parts = [f"Rules of the episode:\n{text}" for text in rules]
     for step, turn in enumerate(trajectory.turns):
-        shown = "\n".join(seen).strip() or "(nothing)"
-        parts.append(f"step {step}:\nobservation: {shown}\naction: {turn.action.strip()}")
+        transcript = "\n".join(seen).strip() or "(nothing)"
+        parts.append(f"step {step}:\nobservation: {transcript}\naction: {turn.action.strip()}")
         seen = [message.text for message in turn.observation]
     late = trajectory.end_reason in (EndReason.TURN_LIMIT, EndReason.TOKEN_LIMIT, EndReason.TIME_LIMIT)
     parts.append(

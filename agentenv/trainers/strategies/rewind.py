@@ -92,7 +92,7 @@ def observation_hash(observation: Observation) -> str:
     return digest.hexdigest()[:12]
 
 
-def _compare(place: str, shown: Observation, recorded: Observation) -> None:
-    hashes = observation_hash(shown), observation_hash(recorded)
+def _compare(place: str, observed: Observation, recorded: Observation) -> None:
+    hashes = observation_hash(observed), observation_hash(recorded)
     if hashes[0] != hashes[1]:
         raise ReplayDivergence(f"{place} of the replay shows {hashes[0]} and the record {hashes[1]}")

@@ -200,9 +200,9 @@ class _Episode:
         self.counts["sampled_tokens"] += len(completion.ids) if completion else 0
         return completion
 
-    def _observe(self, state: EpisodeState, shown: Observation, *, limit: int | None = None) -> None:
-        state.turns[-1] = replace(state.turns[-1], observation=shown)
-        observe(state, self.context.chat, shown, limit or self.context.config.context_tokens)
+    def _observe(self, state: EpisodeState, observation: Observation, *, limit: int | None = None) -> None:
+        state.turns[-1] = replace(state.turns[-1], observation=observation)
+        observe(state, self.context.chat, observation, limit or self.context.config.context_tokens)
 
     def _labelled(self, trajectory: Trajectory) -> Trajectory:
         """``trajectory`` with its origin and the metrics of its rollbacks."""
@@ -230,11 +230,11 @@ def error_of(turn: Turn, *, failures: int = 0) -> Observation:
         turn: A turn in which a call failed.
         failures: How often it has failed; from 3 on a hint says so.
     """
-    shown = turn.observation
-    if len(shown) == len(turn.tool_results) > 1:
-        pairs = zip(shown, turn.tool_results, strict=True)
-        shown = tuple(message for message, result in pairs if result.status in ERRORS)[-1:]
-    return (*shown[:-1], _hinted(shown[-1], failures)) if shown and failures > 2 else shown
+    messages = turn.observation
+    if len(messages) == len(turn.tool_results) > 1:
+        pairs = zip(messages, turn.tool_results, strict=True)
+        messages = tuple(message for message, result in pairs if result.status in ERRORS)[-1:]
+    return (*messages[:-1], _hinted(messages[-1], failures)) if messages and failures > 2 else messages
 
 
 def _hinted(message: Message, failures: int) -> Message:

@@ -62,9 +62,9 @@ def chosen_arms(
         found: dict[int, tuple[float, tuple[int, ...]]] = {}
         for spent, (value, chosen) in best.items():
             for arm, log_chance in zip(arms_K, log_chances, strict=True):
-                at, worth = spent + count * arm, value + log_chance
-                if at <= total and worth > found.get(at, (-math.inf, ()))[0]:
-                    found[at] = worth, (*chosen, arm)
+                at, total_value = spent + count * arm, value + log_chance
+                if at <= total and total_value > found.get(at, (-math.inf, ()))[0]:
+                    found[at] = total_value, (*chosen, arm)
         best = found
     return list(best[max(best)][1]) if best else [min(arms_K)] * len(counts_B)
 

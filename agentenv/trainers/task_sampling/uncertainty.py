@@ -184,8 +184,8 @@ class UncertaintyAllocation:
             for place, group in enumerate(step_budget.groups)
             if group.members and all(outcome < self.success for outcome in _outcomes(group))
         }
-        told = {place: self._examples(task, step_budget.tasks) for place, task in failed.items()}
-        return {place: text for place, text in told.items() if text}
+        texts = {place: self._examples(task, step_budget.tasks) for place, task in failed.items()}
+        return {place: text for place, text in texts.items() if text}
 
     def _examples(self, task: int, tasks: Sequence[Task]) -> str:
         others = [place for place in self._solved if place != task]
@@ -194,8 +194,8 @@ class UncertaintyAllocation:
         if self._vectors is None:
             self._vectors = HashEncoder().encode_queries([task.question for task in tasks])
         near = nearest_places(self._vectors[task], self._vectors[others], self.examples)
-        shown = [self._solved[others[place]] for place in near]
-        return "\n\n".join(["Here are solved examples.", *shown, "Now solve the question above."])
+        solved_examples = [self._solved[others[place]] for place in near]
+        return "\n\n".join(["Here are solved examples.", *solved_examples, "Now solve the question above."])
 
     def _seeds(self, step_budget: StepBudget, guidance: Mapping[int, str], amount: int) -> list[int]:
         """Rollouts with examples that each group gets in any case; where few are left, the first groups get them."""

@@ -206,7 +206,7 @@ def test_a_value_is_shown_as_its_kind_asks() -> None:
         ("signed interval", (-0.1, 0.25)): "[-0.100, +0.250]",
         ("p", 0.012345): "0.012",
     }
-    assert {(kind, value): Column("x", kind).shown(value) for kind, value in shown} == shown  # type: ignore[arg-type]
+    assert {(kind, value): Column("x", kind).formatted(value) for kind, value in shown} == shown  # type: ignore[arg-type]
     assert (Column("left_out").heading, Column("x", label="y").heading) == ("left out", "y")
     assert (interval_text(None), interval_text([0.5, 1.0])) == ("(no interval)", "[0.500, 1.000]")
 

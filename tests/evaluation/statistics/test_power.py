@@ -8,10 +8,10 @@ import pytest
 from agentenv.evaluation.statistics.power import (
     detectable_difference,
     detectable_margin,
+    distinguished,
     equivalence_power,
     least_p,
     sequential_power,
-    told_apart,
 )
 from agentenv.evaluation.statistics.sequential import _most_extreme
 
@@ -26,7 +26,7 @@ def test_many_comparisons_at_once_are_decided_like_each_by_itself(unit: float) -
     rng = np.random.default_rng(5)
     sums_KRPS = rng.integers(-6, 7, (2, 300, 3, 10)) * unit
     sums_KRPS[:, :, :, 0] += rng.integers(0, 8, (2, 300, 3)) * unit
-    found_RP = told_apart(sums_KRPS.astype(np.float64), 0.15)
+    found_RP = distinguished(sums_KRPS.astype(np.float64), 0.15)
     for place in range(300):
         undecided = {(str(pair), "x"): pair for pair in range(3)}
         for depth in (1, 2):

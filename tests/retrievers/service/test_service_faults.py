@@ -279,7 +279,7 @@ def test_a_query_of_ten_megabytes_is_refused_and_the_next_one_served(serving: An
     with serving({"echo": Echo()}) as url:
         refused = post(url, queries=["x" * 10 * 2**20])
         assert (refused.status_code, refused.json()["kind"]) == (413, "TooLarge")
-        assert refused.json()["error"] == f"The body is longer than {8 * 2**20} bytes; send several requests."
+        assert str(8 * 2**20) in refused.json()["error"]
         assert post(url, queries=["quick"]).status_code == 200
         found = asyncio.run(RemoteRetriever(url).search(["x" * 10 * 2**20], 3))
         assert len(found[0][0].id) == 32_768  # the client cuts what the server would refuse
