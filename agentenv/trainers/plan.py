@@ -46,7 +46,7 @@ class MemoryEstimate:
     weights: int
     """All copies of the weights: trained ones, the sampler's in asynchronous training, the reference, a second set."""
     optimizer: int
-    """Gradients, two moments of Adam, and float32 copies of weights in bfloat16."""
+    """Gradients, Adam's two moments, float32 copies of weights in bfloat16, and the moments of supervised steps (ReLIFT)."""
     caches: int
     """Keys and values of the episodes under way, kept and in the present batch."""
     activations: int
@@ -144,7 +144,7 @@ def memory_of(
     sampled_here = config.engine.kind == "hf"
     return MemoryEstimate(
         weights=sum(_weights(config, one) for one in models),
-        optimizer=sum(_optimizer(config, one) for one in models),
+        optimizer=sum(_optimizer(config, one) for one in models) + _second_moments(config, model),
         caches=_caches(config, model) if sampled_here else 0,
         activations=int(token_bytes * max(config.memory.micro_tokens, config.rollout.context_tokens)),
         engines=0 if sampled_here else _engines(config, model),
@@ -159,12 +159,30 @@ def _bytes(model: Any, *, trained: bool = False) -> int:
 
 def _optimizer(config: TrainConfig, model: Any) -> int:
     """Gradients, moments and copies of what is trained."""
-    memory, total = config.memory, 0
+    copies = sum(
+        4 * weight.numel()
+        for weight in model.parameters()
+        if weight.requires_grad and _has_copy(config, weight)
+    )
+    return _bytes(model, trained=True) + copies + _moments(config, model)
+
+
+def _moments(config: TrainConfig, model: Any) -> int:
+    """Adam's two moments, which are those of the float32 copy where a weight has one."""
+    total = 0
     for weight in (weight for weight in model.parameters() if weight.requires_grad):
-        copy = 4 if memory.master_weights and weight.element_size() < 4 else 0
-        moment = 1 if memory.optimizer == "adamw_8bit" else copy or weight.element_size()
-        total += weight.numel() * (weight.element_size() + 2 * moment + copy)
+        width = 4 if _has_copy(config, weight) else weight.element_size()
+        total += 2 * weight.numel() * (1 if config.memory.optimizer == "adamw_8bit" else width)
     return total
+
+
+def _second_moments(config: TrainConfig, model: Any) -> int:
+    """Those of the optimiser of supervised steps, which moves the same weights and copies (ReLIFT)."""
+    return _moments(config, model) if config.rollout.strategy == "demonstrate" else 0
+
+
+def _has_copy(config: TrainConfig, weight: Tensor) -> bool:
+    return config.memory.master_weights and weight.element_size() < 4
 
 
 def _weights(config: TrainConfig, model: Any) -> int:

@@ -11,6 +11,8 @@ from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner
+from agentenv.trainers.learner.optimizers import SecondMoments, make_optimizer
+from agentenv.trainers.learner.settings import MemorySettings
 from agentenv.trainers.parts import make_learner, make_objective, trained_policy
 from agentenv.trainers.plan import memory_of
 
@@ -79,3 +81,46 @@ def test_the_plan_counts_gradients_moments_and_copies(
     model = make_policy("tiny").model.to(dtype)
     found = memory_of(override(TrainConfig(), words.split()), model, 1.0)
     assert found.optimizer == bytes_a_weight * alive(model)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words", "moments"),
+    [
+        (torch.float32, "", 8),
+        (torch.bfloat16, "", 8),
+        (torch.bfloat16, "--memory.optimizer adamw_8bit", 2),
+        (torch.bfloat16, "--memory.master_weights false", 4),
+    ],
+    ids=["float32", "bfloat16", "8 bits", "without copies"],
+)
+def test_the_plan_counts_the_moments_of_supervised_steps_and_no_second_copies(
+    dtype: torch.dtype, words: str, moments: int
+) -> None:
+    model = make_policy("tiny").model.to(dtype)
+    plain = override(TrainConfig(), words.split())
+    relift = override(plain, ["--rollout.strategy", "demonstrate"])
+    added = memory_of(relift, model, 1.0).optimizer - memory_of(plain, model, 1.0).optimizer
+    assert added == moments * alive(model)
+
+
+def test_the_second_optimizer_holds_as_many_bytes_as_the_plan_counts() -> None:
+    """After one step of each kind, the second one has two moments of every weight, and the first one's weights."""
+    model = make_policy("tiny").model
+    weights = list(model.parameters())
+    first, second = (
+        make_optimizer(weights, MemorySettings(), learning_rate=1e-3, weight_decay=0.0),
+        SecondMoments(),
+    )
+    other = second.beside(first, weights, MemorySettings(), 1e-3)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    other.step()
+    held = sum(
+        value.numel() * value.element_size()
+        for state in other.state.values()
+        for name, value in state.items()
+        if name != "step"
+    )
+    relift = override(TrainConfig(), ["--rollout.strategy", "demonstrate"])
+    counted = memory_of(relift, model, 1.0).optimizer - memory_of(TrainConfig(), model, 1.0).optimizer
+    assert held == counted
