@@ -159,11 +159,8 @@ def _bytes(model: Any, *, trained: bool = False) -> int:
 
 def _optimizer(config: TrainConfig, model: Any) -> int:
     """Gradients, moments and copies of what is trained."""
-    copies = sum(
-        4 * weight.numel()
-        for weight in model.parameters()
-        if weight.requires_grad and _has_copy(config, weight)
-    )
+    trained = (weight for weight in model.parameters() if weight.requires_grad)
+    copies = sum(4 * int(weight.numel()) for weight in trained if _has_copy(config, weight))
     return _bytes(model, trained=True) + copies + _moments(config, model)
 
 

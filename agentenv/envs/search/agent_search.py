@@ -19,6 +19,7 @@ from agentenv.envs.search.page_graph import PageGraph
 from agentenv.envs.search.search_env import SearchEnv, SearchParts, on_small_world, thinking
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolFunction, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, TagParser
+from agentenv.envs.search.synonyms import SIMILARITY
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.retrievers.rerank import Reranker, make_reranker
 from agentenv.retrievers.retriever_spec import make_retriever
@@ -166,6 +167,8 @@ class AgentSearch(SearchEnv):
         web: Retriever | str | None = None,
         facts: str = "",
         fact_judge: Reranker | str = "overlap",
+        synonyms: str = "",
+        synonym_similarity: float = SIMILARITY,
         max_turns: int = 8,
         scorer: str = "f1_hotpot",
         prompt: str = PROMPT,
@@ -181,6 +184,9 @@ class AgentSearch(SearchEnv):
             facts: What the graph tools search: a file of `agentenv retriever facts` (as HierSearch does), ``titles`` for the
                 facts that a rule finds by titles, or empty for the links between pages.
             fact_judge: Scores facts against a query: ``overlap``, or a folder with a cross-encoder.
+            synonyms: Encoder of the names in facts, such as ``minilm`` or ``bge:PATH``. Names with like vectors are
+                linked as synonyms. Empty links none.
+            synonym_similarity: Cosine from which on two names are synonyms, within (0, 1].
             max_turns: Turns before the last one, in which only an answer counts.
             scorer: Name of the scorer of answers.
             prompt: Opening message; must hold ``{question}``, and may hold ``{tools}``.
@@ -189,19 +195,17 @@ class AgentSearch(SearchEnv):
             **options: Further arguments of `SearchEnv`.
 
         Raises:
-            ConfigurationError: no tools, or a graph over a corpus that is elsewhere.
+            ConfigurationError: no tools, a graph over a corpus that is elsewhere, or synonyms of names without facts.
             DatasetError: the facts cannot be read or are those of another corpus.
-            UnknownName: no such tool.
+            UnknownName: no such tool or encoder.
         """
         tasks, retriever = on_small_world(tasks, retriever)
         super().__init__(tasks=tasks, retriever=retriever, max_turns=max_turns, scorer=scorer, **options)
-        if not tools:
-            raise ConfigurationError("an agent needs tools, not []")
-        for name in tools:
-            if name not in TOOLS:
-                raise UnknownName.among("tool", name, TOOLS)
+        _check_tools(tools)
+        _check_synonyms(synonyms, facts, synonym_similarity)
         made = make_retriever(web) if isinstance(web, str) else web
         self._facts = facts
+        self._synonyms = (synonyms, synonym_similarity)
         self._judge = make_reranker(fact_judge) if isinstance(fact_judge, str) else fact_judge
         offered = "; ".join(TOOLS[name] for name in tools)
         self.parts = SearchParts(
@@ -213,6 +217,9 @@ class AgentSearch(SearchEnv):
             ),
             state=HierarchicalState,
         )
+        self._check_corpus(tools)
+
+    def _check_corpus(self, tools: Sequence[str]) -> None:
         if missing := [name for name in tools if name not in self.parts.tools]:
             raise ConfigurationError(
                 f"{missing[0]} needs the corpus of its retriever in this process, and {self.search.retriever.info().name} "
@@ -232,7 +239,7 @@ class AgentSearch(SearchEnv):
         }
         corpus = getattr(search.retriever, "corpus", None)
         if isinstance(corpus, Corpus) and self._facts:
-            facts = fact_graph(corpus, self._facts)
+            facts = fact_graph(corpus, self._facts, *self._synonyms)
             tools["graph_search"] = FactSearch(search, facts, self._judge)
             tools["get_adjacent_passages"] = AdjacentPassages(search.format, facts, search.k)
         elif isinstance(corpus, Corpus):
@@ -251,4 +258,19 @@ class AgentSearch(SearchEnv):
         return (
             *searches[: self.max_turns],
             thinking("I know it now.", f"<answer>{task.answers[0]}</answer>"),
+        )
+
+
+def _check_tools(tools: Sequence[str]) -> None:
+    if not tools:
+        raise ConfigurationError("an agent needs tools, not []")
+    for name in tools:
+        if name not in TOOLS:
+            raise UnknownName.among("tool", name, TOOLS)
+
+
+def _check_synonyms(encoder: str, facts: str, similarity: float) -> None:
+    if (encoder and not facts) or not 0 < similarity <= 1:
+        raise ConfigurationError(
+            f"synonyms={encoder!r} needs facts, not {facts!r}, and a synonym_similarity in (0, 1], not {similarity}"
         )

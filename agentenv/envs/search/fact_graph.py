@@ -1,7 +1,8 @@
 """The graph of facts that HierSearch searches: names and passages, ranked by a walk from the facts that fit a query.
 
 HippoRAG (Gutierrez et al. 2024, arXiv:2405.14831), with facts as the seeds of the walk as in its second version
-(arXiv:2502.14802). Its edges between synonyms are left out: names are the same where they are equal as SQuAD compares.
+(arXiv:2502.14802). Names are the same where they are equal as SQuAD compares; names that are alike have an edge where an
+encoder is named.
 """
 
 from collections import Counter, defaultdict
@@ -13,7 +14,9 @@ from agentenv.core.scoring.normalize import squad
 from agentenv.core.types import Document, Passage
 from agentenv.data.synthesis.facts import Fact, facts_of_titles, read_facts
 from agentenv.envs.search.page_graph import personalised_pagerank
+from agentenv.envs.search.synonyms import SIMILARITY, synonyms_of
 from agentenv.errors import DatasetError
+from agentenv.retrievers.encoder import Encoder, make_encoder
 from agentenv.retrievers.rerank import Reranker
 from agentenv.retrievers.storage.corpus import Corpus
 
@@ -40,17 +43,26 @@ def seed_weights(facts: Sequence[tuple[float, Fact]], passages: Mapping[str, int
 
 
 class FactGraph:
-    """The names and passages of a corpus, with an edge for every fact and for every name in a passage.
+    """The names and passages of a corpus, with an edge for every fact, for every name in a passage and between synonyms.
 
     Args:
         corpus: Its passages.
         facts: What they state.
+        encoder: Tells by its vectors which names are synonyms; None links none.
+        similarity: Cosine from which on two names are.
 
     Raises:
         DatasetError: there is no fact, or one of a passage that the corpus lacks.
     """
 
-    def __init__(self, corpus: Corpus, facts: Sequence[Fact]) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        facts: Sequence[Fact],
+        encoder: Encoder | None = None,
+        *,
+        similarity: float = SIMILARITY,
+    ) -> None:
         self._documents: dict[str, Document] = {document.id: document for document in corpus}
         self._titled: dict[str, list[str]] = defaultdict(list)
         for document in corpus:
@@ -58,7 +70,7 @@ class FactGraph:
         self._facts = tuple(facts)
         if not self._facts:
             raise DatasetError("the graph of facts has no fact")
-        edges: dict[str, dict[str, None]] = defaultdict(dict)
+        links: dict[str, dict[str, float]] = defaultdict(dict)
         for fact in self._facts:
             if fact.document not in self._documents:
                 raise DatasetError(
@@ -68,13 +80,21 @@ class FactGraph:
             pairs = [(names[0], names[1]), *((name, _passage(fact.document)) for name in names)]
             for one, other in pairs:
                 if one != other:
-                    edges[one][other] = edges[other][one] = None
-        self._links = {node: list(near) for node, near in edges.items()}
+                    links[one][other] = links[other][one] = 1.0
+        self._links = dict(links)
         self._passages = {
             node[2:]: sum(other.startswith("p:") for other in near)
             for node, near in self._links.items()
             if node.startswith("n:")
         }
+        if encoder is not None:
+            self._link_synonyms(encoder, similarity)
+
+    def _link_synonyms(self, encoder: Encoder, similarity: float) -> None:
+        """Weighs the edge of two synonyms by their similarity, also where a fact has linked them (as HippoRAG does)."""
+        for name, other, weight in synonyms_of(list(self._passages), encoder, similarity=similarity):
+            one, two = f"n:{name}", f"n:{other}"
+            self._links[one][two] = self._links[two][one] = weight
 
     def rank(self, query: str, ranking: Sequence[Passage], k: int, judge: Reranker) -> list[Passage]:
         """The ``k`` passages where the walk for ``query`` is most often.
@@ -126,10 +146,19 @@ def _passage(document: str) -> str:
 
 
 @lru_cache(maxsize=2)
-def fact_graph(corpus: Corpus, facts: str) -> FactGraph:
+def fact_graph(corpus: Corpus, facts: str, synonyms: str = "", similarity: float = SIMILARITY) -> FactGraph:
     """The graph of ``corpus`` over the facts of a file, or those that its titles tell (`TITLES`); made once a process.
+
+    Args:
+        corpus: Its passages.
+        facts: The file, or `TITLES`.
+        synonyms: Spec of the encoder that tells synonyms; empty links none.
+        similarity: Cosine from which on two names are synonyms.
 
     Raises:
         DatasetError: the file cannot be read or fits another corpus, or there is no fact.
+        UnknownName: no such kind of encoder.
     """
-    return FactGraph(corpus, [*facts_of_titles(corpus)] if facts == TITLES else read_facts(Path(facts)))
+    stated = [*facts_of_titles(corpus)] if facts == TITLES else read_facts(Path(facts))
+    encoder = make_encoder(synonyms) if synonyms else None
+    return FactGraph(corpus, stated, encoder, similarity=similarity)

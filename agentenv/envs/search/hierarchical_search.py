@@ -26,6 +26,7 @@ from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_
 from agentenv.envs.search.search_env import SearchEnv, SearchParts, on_small_world, thinking
 from agentenv.envs.search.search_state import ToolCall, ToolReply
 from agentenv.envs.search.search_tools import TagParser
+from agentenv.envs.search.synonyms import SIMILARITY
 from agentenv.errors import ConfigurationError, EnvFault
 from agentenv.policies.extractive import EXTRACTIVE, ExtractivePolicy
 from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy
@@ -104,6 +105,10 @@ class AgentSettings:
     """What its web tools search; empty takes the same."""
     facts: str = ""
     """What its graph tools search; see `AgentSearch`."""
+    synonyms: str = ""
+    """Encoder that links synonyms there; see `AgentSearch`."""
+    synonym_similarity: float = SIMILARITY
+    """Cosine from which on two names are synonyms."""
     prompt: str = AGENT_PROMPT
     """Its opening message."""
     k: int = 5
@@ -152,6 +157,8 @@ def configured_agent(
         tools=made.tools,
         web=made.web or None,
         facts=made.facts,
+        synonyms=made.synonyms,
+        synonym_similarity=made.synonym_similarity,
         prompt=made.prompt,
         max_turns=made.max_turns,
         **bounds,

@@ -12,12 +12,17 @@ from agentenv.retrievers.storage.corpus import Corpus
 
 
 def personalised_pagerank(
-    links: Mapping[str, list[str]], seeds: Mapping[str, float], *, damping: float = 0.5, rounds: int = 30
+    links: Mapping[str, Mapping[str, float]],
+    seeds: Mapping[str, float],
+    *,
+    damping: float = 0.5,
+    rounds: int = 30,
 ) -> dict[str, float]:
     """Where a walk over ``links`` is that goes back to the seeds with probability 1 - ``damping`` at every step.
 
     Args:
-        links: From each node to its neighbours; a walk at a node without any goes back to the seeds.
+        links: From each node to its neighbours, with the weights of the edges; a walk at a node without any goes back to the
+            seeds.
         seeds: Weights of the nodes where it begins, above 0.
         damping: HippoRAG takes .5.
         rounds: Of the power iteration.
@@ -28,8 +33,9 @@ def personalised_pagerank(
     for _ in range(rounds):
         following = {node: (1 - damping) * weight for node, weight in start.items()}
         for node, mass in rank.items():
-            neighbours = links.get(node, [])
-            targets = {other: 1 / len(neighbours) for other in neighbours} or start
+            neighbours = links.get(node, {})
+            weight = sum(neighbours.values())
+            targets = {other: one / weight for other, one in neighbours.items()} or start
             for other, share in targets.items():
                 following[other] = following.get(other, 0.0) + damping * mass * share
         rank = following
@@ -65,7 +71,8 @@ class PageGraph:
             reached |= {
                 further for near in self._pages.linked(title) for further in (near, *self._pages.linked(near))
             }
-        scores = personalised_pagerank({title: self._pages.linked(title) for title in reached}, known)
+        links = {title: dict.fromkeys(self._pages.linked(title), 1.0) for title in reached}
+        scores = personalised_pagerank(links, known)
         best = sorted(scores, key=lambda title: (-scores[title], title))[:k]
         firsts = [self._documents[self._pages.pages[title].ids[0]] for title in best]
         return [Passage(d.id, d.title, d.text, scores[title]) for d, title in zip(firsts, best, strict=True)]

@@ -45,17 +45,23 @@ def found(step: Step) -> list[str]:
 
 def test_pagerank_of_two_nodes() -> None:
     """With seeds on a alone and damping d: a = (1 - d) + d b, b = d a, so a = 1 / (1 + d) = 2/3 for d = 1/2."""
-    rank = personalised_pagerank({"a": ["b"], "b": ["a"]}, {"a": 3.0})
+    rank = personalised_pagerank({"a": {"b": 1.0}, "b": {"a": 1.0}}, {"a": 3.0})
     assert rank["a"] == pytest.approx(2 / 3)
     assert rank["b"] == pytest.approx(1 / 3)
 
 
 def test_pagerank_keeps_its_mass_at_a_node_without_links() -> None:
     """B has no links, so its mass goes back to the seed: a = (1 - d) + d b, b = d a, as above; c is never reached."""
-    rank = personalised_pagerank({"a": ["b"], "c": ["a"]}, {"a": 1.0})
+    rank = personalised_pagerank({"a": {"b": 1.0}, "c": {"a": 1.0}}, {"a": 1.0})
     assert sum(rank.values()) == pytest.approx(1.0)
     assert rank["a"] == pytest.approx(2 / 3)
     assert "c" not in rank
+
+
+def test_a_walk_takes_an_edge_as_often_as_it_weighs() -> None:
+    """From a to b in 3 of 4 cases: with d = 1/2, a = 1/2 + (b + c) / 2 = 2/3, of the rest b has 3/4 and c 1/4."""
+    links = {"a": {"b": 0.9, "c": 0.3}, "b": {"a": 0.9}, "c": {"a": 0.3}}
+    assert personalised_pagerank(links, {"a": 1.0}) == pytest.approx({"a": 2 / 3, "b": 1 / 4, "c": 1 / 12})
 
 
 def test_a_graph_finds_pages_that_share_no_word_with_the_query() -> None:
@@ -78,6 +84,33 @@ def test_a_graph_of_facts_finds_what_shares_no_word_with_the_query() -> None:
     assert found(call(env, "get_adjacent_passages", "Halvik")) == ["1", "2"]
     twin = env.fork()[0]
     assert found(call(twin, "graph_search", "Ulm")) == found(call(env, "graph_search", "Ulm"))
+
+
+def test_synonyms_lead_to_pages_that_no_fact_leads_to(tmp_path: Path) -> None:
+    """The encoder by spelling finds the two spellings of the river alike, and each has a passage of its own."""
+    path = tmp_path / "facts.jsonl"
+    path.write_text(
+        '{"id": "1", "facts": [["Halvik", "is on", "Ostermeranbach"]]}\n'
+        '{"id": "4", "facts": [["Ostermeranbachs", "feeds", "Ketterby"]]}\n'
+    )
+    plain = begun("graph_search", k=2, facts=str(path))
+    linked = begun("graph_search", k=2, facts=str(path), synonyms="hash", synonym_similarity=0.75)
+    assert found(call(plain, "graph_search", "Halvik")) == ["1"]
+    assert found(call(linked, "graph_search", "Halvik")) == ["1", "4"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"facts": "titles", "synonyms": "hush"}, "'hush'"),
+        ({"synonyms": "hash"}, "'hash'"),
+        ({"facts": "titles", "synonyms": "hash", "synonym_similarity": 0.0}, r"0\.0"),
+    ],
+    ids=["encoder", "no facts", "similarity"],
+)
+def test_synonyms_that_cannot_be_told_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        begun(**options)
 
 
 def test_facts_of_another_corpus_are_refused(tmp_path: Path) -> None:
