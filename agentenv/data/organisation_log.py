@@ -24,6 +24,8 @@ COOLDOWN = {"retrospective": 9, "celebration": 5}
 NEEDS_INCIDENT = frozenset({"post-mortem", "escalation"})
 NEEDS_HEALTH = frozenset({"celebration"})
 _LEAST_HEALTH = 40
+STATES_ITS_REPAIR = frozenset({"resolved", "detected"})
+"""Kinds of events whose texts say that the repair which caused them was made."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,25 @@ class Organisation:
             number = behind
         return found
 
-    def could_know(self, person: str, event: str, time: Time) -> bool:
-        """Whether ``person`` had seen something that states ``event`` by ``time``, while he or she was there."""
+    def stating(self, event: str) -> list[Artefact]:
+        """What states that ``event`` has happened, in the order of time.
+
+        This is what was written of the event itself. A repair is also stated by the note that its incident is resolved, and
+        by the message of a later incident that it has caused.
+        """
+        by_id = {one.id: one for one in self.events}
+        repair = by_id[event].kind == "fixed"
+
+        def states(one: Event) -> bool:
+            return one.id == event or (repair and one.cause == event and one.kind in STATES_ITS_REPAIR)
+
+        return [artefact for artefact in self.artefacts if states(by_id[artefact.event])]
+
+    def seen(self, person: str, event: str, time: Time) -> list[Artefact]:
+        """What states ``event`` and was seen by ``person`` by ``time``, while he or she was there."""
         gone = self.left.get(person)
         until = time if gone is None else min(time, gone)
-        return any(a.time <= until and person in a.audience for a in self.of_event(event))
+        return [a for a in self.stating(event) if a.time <= until and person in a.audience]
 
     def depends_on(self, event: str, cause: str) -> bool:
         """Whether ``event`` would not have happened without ``cause``: it stands behind it in the chain of causes."""

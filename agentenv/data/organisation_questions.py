@@ -114,17 +114,17 @@ def _fact(organisation: Organisation, rng: Random) -> Iterator[Task]:
 def _perspective(organisation: Organisation, rng: Random) -> Iterator[Task]:
     """Whether somebody could know of an event at a time: whether he or she had seen anything that states it."""
     people = [person for team in organisation.teams.values() for person in team]
+    by_id = {event.id: event for event in organisation.events}
     for number, events in _incidents(organisation):
         for kind, said in _PAST.items():
             if kind not in events:
                 continue
             person, time = rng.choice(people), _near(events[kind].time, organisation.config.days, rng)
-            knows = organisation.could_know(person, events[kind].id, time)
+            seen = organisation.seen(person, events[kind].id, time)
             question = f"On {clock(time)}, could {person} know that {said.format(incident=number)}?"
-            family = f"perspective, {'yes' if knows else 'no'}"
-            yield _made(
-                organisation, family, question, "yes" if knows else "no", [events[kind]], f"{number} {kind}"
-            )
+            answer = "yes" if seen else "no"
+            proof = by_id[seen[0].event] if seen else events[kind]
+            yield _made(organisation, f"perspective, {answer}", question, answer, [proof], f"{number} {kind}")
 
 
 def _near(time: Time, days: int, rng: Random) -> Time:

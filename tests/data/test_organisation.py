@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from agentenv.core.types import Document
+from agentenv.core.types import Document, Task
 from agentenv.data.organisation import invent_organisation
 from agentenv.data.organisation_log import (
     CLOSES,
@@ -88,13 +88,13 @@ def small() -> Organisation:
     ],
 )
 def test_who_could_know_what_when(person: str, time: tuple[int, int], knows: bool) -> None:
-    assert small().could_know(person, "e1", time) is knows
+    assert bool(small().seen(person, "e1", time)) is knows
 
 
 def test_what_is_written_after_somebody_left_is_not_known_to_them() -> None:
     made = small()
     gone = Organisation(made.config, "O", made.teams, {"Bob": (2, 500)}, made.events, made.artefacts, {})
-    assert not gone.could_know("Bob", "e1", (9, 0))
+    assert not gone.seen("Bob", "e1", (9, 0))
 
 
 def test_what_depends_on_what() -> None:
@@ -218,6 +218,56 @@ def test_questions_go_back_along_incidents_and_the_texts_alone_answer_them() -> 
                 assert (task.data["hops"], len(task.data["path"])) == (depth + 1, depth + 1)
                 depths.add(depth)
     assert depths == {1, 2, 3}
+
+
+SAYS = {
+    "was fixed": (
+        r"I have fixed the service \w+, {0} can|{0} of the service \w+ is resolved; .* has fixed it|that fixed {0} has"
+    ),
+    "was resolved": r"{0} of the service \w+ is resolved",
+    "was written": r"has written the post-mortem of {0}:",
+    "complained": r"a customer complains about {0} of",
+}
+"""What a text says by which somebody knows of an event, by what a question says of the event."""
+
+
+def read_by(made: Organisation, task: Task) -> list[str]:
+    """The ids of the texts that state what a question of perspective asks for, and that the person had seen in time."""
+    asked = re.match(r"On day (\d+), (\d\d):(\d\d), could (\w+ \w+) know", task.question)
+    number = re.search(r"INC-\d+", task.question)
+    assert asked is not None
+    assert number is not None
+    person, time = asked[4], (int(asked[1]), 60 * int(asked[2]) + int(asked[3]))
+    pattern = next(text for words, text in SAYS.items() if words in task.question).format(number[0])
+    until = min(time, made.left.get(person, time))
+    return [
+        artefact.document.id
+        for artefact in made.artefacts
+        if person in artefact.audience
+        and artefact.time <= until
+        and re.search(pattern, artefact.document.text)
+    ]
+
+
+@pytest.mark.parametrize("followups", [0, 3])
+def test_no_text_that_somebody_had_seen_contradicts_what_they_could_know(followups: int) -> None:
+    """Who saw the message of an incident that a repair has caused knows of the repair, whoever wrote of it before."""
+    counts: Counter[str] = Counter()
+    told_later = 0
+    for seed in range(8):
+        made = invent_organisation(OrganisationConfig(seed=seed, followups=followups))
+        for task in questions_about(made):
+            if task.data["family"].startswith("perspective"):
+                read = read_by(made, task)
+                assert task.answers == ("yes" if read else "no",), task.question
+                counts[task.answers[0]] += 1
+                if read:
+                    (proof,) = task.data["supporting_ids"]
+                    assert proof == read[0]
+                    text = next(document.text for document in made.documents if document.id == proof)
+                    told_later += "has caused it" in text
+    assert counts["yes"] == counts["no"] >= 50
+    assert (told_later > 0) is (followups > 0)
 
 
 def test_an_organisation_without_followups_is_as_it_was() -> None:
