@@ -49,8 +49,8 @@ class ParaphraseStrategy:
             for place, spec in enumerate(specs)
         ]
         played = await gather_all(self._episode(place, spec, context) for place, spec in enumerate(posed))
-        wordings = [spec.task.question for spec in posed]
-        answers = [t.info.get("answer") if t.valid else None for t in played]
+        wordings = [t.task.question if t.valid else None for t in played]
+        answers = [t.info.get("answer") for t in played]
         drawn = compared(wordings, self.wordings, self.answers, Random(f"paraphrase {specs[0].seed}"))
         similarity_of = group_similarity(answers, drawn, self.scorer)
         return [
@@ -69,7 +69,7 @@ class ParaphraseStrategy:
 
 
 def compared(
-    wordings: Sequence[str], most_wordings: int | None, most_answers: int | None, rng: Random
+    wordings: Sequence[str | None], most_wordings: int | None, most_answers: int | None, rng: Random
 ) -> list[list[int]]:
     """For each episode of a group the places of those whose answers it is compared with, all of them of other wordings.
 
@@ -78,17 +78,19 @@ def compared(
     many, so the mean of the draw is an unbiased estimate.
 
     Args:
-        wordings: The question that each episode was asked.
+        wordings: The question that each episode was asked; None for one that met an infrastructure failure. It is compared
+            with nothing, and nothing with it, because its missing answer says nothing about the policy.
         most_wordings: kappa; None takes all.
         most_answers: s; None takes all.
         rng: Of the draws.
     """
     places: dict[str, list[int]] = {}
     for place, wording in enumerate(wordings):
-        places.setdefault(wording, []).append(place)
+        if wording is not None:
+            places.setdefault(wording, []).append(place)
     drawn = []
     for wording in wordings:
-        others = [group for other, group in places.items() if other != wording]
+        others = [group for other, group in places.items() if other != wording and wording is not None]
         if most_wordings is not None and most_wordings < len(others):
             others = rng.sample(others, most_wordings)
         drawn.append(sorted(place for group in others for place in _some(group, most_answers, rng)))
@@ -105,7 +107,7 @@ def group_similarity(
     """For each answer its mean likeness to the answers at the places of ``others``; 0 without an answer or any other.
 
     Args:
-        answers: Of the episodes of a group; None where there is none.
+        answers: Of the episodes of a group; None where an episode gave none, which is like no answer.
         others: See `compared`.
         scorer: How alike two answers are.
     """

@@ -67,6 +67,24 @@ def test_a_group_poses_its_paraphrases_by_turns_and_pays_agreement() -> None:
     assert [t.turns[-1].reward for t in played] == [1.5, 1.25, 0.0, 1.25]
 
 
+def test_an_infrastructure_failure_is_no_disagreement() -> None:
+    """Of three wordings one met a failure: the other two agree wholly, and a kappa of 1 never draws it."""
+    wordings = ["a", "b", None]
+    assert compared(wordings, None, None, Random(0)) == [[1], [0], []]
+    assert all(compared(wordings, 1, 1, Random(seed)) == [[1], [0], []] for seed in range(8))
+    policy = ScriptedPolicy({f"e-{n}": ["<answer>Norland</answer>"] for n in (0, 2, 3)})  # e-1: a fault
+    context = RolloutContext(
+        policy,
+        InlineFormat(policy.tokenizer),
+        RolloutConfig(turn_tokens=500, context_tokens=9999, stop=STOP),
+        policy.tokenizer.decode,
+    )
+    specs = [EpisodeSpec(LocalSearch(tasks=[TASK]), TASK, seed) for seed in range(4)]
+    (played,) = asyncio.run(play_groups([specs], ParaphraseStrategy(), context))
+    assert [t.valid for t in played] == [True, False, True, True]
+    assert [t.info["strategy"]["agreement"] for t in played] == [[1.0], [0.0], [1.0], [1.0]]
+
+
 def test_options_are_checked() -> None:
     with pytest.raises(ConfigurationError, match="weight=-1"):
         ParaphraseStrategy(weight=-1)
