@@ -87,12 +87,12 @@ def verdicts_of(record: Sequence[ToolReply], unit: float) -> list[float | None]:
 
 
 def verdict_sum(verdicts: Sequence[float | None], *, discount: float = 1.0) -> float:
-    """ReSeek (version 3), as published: the sum of discount^(t - 1) r_t over the verdicts that were given.
+    """ReSeek (version 3), as published: the sum of discount^(t - 1) r_t over the pages, where one without a verdict adds 0.
 
-    The paper names no discount. With 1, four pages of nonsense judged useless are worth 1.2.
+    t counts searches, so a page without a verdict discounts those after it as well. The paper names no discount. With 1,
+    four pages of nonsense judged useless are worth 1.2.
     """
-    given = [reward for reward in verdicts if reward is not None]
-    return sum(discount**t * reward for t, reward in enumerate(given))
+    return sum(discount**t * (reward or 0.0) for t, reward in enumerate(verdicts))
 
 
 def verdict_mean(verdicts: Sequence[float | None]) -> float:
@@ -144,7 +144,7 @@ class JudgedSearch(LocalSearch):
                 useful twice as much.
             verdicts: What the verdicts of an episode are worth together: their ``mean`` over the pages, or their ``sum`` as
                 published, which searches for nonsense can farm.
-            discount: Factor of the sum for each further verdict; of no use to the mean.
+            discount: Factor of the sum for each further search; of no use to the mean.
             prompt: Opening message; must hold ``{question}``.
             **options: Further arguments of `LocalSearch`.
 

@@ -60,9 +60,9 @@ def test_the_published_sum_by_hand(actions: list[str], expected: list[float]) ->
     assert rewards(*actions, verdicts="sum") == pytest.approx(expected)
 
 
-def test_the_discount_of_the_sum_counts_the_verdicts() -> None:
-    """0.3 - 0.5 * 0.6 + 0.25 * 0.3; the page without a verdict moves nothing."""
-    assert verdict_sum([0.3, None, -0.6, 0.3], discount=0.5) == pytest.approx(0.075)
+def test_the_discount_of_the_sum_counts_the_searches() -> None:
+    """0.3 - 0.25 * 0.6 + 0.125 * 0.3: the second page has no verdict, and is a search all the same."""
+    assert verdict_sum([0.3, None, -0.6, 0.3], discount=0.5) == pytest.approx(0.1875)
     assert verdict_mean([0.3, None, -0.6, 0.3]) == pytest.approx(0.0)
     assert verdict_mean([]) == verdict_sum([]) == 0.0
 
