@@ -39,7 +39,9 @@ from agentenv.trainers.parts import (
     with_declared_scorers,
 )
 from agentenv.trainers.run_folder.folder import RunFolder, Stateful, TrainedPolicy
+from agentenv.trainers.strategies.branch_windows import EntropyTemperatures
 from agentenv.trainers.strategies.strategies import check_tasks, get_strategy
+from agentenv.trainers.strategies.tree import TreeStrategy
 from agentenv.trainers.task_sampling.samplers import GatedSampler, TaskSampler, get_sampler
 from agentenv.trainers.workers.cluster import RayCluster
 from agentenv.trainers.workers.group_runner import GroupRunner
@@ -167,6 +169,7 @@ def _make_run(
             staleness=config.asynchronous.staleness,
             concurrent=config.concurrent_groups,
             abort=config.asynchronous.abort,
+            temperatures=_temperatures(config),
         ),
         demonstrations=DemonstrationBuffer(config.optimizer.supervised_batch, train.source.tasks),
         second=second,
@@ -177,6 +180,12 @@ def _make_run(
         if config.tracker
         else [],  # last: nothing after it can fail
     )
+
+
+def _temperatures(config: TrainConfig) -> EntropyTemperatures | None:
+    """Who leads the temperatures of a tree's window, where they follow the entropy."""
+    strategy = get_strategy(config.rollout.strategy, config.rollout.strategy_options)
+    return strategy.temperature_control() if isinstance(strategy, TreeStrategy) else None
 
 
 def _open_train(config: TrainConfig, policy: TrainedPolicy, display: Display) -> TaskEnv:

@@ -19,6 +19,7 @@ from agentenv.trainers.credit.group_statistics import (
     rewards_of,
 )
 from agentenv.trainers.credit.outcome import MEASURED
+from agentenv.trainers.credit.progress import progress_credit, progress_weight
 from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
 from agentenv.trainers.learner.imitation import DemonstrationBuffer, imitate
 from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
@@ -204,10 +205,14 @@ def assign_credit(
     for group in groups:
         valid = shaped(config, group)
         credit = novelty_bonus(valid, estimate(valid), strength=shaping.novelty, cap=shaping.novelty_cap)
+        credit = progress_credit(valid, credit, weight=shaping.progress)
         for trajectory, values in zip(valid, map(weighed, valid, credit), strict=True):
             if loss.mask_truncated and trajectory.end_reason in _TRUNCATED:
                 masked += 1
                 continue
             rows = rows_of([trajectory], [values], keep_zero_variance=keep_zero_variance, version=version)
+            weight = progress_weight(trajectory, shaping.progress) if shaping.progress else None
+            if weight is not None:
+                rows = [replace(row, clip_margin=shaping.progress_clip * weight) for row in rows]
             credited.append(Credited(tuple(rows), int(trajectory.loss_mask.sum())))
     return credited, masked

@@ -95,6 +95,7 @@ def test_there_is_one_for_every_method() -> None:
         "gdro-rollouts",
         "brorl",
         "dynamic-tree",
+        "layer-tuning",
         "rest-rl",
     }
     assert names >= {

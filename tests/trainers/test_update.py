@@ -15,6 +15,7 @@ from agentenv.core.types import EndReason
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.outcome import MEASURED
+from agentenv.trainers.credit.progress import progress_info
 from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
 from agentenv.trainers.update import (
     Credited,
@@ -179,6 +180,23 @@ def test_credit_is_multiplied_by_the_weight_of_the_task_sampler(episode: Make) -
     )
     for one, other in zip(plain, heavy, strict=True):
         np.testing.assert_allclose(other.rows[0].advantages, 3 * one.rows[0].advantages)
+
+
+def test_progress_towards_the_expert_is_credit_and_widens_the_bound_of_its_group(turns: Make) -> None:
+    """Half of the group succeeds, so lambda 2 is 1: progress -1 and -3 is +-.7071 a turn, the margin .08, and no more."""
+    played = [
+        progress_info(turns([1.0], id="a"), {0: -3.0}, success_rate=0.5),
+        progress_info(turns([0.0], id="b"), {0: -1.0}, success_rate=0.5),
+    ]
+    words = (
+        "--rollout.strategy tree --rollout.strategy_options.window 2 --rollout.strategy_options.progress true"
+    )
+    config = override(TrainConfig(), [*words.split(), "--reward_shaping.progress", "2"])
+    plain, _ = assign_credit(TrainConfig(), [played], 0, keep_zero_variance=False)
+    led, _ = assign_credit(config, [played], 0, keep_zero_variance=False)
+    assert [one.rows[0].clip_margin for one in (*plain, *led)] == [None, None, 0.08, 0.08]
+    added = [led[i].rows[0].advantages[-1] - plain[i].rows[0].advantages[-1] for i in (0, 1)]
+    assert added == pytest.approx([-0.70711, 0.70711], abs=1e-4)
 
 
 def test_a_batch_of_which_nothing_is_left_makes_a_step_without_a_gradient(episode: Make) -> None:

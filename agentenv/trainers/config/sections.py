@@ -120,6 +120,12 @@ class RewardShapingSettings(Frozen):
     none."""
     novelty_cap: float = Field(0.5, ge=0)
     """Most of that bonus, in units of the advantage."""
+    progress: float = Field(0.0, ge=0)
+    """Credit of a turn after which the expert's next turn is likely, in standard deviations, times the share of the group
+    that failed (LayerTuning of Dynamic-TreeRPO); the strategy ``tree`` measures it with ``progress``. 0 gives none."""
+    progress_clip: float = Field(0.08, ge=0)
+    """How much further the ratio may rise than fall in a group in which that credit has weight 1; it takes the place of
+    ``clip_high`` there."""
 
 
 class LoraSettings(Frozen):

@@ -161,6 +161,17 @@ class TrainConfig(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _progress_is_measured(self) -> Self:
+        measured = self.rollout.strategy == "tree" and self.rollout.strategy_options.get("progress", False)
+        if self.reward_shaping.progress and not (measured and self.loss.objective == "ppo_clip"):
+            raise ValueError(
+                f"reward_shaping.progress={self.reward_shaping.progress:g} needs rollout.strategy='tree' with "
+                f"strategy_options.progress=true and loss.objective='ppo_clip', not {self.rollout.strategy!r} and "
+                f"{self.loss.objective!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fits(self) -> Self:
         rollout = self.rollout
         if rollout.turn_tokens >= rollout.context_tokens:

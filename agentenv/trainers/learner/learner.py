@@ -378,7 +378,9 @@ class Learner:
             advantages = asymmetric_penalty(
                 advantages, logprobs, reference, packed.rows, alpha=goal.ace_alpha, cap=goal.ace_cap
             )
-        tokens = Tokens(logprobs, proximal, advantages, packed.rows, packed.mismatch)
+        tokens = Tokens(
+            logprobs, proximal, advantages, packed.rows, packed.mismatch, clip_margin=packed.clip_margin
+        )
         losses, clipped = self._surrogate(tokens)
         figures = {
             "clip_fraction": clipped.sum().item(),

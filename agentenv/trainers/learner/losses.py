@@ -30,6 +30,7 @@ class Tokens:
     advantages: Tensor  # [N]
     rows: Tensor  # int64[N], the row of each token within the micro-batch
     off_context: Tensor  # bool[N], sampled under another context; proximal is then the learner's own
+    clip_margin: Tensor | None = None  # [N], see ``ppo_clip``; not a number where there is none
 
     @property
     def ratio(self) -> Tensor:
@@ -70,17 +71,21 @@ def ppo_clip(
     -A dual_clip where A < 0.
 
     Args:
-        tokens: The micro-batch.
+        tokens: The micro-batch; where a token has a ``clip_margin``, its ratio may rise ``clip_low`` plus that above 1.
         clip_low: How far the ratio may fall below 1.
-        clip_high: How far it may rise above 1.
+        clip_high: How far it may rise above 1, where the token has no margin of its own.
         dual_clip: Bound on the ratio where the advantage is negative.
     """
     ratio, advantages = tokens.ratio, tokens.advantages
+    high: float | Tensor = 1 + clip_high
+    if tokens.clip_margin is not None:
+        margin = tokens.clip_margin.to(ratio.dtype)
+        high = torch.where(margin.isnan(), 1 + clip_high, 1 + clip_low + margin)
     unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    clipped = -advantages * ratio.clamp(min=1 - clip_low).clamp(max=high)
     losses = torch.maximum(unclipped, clipped)
     losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * dual_clip), losses)
-    return Surrogate(losses, _outside(ratio, 1 - clip_low, 1 + clip_high))
+    return Surrogate(losses, _outside(ratio, 1 - clip_low, high))
 
 
 def gspo(tokens: Tokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Surrogate:
@@ -190,7 +195,7 @@ def shaped_probability(logprobs_N: Tensor, shape: float = 0.1) -> Tensor:
     return probability / (probability + shape)
 
 
-def _outside(ratio_N: Tensor, low: float, high: float) -> Tensor:
+def _outside(ratio_N: Tensor, low: float, high: float | Tensor) -> Tensor:
     ratio = ratio_N.detach()
     return (ratio < low) | (ratio > high)
 

@@ -11,6 +11,7 @@ Shapes: B strips of one micro-batch, T tokens, N trained tokens of the micro-bat
 before it.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -50,6 +51,8 @@ class TrainingRow:
     """Log-probs of the trained tokens under the weights at the start of the update, where they were computed."""
     images: tuple[PlacedImage, ...] = ()
     """What some of the ids stand for, with their places."""
+    clip_margin: float | None = None
+    """How much further the ratio may rise above 1 than fall below it; None leaves that to the loss."""
 
     @cached_property
     def trained(self) -> Ints:
@@ -140,6 +143,7 @@ class Packed:
     line: Tensor | None = None  # int64[2, T] where B is 1: strip and row of each token, row -1 where shared
     images: tuple[tuple[PlacedImage, ...], ...] = ()  # of each strip; empty where no strip has any
     turns: Tensor | None = None  # int64[3, B, T], positions in time, height and width where there are images
+    clip_margin: Tensor | None = None  # [N], not a number where a row has none; None where no row has one
 
     def to(self, device: torch.device) -> "Packed":
         """The same micro-batch with its tensors on ``device``."""
@@ -276,7 +280,9 @@ def _trained(batch: Sequence[PackedRows]) -> dict[str, Any]:
     counts = torch.tensor([len(row.trained) for row in rows])
     proximal = [row.proximal for row in rows if row.proximal is not None]
 
-    def spread(values: Sequence[int]) -> Tensor:
+    margins = [math.nan if row.clip_margin is None else row.clip_margin for row in rows]
+
+    def spread(values: Sequence[float]) -> Tensor:
         return torch.tensor(values).repeat_interleave(counts)
 
     def pick(name: str) -> Tensor:
@@ -292,6 +298,7 @@ def _trained(batch: Sequence[PackedRows]) -> dict[str, Any]:
         "sequence_tokens": spread([row.sequence_tokens or len(row.trained) for row in rows]),
         "age": torch.from_numpy(np.concatenate([_ages(row)[row.trained] for row in rows])),
         "proximal": torch.from_numpy(np.concatenate(proximal)) if len(proximal) == len(rows) else None,
+        "clip_margin": None if all(map(math.isnan, margins)) else spread(margins),
     }
 
 

@@ -5,7 +5,18 @@ a training run, and samples them with a noise that depends on the layer. Here tu
 for the noise, which is this project's reading: the paper's schedules are not known to it.
 """
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp
+from typing import Any
+
+from agentenv.core.trajectory import Trajectory
+
+LAYERS = "tree_layers"
+"""Entry of ``info``: layer, tokens and sum of -log p of each turn that a branch has sampled in the window itself."""
+COOLEST, WARMEST = 0.5, 1.5
+"""Bounds of a temperature that follows the entropy."""
 
 
 def window_start(step: int, *, hold: int, stride: int, turns: int, width: int) -> int:
@@ -21,23 +32,85 @@ def window_start(step: int, *, hold: int, stride: int, turns: int, width: int) -
     return step // hold * stride % max(1, turns - width + 1)
 
 
+def on_line(ends: Sequence[float], width: int) -> tuple[float, ...]:
+    """Values of the ``width`` layers of a window, from the first of ``ends`` to the last on a line."""
+    first, last = ends
+    return tuple(first + (last - first) * layer / max(1, width - 1) for layer in range(width))
+
+
 @dataclass(frozen=True)
 class BranchWindow:
     """The window of one training step."""
 
     start: int
-    width: int
-    temperatures: tuple[float, float]
-    """Of the first and of the last turn of the window; between them on a line."""
+    temperatures: tuple[float, ...]
+    """Of each of its turns."""
     outside: float
     """Temperature of every other turn."""
 
     def __contains__(self, turn: int) -> bool:
-        return self.start <= turn < self.start + self.width
+        return self.start <= turn < self.start + len(self.temperatures)
 
     def temperature(self, turn: int) -> float:
         """At which a turn is sampled."""
-        if turn not in self:
-            return self.outside
-        first, last = self.temperatures
-        return first + (last - first) * (turn - self.start) / max(1, self.width - 1)
+        return self.temperatures[turn - self.start] if turn in self else self.outside
+
+
+def followed(temperature: float, *, wanted: float, measured: float, rate: float) -> float:
+    """Tau exp(rate (wanted - measured)) within [.5, 1.5]: the temperature of the next step.
+
+    Args:
+        temperature: Of this step.
+        wanted: Entropy that the layer shall have.
+        measured: Entropy that it had.
+        rate: How fast the temperature follows.
+    """
+    return min(max(temperature * exp(rate * (wanted - measured)), COOLEST), WARMEST)
+
+
+@dataclass
+class EntropyTemperatures:
+    """The temperatures of a window's layers, each of which is led to an entropy of its own.
+
+    The entropy of a layer is estimated by the mean -log p of the tokens that were sampled there, at the temperature of the
+    layer.
+
+    Args:
+        temperatures: Of each layer at the start.
+        entropies: What each layer shall have, in nats a token.
+        rate: How fast a temperature follows.
+    """
+
+    temperatures: tuple[float, ...]
+    entropies: tuple[float, ...]
+    rate: float
+    _measured: dict[int, float] = field(init=False, default_factory=dict)
+
+    def learn(self, played: Sequence[Trajectory]) -> None:
+        """Moves the temperature of each layer by the entropy that it had in the episodes of a step."""
+        sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for trajectory in played:
+            for layer, tokens, surprise in trajectory.info.get(LAYERS, ()) if trajectory.valid else ():
+                sums[int(layer)][0] += tokens
+                sums[int(layer)][1] += surprise
+        self._measured = {layer: total / tokens for layer, (tokens, total) in sorted(sums.items()) if tokens}
+        self.temperatures = tuple(
+            followed(heat, wanted=wanted, measured=self._measured[layer], rate=self.rate)
+            if layer in self._measured
+            else heat
+            for layer, (heat, wanted) in enumerate(zip(self.temperatures, self.entropies, strict=True))
+        )
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The entropy of each layer in the last step, and its temperature in the next one."""
+        found = {f"tree_entropy_{layer}": value for layer, value in self._measured.items()}
+        return found | {f"tree_temperature_{layer}": heat for layer, heat in enumerate(self.temperatures)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The temperatures of the next step."""
+        return {"temperatures": list(self.temperatures)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where ``state_dict`` stood; an empty mapping is the beginning."""
+        self.temperatures = tuple(float(heat) for heat in state.get("temperatures", self.temperatures))

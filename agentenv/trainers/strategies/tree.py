@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from math import ceil
 from statistics import fmean
 from typing import Any, Literal
 
@@ -26,11 +24,16 @@ from agentenv.core.rollout import (
     sample,
 )
 from agentenv.core.snapshot import Snapshot
-from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
+from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Completion
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.credit.tree import Tree
-from agentenv.trainers.strategies.branch_windows import BranchWindow, window_start
+from agentenv.trainers.strategies.branch_windows import (
+    BranchWindow,
+    EntropyTemperatures,
+    on_line,
+    window_start,
+)
+from agentenv.trainers.strategies.expert_progress import expert_progress, expert_script, with_progress
 from agentenv.trainers.strategies.rollback import has_failed
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.token_forks import (
@@ -41,6 +44,7 @@ from agentenv.trainers.strategies.token_forks import (
     share_at,
     top_two_of,
 )
+from agentenv.trainers.strategies.tree_branches import Branch, begin_turn, labelled, shares, trained_once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,14 @@ class TreeStrategy:
     ``rollout.temperature`` carries ``context_mismatch``, because its log-probs are those of another distribution."""
     outside_temperature: float = 0.0
     """Temperature of the turns outside the window; 0 takes the most likely token."""
+    entropies: tuple[float, ...] = ()
+    """Entropies of the first and of the last turn of the window, in nats a token, to which the temperatures are led, from
+    step to step and within .5 and 1.5; none named leaves the temperatures as they are."""
+    entropy_rate: float = 0.1
+    """How fast a temperature follows: it is multiplied by exp(rate (wanted - measured entropy)) after each step."""
+    progress: bool = False
+    """Whether it is measured, after each turn of the window, how likely the expert's next turn is (LayerTuning), for
+    ``reward_shaping.progress``; it costs one more reading of the context by the policy."""
     keep: float = 1.0
     """Share of the leaves that are trained, the best and the worst in equal numbers; the others count in the statistics."""
 
@@ -121,6 +133,11 @@ class TreeStrategy:
                 "a window of a tree needs window and stride of at least 0, hold and turns of at least 1 and temperatures of "
                 f"at least 0, not {self.window}, {self.stride}, {self.hold}, {self.turns}, {list(self.temperatures)} and "
                 f"{self.outside_temperature}"
+            )
+        if len(self.entropies) not in (0, 2) or ((self.entropies or self.progress) and not self.window):
+            raise ConfigurationError(
+                "entropies of a tree are none or two, and they and progress are those of a window, not "
+                f"entropies={list(self.entropies)}, progress={self.progress} and window={self.window}"
             )
         steps = [first for first, _ in self.share]
         if not steps or steps != sorted(set(steps)) or not all(0 <= share <= 1 for _, share in self.share):
@@ -152,12 +169,20 @@ class TreeStrategy:
             await close_quickly(builder.forked, context.config.deadline_s)
         return trained_once(builder.collect_leaves(), keep=self.keep, shared=self.shared)
 
-    def window_at(self, step: int) -> BranchWindow | None:
-        """The window of a training step; None where the whole tree branches."""
+    def window_at(self, step: int, temperatures: tuple[float, ...] = ()) -> BranchWindow | None:
+        """The window of a training step, at ``temperatures`` or its usual ones; None where the whole tree branches."""
         if not self.window:
             return None
         start = window_start(step, hold=self.hold, stride=self.stride, turns=self.turns, width=self.window)
-        return BranchWindow(start, self.window, self.temperatures, self.outside_temperature)
+        usual = on_line(self.temperatures, self.window)
+        return BranchWindow(start, temperatures or usual, self.outside_temperature)
+
+    def temperature_control(self) -> EntropyTemperatures | None:
+        """Who leads the temperatures of the window through a run; None where they stay."""
+        if not self.entropies:
+            return None
+        wanted = on_line(self.entropies, self.window)
+        return EntropyTemperatures(on_line(self.temperatures, self.window), wanted, self.entropy_rate)
 
     @property
     def lookahead(self) -> Lookahead:
@@ -169,34 +194,6 @@ class TreeStrategy:
             self.min_edit_distance,
             self.max_similarity,
         )
-
-
-@dataclass
-class _Branch:
-    """One path under way."""
-
-    record: EpisodeState
-    slots: range
-    """It plays in the first of them; the others are for forks of it."""
-    forks: int
-    """That it and its forks may still make, one after the other."""
-    parent: str | None = None
-    turn: int = 0
-    """The first turn of its own."""
-    made: int = 0
-    """Branches that left it."""
-    head: tuple[int, ...] = ()
-    """What stands already of the turn that comes next, the last of it the token at which the branch left another."""
-    copied: int = 0
-    """Tokens of its own turns that it has from there."""
-    alternative: tuple[int, ...] = ()
-    """What the other wrote from that token on."""
-    dropped: bool = False
-    """Whether it wrote much the same."""
-
-    @property
-    def may_fork(self) -> bool:
-        return self.forks > 0 and len(self.slots) > 1
 
 
 @dataclass
@@ -213,10 +210,22 @@ class _TreeBuilder:
     """Branches that were dropped."""
     wasted: int = 0
     """Tokens that these sampled."""
+    progress: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Of each leaf, where it is measured."""
+
+    @property
+    def window(self) -> BranchWindow | None:
+        """The window of this step."""
+        return self.strategy.window_at(self.context.step, self.context.temperatures)
 
     def collect_leaves(self) -> list[Trajectory]:
         """The leaves in the order of their slots; metrics of the dropped branches are with the first."""
-        first, *others = (self.leaves[place] for place in sorted(self.leaves))
+        leaves = [self.leaves[place] for place in sorted(self.leaves)]
+        ceiling = self.specs[0].env.reward_ceiling
+        first, *others = (
+            with_progress(leaf, self.progress[leaf.id], leaves, ceiling) if leaf.id in self.progress else leaf
+            for leaf in leaves
+        )
         if not self.dropped:
             return [first, *others]
         metrics = first.info["strategy"]
@@ -228,9 +237,10 @@ class _TreeBuilder:
         async with context.slot(slots.start):
             episode = context.episode(slots.start)
             state = await open_episode(spec, context.chat, context.config, episode=episode)
-            await self._grow(_Branch(state, slots, self.strategy.depth), tasks)
+            script = await expert_script(state, context) if self.strategy.progress else ()
+            await self._grow(Branch(state, slots, self.strategy.depth, script=script), tasks)
 
-    async def _play_child(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
+    async def _play_child(self, branch: Branch, tasks: asyncio.TaskGroup) -> None:
         """A branch that has just left another one, in a slot and an environment of its own."""
         async with self.context.slot(branch.slots.start):
             await self._grow(branch, tasks)
@@ -240,20 +250,22 @@ class _TreeBuilder:
         if branch.slots.start in self.leaves:
             self.leaves[branch.slots.start] = mask_trajectory(self.leaves[branch.slots.start], flaw)
 
-    async def _grow(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
+    async def _grow(self, branch: Branch, tasks: asyncio.TaskGroup) -> None:
         try:
             while branch.record.ended is None and not branch.dropped:
                 await self._turn(branch, tasks)
         finally:
             self.context.policy.release(branch.record.episode)
         if branch.record.ended is not None:
-            self.leaves[branch.slots.start] = _labelled(branch.record.ended, branch)
+            leaf = self.leaves[branch.slots.start] = labelled(branch.record.ended, branch)
+            if branch.script:
+                self.progress[leaf.id] = branch.progress
 
-    async def _turn(self, branch: _Branch, tasks: asyncio.TaskGroup) -> None:
+    async def _turn(self, branch: Branch, tasks: asyncio.TaskGroup) -> None:
         """One turn, with the fork of the state before it where there is to be one."""
         config, state, before = self.context.config, branch.record, branch.record.copy()
         room = config.model_copy(update={"turn_tokens": max(config.turn_tokens - len(branch.head), 1)})
-        completion = await self._sample(state, room)
+        completion = await self._sample(branch, room)
         if completion is None or self._drops(branch, completion):
             return
         action = self.context.decode(branch.head) + completion.text
@@ -274,13 +286,15 @@ class _TreeBuilder:
                 await self._fork_back(branch, before, snapshot, tasks)
             if state.ended is None:
                 observe(state, self.context.chat, observation, config.context_tokens)
+                await self._note_progress(branch)
         finally:
             if snapshot is not None:
                 await release(snapshot, config)
 
-    async def _sample(self, state: EpisodeState, room: RolloutConfig) -> Completion | None:
+    async def _sample(self, branch: Branch, room: RolloutConfig) -> Completion | None:
         """The next action; where there is a window, at its temperature, and trained within it alone."""
-        window, turn = self.strategy.window_at(self.context.step), len(state.turns)
+        state = branch.record
+        window, turn = self.window, len(state.turns)
         if window is None:
             return await sample(state, self.context.policy, room)
         heat, written = window.temperature(turn), len(state.segments)
@@ -289,9 +303,22 @@ class _TreeBuilder:
             replace(s, context_mismatch=heat != room.temperature, trained=turn in window)
             for s in state.segments[written:]
         ]
+        if completion is not None and turn in window and self.strategy.entropies:
+            logprobs = completion.logprobs
+            branch.layers.append((turn - window.start, len(logprobs), -sum(logprobs)))
         return completion
 
-    def _drops(self, branch: _Branch, completion: Completion) -> bool:
+    async def _note_progress(self, branch: Branch) -> None:
+        """How likely the expert's next turn is after a turn of the window."""
+        state, window = branch.record, self.window
+        turn = len(state.turns) - 1
+        if state.ended is not None or window is None or turn not in window:
+            return
+        found = await expert_progress(state, branch.script, self.context)
+        if found is not None:
+            branch.progress[turn] = found
+
+    def _drops(self, branch: Branch, completion: Completion) -> bool:
         """Whether the branch is dropped for the turn that it has just written."""
         own = (*branch.head[-1:], *completion.ids)
         branch.dropped = bool(branch.alternative) and self.strategy.lookahead.drops(own, branch.alternative)
@@ -301,7 +328,7 @@ class _TreeBuilder:
         return branch.dropped
 
     async def _fork_at_tokens(
-        self, branch: _Branch, before: EpisodeState, tasks: asyncio.TaskGroup, completion: Completion
+        self, branch: Branch, before: EpisodeState, tasks: asyncio.TaskGroup, completion: Completion
     ) -> None:
         """Forks at the tokens of the turn just written that were nearly others, the first of them first, while it may."""
         top_two = top_two_of(self.context.policy)
@@ -318,9 +345,9 @@ class _TreeBuilder:
                 return
             await self._fork(branch, before, tasks, completion, alternative)
 
-    def _forks_at(self, branch: _Branch, before: EpisodeState, completion: Completion) -> bool:
+    def _forks_at(self, branch: Branch, before: EpisodeState, completion: Completion) -> bool:
         """Whether to fork before the environment has acted."""
-        window, turn = self.strategy.window_at(self.context.step), len(before.turns)
+        window, turn = self.window, len(before.turns)
         if window is not None and turn not in window:
             return False
         if self.strategy.fork_at == "every_turn":
@@ -331,7 +358,7 @@ class _TreeBuilder:
 
     async def _fork(
         self,
-        branch: _Branch,
+        branch: Branch,
         before: EpisodeState,
         tasks: asyncio.TaskGroup,
         completion: Completion | None = None,
@@ -348,15 +375,19 @@ class _TreeBuilder:
         for slots, env in zip(others, envs, strict=True):
             spec = replace(self.specs[slots.start], env=env)
             state = replace(before.copy(), spec=spec, episode=self.context.episode(slots.start))
-            child = _Branch(state, slots, branch.forks, branch.record.episode, len(before.turns))
+            child = Branch(state, slots, branch.forks, branch.record.episode, len(before.turns))
+            child.script, child.progress = (
+                branch.script,
+                {turn: value for turn, value in branch.progress.items() if turn < len(before.turns)},
+            )
             if alternative and completion:
                 trained = self.strategy.shared == "each"
-                _begin_turn(child, branch.head, completion, alternative, trained=trained)
+                begin_turn(child, branch.head, completion, alternative, trained=trained)
             tasks.create_task(self._play_child(child, tasks))
         await asyncio.sleep(0)  # they take their slots before this branch can leave its own
 
     async def _fork_back(
-        self, branch: _Branch, before: EpisodeState, snapshot: Snapshot, tasks: asyncio.TaskGroup
+        self, branch: Branch, before: EpisodeState, snapshot: Snapshot, tasks: asyncio.TaskGroup
     ) -> None:
         """Branches from ``before``, whose state is in ``snapshot``; the environment comes back to where it is."""
         config, state = self.context.config, branch.record
@@ -371,78 +402,3 @@ class _TreeBuilder:
                 await rewind(state, kept, config)
         finally:
             await release(kept, config)
-
-
-def _begin_turn(
-    child: _Branch,
-    head: tuple[int, ...],
-    completion: Completion,
-    alternative: AlternativeToken,
-    *,
-    trained: bool,
-) -> None:
-    """Writes what ``child`` has of its turn already: ``completion`` up to the alternative's place, then the alternative.
-
-    Unless ``trained``, none of it is trained here: the branch that sampled the first tokens trains them, and nobody sampled
-    the alternative.
-    """
-    kept = completion.ids[: alternative.place]
-    logprobs = (*completion.logprobs[: alternative.place], alternative.logprob)
-    turn, version = len(child.record.turns), completion.version
-    ids = (*kept, alternative.token)
-    child.record.add(SegmentKind.POLICY, ids, turn, logprobs=logprobs, version=version, trained=trained)
-    child.head = (*head, *ids)
-    child.copied, child.alternative = len(child.head), completion.ids[alternative.place :]
-
-
-def shares(slots: range, parts: int) -> list[range]:
-    """``slots`` cut into as many runs of nearly equal length, or one for each slot where there are fewer."""
-    parts = min(parts, len(slots))
-    edges = [slots.start + len(slots) * i // parts for i in range(parts + 1)]
-    return [range(a, b) for a, b in pairwise(edges)]
-
-
-def _labelled(trajectory: Trajectory, branch: _Branch) -> Trajectory:
-    """``trajectory`` with its place in the tree; ``sampled_tokens`` counts those of its own turns."""
-    own = [s for s in trajectory.segments if s.kind is SegmentKind.POLICY and s.turn >= branch.turn]
-    sampled = sum(len(s.ids) for s in own) - branch.copied
-    metrics = {"tree_branches": branch.made, "sampled_tokens": sampled}
-    info = trajectory.info | {"strategy": metrics}
-    if branch.parent is None:
-        return replace(trajectory, info=info)
-    return replace(
-        trajectory, parent_id=branch.parent, fork_turn=branch.turn, origin=Origin.BRANCH, info=info
-    )
-
-
-def trained_once(
-    group: Sequence[Trajectory], *, keep: float = 1.0, shared: Literal["once", "each"] = "once"
-) -> list[Trajectory]:
-    """The leaves with every shared turn marked for training in its first holder only, as the credit of trees expects.
-
-    Args:
-        group: Leaves; faults stay as they are.
-        shared: ``each`` marks it in every leaf that is kept.
-        keep: Share of the valid leaves that are trained, the best and the worst in equal numbers; a turn is trained where
-            such a leaf is behind it.
-    """
-    valid = [place for place, trajectory in enumerate(group) if trajectory.valid]
-    tree = Tree([group[place] for place in valid])
-    ranked = sorted(range(len(valid)), key=lambda i: -group[valid[i]].reward)
-    count = ceil(keep * len(valid))
-    kept = {*ranked[: ceil(count / 2)], *ranked[len(ranked) - count // 2 :]}
-    marked = list(group)
-    for i, place in enumerate(valid):
-        path = tree.paths[i]
-        holders = [tree.holders[path[: turn + 1]] for turn in range(len(path))]
-        off = {t for t, who in enumerate(holders) if who[0] != i or kept.isdisjoint(who)}
-        if shared == "each":
-            off = set() if i in kept else set(range(len(path)))
-        marked[place] = replace(
-            group[place],
-            segments=tuple(
-                replace(s, trained=False) if s.kind is SegmentKind.POLICY and s.turn in off else s
-                for s in group[place].segments
-            ),
-        )
-    return marked

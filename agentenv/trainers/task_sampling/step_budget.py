@@ -36,6 +36,8 @@ class TaskDraw:
     """Text that stands before the first turn while the policy samples, and is cut out of the record (strategy ``plain``)."""
     prefix: Mapping[str, Any] | None = None
     """The record of the turns that the episodes begin with (``to_record``), which are not trained (strategy ``plain``)."""
+    temperatures: Sequence[float] = ()
+    """Those of the turns of a tree's window, where they follow the entropy (strategy ``tree``)."""
 
 
 @dataclass

@@ -92,6 +92,7 @@ class GroupRunner:
             deterministic_batcher=deterministic_batcher,
             role_policies=self._others,
             step=inflight.step,
+            temperatures=tuple(inflight.draw.temperatures),
             worker=partial(self._worker, inflight),
         )
         envs, seconds = [spec.env for spec in specs], self.settings.deadline_s

@@ -28,6 +28,7 @@ from agentenv.errors import Fault
 from agentenv.policies.lora import trained_state
 from agentenv.trainers.config.sections import RolloutSettings
 from agentenv.trainers.run_folder.folder import TrainedPolicy
+from agentenv.trainers.strategies.branch_windows import EntropyTemperatures
 from agentenv.trainers.strategies.strategies import by_group
 from agentenv.trainers.task_sampling.samplers import (
     Batch,
@@ -59,6 +60,7 @@ class RolloutScheduler:
         staleness: int,
         concurrent: int,
         abort: bool = False,
+        temperatures: EntropyTemperatures | None = None,
     ) -> None:
         """Prepares; nothing runs before the first batch is asked for.
 
@@ -73,9 +75,10 @@ class RolloutScheduler:
             staleness: Versions that the weights may have moved on until an episode is trained; 0 is synchronous.
             concurrent: Groups under way at once.
             abort: Whether groups that a batch leaves are stopped until the next one.
+            temperatures: Those of a tree's window, where they follow the entropy.
         """
         self.staleness = staleness
-        self._abort = abort
+        self._abort, self._temperatures = abort, temperatures
         self._runner, self._policy, self._sampler = runner, policy, sampler
         self._tasks, self._rollout = tasks, rollout
         self._seed, self._steps = seed, steps
@@ -137,6 +140,9 @@ class RolloutScheduler:
         metrics = batch.metrics | (self._metrics(played) if self.staleness else {})
         if self._abort:
             metrics["aborted_groups"] = self._stop_incomplete()
+        if self._temperatures is not None:
+            self._temperatures.learn(played)
+            metrics |= self._temperatures.metrics
         if hung := abandoned():
             metrics["hung_calls"] = hung
         return replace(
@@ -183,7 +189,7 @@ class RolloutScheduler:
         round_groups = [
             InflightGroup(
                 step=step_budget.step,
-                draw=draw,
+                draw=self._tempered(draw),
                 group=group,
                 slot=slot,
                 seeds=[int(step_budget.rng.integers(1 << 31)) for _ in range(draw.rollouts)],
@@ -193,6 +199,13 @@ class RolloutScheduler:
         ]
         self._begin(round_groups)
         return round_groups
+
+    def _tempered(self, draw: TaskDraw) -> TaskDraw:
+        return (
+            draw
+            if self._temperatures is None
+            else replace(draw, temperatures=self._temperatures.temperatures)
+        )
 
     def _begin(self, round_groups: Sequence[InflightGroup]) -> None:
         self._inflight += round_groups
@@ -274,7 +287,8 @@ class RolloutScheduler:
         """What is drawn and not trained, with every answer of the policy so far; between synchronous steps there is none."""
 
         async def snapshot() -> dict[str, Any]:
-            return {
+            led = {} if self._temperatures is None else {"temperatures": self._temperatures.state_dict()}
+            return led | {
                 "last": self._last,
                 "opened": {
                     step: _plain(step_budget, count) for step, (step_budget, count) in self._opened.items()
@@ -288,6 +302,8 @@ class RolloutScheduler:
         """Begins again what was under way: its episodes come to where they stood by the answers that they had got."""
         self.sync_weights()
         self._last = state.get("last", 0)
+        if self._temperatures is not None:
+            self._temperatures.load_state_dict(state.get("temperatures", {}))
         for step, plain in state.get("opened", {}).items():
             self._opened[step] = self._reopened(step, plain)
         self._begin([InflightGroup.of(plain, self._policy) for plain in state.get("inflight", ())])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,6 +78,19 @@ def test_bounds_are_options() -> None:
     assert evaluate("ppo_clip", made([0.5], [-1.0]), clip_low=0.4)[0] == pytest.approx([0.6])
     assert evaluate("ppo_clip", made([2.0], [1.0]), clip_high=0.9)[0] == pytest.approx([-1.9])
     assert evaluate("ppo_clip", made([2.0], [-1.0]), dual_clip=1.5)[0] == pytest.approx([1.5])
+
+
+def test_a_margin_of_a_token_takes_the_place_of_the_upper_bound() -> None:
+    """Ratios of 1.5: bounds 1 + .2 + .06 and 1 + .2 + 0, and 1 + .28 where there is no margin; below, .8 holds for all."""
+    tokens = replace(made([1.5, 1.5, 1.5], [1.0] * 3), clip_margin=double([0.06, 0.0, math.nan]))
+    losses, slopes, surrogate = evaluate("ppo_clip", tokens)
+    assert losses == pytest.approx([-1.26, -1.2, -1.28])
+    assert slopes == [0.0] * 3
+    assert surrogate.clipped.tolist() == [True] * 3
+    low = replace(made([0.7, 1.21], [-1.0, 1.0]), clip_margin=double([0.06, 0.06]))
+    losses, _, surrogate = evaluate("ppo_clip", low)
+    assert losses == pytest.approx([0.8, -1.21])
+    assert surrogate.clipped.tolist() == [True, False]
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))

@@ -290,3 +290,16 @@ def test_strips_of_several_rows_are_never_padded_together_with_rows_alone() -> N
     pair = [row(range(10), (place,), (0,)) for place in (1, 2)]
     found = list(micro_batches([*pair, row((77,), range(11), (0,))], 100))
     assert [len(packed.members) for packed in found] == [1, 2]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_margins_stand_with_the_tokens_of_their_rows(layout: Layout) -> None:
+    """Two tokens of the first row, one of the second, which has none, and one of the third."""
+    rows = [row((5, 6), (1, 2), (0, 1)), row((5, 7), (3,), (0,)), row((5, 8), (4,), (0,))]
+    marked = [replace(rows[0], clip_margin=0.06), rows[1], replace(rows[2], clip_margin=0.0)]
+    (packed,) = micro_batches(marked, 999, layout=layout)
+    assert packed.clip_margin is not None
+    by_target = dict(zip(packed.targets.tolist(), packed.clip_margin.tolist(), strict=True))
+    assert by_target == pytest.approx({1: 0.06, 2: 0.06, 3: float("nan"), 4: 0.0}, nan_ok=True)
+    (plain,) = micro_batches(rows, 999, layout=layout)
+    assert plain.clip_margin is None

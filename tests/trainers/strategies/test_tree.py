@@ -38,7 +38,8 @@ from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import play_groups
-from agentenv.trainers.strategies.tree import TreeStrategy, shares, trained_once
+from agentenv.trainers.strategies.tree import TreeStrategy
+from agentenv.trainers.strategies.tree_branches import shares, trained_once
 
 TOKENIZER = ByteTokenizer()
 TASK = Task("t", "q")

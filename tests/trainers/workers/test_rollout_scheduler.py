@@ -37,6 +37,7 @@ from agentenv.policies.hf import HFPolicy
 from agentenv.policies.scripted import complete
 from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.strategies.branch_windows import EntropyTemperatures
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 from agentenv.trainers.task_sampling.samplers import GatedSampler, Group, TaskDraw, get_sampler
@@ -121,6 +122,7 @@ def rollouts(
     sampler: str = "uniform",
     *,
     worker_pool: WorkerPool | None = None,
+    temperatures: EntropyTemperatures | None = None,
     **changes: Any,
 ) -> Iterator[RolloutScheduler]:
     """The rollouts of ``policy`` over ``tasks``, closed at the end."""
@@ -139,6 +141,7 @@ def rollouts(
         staleness=staleness,
         concurrent=run.concurrent_groups,
         abort=run.asynchronous.abort,
+        temperatures=temperatures,
     )
     try:
         yield made
@@ -596,6 +599,38 @@ def test_without_staleness_records_are_those_of_the_groups_played_by_themselves(
             assert not {"staleness_max", "groups_under_way"} & set(batch.metrics)
             assert made.state_dict()["inflight"] == []
             policy.set_weights()
+
+
+def test_temperatures_follow_the_entropy_of_the_step_before_also_after_a_resume() -> None:
+    """Every token has log-prob 0 and .5 nats are wanted, so each step multiplies by exp(.1 times .5) = 1.051271."""
+
+    class Heated(Doors):
+        async def generate(
+            self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+        ) -> Completion:
+            self.asked[f"{sampling.temperature:.4f}"] += 1
+            return await super().generate(prompt_ids, sampling, episode=episode)
+
+    options = {"window": 1, "temperatures": [1.2, 1.2], "entropies": [0.5, 0.5], "roots": 1}
+    tree: dict[str, Any] = {"strategy": "tree", "strategy_options": options | {"outside_temperature": 0.7}}
+
+    def control() -> EntropyTemperatures:
+        return EntropyTemperatures((1.2,), (0.5,), 0.1)
+
+    policy = Heated()
+    with rollouts(policy, 0, temperatures=control(), **tree) as made:
+        metrics = made.batch(1).metrics
+        assert metrics["tree_entropy_0"] == 0.0
+        assert metrics["tree_temperature_0"] == pytest.approx(1.2 * 1.051271, abs=1e-6)
+        assert {heat for heat in policy.asked if "." in heat} == {"1.2000", "0.7000"}
+        state = made.state_dict()
+    later = Heated()
+    with rollouts(later, 0, temperatures=control(), **tree) as made:
+        made.load_state_dict(state)
+        made.batch(2)
+        assert {heat for heat in later.asked if "." in heat} == {"1.2615", "0.7000"}
+    with rollouts(Doors(), 0) as made:
+        assert "temperatures" not in made.state_dict()
 
 
 def reference(policy: HFPolicy, step: int, strategy: str) -> list[dict[str, Any]]:
