@@ -20,7 +20,7 @@ from agentenv.data.synthesis.asearcher import (
     roots_of,
     synthesize,
 )
-from agentenv.data.synthesis.asearcher_model import ModelEditor, ModelReviewer, ModelSolver, NoSolver
+from agentenv.data.synthesis.asearcher_model import ModelEditor, ModelReviewer, ModelSolver
 from agentenv.data.synthesis.asearcher_world import WorldEditor, WorldReviewer
 from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.data.synthesis.pages import LinkedPages, Page
@@ -88,9 +88,9 @@ class ASearcher:
         )
         return self._written(documents, made, failures, models)
 
-    def _parts(self) -> tuple[Sequence[Document], tuple[Editor, Reviewer, DirectSolver], ChatModels]:
+    def _parts(self) -> tuple[Sequence[Document], tuple[Editor, Reviewer, DirectSolver | None], ChatModels]:
         models = ChatModels(self.replies)
-        solver: DirectSolver = NoSolver()
+        solver: DirectSolver | None = None
         if spec := self.solver or ("" if self.editor == GRAMMAR else self.editor):
             solver = ModelSolver(ModelWriter(models.open(spec), temperature=0.6, top_p=0.95))
         if self.editor == GRAMMAR:

@@ -32,7 +32,7 @@ from agentenv.data.synthesis.fictional_hot_model import ModelReplacer
 from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.data.synthesis.pages import LinkedPages
 from agentenv.data.synthesis.records import refuse_used_folder
-from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.errors import ConfigurationError, DatasetError, SynthesisFault
 from agentenv.policies.model_chat import ChatModels
 from agentenv.retrievers.storage.corpus import load_corpus
 
@@ -164,5 +164,12 @@ class FictionalHot:
 
 
 async def _is_answered(solver: DirectSolver, question: str, answers: Sequence[str]) -> bool:
+    """Whether the solver knows the answer.
+
+    Raises:
+        SynthesisFault: its reply cannot be read; to count it as wrong would keep a question that it may know.
+    """
     given = await solver.answers(question, 1, 0)
-    return bool(given) and get_scorer("em_squad")(given[0], answers).value > 0
+    if not given:
+        raise SynthesisFault(f"no reply of the solver to {question!r} could be read")
+    return get_scorer("em_squad")(given[0], answers).value > 0

@@ -46,7 +46,9 @@ class EditRecord:
     flaw: str
     """Why it was refused; empty where it counts."""
     right: int = 0
-    """Of the direct answers, how many were right."""
+    """Of the direct answers that could be read, how many were right."""
+    read: int = 0
+    """Direct answers that could be read."""
 
 
 class Editor(Protocol):
@@ -122,8 +124,8 @@ class Synthesis:
     edits: tuple[EditRecord, ...]
     right: int
     """Direct answers to the question that are right."""
-    asked: int
-    """Direct answers that were asked for."""
+    read: int
+    """Direct answers to the question that could be read; 0 where nobody was asked."""
 
     def committed(self) -> list[str]:
         """The kinds of the edits that count."""
@@ -152,7 +154,7 @@ def form_flaw(draft: Draft) -> str:
 
 
 async def synthesize(
-    page: Page, editor: Editor, reviewer: Reviewer, solver: DirectSolver, config: SynthesisConfig
+    page: Page, editor: Editor, reviewer: Reviewer, solver: DirectSolver | None, config: SynthesisConfig
 ) -> Synthesis:
     """Makes a question about ``page`` and edits it.
 
@@ -160,21 +162,21 @@ async def synthesize(
         page: The root.
         editor: Proposes.
         reviewer: Judges.
-        solver: Answers without a search.
+        solver: Answers without a search; with None every question counts as hard, as nobody knows an invented world.
         config: The budgets.
 
     Raises:
         Fault: a model failed.
-        SynthesisFault: the editor wrote no question that can be read.
+        SynthesisFault: the editor wrote no question that can be read, or the solver too few answers to the first one.
     """
     rng = Random(f"{config.seed}/{page.title}")
     draft = await editor.start(page, rng)
     if draft is None or form_flaw(draft) or await reviewer.flaw(draft):
-        return Synthesis(page.title, None, (), 0, config.direct)
-    right, _ = await _direct(draft, reviewer, solver, config, rng)
+        return Synthesis(page.title, None, (), 0, 0)
+    direct = await _direct(draft, reviewer, solver, config, rng)
     edits: list[EditRecord] = []
     for _ in range(config.turns):
-        actions = [*editor.kinds, *([EXIT] if edits and not right else [])]
+        actions = [*editor.kinds, *([EXIT] if edits and not direct.right else [])]
         rng.shuffle(actions)
         chosen = await editor.choose(draft, actions, rng)
         if chosen == EXIT:
@@ -183,8 +185,18 @@ async def synthesize(
         made, edit = await _edit(draft, kind, editor, reviewer, solver, config, rng)
         edits.append(edit)
         if made is not None:
-            draft, right = made, edit.right
-    return Synthesis(page.title, draft, tuple(edits), right, config.direct)
+            draft, direct = made, _Direct(edit.right, edit.read)
+    return Synthesis(page.title, draft, tuple(edits), direct.right, direct.read)
+
+
+@dataclass(frozen=True, slots=True)
+class _Direct:
+    """What came of asking without a search."""
+
+    right: int
+    read: int
+    rival: str | None = None
+    """An answer that is not the accepted one and right too."""
 
 
 async def _edit(
@@ -192,7 +204,7 @@ async def _edit(
     kind: Any,
     editor: Editor,
     reviewer: Reviewer,
-    solver: DirectSolver,
+    solver: DirectSolver | None,
     config: SynthesisConfig,
     rng: Random,
 ) -> tuple[Draft | None, EditRecord]:
@@ -207,25 +219,32 @@ async def _edit(
             return None, EditRecord(kind, question, "it changes nothing, or the answer")
         if flaw := form_flaw(made) or await reviewer.flaw(made):
             return None, EditRecord(kind, question, flaw)
-        right, other = await _direct(made, reviewer, solver, config, rng)
+        direct = await _direct(made, reviewer, solver, config, rng)
     except (SynthesisFault, EndpointRefusal, ContextTooSmall) as error:
         return None, EditRecord(kind, question, f"{type(error).__name__}: {error}")
-    if other is not None:
-        return None, EditRecord(kind, question, f"{other!r} answers it too", right)
-    return made, EditRecord(kind, question, "", right)
+    flaw = "" if direct.rival is None else f"{direct.rival!r} answers it too"
+    return None if flaw else made, EditRecord(kind, question, flaw, direct.right, direct.read)
 
 
 async def _direct(
-    draft: Draft, reviewer: Reviewer, solver: DirectSolver, config: SynthesisConfig, rng: Random
-) -> tuple[int, str | None]:
-    """How many direct answers are right, and one of the others that is right too."""
+    draft: Draft, reviewer: Reviewer, solver: DirectSolver | None, config: SynthesisConfig, rng: Random
+) -> _Direct:
+    """How many direct answers are right, and one of the others that is right too.
+
+    Raises:
+        SynthesisFault: fewer than half of the answers can be read, so nobody knows how hard the question is.
+    """
+    if solver is None or not config.direct:
+        return _Direct(0, 0)
     answers = await solver.answers(draft.question, config.direct, rng.getrandbits(31))
+    if 2 * len(answers) < config.direct:
+        raise SynthesisFault(f"of {config.direct} direct answers {len(answers)} could be read")
     verdicts = {answer: await reviewer.is_right(draft, answer) for answer in dict.fromkeys(answers)}
     right = sum(verdicts[answer] for answer in answers)
     for answer, same in verdicts.items():
         if not same and await reviewer.is_right_too(draft, answer):
-            return right, answer
-    return right, None
+            return _Direct(right, len(answers), answer)
+    return _Direct(right, len(answers))
 
 
 def as_task(made: Synthesis, number: int, split: str = "train") -> Task:
@@ -244,10 +263,11 @@ def as_task(made: Synthesis, number: int, split: str = "train") -> Task:
         "supporting_ids": list(draft.documents),
         "statements": list(draft.statements),
         "edits": [
-            {"kind": e.kind, "question": e.question, "flaw": e.flaw, "right": e.right} for e in made.edits
+            {"kind": e.kind, "question": e.question, "flaw": e.flaw, "right": e.right, "read": e.read}
+            for e in made.edits
         ],
         "direct_right": made.right,
-        "direct_asked": made.asked,
+        "direct_asked": made.read,
     }
     if draft.path:
         data["path"] = [dict(hop) for hop in draft.path]

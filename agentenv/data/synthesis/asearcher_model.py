@@ -232,14 +232,6 @@ class ModelSolver:
         ]
 
 
-class NoSolver:
-    """Knows nothing, as nobody knows an invented world: every question counts as hard."""
-
-    async def answers(self, question: str, count: int, seed: int) -> list[str]:
-        """None at all."""
-        return []
-
-
 def _known(draft: Draft) -> str:
     return " ".join(draft.statements)
 

@@ -41,7 +41,7 @@ class Scripted:
 
     edits: Sequence[Draft | Exception | None] = ()
     flaws: Sequence[str] = ("",)
-    direct: Sequence[Sequence[str]] = ((),)
+    direct: Sequence[Sequence[str]] = (("Rome",) * 8,)
     too: frozenset[str] = frozenset()
     actions: list[list[str]] = field(default_factory=list)
     choice: Callable[[Sequence[str]], str] = lambda offered: "inject"
@@ -109,7 +109,9 @@ def test_a_refused_edit_leaves_the_question_as_it_was() -> None:
 
 
 def test_another_right_answer_refuses_the_edit() -> None:
-    made = played(Scripted([edited(1)], direct=[[], ["Bonn"]], too=frozenset({"Bonn"})), turns=1)
+    made = played(
+        Scripted([edited(1)], direct=[["Rome"], ["Bonn"]], too=frozenset({"Bonn"})), turns=1, direct=1
+    )
     assert made.draft == FIRST
     assert "'Bonn'" in made.edits[0].flaw
 
@@ -121,13 +123,31 @@ def test_the_agent_may_stop_once_no_direct_answer_to_an_edit_is_right() -> None:
         direct=[["Ulm", "Ulm"], ["Ulm", "Rome"], ["Rome", "Rome"]],
         choice=lambda offered: "exit" if "exit" in offered else "inject",
     )
-    made = played(script, turns=9)
+    made = played(script, turns=9, direct=2)
     assert script.actions == [["fuzz", "inject"], ["fuzz", "inject"], ["exit", "fuzz", "inject"]]
     assert (made.right, made.committed(), made.flaw(1)) == (0, ["inject", "inject"], "")
 
 
+@pytest.mark.parametrize(("readable", "counts"), [(0, False), (3, False), (4, True), (8, True)])
+def test_an_edit_whose_direct_answers_cannot_be_read_does_not_count(readable: int, counts: bool) -> None:
+    """Of 8 at least 4 have to be read: without them nobody knows how hard the question is."""
+    made = played(Scripted([edited(1)], direct=[["Rome"] * 8, ["Rome"] * readable]), turns=1)
+    assert (made.flaw(1) == "") is counts
+    assert (made.read, made.edits[0].read) == ((readable, readable) if counts else (8, 0))
+    assert as_task(made, 0).data["direct_asked"] == made.read
+    assert bool(made.edits[0].flaw) is not counts
+
+
+def test_a_page_whose_first_question_cannot_be_tested_fails_and_without_a_solver_none_is() -> None:
+    with pytest.raises(SynthesisFault, match="3 could be read"):
+        played(Scripted([edited(1)], direct=[["Rome"] * 3]), turns=1)
+    script = Scripted([edited(1)])
+    made = run_sync(synthesize(ROOT, script, script, None, SynthesisConfig(turns=1)))
+    assert (made.right, made.read, made.flaw(1), "direct" in script.calls) == (0, 0, "", False)
+
+
 def test_a_question_that_is_answered_without_a_search_is_not_kept() -> None:
-    made = played(Scripted([edited(1)], direct=[["Ulm"]]), turns=1)
+    made = played(Scripted([edited(1)], direct=[["Ulm"]]), turns=1, direct=1)
     assert made.flaw(1) == "answered without a search"
     assert replace(made, right=0).flaw(1) == ""
     assert replace(made, right=0).flaw(2) == "too few edits"
@@ -174,10 +194,10 @@ WORLD = WorldConfig(seed=3, documents=200, questions=0)
 def test_every_injection_into_a_world_is_proved_and_has_a_path() -> None:
     """The solver, which knows nothing of how a question was made, finds one answer to each; each hop waits for the last."""
     facts = generate_facts(WORLD)
-    editor, reviewer, solver = WorldEditor(facts), WorldReviewer(facts), Scripted()
+    editor, reviewer = WorldEditor(facts), WorldReviewer(facts)
     pages = LinkedPages(write_documents(facts))
     made = [
-        run_sync(synthesize(page, editor, reviewer, solver, SynthesisConfig(turns=3)))
+        run_sync(synthesize(page, editor, reviewer, None, SynthesisConfig(turns=3)))
         for page in roots_of(pages, 30, 0)
     ]
     hard = [one.draft for one in made if one.draft is not None and one.committed()]
@@ -277,6 +297,22 @@ def test_the_command_with_a_model_keeps_its_replies_and_goes_on_past_a_record_th
     (failure,) = map(json.loads, (tmp_path / "a/failures.jsonl").read_text().splitlines())
     assert failure["id"] == "Red Lake"
     assert (tmp_path / "a/questions.jsonl").read_bytes() == (tmp_path / "b/questions.jsonl").read_bytes()
+
+
+def test_no_question_is_kept_as_hard_because_the_solver_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def mute(body: Any) -> Answer:
+        return (
+            Answer("Rome") if "from what you know; nothing" in body["messages"][0]["content"] else model(body)
+        )
+
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(page) + "\n" for page in PAGES))
+    with FakeEndpoint(mute) as server:
+        words = ["synthesize", "asearcher", "--corpus", str(corpus), "--editor", f"openai:m@{server.url}"]
+        assert main([*words, "--out", str(tmp_path / "a")]) == 1
+    assert "2 failed" in capsys.readouterr().err
 
 
 def test_nothing_is_written_where_no_question_comes_of_it(

@@ -218,6 +218,16 @@ def test_the_command_with_a_model_rewrites_and_has_a_closed_book_control(
     assert second["text"] == f"Kavo is a town in {row['answers'][0]}. Its mayor met Sona Drel."
 
 
+def test_a_solver_that_cannot_be_read_is_no_proof_that_a_question_needs_a_search(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["synthesize", "fictional-hot", "--dataset", "hotpotqa", "--data", str(data)]
+    with FakeEndpoint(lambda body: Answer("England")) as server:
+        assert main([*words, "--solver", f"openai:m@{server.url}", "--out", str(tmp_path / "a")]) == 1
+    assert "1 failed" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
 def test_a_question_that_is_answered_without_a_search_is_left_out(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
