@@ -3,6 +3,7 @@
 A rule gives None where nothing can be said because something of ours failed: the episode is then masked, not paid 0.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -28,12 +29,24 @@ CHALLENGES: Mapping[Challenge, Callable[[float], float]] = {
 }
 
 
-def read_score(text: str, highest: int) -> float | None:
-    """(x - 1) / (highest - 1) of a whole number x from 1 to ``highest`` that stands alone; None of anything else."""
+_WHOLE = re.compile("-?[0-9]+")
+
+
+def read_score(text: str, highest: int, *, clip: bool = False) -> float | None:
+    """(x - 1) / (highest - 1) of a whole number x that stands alone; None of anything else.
+
+    Args:
+        text: What was written in place of the score.
+        highest: The best score; the worst is 1.
+        clip: Whether a number outside 1 to ``highest`` counts as the nearer of the two (MAE) or cannot be read (CoMAS).
+    """
     text = text.strip()
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= highest):
+    if not _WHOLE.fullmatch(text):
         return None
-    return (int(text) - 1) / (highest - 1)
+    score = (float(text) - 1) / (highest - 1)
+    if clip:
+        return min(max(score, 0.0), 1.0)
+    return score if 0 <= score <= 1 else None
 
 
 def form_score(text: str, tags: Sequence[str]) -> float:
@@ -73,8 +86,8 @@ def _form(state: GameState, move: str, place: int) -> float:
 
 
 def judged(trajectory: Trajectory) -> float:
-    """What a judge's episode says, from 0 to 1; .5 where it cannot be read (MAE)."""
-    score = read_score(field_of(trajectory, "score"), 10)
+    """What a judge's episode says, clipped to 0 to 1; .5 where it writes no whole number (MAE)."""
+    score = read_score(field_of(trajectory, "score"), 10, clip=True)
     return _UNREAD if score is None else score
 
 

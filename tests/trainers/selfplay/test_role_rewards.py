@@ -63,6 +63,17 @@ def test_a_score_is_a_whole_number_that_stands_alone(text: str, value: float | N
 
 @pytest.mark.parametrize(
     ("text", "value"),
+    [("0", 0.0), ("-1", 0.0), ("1", 0.0), ("7", 6 / 9), ("10", 1.0), ("11", 1.0), (" 12\n", 1.0), ("9" * 5000, 1.0),
+     ("-" + "9" * 5000, 0.0), ("8/10", 0.5), ("- 1", 0.5), ("7.5", 0.5), ("", 0.5)],
+    ids=lambda value: str(value)[:9],
+)  # fmt: skip
+def test_a_grade_of_multi_agent_evolve_is_clipped(text: str, value: float) -> None:
+    """(x - 1) / 9 within [0, 1]: -1/9 counts 0 and 10/9 counts 1; what is no whole number counts .5."""
+    assert judged(wrote(score=text)) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
     [
         ("<a>x</a> <b>y</b>", 1.0),
         ("<a>x</a> <a>z</a> <b>y</b>", 0.5),
@@ -205,7 +216,8 @@ def test_when_a_question_joins_the_pool() -> None:
 
 
 @pytest.mark.parametrize(("text", "highest", "value"), [("1", 10, 0.0), (" 3\n", 3, 1.0), ("2", 3, 0.5), ("0", 3, None),
-                                                        ("4", 3, None), ("²", 3, None), ("1.0", 3, None)])  # fmt: skip
+                                                        ("4", 3, None), ("²", 3, None), ("1.0", 3, None), ("9" * 5000, 3, None)],
+                         ids=lambda value: str(value)[:9])  # fmt: skip
 def test_a_score_lies_between_1_and_the_highest(text: str, highest: int, value: float | None) -> None:
     assert read_score(text, highest) == value
 
