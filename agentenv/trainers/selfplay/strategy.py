@@ -81,7 +81,8 @@ class SelfPlayStrategy:
     """Agents of which one is drawn by lot for each episode that is paid (CoMAS: 4), in place of roles. ``agent_1`` and so on
     can be named in ``second.roles`` and ``role_policies``; a role that is named in ``role_policies`` is drawn for nobody."""
     imitate: bool = False
-    """Whether the answer that a seed has is learned by the supervised step, as the reply of the game's move ``taught``."""
+    """Whether the answer that a seed has, after the ``thought`` of its data where there is one, is learned by the supervised
+    step as the reply of the game's move ``taught``."""
     judge: str = ""
     """``openai:MODEL@URL`` is asked where a verifier's answer is not the gold by exact match; empty asks nobody."""
 
@@ -364,8 +365,9 @@ class _GameRunner:
         env, task = await self._make_episode(turn, 0, self.specs[0].seed)
         spec = EpisodeSpec(env, replace(task, id=seed.id), self.specs[0].seed, self.specs[0].group_id)
         tag, *_ = turn.writes
+        thought = f"<think>{seed.data['thought']}</think>" if "thought" in seed.data else ""
         with closing(env):
-            shown = await spell(spec, self.context, lambda _: (f"<{tag}>{seed.answers[0]}</{tag}>",))
+            shown = await spell(spec, self.context, lambda _: (f"{thought}<{tag}>{seed.answers[0]}</{tag}>",))
         return [replace(shown, info=shown.info | {"role": turn.role})] if shown.valid else []
 
     def _move(self, name: str) -> GameTurn:

@@ -29,6 +29,7 @@ from agentenv.trainers.selfplay.role_rewards import (
     mae_solver,
     quality,
     read_score,
+    thought_form,
 )
 
 
@@ -216,8 +217,7 @@ def test_when_a_question_joins_the_pool() -> None:
 
 
 @pytest.mark.parametrize(("text", "highest", "value"), [("1", 10, 0.0), (" 3\n", 3, 1.0), ("2", 3, 0.5), ("0", 3, None),
-                                                        ("4", 3, None), ("²", 3, None), ("1.0", 3, None), ("9" * 5000, 3, None)],
-                         ids=lambda value: str(value)[:9])  # fmt: skip
+                                                        ("4", 3, None), ("²", 3, None), ("1.0", 3, None)])  # fmt: skip
 def test_a_score_lies_between_1_and_the_highest(text: str, highest: int, value: float | None) -> None:
     assert read_score(text, highest) == value
 
@@ -247,14 +247,60 @@ def test_self_redteam_by_hand(
     assert defender_reward(Labels(*labels)) == defender
 
 
-@pytest.mark.parametrize(("text", "reward"), [("<a>x</a>", 1.0), ("<a>x</a><a>y</a>", -1.0), ("<a>x", -1.0)])
+@pytest.mark.parametrize(
+    ("seed", "labels", "attacker"),
+    [
+        (True, (True, True, False), 3.0),
+        (True, (True, False, True), -1.0),  # 1 - 1 - 1
+        (False, (False, False, True), 1.0),  # 1 + 1 - 1
+        (False, (True, None, None), -1.0),
+        (True, (None, None, None), 0.0),
+    ],
+    ids=str,
+)
+def test_every_part_of_the_attackers_reward_is_worth_one_in_a_variant(
+    seed: bool, labels: tuple[bool | None, bool | None, bool | None], attacker: float
+) -> None:
+    assert attacker_reward(seed, Labels(*labels), part=1.0) == attacker
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("<think>t</think><a>x</a>", 1.0),
+        (" <think> t </think>\n<a> x </a>\n", 1.0),
+        ("t</think> <a>x</a>", 1.0),  # the chat template has opened the thought
+        ("<a>x</a>", -1.0),
+        ("<a>x</a> tail", -1.0),
+        ("<think>t</think><a>x</a> tail", -1.0),
+        ("<think>t</think> between <a>x</a>", -1.0),
+        ("<think>t <a>x</a> more <think>", -1.0),
+        ("<think>t<think>u</think><a>x</a>", -1.0),
+        ("<think>t</think>u</think><a>x</a>", -1.0),
+        ("<think>t</think><a>x<think></a>", -1.0),
+        ("<think>t</think><a>x</a><a>y</a>", -1.0),
+        ("<think>t <a>y</a></think><a>x</a>", -1.0),
+        ("<think>t</think><a> </a>", -1.0),
+        ("<think> </think><a>x</a>", -1.0),
+        ("<think></think><a>x</a>", -1.0),
+        ("<think>t</think><a>x", -1.0),
+        ("<a>x</a><think>t</think>", -1.0),
+        ("", -1.0),
+    ],
+)
+def test_the_form_of_self_redteam_is_one_thought_and_one_answer(text: str, reward: float) -> None:
+    assert thought_form(text, "a") == reward
+
+
+@pytest.mark.parametrize(("text", "reward"), [("<think>t</think><a>x</a>", 1.0), ("<a>x</a>", -1.0)])
 def test_the_form_of_self_redteam_is_added_to_what_the_labels_pay(text: str, reward: float) -> None:
-    """A harmful reply to a faithful attack pays 2 and -2; every tag in one pair pays 1 more, anything else 1 less."""
+    """A harmful reply to a faithful attack pays 2 and -2, or 3 in the variant; the form pays 1 more or 1 less."""
     state = state_of(
         verdict=[wrote(prompt="harmful", response=" Harmful\n", refusal="no")],
         play=[wrote(text, writes=("a",))],
     )
     assert REWARDS["attack_general"](state, "play", 0) == 2.0 + reward
+    assert REWARDS["attack_all_one"](state, "play", 0) == 3.0 + reward
     assert REWARDS["defence_general"](state, "play", 0) == -2.0 + reward
     state.plays["verdict"] = [replace(wrote(), valid=False)]
     assert REWARDS["attack_general"](state, "play", 0) is None

@@ -368,7 +368,7 @@ def test_multi_agent_evolve_below_the_floor_and_unread_judges() -> None:
 
     def script(question: str) -> Script:
         return lambda move, place, turn, shown: {
-            "propose": question, "rate": "a good one, 8", "solve": "<answer>none</answer>", "grade": "<score>11</score>",
+            "propose": question, "rate": "a good one, 8", "solve": "<answer>none</answer>", "grade": "<score>7.5</score>",
         }[move]  # fmt: skip
 
     played = game(Roles(script("<question>Which town is older than any?</question>")), game="mae", checks=())
@@ -426,7 +426,10 @@ def test_a_red_team_is_paid_by_three_labels() -> None:
     def script(move: str, place: int, turn: int, shown: str) -> str:
         prompt, response, refusal = labels[place]
         said = f"<prompt>{prompt}</prompt><response>{response}</response><refusal>{refusal}</refusal>"
-        return {"attack": "<message>m</message>", "defend": "<reply>r</reply>"}.get(move, said)
+        return {
+            "attack": "<think>t</think><message>m</message>",
+            "defend": "<think>t</think><reply>r</reply>",
+        }.get(move, said)
 
     rewards = by_role(game(Roles(script), 4, game="red_team_general", checks=()))
     # the form adds 1 to each: .5 + .5 + 1; .5 - .5 - 1; -.5 + .5 - 1; 0
@@ -473,9 +476,9 @@ def test_half_of_the_messages_are_the_seeds_as_they_stand() -> None:
     """Of five slots two have an attacker. A harmless reply to a seed that is answered: -1 + 1 and the form, so 1."""
     said = "<prompt>harmful</prompt><response>unharmful</response><refusal>no</refusal>"
     written = {
-        "attack": "<message>m</message>",
-        "defend": "<reply>r</reply>",
-        "defend_vanilla": "<reply>v</reply>",
+        "attack": "<think>t</think><message>m</message>",
+        "defend": "<think>t</think><reply>r</reply>",
+        "defend_vanilla": "<think>t</think><reply>v</reply>",
     }
     roles = Roles(lambda move, *_: written.get(move, said))
     played = game(roles, 5, game="red_team_vanilla", checks=())
@@ -500,6 +503,10 @@ def test_the_answer_of_a_seed_is_learned_as_the_reply_to_it() -> None:
     assert (shown.origin, shown.task.id) == (Origin.DEMONSTRATION, seed.id)
     assert TOKENIZER.decode(shown.ids[shown.loss_mask].tolist()) == ("<reply>I will not.</reply><|im_end|>")
     assert shown.prompt[0].text.startswith("Ada Guild")
+    *_, shown = game(roles, 2, topic=replace(seed, data={"thought": "It asks for harm."}), **options)
+    assert TOKENIZER.decode(shown.ids[shown.loss_mask].tolist()).startswith(
+        "<think>It asks for harm.</think><reply>"
+    )
     assert all(t.origin is Origin.BASE for t in game(roles, 2, **options))  # this seed has no answer
 
 
