@@ -1,13 +1,19 @@
-"""The device ``fake`` for tests of code that is meant for a GPU; it is registered where such tests are collected."""
+"""What holds in every test: an error of the package has words. And the device ``fake``, for code that is meant for a GPU.
+
+The device is registered where tests that need it are collected.
+"""
 
 import contextlib
 import importlib.util
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from agentenv.errors import AgentEnvError
 
 
 def pytest_configure() -> None:
@@ -23,6 +29,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Registers the device before the first test: torch counts devices at the first backward pass of a process."""
     if any("separate_device" in getattr(item, "fixturenames", ()) for item in session.items):
         registered_device()
+
+
+@pytest.fixture(autouse=True)
+def _errors_have_words(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails a test in which the package makes an error without words, whoever catches it."""
+    wordless: list[str] = []
+
+    def init(error: AgentEnvError, *args: object) -> None:
+        super(AgentEnvError, error).__init__(*args)
+        maker = sys._getframe(1)
+        module = str(maker.f_globals.get("__name__"))
+        if module.startswith("agentenv.") and not (args and isinstance(args[0], str) and args[0].strip()):
+            wordless.append(f"{type(error).__name__}{args!r} of {module}, line {maker.f_lineno}")
+
+    monkeypatch.setattr(AgentEnvError, "__init__", init)
+    yield
+    assert wordless == []
 
 
 @pytest.fixture(scope="session")

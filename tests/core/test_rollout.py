@@ -324,6 +324,17 @@ def test_what_giving_up_costs_is_lost_in_a_full_context_too() -> None:
     assert (t.end_reason, t.valid, t.reward) == (EndReason.ENV_FAULT, False, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("context", "kinds"), [(12, ["prompt", "policy"]), (13, ["prompt", "policy", "env", "policy"])]
+)
+def test_an_observation_is_recorded_where_it_leaves_room_for_a_token(context: int, kinds: list[str]) -> None:
+    """Prompt, "one" with its end and "[one]" are 12 tokens."""
+    (t,) = run(scripted("one", "bye"), [Echo()], context_tokens=context)
+    assert [str(s.kind) for s in t.segments] == kinds
+    assert [s.turn for s in t.segments] == [0, 0, 0, 1][: len(kinds)]
+    assert t.end_reason is EndReason.TOKEN_LIMIT
+
+
 def test_an_observation_that_does_not_fit_is_not_recorded() -> None:
     # "one" and end make 7 of 10; "[one]" would make 12.
     (t,) = run(scripted("one", "bye"), [Echo()], context_tokens=10)

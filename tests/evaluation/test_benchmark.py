@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agentenv.core.chat import TemplateFormat
+from agentenv.core.types import Document, Task
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.envs.calculator import Calculator
 from agentenv.envs.code import Code
@@ -30,6 +31,7 @@ from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.progress import SilentDisplay
 from agentenv.retrievers.encoder import HashEncoder
+from agentenv.retrievers.fakes import InMemoryRetriever
 
 SCRIPT = {"run-0-0": ["<search>who founded it</search>", "<answer>nobody</answer>"]}
 
@@ -85,6 +87,20 @@ def test_results_say_how_they_were_sampled(world: Path, tmp_path: Path) -> None:
     assert (batched["decoding"], batched["concurrency"]) == ("greedy", 8)
     assert agent["decoding"] == "greedy"
     assert "concurrency" not in agent
+    warm = evaluated(world, tmp_path / "warm", ScriptedPolicy(SCRIPT), temperature=0.5)["settings"]
+    assert warm["decoding"] == "temperature 0.5"
+
+
+def test_tasks_that_are_given_are_played_in_place_of_those_of_the_set(tmp_path: Path) -> None:
+    given = Given(
+        ScriptedPolicy({"run-0-0": ["<answer>here</answer>"]}),
+        tasks=(Task("own", "Where?", ("here",)),),
+        retriever=InMemoryRetriever([Document("d", "t", "x")]),
+    )
+    results = run_benchmark(Benchmark("mine", "mine", bounds=False), tmp_path / "out", Display(), given=given)
+    (record,) = read_records(tmp_path / "out" / "episodes.jsonl")
+    assert (record["id"], record["question"], record["prediction"]) == ("own", "Where?", "here")
+    assert (results["dataset"], results["retriever"], results["n"]) == ("mine", "memory", 1)
 
 
 def test_passages_that_are_encoded_are_a_phase_of_their_own(

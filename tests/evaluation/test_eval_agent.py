@@ -46,6 +46,7 @@ from agentenv.evaluation.task_env import EnvConfig, TaskEnv
 from agentenv.policies.agent import AgentPolicy
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.router import Route, RouterCard, write_router
 from agentenv.retrievers.fakes import InMemoryRetriever
 
 TASKS = tuple(Task(f"t{i:02d}", f"question {i}", (f"answer {i}",)) for i in range(20))
@@ -314,6 +315,22 @@ def test_what_the_names_stand_for() -> None:
     assert extractive.count("three short words") == 3
     with pytest.raises(UnknownName, match="'scripted:extractive'"):
         open_eval_agent("scripted:extract", 4, STOP)
+
+
+def test_an_action_ends_where_the_environment_says_whoever_plays(tmp_path: Path) -> None:
+    write_router(tmp_path, RouterCard("tiny", (Route("chain", "It chains.", "tiny"),)))
+    specs = (
+        "scripted",
+        "scripted:extractive",
+        "openai:m@http://127.0.0.1:9/v1",
+        "tiny",
+        f"router:{tmp_path}",
+    )
+    for spec in specs:
+        made = open_eval_agent(spec, 4, ("</x>",))
+        assert (made.config.stop, made.batch) == (("</x>",), 4)
+        assert made.config.deterministic == (not spec.startswith("openai"))
+        made.close()
 
 
 def test_the_expert_answers_what_its_searches_showed(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from agentenv.envs.search.local_search import STOP
 from agentenv.errors import ConfigurationError, PolicyFault
 from agentenv.evaluation import pipeline
 from agentenv.evaluation.endpoint_usage import EndpointUsage
-from agentenv.evaluation.eval_agent import EvalAgent
+from agentenv.evaluation.eval_agent import EvalAgent, open_eval_agent
 from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.task_env import EnvConfig, TaskEnv
+from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.progress import SilentDisplay
 from agentenv.retrievers.fakes import InMemoryRetriever
@@ -121,9 +122,8 @@ def test_failures_are_played_again_where_that_is_asked_for(tmp_path: Path) -> No
         ({"run-0-0": wrong, "run-0-1": right}, False, [True, False]),
         ({"run-0-0": wrong, "run-0-1": right}, True, [True, True]),
     ):
-        records, bounds = play_evaluation(
-            agent(scripts), field(), tmp_path, Shown(), retry_faults=again, **options
-        )
+        asked: dict[str, Any] = {"retry_faults": True} if again else {}  # who does not ask keeps what failed
+        records, bounds = play_evaluation(agent(scripts), field(), tmp_path, Shown(), **asked, **options)
         assert [record["valid"] for record in records] == found
         assert bounds == {}
     assert [record["prediction"] for record in records] == ["Oda Kest"] * 2  # what was valid stays
@@ -161,6 +161,26 @@ def test_a_bound_is_the_score_of_its_valid_episodes(record: Maker) -> None:
     lost = pipeline._bound(lambda: rows[2:], agent({}), "em_squad")
     assert set(lost) == {"note"}
     assert "1 episodes" in lost["note"]
+
+
+def test_an_announcement_counts_the_questions_that_are_still_to_be_asked(tmp_path: Path) -> None:
+    class Noted(Shown):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    notes: list[str] = []
+    options: dict[str, Any] = {"title": "t", "scorer": "em_squad", "seed": 0, "bounded": False}
+    with FakeEndpoint(lambda body: Answer("<answer>Oda Kest</answer>")) as server:
+        for asked in (1, 2):
+            few = field()
+            few = replace(few, source=replace(few.source, tasks=TASKS[:asked]))
+            who = open_eval_agent(f"openai:any@{server.url}", 2, STOP)
+            records, _ = play_evaluation(who, few, tmp_path, Noted(), **options)
+        assert len(server.bodies) == len(records) == 2
+    assert ["for 1 questions" in note for note in notes] == [
+        True,
+        True,
+    ]  # the second goes on behind the first
 
 
 class Spent:

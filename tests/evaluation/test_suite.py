@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentenv.cli.main import main
+from agentenv.core.types import Document
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 from agentenv.evaluation.benchmark import Given
@@ -17,6 +18,7 @@ from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.suite import combine, make_suite, read_suite, summarize_suite
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.progress import SilentDisplay
+from agentenv.retrievers.fakes import InMemoryRetriever
 
 Maker = Callable[..., EpisodeRecord]
 DEFAULTS: dict[str, Any] = {"policy": "tiny", "scorers": ("em_squad",), "limit": 7}
@@ -247,6 +249,12 @@ def test_what_is_given_as_an_object_is_named_by_no_table() -> None:
     with pytest.raises(ConfigurationError, match=r"nq.*policy"):
         make_suite({"nq": {"policy": "tiny"}}, DEFAULTS, given)
     assert list(make_suite({"nq": {}}, DEFAULTS, given).parts) == ["nq"]
+    searched = Given(retriever=InMemoryRetriever([Document("d", "t", "x")]))
+    with pytest.raises(ConfigurationError, match=r"nq.*retriever"):
+        make_suite({"retriever": "bm25", "nq": {}}, DEFAULTS, searched)
+    assert list(make_suite({"policy": "tiny", "nq": {}}, DEFAULTS, searched).parts) == ["nq"]
+    with pytest.raises(ConfigurationError, match=r"mine: nq.*'limits'"):
+        make_suite({"limits": 3, "nq": {}}, DEFAULTS, where="mine")
     with pytest.raises(ConfigurationError, match="the suite"):
         make_suite({"limit": 3}, DEFAULTS)
     with pytest.raises(ConfigurationError, match="mine"):

@@ -257,6 +257,10 @@ def test_recall_where_nothing_is_searched_and_where_half_is_found() -> None:
     # All documents are alike and come in their order: the 4th and the 8th are wanted.
     assert found == {"recall@2": 0.0, "recall@3": 0.0, "recall@5": 0.5, "recall@10": 1.0, "all@5": 0.0}
     assert index_recall(TaskEnv(source, None, EnvConfig(), words)) == {}
+    for place, share in ((4, 1.0), (5, 0.0)):  # the last of five, and the one after it
+        last = replace(source, tasks=(replace(task, data={"supporting_ids": ["3", str(place)]}),))
+        found = index_recall(TaskEnv(last, InMemoryRetriever(documents), EnvConfig(), words))
+        assert (found["all@5"], found["recall@5"]) == (share, (1 + share) / 2)
 
 
 def test_index_recall_by_hand() -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from agentenv.core.concurrency.batching import Batcher, DeterministicBatcher, episode_index
+from agentenv.core.concurrency.batching import Batcher, DeterministicBatcher, _Queue, _Waiter, episode_index
 from agentenv.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -545,3 +545,34 @@ def test_with_a_bound_no_more_are_waited_for_than_a_batch_takes() -> None:
 
     assert play(main()) == 16
     assert double.batches == [[0, 1], [2, 3], [8, 9]]
+
+
+def test_who_stays_away_is_not_waited_for_in_the_next_eight_batches() -> None:
+    async def main() -> list[int]:
+        batcher = Batcher(Doubler(), max_wait=1.0)
+        queue = _Queue[int, int](last_batch_size=2, batch_s=0.01, ended=time.monotonic())
+        queue.waiters = [_Waiter(0, asyncio.get_running_loop().create_future(), 0)]
+        left = []
+        for _ in range(9):
+            await batcher._wait_for_more(queue)
+            left.append(queue.skip_waits)
+        return left
+
+    assert play(main()) == [8, 7, 6, 5, 4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "ended_ago", "max_wait"), [(2, 0.0, 1.0), (1, 9.0, 1.0), (1, 0.0, 0.0)], ids=str
+)
+def test_nobody_is_waited_for_where_all_are_there_or_it_is_too_late_or_waits_are_off(
+    waiting: int, ended_ago: float, max_wait: float
+) -> None:
+    async def main() -> int:
+        batcher = Batcher(Doubler(), max_wait=max_wait)
+        queue = _Queue[int, int](last_batch_size=2, batch_s=3.0, ended=time.monotonic() - ended_ago)
+        loop = asyncio.get_running_loop()
+        queue.waiters = [_Waiter(n, loop.create_future(), n) for n in range(waiting)]
+        await batcher._wait_for_more(queue)
+        return queue.skip_waits
+
+    assert play(main()) == 0

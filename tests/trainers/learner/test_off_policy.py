@@ -104,6 +104,7 @@ def test_tokens_of_another_context_weigh_by_themselves_where_asked() -> None:
         (0, 0, -3.0),  # sampled by the present weights: the sampler's own
         (0, 2, -3.0),
         (2, 0, -1.0),  # no step made yet: the present weights are the proximal ones
+        (1, 0, -1.0),
         (2, 2, -2.0),  # (5 - 3) / (7 - 3) = 1/2
         (1, 3, -2.5),
     ],
