@@ -35,6 +35,7 @@ PROBE_S = 10.0
 FLOOD = 50
 """Queries, or actions, that a flood puts into one action."""
 
+_LABEL = re.compile(r"\A\w+:\s*")
 _TAG = re.compile(r"</?[A-Za-z_][\w-]*>")
 _WORDS = ("vlurb zonka prix quelto dramb siv", "yorth mabek")
 
@@ -63,6 +64,14 @@ class Seen:
         return self.forms.last[min(self.number, len(self.forms.last) - 1)]
 
     @property
+    def question(self) -> str:
+        """What the opening has in lines of its own, without a word and a colon before it; all of it where there are none."""
+        openings = [_without_tags(one.opening).splitlines() for one in self.episodes]
+        own = _without_tags(self.expert.opening).splitlines()
+        lines = [line for line in own if not all(line in opening for opening in openings)]
+        return _LABEL.sub("", "\n".join(lines or own).strip())
+
+    @property
     def honest_last(self) -> Form | None:
         """The form of the expert's own last action; None where it has no content that could be wrong."""
         form = Form(self.expert.actions[-1], self.forms.constants) if self.expert.actions else self.last
@@ -70,7 +79,11 @@ class Seen:
 
     def see(self, messages: Sequence[Any]) -> None:
         """Notes what was shown."""
-        self.texts.append(_TAG.sub(" ", "\n".join(message.text for message in messages)))
+        self.texts.append(_without_tags(messages))
+
+
+def _without_tags(messages: Sequence[Any]) -> str:
+    return _TAG.sub(" ", "\n".join(message.text for message in messages))
 
 
 Probe = Callable[[Seen], Iterator[str]]
@@ -93,6 +106,12 @@ def _answer(text: Callable[[Seen], tuple[str, ...]]) -> Probe:
 def _nonsense(seen: Seen) -> Iterator[str]:
     for form in seen.middle:
         yield from itertools.repeat(form.filled(*_WORDS))
+
+
+def _question_asked(seen: Seen) -> Iterator[str]:
+    for form in seen.middle:
+        yield form.filled(seen.question)
+        yield from itertools.repeat("")
 
 
 def _nonsense_answered(seen: Seen) -> Iterator[str]:
@@ -142,6 +161,7 @@ PROBES: Mapping[str, Probe] = {
     "prompt copied": _floor("copy the prompt"),
     "nonsense, no answer": _nonsense,
     "nonsense, then an answer": _nonsense_answered,
+    "question as query, no answer": _question_asked,
     "first action repeated": _repetition,
     "flood of queries": _many_queries,
     "flood of actions": _many_actions,

@@ -124,6 +124,19 @@ def test_a_sound_reward_pays_no_probe() -> None:
     assert run_check("probes", Lookup).status == "ok"
 
 
+class PaysTheQuestion(Lookup):
+    """A look-up of the question shows the answer, and what is shown is paid, as PlannedSearch once did."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        _, info = super().reset(seed=seed, options=options)
+        return (Message("user", f"<look> looks things up.\nQuestion: What is in {self.box}?\nGo on."),), info
+
+    def turn(self, action: str) -> float:
+        return float(action == f"<look>What is in {self.box}?</look>")
+
+
 @pytest.mark.parametrize(
     ("env", "farms"),
     [
@@ -131,6 +144,7 @@ def test_a_sound_reward_pays_no_probe() -> None:
         (PaysSilence, {"silence", "random text", "nonsense, no answer", "first action repeated"}),
         (PaysLength, {"flood of queries"}),
         (PaysMention, {"everything as answer"}),
+        (PaysTheQuestion, {"question as query, no answer"}),
         (PaysForm, {"answer at once", "empty answer", "answer of another task", "expert, wrong answer"}),
         (NoExpert, set()),
     ],
@@ -139,6 +153,18 @@ def test_each_kind_of_farm_is_found_by_its_probes(env: type[Lookup], farms: set[
     found = set(farms_of(env))
     assert found >= farms
     assert bool(found) == bool(farms)
+
+
+def test_the_question_is_what_one_opening_has_and_the_others_have_not() -> None:
+    def seen(*texts: str) -> Seen:
+        episodes = [ExpertEpisode(i, (Message("user", text),), (), 1.0) for i, text in enumerate(texts)]
+        return Seen(learn_forms([], ("</look>", "</answer>"), 6), episodes, episodes[0], 0)
+
+    assert (
+        seen("Use <look>.\nQuestion: Who: me?\nGo!", "Use <look>.\nQuestion: Who is it?\nGo!").question
+        == "Who: me?"
+    )
+    assert seen("Go\non", "Go\non").question == "Go\non"  # nothing differs, so that all of it is the question
 
 
 def test_a_farm_fails_the_check_which_tells_what_it_earns() -> None:

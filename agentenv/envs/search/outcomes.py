@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv.core.scoring.scorers import Scorer, get_scorer
-from agentenv.envs.search.search_state import SearchState
+from agentenv.envs.search.search_state import SearchState, ToolReply
 from agentenv.errors import UnknownName
 
 Reward = Callable[[Any], Mapping[str, float]]
@@ -112,15 +112,16 @@ def score_of(state: SearchState, scorer: Scorer) -> float:
     return scorer(state.answer, state.task.answers).value if state.answer is not None else 0.0
 
 
+def answer_shown(turns: Sequence[ToolReply], answers: Sequence[str]) -> bool:
+    """Whether a valid page of ``turns`` holds one of ``answers``."""
+    return any(turn.valid and _HOLDS(turn.page, answers).value > 0 for turn in turns)
+
+
 def shows_answer_first(state: SearchState) -> bool:
     """Whether the page of the latest turn holds an accepted answer, and no valid page before it does."""
     *before, latest = state.record
     answers = state.task.answers
-    return (
-        latest.valid
-        and _HOLDS(latest.page, answers).value > 0
-        and not any(turn.valid and _HOLDS(turn.page, answers).value > 0 for turn in before)
-    )
+    return answer_shown([latest], answers) and not answer_shown(before, answers)
 
 
 def answer_reward(

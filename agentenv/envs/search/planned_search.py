@@ -1,8 +1,8 @@
 """``agentenv/PlannedSearch-v0``: the policy only plans searches, a frozen generator answers (AI-SearchPlanner).
 
 A turn searches, or says ``<answer>ready</answer>`` with whatever word in it: the generator then answers from all that was
-found. The reward is the generator's score, or what that gains over its answers without a plan; a process reward for the turn
-that finds the answer, for the documents found, or for a plan that a model calls rational; less a cost.
+found. The reward is the generator's score, or what that gains over its answers without a plan; a process reward for a plan
+that found the answer, for the documents found, or for a plan that a model calls rational; less a cost.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from agentenv.core.types import Message, Passage, Sampling, Task
 from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.envs.search.local_search import PROMPT as READER_PROMPT
 from agentenv.envs.search.local_search import LocalSearch
-from agentenv.envs.search.outcomes import Reward, score_of
+from agentenv.envs.search.outcomes import Reward, answer_shown, score_of
 from agentenv.envs.search.page_format import as_question, format_passages, information
 from agentenv.envs.search.planner_rewards import PlanJudge, coverage, frugality, planning_gain
 from agentenv.envs.search.search_env import on_small_world
@@ -172,15 +172,18 @@ class PlanTerms:
 
     gains: bool
     """Whether the outcome is a gain; otherwise it is a score."""
+    found: float
+    """For a plan of which a page holds an accepted answer."""
     process: Process
     process_weight: float
     cost: Cost
     price: float
 
     def __post_init__(self) -> None:
-        if min(self.price, self.process_weight) < 0:
+        if min(self.price, self.found, self.process_weight) < 0:
             raise ConfigurationError(
-                f"search_cost={self.price} and process_weight={self.process_weight} must not be negative"
+                f"search_cost={self.price}, found_reward={self.found} and process_weight={self.process_weight} must not be "
+                "negative"
             )
         for what, name, kind in (("process", self.process, Process), ("cost", self.cost, Cost)):
             if name not in get_args(kind):
@@ -194,7 +197,8 @@ def planner_reward(
 
     The outcome is the generator's score or the `planning_gain`; the process is the `coverage` of the documents or a judge's
     rating; the cost is the price of each query, paid when it is asked, or for a plan of few turns a part of the price, see
-    `frugality`. A plan without an end has no outcome, although the gain pays 1/2 for an answer as good as the others.
+    `frugality`. A plan without an end has no outcome, although the gain pays 1/2 for an answer as good as the others, and no
+    process reward: a search for the question as it stands often shows the answer, so that searching alone would pay.
     """
     parts = dict(answer(state))
     result = state.last.result
@@ -207,6 +211,8 @@ def planner_reward(
     if terms.gains:
         others = [scorer(other, golds).value if other else 0.0 for other in (state.direct, state.rag)]
         parts["outcome"] = planning_gain(score_of(state, scorer), *others)
+    if terms.found and state.answer:
+        parts["found"] = terms.found * answer_shown(state.record, golds)
     if terms.process == "coverage":
         parts["process"] = terms.process_weight * coverage(
             state.by_id, state.task.data.get("supporting_ids", ())
@@ -255,7 +261,7 @@ class PlannedSearch(LocalSearch):
         Args:
             generator: Who answers, or the spec of its policy.
             search_cost: Subtracted for every search; under the cost ``turns`` the most that a plan of few turns earns.
-            found_reward: Process reward of the first turn whose observation holds an accepted answer.
+            found_reward: Process reward of a plan that has found a page with an accepted answer, paid at its end.
             gain: Whether the outcome is 1/2 more than what the generator's answer has over the better of its answer without
                 a search and its answer from one search for the question; otherwise it is the score of its answer.
             process: ``coverage`` is the share of the supporting documents that the plan has found, ``judge`` what a model
@@ -273,10 +279,8 @@ class PlannedSearch(LocalSearch):
             UnknownName: no such process or cost.
         """
         tasks, retriever = on_small_world(tasks, retriever, families=("lookup", "bridge"))
-        super().__init__(
-            prompt=prompt, found_reward=found_reward, tasks=tasks, retriever=retriever, **options
-        )
-        terms = PlanTerms(gain, process, process_weight, cost, search_cost)
+        super().__init__(prompt=prompt, tasks=tasks, retriever=retriever, **options)
+        terms = PlanTerms(gain, found_reward, process, process_weight, cost, search_cost)
         made = make_generator(generator) if isinstance(generator, str) else generator
         rater = _make_judge(judge or generator) if process == "judge" else None
         self.parts = replace(

@@ -49,9 +49,10 @@ READY = "<answer>ready</answer>"
 @pytest.mark.parametrize(
     ("actions", "expected"),
     [
-        (["<search>Halvik</search>", READY], [0.2 - 0.05, 1.0]),
-        (["<search>Ketterby</search>", "<search>Halvik</search>", READY], [-0.05, 0.15, 1.0]),
-        (["<search>Ketterby\nHalvik</search>", READY], [0.2 - 0.1, 1.0]),  # two queries in one turn
+        (["<search>Halvik</search>", READY], [-0.05, 1.2]),
+        (["<search>Ketterby</search>", "<search>Halvik</search>", READY], [-0.05, -0.05, 1.2]),
+        (["<search>Ketterby\nHalvik</search>", READY], [-0.1, 1.2]),  # two queries in one turn
+        (["<search>Halvik</search>", *["x"] * 4], [-0.05, 0.0, 0.0, 0.0, 0.0]),  # a plan that never ends
         (
             ["<search>Ketterby</search>", "<answer>Norland</answer>"],
             [-0.05, 0.0],
@@ -80,7 +81,7 @@ def test_a_policy_is_a_generator() -> None:
             return await super().generate(prompt_ids, sampling, episode="g")
 
     policy = Echo({"g": ["I see. <answer> Norland </answer>"]})
-    assert rewards("<search>Halvik</search>", READY, generator=Generator(policy))[-1] == 1.0
+    assert rewards("<search>Halvik</search>", READY, generator=Generator(policy))[-1] == 1.2
     assert "Halvik lies in Norland." in Echo.prompts[0]
     assert "Question: Where is Halvik?" in Echo.prompts[0]
     with pytest.raises(EnvFault, match="'g'"):
@@ -89,13 +90,24 @@ def test_a_policy_is_a_generator() -> None:
 
 def test_the_default_generator_needs_no_model() -> None:
     reader = make_generator("scripted:extractive")
-    assert rewards("<search>Halvik</search>", READY, generator=reader) == pytest.approx([0.15, 1.0])
+    assert rewards("<search>Halvik</search>", READY, generator=reader) == pytest.approx([-0.05, 1.2])
     assert rewards("<search>Ketterby</search>", READY, generator=reader) == pytest.approx([-0.05, 0.0])
     assert rewards(READY, generator=reader) == [0.0]
     with pytest.raises(UnknownName, match="'gpt'"):
         make_generator("gpt")
-    with pytest.raises(ConfigurationError, match="search_cost=-1"):
-        PlannedSearch(search_cost=-1.0)
+    for option in ("search_cost", "found_reward", "process_weight"):
+        with pytest.raises(ConfigurationError, match=f"{option}=-1"):
+            PlannedSearch(**{option: -1.0})  # type: ignore[arg-type]
+
+
+def test_searching_for_the_question_and_never_ending_the_plan_earns_nothing() -> None:
+    """On 17 of these 40 seeds the page of that search shows the answer."""
+    env = PlannedSearch()
+    for seed in range(40):
+        env.reset(seed=seed)
+        actions = [f"<search>{env.state.task.question}</search>", *[""] * (env.max_turns + 1)]
+        rewards = [env.step(action).reward for action in actions[: env.max_turns + 1]]
+        assert sum(rewards) == pytest.approx(-0.05)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +239,7 @@ def test_a_generator_is_asked_a_question_once() -> None:
     policy = ScriptedPolicy({"": ["<answer>Norland</answer>", "<answer>Ulm</answer>"]})
     generator = Generator(policy)
     for _ in range(3):
-        assert rewards("<search>Halvik</search>", READY, generator=generator)[-1] == 1.0
+        assert rewards("<search>Halvik</search>", READY, generator=generator)[-1] == 1.2
 
 
 class Failing(ScriptedPolicy):
