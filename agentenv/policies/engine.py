@@ -92,9 +92,20 @@ class Engine(Protocol):
         """
 
     async def logprobs(
-        self, ids: tuple[int, ...], temperature: float, images: tuple[PlacedImage, ...] = ()
+        self,
+        ids: tuple[int, ...],
+        temperature: float,
+        images: tuple[PlacedImage, ...] = (),
+        *,
+        fed: tuple[int, ...] | None = None,
     ) -> tuple[float, ...]:
         """Log-prob of every id but the first given those before it.
+
+        Args:
+            ids: T tokens.
+            temperature: Log-probs are those at it.
+            images: What some of the ids stand for.
+            fed: The T tokens that the model reads; None where they are ``ids``.
 
         Raises:
             PolicyFault: the engine failed.

@@ -158,9 +158,28 @@ class VLLMPolicy:
                 f"a prompt of {len(prompt_ids)} tokens fills the context of {self.context_tokens}"
             )
         bounded = replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        request = Request(self._fed(prompt_ids, images), bounded, self.ends, tuple(images))
         engine = self._engines[self._home(episode)]
-        return self._completion(await self._within(engine.sample(request)), bounded)
+        sampled = await self._within(self._sample(engine, prompt_ids, bounded, tuple(images)))
+        return self._completion(sampled, bounded)
+
+    async def _sample(
+        self, engine: Engine, prompt_ids: Sequence[int], sampling: Sampling, images: tuple[PlacedImage, ...]
+    ) -> Sampled:
+        """One sample; where the policy sampled the placeholder of images, it goes on as the learner feeds that token."""
+        fed = self._fed(prompt_ids, images)
+        reader = self.image_reader
+        if reader is None:
+            return await engine.sample(Request(fed, sampling, self.ends))
+        ends, done = (*self.ends, reader.placeholder), Sampled((), (), ())
+        while True:
+            left = replace(
+                sampling, max_tokens=sampling.max_tokens - len(done.ids), seed=sampling.seed + len(done.ids)
+            )
+            more = await engine.sample(Request(self._fed([*fed, *done.ids], images), left, ends, images))
+            done = Sampled(done.ids + more.ids, done.logprobs + more.logprobs, done.versions + more.versions)
+            stopped = cut_at_stop(done.ids, self.tokenizer.decode, sampling.stop) is not None
+            if more.ids[-1] != reader.placeholder or stopped or len(done.ids) >= sampling.max_tokens:
+                return done
 
     def release(self, episode: str) -> None:
         """Forgets which engine the episode stayed with."""
@@ -180,20 +199,15 @@ class VLLMPolicy:
         if len(ids) >= self.context_tokens:
             raise ContextTooSmall(f"{len(ids)} tokens leave no room in the context of {self.context_tokens}")
         engine = self._engines[self._home(None)]
-        asked = engine.logprobs(self._fed(ids, images), temperature, tuple(images))
+        asked = engine.logprobs(tuple(ids), temperature, tuple(images), fed=self._fed(ids, images))
         return [0.0, *await self._within(asked)]
 
     def _fed(self, ids: Sequence[int], images: Sequence[PlacedImage]) -> tuple[int, ...]:
         """``ids`` as the learner feeds them.
 
         Raises:
-            ConfigurationError: there are images, and the model reads text alone or is in training.
+            ConfigurationError: there are images, and the model reads text alone.
         """
-        if images and self.model is not None:
-            raise ConfigurationError(
-                "vLLM shows images in evaluations alone, since its log-probs with them are wrong once weights have changed: "
-                "train with engine.kind='hf'"
-            )
         if self.image_reader is not None:
             return tuple(without_strays(ids, images, self.image_reader.placeholder))
         if images:

@@ -104,10 +104,15 @@ class LocalEngine:
         return sampled(ids, logprobs, spans)
 
     async def logprobs(
-        self, ids: tuple[int, ...], temperature: float, images: tuple[PlacedImage, ...] = ()
+        self,
+        ids: tuple[int, ...],
+        temperature: float,
+        images: tuple[PlacedImage, ...] = (),
+        *,
+        fed: tuple[int, ...] | None = None,
     ) -> tuple[float, ...]:
         """Log-probs of a prompt."""
-        done = await self._ask(ids, scoring_fields(temperature), images)
+        done = await self._ask(fed or ids, scoring_fields(temperature, other=fed not in (None, ids)), images)
         positions = [{i: entry.logprob for i, entry in place.items()} for place in done.prompt_logprobs[1:]]
         return tempered(ids, positions, temperature)
 
@@ -183,13 +188,18 @@ def sampling_fields(request: Request) -> dict[str, Any]:
     }
 
 
-def scoring_fields(temperature: float) -> dict[str, Any]:
-    """Parameters that give the log-probs of a prompt, at a temperature other than 1 those of the whole vocabulary."""
+def scoring_fields(temperature: float, *, other: bool = False) -> dict[str, Any]:
+    """Parameters that give the log-probs of a prompt, those of the whole vocabulary at a temperature other than 1.
+
+    Args:
+        temperature: That of the log-probs.
+        other: Log-probs of ids are wanted that are not those of the prompt: they are found in the whole vocabulary as well.
+    """
     return {
         "max_tokens": 1,
         "temperature": 0.0,
         "detokenize": False,
-        "prompt_logprobs": 0 if temperature == 1.0 else -1,
+        "prompt_logprobs": 0 if temperature == 1.0 and not other else -1,
     }
 
 

@@ -81,11 +81,16 @@ class RemoteEngine:
             raise PolicyFault(f"{self._url} gives no sample of token ids: {error!r}") from error
 
     async def logprobs(
-        self, ids: tuple[int, ...], temperature: float, images: tuple[PlacedImage, ...] = ()
+        self,
+        ids: tuple[int, ...],
+        temperature: float,
+        images: tuple[PlacedImage, ...] = (),
+        *,
+        fed: tuple[int, ...] | None = None,
     ) -> tuple[float, ...]:
         """Log-probs of a prompt."""
         self._refuse(images)
-        answer = await self._generate(ids, scoring_fields(temperature))
+        answer = await self._generate(fed or ids, scoring_fields(temperature, other=fed not in (None, ids)))
         try:
             tables = [
                 {int(i): float(e["logprob"]) for i, e in p.items()} for p in answer["prompt_logprobs"][1:]

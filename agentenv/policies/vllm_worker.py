@@ -14,13 +14,18 @@ class EngineWorker:
         """Loads the weights in ``folder`` in place.
 
         vLLM 0.32 leaves one copy behind: on a CPU an output layer that shares the weights of the embedding multiplies by a
-        packed copy of them, and only the embedding is loaded anew.
+        packed copy of them, and only the embedding is loaded anew. A model that reads images has it in its language model.
         """
         self.reload_weights(weights_path=folder)
         model = self.get_model()
-        head = getattr(model, "lm_head", None)
-        if self.device.type == "cpu" and head is not None and model.config.tie_word_embeddings:
-            head.quant_method.process_weights_after_loading(head)
+        configs = (model.config, model.config.get_text_config())
+        if self.device.type != "cpu" or not any(
+            getattr(one, "tie_word_embeddings", False) for one in configs
+        ):
+            return
+        for name, module in model.named_modules(remove_duplicate=False):
+            if name.rpartition(".")[2] == "lm_head":
+                module.quant_method.process_weights_after_loading(module)
 
     def end_with(self, owner: int) -> None:
         """From now on ends this process and the engine above it once the process ``owner`` has ended, in whatever way.

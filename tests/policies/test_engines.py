@@ -65,9 +65,14 @@ class WrittenEngine:
         return Sampled(ids, tuple(-0.1 * place for place in range(len(ids))), versions[: len(ids)])
 
     async def logprobs(
-        self, ids: tuple[int, ...], temperature: float, images: tuple[PlacedImage, ...] = ()
+        self,
+        ids: tuple[int, ...],
+        temperature: float,
+        images: tuple[PlacedImage, ...] = (),
+        *,
+        fed: tuple[int, ...] | None = None,
     ) -> tuple[float, ...]:
-        self.scored.append((ids, images))
+        self.scored.append((ids, fed, images))
         return tuple(-float(i) / temperature for i in ids[1:])
 
     async def load(self, folder: Path, version: int) -> None:
@@ -312,6 +317,7 @@ def test_what_vllm_is_asked_for() -> None:
     assert (fields["seed"], fields["stop"], fields["stop_token_ids"]) == (3, ["x"], [2])
     assert fields["detokenize"]
     assert [scoring_fields(t)["prompt_logprobs"] for t in (1.0, 0.5)] == [0, -1]
+    assert scoring_fields(1.0, other=True)["prompt_logprobs"] == -1
 
 
 def test_the_grammar() -> None:
@@ -341,16 +347,56 @@ def test_images_go_to_an_engine_with_a_prompt_free_of_sampled_placeholders() -> 
     with VLLMPolicy(ByteTokenizer(), 32, config, [engine.open], image_reader=reader) as policy:
         asyncio.run(policy.generate(ids, Sampling(4), images=images))
         asyncio.run(policy.score(ids, images=images))
-        policy.model = WrittenModel()
-        with pytest.raises(ConfigurationError, match=r"engine\.kind"):
-            asyncio.run(policy.generate(ids, Sampling(4), images=images))
     fed = (5, 7, 7, 9, 0, 7, 3)
     assert (engine.requests[0].ids, engine.requests[0].images) == (fed, images)
-    assert engine.scored == [(fed, images)]
+    assert engine.scored == [(tuple(ids), fed, images)]
     asked = prompt_of(fed, images)
     assert asked["prompt_token_ids"] == [5, 7, 9, 0, 7, 3]
     assert [picture.size for picture in asked["multi_modal_data"]["image"]] == [(4, 6), (2, 2)]
     assert prompt_of(fed, ()) == {"prompt_token_ids": list(fed)}
+
+
+def test_a_sampled_placeholder_is_read_as_the_learner_reads_it() -> None:
+    image = PlacedImage(png((4, 6)), 1, 1, 2)
+
+    class Placing(WrittenEngine):
+        """Ends a sample at the placeholder, as an engine does at an end of turn."""
+
+        async def sample(self, request: Request) -> Sampled:
+            done = await super().sample(request)
+            size = done.ids.index(7) + 1 if 7 in request.ends and 7 in done.ids else len(done.ids)
+            self.ids = self.ids[size:]
+            return Sampled(done.ids[:size], done.logprobs[:size], done.versions[:size])
+
+    engine = Placing("")
+    engine.ids = [97, 7, 98, 7, 7, 99, END]
+    reader: Any = Mark()
+    config = EngineConfig(kind="vllm")
+    with VLLMPolicy(ByteTokenizer(), 64, config, [engine.open], ends=(END,), image_reader=reader) as policy:
+        done = asyncio.run(policy.generate([5, 7, 7, 9], Sampling(16, seed=3), images=(image,)))
+    assert done.ids == (97, 7, 98, 7, 7, 99, END)
+    assert done.finish is FinishReason.EOS
+    assert done.logprobs == (0.0, -0.1, 0.0, -0.1, 0.0, 0.0, -0.1)
+    assert [
+        (request.ids[4:], request.sampling.max_tokens, request.sampling.seed) for request in engine.requests
+    ] == [
+        ((), 16, 3),
+        ((97, 0), 14, 5),
+        ((97, 0, 98, 0), 12, 7),
+        ((97, 0, 98, 0, 0), 11, 8),
+    ]
+    assert {request.images for request in engine.requests} == {(image,)}
+
+
+def test_a_sample_that_ends_with_a_placeholder_is_no_longer_than_asked() -> None:
+    engine = WrittenEngine("")
+    engine.ids = [97, 7]
+    reader: Any = Mark()
+    with VLLMPolicy(
+        ByteTokenizer(), 64, EngineConfig(kind="vllm"), [engine.open], image_reader=reader
+    ) as policy:
+        done = asyncio.run(policy.generate([5], Sampling(2)))
+    assert (done.ids, done.finish, len(engine.requests)) == ((97, 7), FinishReason.LENGTH, 1)
 
 
 def test_an_engine_of_text_refuses_images() -> None:

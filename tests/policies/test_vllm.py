@@ -42,9 +42,14 @@ class Visitor:
         return await self._background.join(self._engine.sample(request), 60)
 
     async def logprobs(
-        self, ids: tuple[int, ...], temperature: float, images: tuple[PlacedImage, ...] = ()
+        self,
+        ids: tuple[int, ...],
+        temperature: float,
+        images: tuple[PlacedImage, ...] = (),
+        *,
+        fed: tuple[int, ...] | None = None,
     ) -> tuple[float, ...]:
-        return await self._background.join(self._engine.logprobs(ids, temperature, images), 60)
+        return await self._background.join(self._engine.logprobs(ids, temperature, images, fed=fed), 60)
 
     async def load(self, folder: Path, version: int) -> None:
         await self._background.join(self._engine.load(folder, version), 60)

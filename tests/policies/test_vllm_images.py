@@ -1,4 +1,4 @@
-"""Images on the real engine: log-probs are those of the trainer.
+"""Images on the real engine: log-probs are those of the trainer, before new weights and after.
 
 vLLM reads images with torchvision, which the environment of ``make test-vllm`` lacks: then these tests are skipped.
 """
@@ -49,11 +49,18 @@ def test_log_probs_with_images_agree_with_the_trainer(tmp_path: Path) -> None:
     hf = HFPolicy.load(tmp_path)
     left, wide = picture((0, 0, 40, 80), (112, 84)), picture((8, 8, 60, 20), (168, 56))
     asked = [prompt(hf, left), prompt(hf, wide, left), prompt(hf)]
+    assert hf.image_reader is not None
+    placeholder = hf.image_reader.placeholder
+    asked.append(([*asked[0][0], placeholder, *asked[2][0], placeholder, placeholder, 33], asked[0][1]))
+    asked.append(([*asked[2][0], placeholder], ()))
+    strays = 0
 
     def gap(engine: VLLMPolicy) -> float:
         gaps = []
         for ids, images in asked:
-            done = asyncio.run(engine.generate(ids, Sampling(8, seed=1), images=images))
+            done = asyncio.run(engine.generate(ids, Sampling(24, seed=1), images=images))
+            nonlocal strays
+            strays += done.ids.count(placeholder)
             scores = asyncio.run(hf.score([*ids, *done.ids], images=images))[len(ids) :]
             again = asyncio.run(engine.score([*ids, *done.ids], images=images))[len(ids) :]
             found = torch.tensor([scores, again, done.logprobs])
@@ -61,5 +68,18 @@ def test_log_probs_with_images_agree_with_the_trainer(tmp_path: Path) -> None:
         return max(gaps)
 
     config = EngineConfig(kind="vllm", kv_gib=0.25)
-    with VLLMPolicy.load(tmp_path, config, context_tokens=512) as engine:
+    with VLLMPolicy.load(tmp_path, config, hf.model, context_tokens=512) as engine:
         assert gap(engine) < 1e-4
+        with torch.no_grad():
+            for parameter in hf.model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.02)
+            (likely,) = asyncio.run(
+                hf.generate(asked[0][0], Sampling(1, temperature=0), images=asked[0][1])
+            ).ids
+            head = hf.model.get_output_embeddings().weight
+            head[placeholder] = head[likely]  # so that the placeholder is sampled
+        assert gap(engine) > 1e-2
+        engine.set_weights()
+        strays = 0
+        assert gap(engine) < 1e-4
+        assert strays > 0
