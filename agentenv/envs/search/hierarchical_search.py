@@ -1,8 +1,8 @@
 """``agentenv/HierarchicalSearch-v0``: a planner asks agents, each with its own environment (HierSearch, Tan et al. 2025).
 
 ``<local_search_agent>``, ``<web_search_agent>`` or ``<all_search_agent>`` with a question plays an episode of each
-agent asked. What its searches found is evidence for the level above, refined: the best share of each search, of each
-agent, and of all of them.
+agent asked. What its searches found is evidence for the level above, refined: the best share of each search, and of the
+rest of each agent's evidence.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from agentenv.core.rollout import EpisodeSpec, RolloutConfig, run_episode
 from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
 from agentenv.envs.search.agent_search import LOCAL_TOOLS, AgentSearch
 from agentenv.envs.search.agent_search import PROMPT as AGENT_PROMPT
-from agentenv.envs.search.evidence import FoundEvidence, refine_evidence, refine_together, thought_of
+from agentenv.envs.search.evidence import FoundEvidence, Refiner, thought_of
 from agentenv.envs.search.hierarchical_rewards import HierarchicalState, hierarchical_reward
 from agentenv.envs.search.local_search import SURE, UNSURE, LocalSearch
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_passages
@@ -193,9 +193,7 @@ class AgentsTool:
     """Asks every one of its agents the same question and shows the refined evidence."""
 
     agents: Mapping[str, Agent]
-    keep: float
-    """Share of the evidence that refinement keeps: of each agent's, then of all of it together."""
-    reranker: Reranker
+    refiner: Refiner
     format: PageFormat
 
     async def __call__(self, call: ToolCall, state: HierarchicalState) -> ToolReply:
@@ -204,19 +202,11 @@ class AgentsTool:
         Raises:
             EnvFault: an episode of an agent met an infrastructure failure.
         """
-        evidence: dict[str, Passage] = {}
-        answers: list[str] = []
-        conclusions: list[str] = []
-        for name, agent in self.agents.items():  # in turn: an episode waits for one batch at a time
-            searches, answer = await agent.ask(call.text, state.seed)
-            conclusions.append(answer or "")
-            best = refine_evidence(searches, answer or "", self.reranker, self.keep)
-            evidence |= {passage.id: passage for passage in best}
-            answers += [f"The {name} agent answers: {answer}"] * bool(answer)
+        # in turn: an episode waits for one batch at a time
+        asked = [(name, *await agent.ask(call.text, state.seed)) for name, agent in self.agents.items()]
         state.calls.append(call.tag)
-        kept = list(evidence.values())
-        if len(self.agents) > 1:
-            kept = refine_together(kept, conclusions, self.reranker, self.keep)
+        kept = self.refiner.of_all([(searches, answer or "") for _, searches, answer in asked])
+        answers = [f"The {name} agent answers: {answer}" for name, _, answer in asked if answer]
         state.add_passages(kept)
         ids = [[passage.id for passage in kept]]
         state.retrieved += ids
@@ -236,6 +226,8 @@ class HierarchicalSearch(SearchEnv):
         *,
         agents: Mapping[str, Any] | None = None,
         keep: float = 0.3,
+        keep_rest: float | None = None,
+        cut_again: bool = False,
         local_first: bool = False,
         reranker: Reranker | str = "overlap",
         max_turns: int = 8,
@@ -251,7 +243,9 @@ class HierarchicalSearch(SearchEnv):
             agents: By name: ``local`` and ``web``, or others that the prompt names; each an `Agent`, or a table with the
                 fields of `AgentSettings`. None makes two that need no model, both over ``retriever``, or over a small
                 FictionalWorld where none is given.
-            keep: Share of the evidence that refinement keeps, each time.
+            keep: Share of each search that refinement keeps for the thought before it.
+            keep_rest: Share of the rest of an agent's evidence that it keeps for the conclusions; None is ``keep``.
+            cut_again: Whether all agents' evidence together is cut once more; see `Refiner`.
             local_first: Whether an early call of an agent whose name is not ``local`` costs `local_first_penalty`.
             reranker: Judges evidence: ``overlap``, or a folder with a cross-encoder.
             max_turns: Turns before the last one, in which only an answer counts.
@@ -267,17 +261,16 @@ class HierarchicalSearch(SearchEnv):
         tasks, retriever = on_small_world(tasks, retriever)
         super().__init__(tasks=tasks, retriever=retriever, max_turns=max_turns, scorer=scorer, **options)
         agents = _agents(agents, tasks, retriever)
-        if not agents or not 0 < keep <= 1:
-            raise ConfigurationError(
-                f"needs agents, not {list(agents)}, and a share to keep in (0, 1], not {keep}"
-            )
+        if not agents:
+            raise ConfigurationError(f"needs agents, not {list(agents)}")
         far = tuple(f"{name}{_SUFFIX}" for name in (*agents, "all") if name != "local") if local_first else ()
         judge = make_reranker(reranker) if isinstance(reranker, str) else reranker
+        refiner = Refiner(judge, keep, keep if keep_rest is None else keep_rest, cut_again)
         asked = {f"{name}{_SUFFIX}": {name: agent} for name, agent in agents.items()} | {_ALL: dict(agents)}
         self.parts = SearchParts(
             opening=QuestionPrompt(prompt),
             parser=TagParser((*asked, "answer"), filled=tuple(asked)),
-            tools={tag: AgentsTool(some, keep, judge, self.search.format) for tag, some in asked.items()},
+            tools={tag: AgentsTool(some, refiner, self.search.format) for tag, some in asked.items()},
             reward=partial(
                 hierarchical_reward,
                 answer=self.answer_reward,

@@ -1,5 +1,7 @@
 """A planner over agents: what an agent is asked and gives, refinement, and the reward by hand."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.core.chat import InlineFormat
 from agentenv.core.types import Document, Passage, Step, Task
-from agentenv.envs.search.evidence import FoundEvidence, refine, refine_evidence, refine_together, thought_of
+from agentenv.envs.search.evidence import FoundEvidence, Refiner, closeness, refine, thought_of
 from agentenv.envs.search.hierarchical_rewards import coverage_reward, local_first_penalty
 from agentenv.envs.search.hierarchical_search import Agent, HierarchicalSearch, extractive_agent
 from agentenv.envs.search.local_search import LocalSearch
@@ -54,27 +56,47 @@ def ids(found: list[Passage]) -> list[str]:
 
 def test_refinement_keeps_the_best_share_and_one_at_least() -> None:
     some = passages("a", "a b c", "b", "a b", "x")
-    assert ids(refine(some, "a b c", OverlapReranker(), 0.5)) == ["p1", "p3"]  # int(2.5)
-    assert ids(refine(some, "a b c", OverlapReranker(), 0.3)) == ["p1"]  # int(1.5)
-    assert ids(refine(some[4:], "a", OverlapReranker(), 0.1)) == ["p4"]
-    assert ids(refine(some, "", OverlapReranker(), 0.5)) == ["p0", "p1"]  # without a thought the first ones
-    assert refine([], "a", OverlapReranker(), 0.3) == []
+    assert ids(refine(some, ["a b c"], OverlapReranker(), 0.5)) == ["p1", "p3"]  # int(2.5)
+    assert ids(refine(some, ["a b c"], OverlapReranker(), 0.3)) == ["p1"]  # int(1.5)
+    assert ids(refine(some[4:], ["a"], OverlapReranker(), 0.1)) == ["p4"]
+    assert ids(refine(some, [""], OverlapReranker(), 0.5)) == ["p0", "p1"]  # without a thought the first ones
+    assert refine([], ["a"], OverlapReranker(), 0.3) == []
 
 
 def test_an_agent_hands_up_what_suits_its_thoughts_and_then_its_conclusion() -> None:
     """Of each search the best for its thought: p1, then p3; of the rest (p0, p2, p4) the best for the conclusion: p4."""
     p0, p1, p2, p3, p4 = passages("x", "born town", "y", "written book", "Ulm")
     searches = [FoundEvidence("born", (p0, p1)), FoundEvidence("book", (p1, p2, p3, p4))]
-    assert ids(refine_evidence(searches, "Ulm", OverlapReranker(), 0.3)) == ["p1", "p3", "p4"]
-    assert ids(refine_evidence(searches, "", OverlapReranker(), 0.3)) == ["p1", "p3", "p0"]
-    assert refine_evidence([], "Ulm", OverlapReranker(), 0.3) == []
+    refiner = Refiner(OverlapReranker(), 0.3, 0.3)
+    assert ids(refiner.of_agent(searches, ["Ulm"])) == ["p1", "p3", "p4"]
+    assert ids(replace(refiner, share_of_rest=0.7).of_agent(searches, ["Ulm"])) == ["p1", "p3", "p4", "p0"]
+    assert ids(refiner.of_agent(searches, [""])) == ["p1", "p3", "p0"]
+    assert refiner.of_agent([], ["Ulm"]) == []
 
 
-def test_the_evidence_of_several_agents_is_held_against_all_their_conclusions() -> None:
+def test_evidence_is_held_against_all_conclusions() -> None:
     some = passages("Ulm", "Rome", "Ulm Rome", "x")
-    assert ids(refine_together(some, ["Ulm", "Rome"], OverlapReranker(), 0.3)) == ["p2"]
-    assert ids(refine_together(some, ["", "Rome"], OverlapReranker(), 0.5)) == ["p1", "p2"]
-    assert ids(refine_together(some, ["", ""], OverlapReranker(), 0.5)) == ["p0", "p1"]
+    assert ids(refine(some, ["Ulm", "Rome"], OverlapReranker(), 0.3)) == ["p2"]
+    assert ids(refine(some, ["", "Rome"], OverlapReranker(), 0.5)) == ["p1", "p2"]
+    assert ids(refine(some, ["", ""], OverlapReranker(), 0.5)) == ["p0", "p1"]
+
+
+def test_no_conclusion_outweighs_another() -> None:
+    """Cosines .0, .1, .06 for one and .8, .0, .7 for the other: min-max gives 0 + 1, 1 + 0 and .6 + .875, the most.
+
+    The sums of the raw scores are .8, .1 and .76.
+    """
+
+    class Written:
+        id = "written"
+
+        def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
+            table = {"low": {"a": 0.0, "b": 0.1, "c": 0.06}, "high": {"a": 0.8, "b": 0.0, "c": 0.7}}
+            return [table[text][passage.strip()] for text, passage in pairs]
+
+    some = passages("a", "b", "c")
+    assert closeness(some, ["low", "high"], Written()) == pytest.approx([1.0, 1.0, 1.475])
+    assert ids(refine(some, ["low", "high"], Written(), 0.3)) == ["p2"]
 
 
 def test_the_last_thought_counts() -> None:
@@ -129,14 +151,23 @@ def test_an_agent_searches_in_its_own_environment_and_its_best_evidence_goes_up(
     assert env.step(THINK + "<answer>Norland</answer>").reward == 1.0
 
 
-def test_all_agents_are_asked_and_refined_together() -> None:
-    env = begun(keep=0.5)
+@pytest.mark.parametrize(("cut_again", "shown"), [(False, 4), (True, 2)], ids=["program", "twice"])
+def test_all_agents_are_asked_and_their_evidence_is_refined(cut_again: bool, shown: int) -> None:
+    """Local: int(.5 * 4) = 2 of the search and int(.5 * 2) = 1 of the rest; web: 1. Cut again: int(.5 * 4) = 2 of these."""
+    env = begun(keep=0.5, cut_again=cut_again)
     step = ask(env, "all", "Halvik is in Norland")
     assert env.state.used == {"all_search_agent"}
     assert "Ketterby" in step.observation[0].text
-    # local: int(.5 * 4) = 2 and int(.5 * 2) = 1 of the rest; web: 1; together int(.5 * 4) = 2
-    assert len(step.info["tool_results"][0].data["ids"][0]) == 2
+    assert len(step.info["tool_results"][0].data["ids"][0]) == shown
     assert env.step(THINK + "<answer>Paris</answer>").reward == pytest.approx(0.1 / 3)
+
+
+def test_asking_both_agents_gives_no_less_than_asking_one() -> None:
+    """Of four passages, 1 of the search and 2 of the other three (.7) stay; the web agent adds its one."""
+    alone = ask(begun(keep_rest=0.7), "local", "Halvik is in Norland")
+    both = ask(begun(keep_rest=0.7), "all", "Halvik is in Norland")
+    counts = [len(step.info["tool_results"][0].data["ids"][0]) for step in (alone, both)]
+    assert counts == [3, 4]
 
 
 LOCAL_CALL = "<local_search_agent>Halvik</local_search_agent>"
@@ -185,6 +216,8 @@ def test_a_fault_below_is_a_fault_of_ours() -> None:
 def test_agents_and_share_are_checked() -> None:
     with pytest.raises(ConfigurationError, match=r"\b0\.0\b"):
         HierarchicalSearch(keep=0.0)
+    with pytest.raises(ConfigurationError, match=r"\b1\.5\b"):
+        HierarchicalSearch(keep_rest=1.5)
     with pytest.raises(ConfigurationError, match=r"\[\]"):
         HierarchicalSearch(agents={})
 
