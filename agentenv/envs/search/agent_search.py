@@ -43,7 +43,7 @@ as in <answer> Beijing </answer>.
 Question: {question}
 """
 _SNIPPET_WORDS = 40
-_SEPARATORS = "|\uff5c,"
+_SEPARATORS = "|\uff5c,\uff0c"
 
 
 @dataclass(frozen=True)

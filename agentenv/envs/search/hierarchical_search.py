@@ -37,7 +37,7 @@ Find the answer to the question below with the help of two agents that search fo
 First think between <think> and </think>. Write a question of your own between <local_search_agent> and \
 </local_search_agent> for the one that knows our documents, between <web_search_agent> and </web_search_agent> for the one \
 that knows the web, or between <all_search_agent> and </all_search_agent> for both. What they find comes back between \
-<information> and </information>.
+<information> and </information>. Where our documents and the web disagree, trust our documents more.
 When you know the answer, write it between <answer> and </answer>, short and without explanation, \
 as in <answer> Beijing </answer>.
 Question: {question}
@@ -111,9 +111,11 @@ class AgentSettings:
     """Cosine from which on two names are synonyms."""
     prompt: str = AGENT_PROMPT
     """Its opening message."""
-    k: int = 5
+    k: int = 10
+    """Passages a query; HierSearch's agents see ten."""
     max_turns: int = 8
-    observation_tokens: int = 500
+    observation_tokens: int = 1500
+    """Bound of one observation; it holds ten passages of 100 words."""
     turn_tokens: int = 500
     context_tokens: int = 1 << 16
     temperature: float = 0.9

@@ -125,10 +125,15 @@ def test_the_web_is_another_corpus_whose_pages_are_opened() -> None:
     page = call(env, "web_search", "Norland").observation[0].text
     assert "Ulm is in Norland" in page
     assert "end" not in page  # the beginning alone
-    for address in ("Norland News | where is it?", "w", "Norland News, and where?"):
+    for address in (
+        "Norland News | where is it?",
+        "w",
+        "Norland News, and where?",
+        "Norland News\uff0cwhere?",
+    ):
         assert "end" in call(env, "browse_url", address).observation[0].text
     assert call(env, "browse_url", "Ulm | what?").info["tool_results"][0].error_class == "UnknownPage"
-    assert env.state.calls == ["web_search", *["browse_url"] * 4]
+    assert env.state.calls == ["web_search", *["browse_url"] * 5]
 
 
 def test_the_reward_is_f1_or_a_part_of_the_tools_that_were_tried() -> None:

@@ -277,6 +277,15 @@ def test_agents_of_a_configuration_have_corpora_tools_and_prompts_of_their_own(t
     assert env.state.calls == ["local_search_agent", "web_search_agent"]
 
 
+def test_an_agent_of_a_configuration_sees_ten_passages_a_query() -> None:
+    many = InMemoryRetriever([Document(f"l{n}", f"Halvik {n}", "Halvik is in dispute .") for n in range(12)])
+    env = HierarchicalSearch(tasks=[TASK], retriever=many, agents={"local": {}}, keep=1.0)
+    opening = env.reset(seed=0)[0][0].text
+    assert "Where our documents and the web disagree, trust our documents more." in opening
+    step = ask(env, "local", "Halvik")
+    assert len(step.info["tool_results"][0].data["ids"][0]) == 10
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
