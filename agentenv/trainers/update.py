@@ -17,6 +17,7 @@ from agentenv.trainers.credit.group_statistics import (
     Values,
     has_zero_variance,
     rewards_of,
+    with_batch_deviation,
 )
 from agentenv.trainers.credit.outcome import MEASURED
 from agentenv.trainers.credit.progress import progress_credit, progress_weight
@@ -202,8 +203,10 @@ def assign_credit(
     loss, shaping = config.loss, config.reward_shaping
     estimate = get_estimator(loss.estimator, loss.estimator_options)
     credited, masked = [], 0
-    for group in groups:
-        valid = shaped(config, group)
+    played = [shaped(config, group) for group in groups]
+    if loss.estimator_options.get("scale") == "batch":
+        played = with_batch_deviation(played)
+    for valid in played:
         credit = novelty_bonus(valid, estimate(valid), strength=shaping.novelty, cap=shaping.novelty_cap)
         credit = progress_credit(valid, credit, weight=shaping.progress)
         for trajectory, values in zip(valid, map(weighed, valid, credit), strict=True):

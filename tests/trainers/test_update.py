@@ -12,8 +12,10 @@ import torch
 
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import EndReason
+from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.credit.outcome import MEASURED
 from agentenv.trainers.credit.progress import progress_info
 from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
@@ -180,6 +182,28 @@ def test_credit_is_multiplied_by_the_weight_of_the_task_sampler(episode: Make) -
     )
     for one, other in zip(plain, heavy, strict=True):
         np.testing.assert_allclose(other.rows[0].advantages, 3 * one.rows[0].advantages)
+
+
+def test_the_deviation_of_the_whole_batch_scales_every_group(episode: Make) -> None:
+    """Rewards 1, 0 and 3, 0 have the mean 1 and the deviation sqrt((0 + 1 + 4 + 1) / 3) = sqrt 2: +-.5 and +-1.5 over it.
+
+    A failed episode is in no deviation.
+    """
+    groups = [
+        [episode([(PROMPT, (0,)), (POLICY, (1,))], reward) for reward in rewards]
+        for rewards in ((1.0, 0.0), (3.0, 0.0))
+    ]
+    groups[0].append(replace(groups[0][0], reward=90.0, valid=False))
+    config = override(TrainConfig(), ["--loss.estimator_options.scale", "batch"])
+    credited, _ = assign_credit(config, groups, 0, keep_zero_variance=False)
+    values = [one.rows[0].advantages[-1] for one in credited]
+    assert values == pytest.approx([s / math.sqrt(2) for s in (0.5, -0.5, 1.5, -1.5)], abs=1e-5)
+    plain, _ = assign_credit(TrainConfig(), groups, 0, keep_zero_variance=False)
+    assert [one.rows[0].advantages[-1] for one in plain] == pytest.approx(
+        [math.sqrt(0.5), -math.sqrt(0.5)] * 2, abs=1e-5
+    )
+    with pytest.raises(ConfigurationError, match="scale='batch'"):
+        get_estimator("group_relative", {"scale": "batch"})(groups[0])
 
 
 def test_progress_towards_the_expert_is_credit_and_widens_the_bound_of_its_group(turns: Make) -> None:

@@ -4,6 +4,7 @@ Shapes: G trajectories of one group, T tokens of one trajectory, K turns of one 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,9 @@ Scale = Literal["std", "none"]
 CREDIT_WEIGHT = "credit_weight"
 """What the credit of a trajectory is multiplied by, in its info; a task sampler may put it there."""
 
+BATCH_DEVIATION = "batch_deviation"
+"""Where the trainer notes the standard deviation of the rewards of the whole step, in the info of a trajectory."""
+
 _ZERO_VARIANCE = (
     1e-8  # rewards closer than this are equal: float noise divided by a tiny scale would become a signal
 )
@@ -29,6 +33,7 @@ def standardize(
     *,
     epsilon: float = 1e-6,
     scale: Scale = "std",
+    deviation: float | None = None,
     singleton: Singleton = "zero",
 ) -> Values:
     """(R - mean) / (std + epsilon) with the unbiased standard deviation (GRPO, Shao et al. 2024, section 4.1.2).
@@ -37,6 +42,7 @@ def standardize(
         rewards_G: Rewards of one group.
         epsilon: Added to the standard deviation; verl takes 1e-6, TRL 1e-4.
         scale: ``none`` only subtracts the mean (Dr.GRPO).
+        deviation: What stands in place of the group's own standard deviation; None computes that.
         singleton: What a group of one gives.
 
     Returns:
@@ -48,7 +54,16 @@ def standardize(
     if has_zero_variance(rewards):
         return np.zeros_like(rewards)
     centred: Values = rewards - rewards.mean()
-    return centred if scale == "none" else centred / (rewards.std(ddof=1) + epsilon)
+    if scale == "none":
+        return centred
+    return centred / ((rewards.std(ddof=1) if deviation is None else deviation) + epsilon)
+
+
+def with_batch_deviation(groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
+    """``groups`` with the unbiased standard deviation of all their rewards together noted in every trajectory."""
+    rewards = [reward for group in groups for reward in rewards_of(group)]
+    deviation = 0.0 if has_zero_variance(rewards) else float(np.std(rewards, ddof=1))
+    return [[replace(t, info=t.info | {BATCH_DEVIATION: deviation}) for t in group] for group in groups]
 
 
 def has_zero_variance(rewards_G: Sequence[float] | Values) -> bool:

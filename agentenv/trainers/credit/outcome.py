@@ -14,6 +14,7 @@ import numpy as np
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.group_statistics import (
+    BATCH_DEVIATION,
     Singleton,
     Values,
     has_zero_variance,
@@ -29,7 +30,11 @@ MEASURED = "importance_weight_and_norm"
 
 
 def group_relative(
-    group: Sequence[Trajectory], *, epsilon: float = 1e-6, singleton: Singleton = "zero"
+    group: Sequence[Trajectory],
+    *,
+    epsilon: float = 1e-6,
+    scale: Literal["std", "batch"] = "std",
+    singleton: Singleton = "zero",
 ) -> list[Values]:
     """Standardises the outcome within its group: (R - mean) / (std + epsilon).
 
@@ -40,9 +45,27 @@ def group_relative(
     Args:
         group: Valid trajectories.
         epsilon: Added to the deviation; 1e-6 as verl, 1e-4 as TRL.
+        scale: ``batch`` divides by the deviation of the rewards of the whole step, which is the same for all groups, as
+            Think2SQL does (Papicchio et al. 2025).
         singleton: ``reward`` gives a group of one its reward, as verl does.
+
+    Raises:
+        ConfigurationError: ``scale="batch"`` outside a training run, where nothing is known of other groups.
     """
-    return on_all_tokens(group, standardize(rewards_of(group), epsilon=epsilon, singleton=singleton))
+    deviation = _batch_deviation(group) if scale == "batch" else None
+    scores = standardize(rewards_of(group), epsilon=epsilon, deviation=deviation, singleton=singleton)
+    return on_all_tokens(group, scores)
+
+
+def _batch_deviation(group: Sequence[Trajectory]) -> float | None:
+    for trajectory in group:
+        if BATCH_DEVIATION not in trajectory.info:
+            raise ConfigurationError(
+                "group_relative with scale='batch' needs the rewards of the whole step, which the trainer notes; nothing "
+                f"was noted of trajectory {trajectory.id!r}: take scale='std' outside a training run"
+            )
+        return float(trajectory.info[BATCH_DEVIATION])
+    return None
 
 
 def dr_grpo(group: Sequence[Trajectory], *, singleton: Singleton = "zero") -> list[Values]:
