@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,6 +139,63 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("untrained")
     random_policy(folder, context=2048, texts=["<search> </search> <answer> </answer> <think> who is it ?"])
     return f"hf:{folder}"
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "think2sql": {
+        "loss.objective": "gspo",
+        "loss.clip_low": 0.2,
+        "loss.clip_high": 0.28,
+        "loss.aggregation": "token_mean",
+        "loss.estimator_options.scale": "batch",
+        "loss.kl_coefficient": 0.0,
+        "rollout.group_size": 16,
+        "optimizer.max_grad_norm": 0.2,
+    },
+    "ssp": {"rollout.group_size": 5, "loss.kl_coefficient": 0.01, "loss.clip_high": 0.285},
+    "mae": {
+        "rollout.group_size": 5,
+        "loss.clip_low": 0.2,
+        "loss.clip_high": 0.28,
+        "loss.entropy_coefficient": 0.001,
+        "rollout.sampler_options.reference_share": 0.5,
+    },
+    "dars": {
+        "rollout.group_size": 16,
+        "rollout.sampler_options": {"weighting": "equal", "cap": 32},
+    },  # first: half, 8
+    "critique-grpo": {
+        "rollout.group_size": 8,
+        "loss.entropy_coefficient": 0.001,
+        "loss.clip_low": 0.2,
+        "loss.clip_high": 0.2,
+        "loss.kl_coefficient": 0.0,
+    },
+    "self-redteam": {"loss.kl_coefficient": 0.01},
+    "dart": {
+        "rollout.group_size": 8,
+        "env.options.window": 5,
+        "env.options.max_steps": 30,
+        "loss.objective": "gspo",
+        "loss.clip_low": 0.1,
+        "loss.clip_high": 0.28,
+        "loss.aggregation": None,  # that of gspo is the mean over episodes of their means over tokens
+        "loss.kl_coefficient": 0.1,
+        "optimizer.learning_rate": 1e-7,
+    },
+}
+"""Constants of the papers that a preset must have."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_has_the_published_constants(name: str) -> None:
+    place = FOLDER / f"{name}.toml"
+    config = load_config(str(place) if place.exists() else name)
+    found = {
+        key: reduce(lambda part, word: part[word], key.split("."), config.model_dump())
+        for key in PUBLISHED[name]
+    }
+    assert found == PUBLISHED[name]
 
 
 JUDGES = {'game = "comas_history"': "scorer", 'game = "red_team_vanilla"': "judge"}
