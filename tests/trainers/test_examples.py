@@ -38,6 +38,36 @@ SMALL = [word for key, value in SETTINGS.items() for word in (f"--{key}", str(va
 SIZES = (("documents", 200), ("questions", 8))
 
 
+HOTPOT = {
+    "_id": "a",
+    "question": "Which country is the birthplace of Mary Plant in?",
+    "answer": "England",
+    "supporting_facts": [["Mary Plant", 0], ["Leeds", 0]],
+}
+PAGES = [("1", "Mary Plant", "Mary Plant was born in Leeds."), ("2", "Leeds", "Leeds is a town in England.")]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the command that a preset names was run, over a miniature of its question set."""
+    folder = tmp_path_factory.mktemp("prepared")
+    data = folder / "data" / "hotpotqa"
+    data.mkdir(parents=True)
+    (data / "hotpot_dev.json").write_text(json.dumps([HOTPOT]))
+    (data / "hotpot_dev.qrels.tsv").write_text("a\t1\t1\na\t2\t1\n")
+    pages = [json.dumps(dict(zip(("id", "title", "text"), page, strict=True))) for page in PAGES]
+    (data / "corpus.jsonl").write_text("\n".join(pages) + "\n")
+    words = ["--dataset", "hotpotqa", "--data", str(data.parent), "--out", str(folder / "runs" / "fictional")]
+    assert main(["synthesize", "fictional-hot", *words]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def there(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs where the files are that presets name."""
+    monkeypatch.chdir(prepared)
+
+
 def few_tasks(config: TrainConfig) -> list[str]:
     """Small worlds where ``config`` has worlds, else a few tasks."""
     if config.train.dataset == "env":
@@ -66,6 +96,7 @@ def test_there_is_one_for_every_method() -> None:
         "asearcher-40",
         "hybrid-search",
         "search-planner",
+        "fictional-hot",
     }
     assert names >= {"hiersearch", "convsearch-r1", "con-rag", "grpo-tcr"}
     assert names >= {
