@@ -50,6 +50,8 @@ class Warmstart:
     """Episodes of each task, of --distil."""
     least: float = 1.0
     """Reward that the best of them has to earn, of --distil."""
+    mask_redundant: bool = False
+    """With --imitate and --distil: turns that lead back to where the episode has been before are not learned."""
     trust_config: bool = False
     """Whether these files may run code without a sandbox or contact hosts; otherwise that is asked at the terminal."""
     steps: int | None = None
@@ -94,6 +96,10 @@ class Warmstart:
             raise ConfigurationError(f"--hops must be 1 to 4, not {self.hops}")
         if self.imitate and self.distil:
             raise ConfigurationError("--imitate and --distil exclude each other")
+        if self.mask_redundant and not self._named:
+            raise ConfigurationError(
+                "--mask-redundant goes with --imitate or --distil: nothing else plays episodes"
+            )
         if self._named and (self.env != "search" or self.from_shipped or self.seed):
             raise ConfigurationError(
                 f"--{self._named} goes with --steps alone: the run names policy, environment and seed"
@@ -153,7 +159,7 @@ class Warmstart:
         steps = 100 if self.steps is None else self.steps
         here = {"compute": self.compute}
         runs = [load_config(name).model_copy(update=here) for name in self.imitate]
-        return expert_warmstart(runs, display, self.out, steps=steps)
+        return expert_warmstart(runs, display, self.out, steps=steps, mask_redundant=self.mask_redundant)
 
     def _distilled(self, display: Any) -> dict[str, Any]:
         from agentenv.core.trust import confirm_file
@@ -163,7 +169,8 @@ class Warmstart:
         if self.distil not in presets():
             confirm_file(Path(self.distil), trusted=self.trust_config)
         shots = None if self.shots is None else self.shots.read_text(encoding="utf-8")
-        settings = DistillationConfig(self.samples, self.least, shots, **self._given("steps"))
+        learned: dict[str, Any] = {"mask_redundant": self.mask_redundant} | self._given("steps")
+        settings = DistillationConfig(self.samples, self.least, shots, **learned)
         run = load_config(self.distil).model_copy(update={"compute": self.compute})
         return self_distillation(run, settings, display, self.out)
 

@@ -21,6 +21,7 @@ from agentenv.trainers.credit.group_statistics import (
 )
 from agentenv.trainers.credit.outcome import MEASURED
 from agentenv.trainers.credit.progress import progress_credit, progress_weight
+from agentenv.trainers.credit.redundancy import redundant_in, without_redundant
 from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
 from agentenv.trainers.learner.imitation import DemonstrationBuffer, imitate
 from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
@@ -91,13 +92,21 @@ def update_weights(
     )
     figures = summed_up(steps[-settings.mini_batches :])
     figures |= {"updates": steps} if len(steps) > 1 else {}
-    figures |= {"truncated_masked": masked} if config.loss.mask_truncated else {}
+    figures |= _masked(config, groups, masked)
     shown = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
     shown, preferred = [t for t in shown if PAIR not in t.info], [t for t in shown if PAIR in t.info]
     figures |= _imitated(learner, shown, settings.supervised_rate * factor, buffer)
     figures |= prefer(learner, preferred, settings.supervised_rate * factor)
     policy.set_weights(learner.weights() if learner.model is not policy.model else None)
     return figures | {"learning_rate": rate}
+
+
+def _masked(config: TrainConfig, groups: Sequence[list[Trajectory]], truncated: int) -> dict[str, int]:
+    """What the loss leaves out, where it leaves out anything: truncated episodes and redundant turns."""
+    figures = {"truncated_masked": truncated} if config.loss.mask_truncated else {}
+    if config.loss.mask_redundant:
+        figures["redundant_masked"] = sum(sum(redundant_in(t)) for group in groups for t in group if t.valid)
+    return figures
 
 
 def _imitated(
@@ -213,6 +222,8 @@ def assign_credit(
             if loss.mask_truncated and trajectory.end_reason in _TRUNCATED:
                 masked += 1
                 continue
+            if loss.mask_redundant:
+                values = without_redundant(trajectory, values)
             rows = rows_of([trajectory], [values], keep_zero_variance=keep_zero_variance, version=version)
             weight = progress_weight(trajectory, shaping.progress) if shaping.progress else None
             if weight is not None:

@@ -26,6 +26,7 @@ pytest.importorskip("torch", reason="the extra train is not installed")
         ({"hops": 5}, r"--hops.*\b5\b"),
         ({"env": "code", "hops": 3}, "--hops.*--env code"),
         ({"steps": 3}, "--steps.*--env search"),
+        ({"mask_redundant": True}, "--mask-redundant"),
         ({"copying_steps": -1}, "--copying-steps.*-1"),
         ({"from_shipped": True, "mixture_steps": -5}, "--mixture-steps.*-5"),
         ({"imitate": ("lab-search",), "steps": 0}, r"--steps.*\b0\b"),

@@ -223,6 +223,27 @@ def test_progress_towards_the_expert_is_credit_and_widens_the_bound_of_its_group
     assert added == pytest.approx([-0.70711, 0.70711], abs=1e-4)
 
 
+def test_turns_that_lead_back_get_no_credit_and_are_counted(turns: Make) -> None:
+    """The first action of the success changed nothing; that of the failure did not either, and is blamed all the same."""
+
+    def looped(reward: float, name: str) -> Trajectory:
+        made = turns([0.0, reward], id=name)
+        return replace(made, turns=tuple(replace(turn, anchor_key="A") for turn in made.turns))
+
+    played = [looped(1.0, "a"), looped(0.0, "b")]
+    config = override(TrainConfig(), ["--loss.mask_redundant", "true"])
+    plain, _ = assign_credit(TrainConfig(), [played], 0, keep_zero_variance=False)
+    masked, _ = assign_credit(config, [played], 0, keep_zero_variance=False)
+    trained = [np.flatnonzero(one.rows[0].mask) for one in plain]
+    first = [int(places[0]) for places in trained]
+    assert masked[0].rows[0].advantages[first[0]] == 0.0
+    assert masked[0].rows[0].advantages[trained[0][-1]] == plain[0].rows[0].advantages[trained[0][-1]] > 0
+    assert masked[1].rows[0].advantages[first[1]] == plain[1].rows[0].advantages[first[1]] < 0
+    assert [one.tokens for one in masked] == [one.tokens for one in plain]
+    _, figures = updated(config, [played])
+    assert figures["redundant_masked"] == 2
+
+
 def test_a_batch_of_which_nothing_is_left_makes_a_step_without_a_gradient(episode: Make) -> None:
     config = override(TrainConfig(), ["--loss.mask_truncated", "true"])
     learner, _ = updated(config, [group(episode, (EndReason.TURN_LIMIT,) * 4)])

@@ -103,9 +103,12 @@ class DomSim(Env[DomSimState]):
         split: str = "train",
         templates: Sequence[str] = tuple(TEMPLATES),
         joined: int = 1,
+        apart_from: Mapping[str, Any] | None = None,
     ) -> Sequence[Task]:
         """Tasks that the expert has proved; see `generate_domsim_tasks`."""
-        return generate_domsim_tasks(n, seed=seed, split=split, templates=templates, joined=joined)
+        return generate_domsim_tasks(
+            n, seed=seed, split=split, templates=templates, joined=joined, apart_from=apart_from
+        )
 
     def held_tasks(self) -> Sequence[Task]:
         """The tasks that it was given; none where it draws a world for each episode."""

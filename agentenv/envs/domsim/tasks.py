@@ -13,6 +13,7 @@ from typing import Any, Self
 from agentenv.core.scoring.normalize import collapse
 from agentenv.core.types import Task
 from agentenv.envs.domsim.apps import across, bank, calendar, contacts, files, mail, notes, settings, shop
+from agentenv.envs.domsim.decontamination import HeldOutTasks
 from agentenv.envs.domsim.desktop import Desktop
 from agentenv.envs.domsim.records import Move, TaskDraft
 from agentenv.envs.domsim.widgets import Widget
@@ -54,6 +55,8 @@ MUTANTS = 5
 PATIENCE = 50
 """Draws in a row from which no joined task may come out."""
 SPLITS = ("train", "dev", "test")
+HELD_OUT = ("n", "seed", "split", "templates", "joined")
+"""What names the tasks that synthesised ones are kept apart from."""
 
 
 class DesktopTask:
@@ -184,7 +187,13 @@ def _towards(world: World, view: DesktopView, key: str) -> Action:
 
 
 def generate_domsim_tasks(
-    n: int, *, seed: int = 0, split: str = "train", templates: Iterable[str] = TEMPLATES, joined: int = 1
+    n: int,
+    *,
+    seed: int = 0,
+    split: str = "train",
+    templates: Iterable[str] = TEMPLATES,
+    joined: int = 1,
+    apart_from: Mapping[str, Any] | None = None,
 ) -> tuple[Task, ...]:
     """``n`` tasks, templates in turn, each proved by the expert; the same for the same arguments.
 
@@ -195,12 +204,15 @@ def generate_domsim_tasks(
         templates: Kinds of task.
         joined: Templates that one task joins (EvoCUA makes new tasks of atomic capabilities so); with more than 1 they are
             drawn, and what is not sound is thrown away.
+        apart_from: ``n``, ``seed`` and the like of the tasks of a test: a joined task that is one of these, by what it says,
+            where it begins or what it checks, is thrown away as well (EvoCUA).
 
     Raises:
-        ConfigurationError: ``n`` or ``joined`` below 1, no template, or nothing sound comes out.
-        UnknownName: no such template or split.
+        ConfigurationError: ``n`` or ``joined`` below 1, no template, nothing sound comes out, or tasks that are not joined
+            are to be apart from others.
+        UnknownName: no such template or split, or no such argument in ``apart_from``.
     """
-    names = tuple(templates)
+    names, held = tuple(templates), _held_out(apart_from, joined)
     if split not in SPLITS:
         raise UnknownName.among("split", split, SPLITS)
     if n < 1 or not names or not 1 <= joined <= len(names):
@@ -215,15 +227,37 @@ def generate_domsim_tasks(
             if flaw := flaw_of(desktop_task):
                 raise ConfigurationError(f"the template {name!r} with the seed {key!r} {flaw}")
         else:
-            name, key, desktop_task = _synthesized(names, joined, f"{split} {seed} {index}")
+            name, key, desktop_task = _synthesized(names, joined, f"{split} {seed} {index}", held)
         data = {"template": name, "seed": key}
         place = index // len(names) if joined == 1 else index
         tasks.append(Task(f"{name}/{split}-{seed}-{place}", desktop_task.goal, ("",), split, data))
     return tuple(tasks)
 
 
-def _synthesized(names: Sequence[str], joined: int, seed: str) -> tuple[str, str, DesktopTask]:
-    """A sound task of templates that are drawn: its kind, its seed and itself.
+def _held_out(apart_from: Mapping[str, Any] | None, joined: int) -> HeldOutTasks | None:
+    """What synthesised tasks are kept apart from.
+
+    Raises:
+        ConfigurationError: they are not synthesised.
+        UnknownName: no such argument of `generate_domsim_tasks`.
+    """
+    if apart_from is None:
+        return None
+    if joined == 1:
+        raise ConfigurationError(
+            f"apart_from={dict(apart_from)} needs joined above 1: a task of one template is its own kind in every split"
+        )
+    for name in apart_from:
+        if name not in HELD_OUT:
+            raise UnknownName.among("argument of apart_from", name, HELD_OUT)
+    tests = generate_domsim_tasks(**{"n": 100, "split": "test", **apart_from})
+    return HeldOutTasks(DesktopTask(test.data["template"], test.data["seed"]) for test in tests)
+
+
+def _synthesized(
+    names: Sequence[str], joined: int, seed: str, held: HeldOutTasks | None = None
+) -> tuple[str, str, DesktopTask]:
+    """A sound task of templates that are drawn, and none of those that are held out: its kind, its seed and itself.
 
     Raises:
         ConfigurationError: ``PATIENCE`` draws gave none.
@@ -236,7 +270,7 @@ def _synthesized(names: Sequence[str], joined: int, seed: str) -> tuple[str, str
             flaw = flaw_of(desktop_task)
         except (ConfigurationError, LookupError):
             continue
-        if not flaw:
+        if not flaw and not (held and held.overlap(desktop_task)):
             return name, key, desktop_task
     raise ConfigurationError(f"{PATIENCE} draws of {joined} of the templates {names} gave no sound task")
 

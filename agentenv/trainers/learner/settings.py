@@ -86,6 +86,9 @@ class LossSettings(Frozen):
     mask_truncated: bool = False
     """Whether episodes that ended at the limit of their turns or tokens are left out of the loss and its denominator (DAPO);
     they take part in the statistics of their group, and ``truncated_masked`` in ``metrics.jsonl`` counts them."""
+    mask_redundant: bool = False
+    """Whether turns that lead back to a state in which the episode has been before get no positive credit (EvoCUA), and
+    ``redundant_masked`` counts them; the environment must name its states (``anchor_key``)."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:

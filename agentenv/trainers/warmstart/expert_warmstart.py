@@ -16,6 +16,7 @@ from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.errors import ConfigurationError
 from agentenv.progress import Display
 from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.credit.redundancy import redundant_in
 from agentenv.trainers.grpo import episode_card
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.parts import trained_policy, with_declared_scorers
@@ -39,6 +40,7 @@ def expert_warmstart(
     steps: int,
     episodes: int = 32,
     rate: float = 0.25,
+    mask_redundant: bool = False,
 ) -> Metrics:
     """Makes the policy, from the one that the first run names, and writes it to ``out``.
 
@@ -49,6 +51,7 @@ def expert_warmstart(
         steps: Optimiser steps.
         episodes: Episodes a step, drawn from those of all runs.
         rate: Share of the tiny policy's peak step sizes.
+        mask_redundant: Whether turns that lead back to an earlier state are not imitated (EvoCUA).
 
     Returns:
         The metrics of its card: episodes shown, tokens seen, minutes.
@@ -67,7 +70,11 @@ def expert_warmstart(
         for config in runs
         for episode in demonstrations(config.model_copy(update={"policy": first.policy}))
     ]
-    examples = [example for trajectory in shown for example in training_examples(trajectory)]
+    examples = [
+        example
+        for trajectory in shown
+        for example in training_examples(trajectory, mask_redundant=mask_redundant)
+    ]
     display.phase("imitation", steps)
     asked = sample_batches(examples, episodes, 0.0, Random(first.seed))
     tokens = fit(policy, asked, steps, rate, WarmstartConfig(), display)
@@ -108,12 +115,23 @@ def found_its_sources(trajectory: Trajectory) -> bool:
     return not searches or found.issuperset(trajectory.task.data.get("supporting_ids", ()))
 
 
-def training_examples(trajectory: Trajectory) -> list[TrainingExample]:
-    """Each row of an episode as ids and which of them the policy is to write."""
+def training_examples(trajectory: Trajectory, *, mask_redundant: bool = False) -> list[TrainingExample]:
+    """Each row of an episode as ids and which of them the policy is to write.
+
+    Args:
+        trajectory: The episode.
+        mask_redundant: Whether it is not to write turns that lead back to an earlier state.
+    """
+    looped = redundant_in(trajectory) if mask_redundant else []
+    left_out = {turn for turn, redundant in enumerate(looped) if redundant}
     return [
         (
             [id for segment in row for id in segment.ids],
-            [segment.kind is SegmentKind.POLICY for segment in row for _ in segment.ids],
+            [
+                segment.kind is SegmentKind.POLICY and segment.turn not in left_out
+                for segment in row
+                for _ in segment.ids
+            ],
         )
         for row in (list(segments) for _, segments in groupby(trajectory.segments, key=lambda s: s.row))
     ]

@@ -61,6 +61,8 @@ class DistillationConfig:
     """Episodes a step."""
     rate: float = 0.25
     """Share of the tiny policy's peak step sizes."""
+    mask_redundant: bool = False
+    """Whether turns that lead back to an earlier state are not learned (EvoCUA)."""
 
     def __post_init__(self) -> None:
         if min(self.samples, self.steps, self.episodes) < 1:
@@ -102,7 +104,11 @@ def self_distillation(run: TrainConfig, settings: DistillationConfig, display: D
             "play more of them, or ask for less"
         )
     display.phase("imitation", settings.steps)
-    examples = [example for trajectory in kept for example in training_examples(trajectory)]
+    examples = [
+        example
+        for trajectory in kept
+        for example in training_examples(trajectory, mask_redundant=settings.mask_redundant)
+    ]
     asked = sample_batches(examples, settings.episodes, 0.0, Random(run.seed))
     tokens = fit(policy, asked, settings.steps, settings.rate, WarmstartConfig(), display)
     metrics: Metrics = {

@@ -65,6 +65,20 @@ def test_each_row_is_a_lesson() -> None:
     ]
 
 
+def test_a_turn_that_leads_back_is_no_lesson_where_that_is_asked_for() -> None:
+    segments = (
+        Segment(SegmentKind.PROMPT, (1, 2), 0),
+        Segment(SegmentKind.POLICY, (3,), 0, logprobs=(0.0,)),
+        Segment(SegmentKind.ENV, (4,), 0),
+        Segment(SegmentKind.POLICY, (5,), 1, logprobs=(0.0,)),
+    )
+    turns = (Turn("press", anchor_key="A"), Turn("go", anchor_key="A"))
+    episode = Trajectory(Task("t", "q"), segments, turns, 1.0, EndReason.ANSWERED)
+    assert training_examples(episode) == [([1, 2, 3, 4, 5], [False, False, True, False, True])]
+    masked = training_examples(episode, mask_redundant=True)
+    assert masked == [([1, 2, 3, 4, 5], [False, False, False, False, True])]
+
+
 def test_the_policy_comes_with_the_card_of_its_run(tmp_path: Path) -> None:
     figures = expert_warmstart(
         [run(), run(seed=1)], SilentDisplay(), tmp_path / "policy", steps=2, episodes=2

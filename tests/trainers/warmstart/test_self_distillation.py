@@ -104,7 +104,7 @@ def test_the_command_makes_a_policy_or_says_that_nothing_was_learned(
         "--samples",
         "2",
     ]
-    words += ["--steps", "1", "--trust-config"]
+    words += ["--steps", "1", "--trust-config", "--mask-redundant"]
     assert main([*words, "--out", str(tmp_path / "policy"), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["tasks"] == 6
