@@ -53,6 +53,8 @@ class Family:
     """The text that declares tools, as the family documents it, for templates that show none."""
     declares_for: str = ""
     """What a template holds for which ``declare`` is documented."""
+    declares_after: str = "\n\n"
+    """What stands between the system prompt and the declaration."""
 
 
 def _tagged(
@@ -107,6 +109,11 @@ def _harmony(text: str, opened: bool, schemas: Schemas) -> AssistantTurn:
             thinking.append(body)
     said = "\n".join(thinking).strip() if thinking else None
     return AssistantTurn(said, "\n".join(content).strip(), _bounded(calls), closed)
+
+
+def _phi_tools(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Tools as the model card of Phi-4-mini documents them; its template takes them from an entry of the system message."""
+    return f"<|tool|>{json.dumps([tool['function'] for tool in tools], ensure_ascii=False)}<|/tool|>"
 
 
 _END_TOOL_CALLS = "<｜tool▁calls▁begin｜>"  # noqa: RUF001
@@ -184,8 +191,12 @@ FAMILIES: Mapping[str, Family] = {
         Family(
             "phi",
             _tagged(json_tags("<|tool_call|>", "<|/tool_call|>")),
-            marks=(("<|tool_call|>", "<|/tool_call|>"),),
+            marks=(("<|tool_call|>", "<|/tool_call|>"), ("<|tool|>", "<|/tool|>")),
             ends=("<|end|>",),
+            call_list=("<|tool_call|>", "<|/tool_call|>"),
+            declare=_phi_tools,
+            declares_for="message['tools']",
+            declares_after="",
         ),
         Family(
             "granite",

@@ -157,7 +157,7 @@ class NativeFormat:
         texts: dict[str, str] = {}
         form = [self._message(message, texts) for message in messages]
         if self._declares and tools and self.family.declare is not None:
-            form = _with_system(form, self.family.declare(tools))
+            form = _with_system(form, self.family.declare(tools), self.family.declares_after)
         rendered = [dict(tool) for tool in tools] or None
         named = {"xml_tools": rendered} if "xml_tools" in self._template else {}  # SmolLM3 calls them so
         try:
@@ -358,10 +358,10 @@ _CALLED = (
 )
 
 
-def _with_system(form: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+def _with_system(form: Sequence[dict[str, Any]], text: str, between: str) -> list[dict[str, Any]]:
     """Messages with ``text`` behind the system prompt, or as one."""
     if form and form[0]["role"] == "system":
-        return [form[0] | {"content": f"{form[0]['content']}\n\n{text}"}, *form[1:]]
+        return [form[0] | {"content": f"{form[0]['content']}{between}{text}"}, *form[1:]]
     return [{"role": "system", "content": text}, *form]
 
 

@@ -76,6 +76,7 @@ class Model:
     """Whether the template shows calls where they stand in the content alone."""
     declared: str = ""
     """What declares the tools behind the system prompt, where the template shows none."""
+    declared_after: str = "\n\n"
 
     def source(self) -> str:
         """The template."""
@@ -119,15 +120,7 @@ class Model:
         return self.call.format(name=name, json=text, place=place, pairs=pairs, python=python)
 
 
-_PHI = """{%- for m in messages -%}
-{%- if m.role == 'system' and tools -%}<|system|>{{ m.content }}<|tool|>{{ tools | tojson }}<|/tool|><|end|>
-{%- elif m.role == 'tool' -%}<|tool_response|>{{ m.content }}<|end|>
-{%- elif m.tool_calls -%}<|assistant|><|tool_call|>[{%- for c in m.tool_calls -%}
-{{ '{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments | tojson + '}' }}
-{{- ', ' if not loop.last }}{%- endfor -%}]<|/tool_call|><|end|>
-{%- else -%}<|{{ m.role }}|>{{ m.content }}<|end|>{%- endif -%}
-{%- if loop.first and m.role != 'system' and tools -%}<|tool|>{{ tools | tojson }}<|/tool|>{%- endif -%}
-{%- endfor -%}{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
+_PHI_TOOLS = f"<|tool|>{json.dumps([TOOLS[0]['function']])}<|/tool|>"
 
 _OLMO = """{%- if messages[0].role != 'system' -%}<|im_start|>system\n<functions>{{ tools | tojson }}</functions><|im_end|>\n
 {%- endif -%}{%- for m in messages -%}
@@ -254,7 +247,14 @@ MODELS: dict[str, Model] = {
     ),
     "Mistral (v3)": Model("mistral_nemo", eos="</s>", end="</s>", calls="[TOOL_CALLS][{}]", **_LIST),
     "Phi-4-mini": Model(
-        _PHI, eos="<|endoftext|>", end="<|end|>", calls="<|tool_call|>[{}]<|/tool_call|>", **_LIST
+        "phi_4_mini",
+        eos="<|endoftext|>",
+        end="<|end|>",
+        calls="<|tool_call|>[{}]<|/tool_call|>",
+        in_content=True,
+        declared=_PHI_TOOLS,
+        declared_after="",
+        **_LIST,
     ),
     "OLMo 3": Model(_OLMO, call="{name}({python})", calls="<function_calls>{}</function_calls>", **_QWEN),
     "SmolLM3": Model(_SMOL, think="<think>\n{}\n</think>\n\n", off={"enable_thinking": False}, **_QWEN),
@@ -310,7 +310,7 @@ OUTCOMES = ("same row", "new row", "refused", "none")
 
 def messages_of(model: Model, case: Case) -> list[dict[str, Any]]:
     """The conversation in the form that templates take, without a line of the code under test."""
-    system = "\n\n".join(filter(None, (case.system, model.declared * case.tools)))
+    system = model.declared_after.join(filter(None, (case.system, model.declared * case.tools)))
     found: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     found.append({"role": "user", "content": "Who is it?"})
     for turn in case.turns:
