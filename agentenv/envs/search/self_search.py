@@ -36,7 +36,8 @@ Question: {question}
 """
 
 TAGS = ("think", "search", "information", "answer")
-_TAG = re.compile(r"<(/?)([A-Za-z][^<>]*)>")
+_TAG = re.compile(r"<(/?)([^\s<>][^<>]*|\s*[^\s<>]+\s*)>")
+"""Anything between angle brackets, but no comparison: text between a < and a > that stand apart is no tag."""
 _PLACEHOLDERS = ("your query", "your thoughts", "your answer", "your information")
 _MOST_THOUGHTS = 8
 

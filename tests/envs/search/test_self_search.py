@@ -59,6 +59,10 @@ def test_the_closed_form(text: str, reward: float) -> None:
         T + "<search>b\nc</search>" + I + T + A,  # a query of two lines
         T + S + I + "<read>x</read>" + T + A,  # another tag
         "<think>a <b>bold</b></think>" + A,
+        "<think>a <5> b</think>" + A,
+        "<think>a <!x> b</think>" + A,
+        "<think>a < search> b</think>" + A,
+        "<think>a </ answer > b</think>" + A,
         "<think>your thoughts</think>" + A,
         T + "<search>Your Query</search>" + I + T + A,
         "before " + T + A,
