@@ -1,6 +1,7 @@
 """What a search environment shows: the question, and pages between information tags that fit into one observation."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentenv.core.tool_results import passage_lines
@@ -31,6 +32,39 @@ def format_addresses(passages: Sequence[Passage], words: int | None = None) -> s
         f"[Doc {i}]({p.id}): {p.title}. {text}\n"
         for i, (p, text) in enumerate(zip(passages, texts, strict=True), 1)
     )
+
+
+_ELLIPSIS = re.compile(r"\s*(?:\.{3,}|\u2026)\s*")
+
+
+def format_numbered(passages: Sequence[Passage], words: int | None = None) -> str:
+    """One line a passage: ``1. t: text`` (SSRL's layout for Llama)."""
+    return "".join(f"{i}. {line}\n" for i, line in enumerate(_clean_lines(passages, words), 1))
+
+
+def format_paragraph(passages: Sequence[Passage], words: int | None = None) -> str:
+    """All passages in one line, one after the other (SSRL's layout for Qwen 3B)."""
+    return " ".join(_clean_lines(passages, words))
+
+
+def format_bullets(passages: Sequence[Passage], words: int | None = None) -> str:
+    """One line a passage: ``- t: text`` (SSRL's layout for Qwen 7B)."""
+    return "".join(f"- {line}\n" for line in _clean_lines(passages, words))
+
+
+def _clean_lines(passages: Sequence[Passage], words: int | None) -> list[str]:
+    """Each passage in one line behind its title, without the ellipses that search engines put where they leave text out."""
+    texts = [" ".join(_ELLIPSIS.sub(" ", passage.text).split()[:words]) for passage in passages]
+    return [f"{p.title}: {text}" if p.title else text for p, text in zip(passages, texts, strict=True)]
+
+
+LAYOUTS: Mapping[str, Callable[[Sequence[Passage], int | None], str]] = {
+    "documents": format_passages,
+    "numbered": format_numbered,
+    "paragraph": format_paragraph,
+    "bullets": format_bullets,
+}
+"""How a page of results is written, by name."""
 
 
 def count_words(text: str) -> int:

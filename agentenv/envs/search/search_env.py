@@ -5,6 +5,7 @@ Nothing else changes from variant to variant.
 """
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +38,8 @@ CORRECTION = """
 My last action was not valid. If I want to search, I have to put the query between <search> and </search>. \
 If I want to answer, I have to put the answer between <answer> and </answer>. Let me try again.
 """
+_NUMBER = re.compile(r"^\W*(?:Doc )?\d+\W+")
+"""What stands before a passage on a page that numbers its passages."""
 
 
 class Hop(TypedDict, total=False):
@@ -252,7 +255,7 @@ class SearchEnv(AsyncEnv[SearchState]):
             )
         if needed := state.task.data.get("supporting_ids"):
             lines = [self.search.format.passages([state.by_id[one]]) for one in needed if one in state.by_id]
-            whole = [line[line.find("(") + 1 :].strip() in seen for line in lines]  # without its number
+            whole = [_NUMBER.sub("", line).strip() in seen for line in lines]
             was_shown = len(whole) == len(needed) and all(whole)
         elif all(answer.strip().lower() in ("yes", "no") for answer in state.task.answers):
             was_shown = bool(state.found)

@@ -16,7 +16,7 @@ from agentenv.core.grammar import Block
 from agentenv.core.scoring.scorers import Scorer
 from agentenv.core.types import ToolResult, ToolStatus
 from agentenv.envs.search.outcomes import score_of
-from agentenv.envs.search.page_format import QuestionPrompt
+from agentenv.envs.search.page_format import LAYOUTS, QuestionPrompt
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, TagParser
@@ -158,6 +158,7 @@ class SelfSearch(SearchEnv):
         real: Real = "never",
         first: int = 1,
         prefix: bool = False,
+        layout: str = "documents",
         max_turns: int = 8,
         prompt: str = PROMPT,
         **options: Any,
@@ -171,19 +172,24 @@ class SelfSearch(SearchEnv):
             first: How many first searches are real under ``first`` and ``entropy``: SSRL's K of 1, 2 or 3.
             prefix: Whether a real search shows a random prefix of what it found, one passage at least, as SSRL's sim-to-real
                 searches do; the draw depends on the question, the seed and the turn.
+            layout: How a real search writes what it found: as ``documents``, or as a model writes its own information in
+                the sim-to-real searches: ``numbered`` lines (Llama), one ``paragraph`` (Qwen 3B) or ``bullets`` (Qwen 7B).
             max_turns: Searches of an episode.
             prompt: Opening message; must hold ``{question}``.
             **options: Further arguments of `SearchEnv`; its retriever answers real searches.
 
         Raises:
-            UnknownName: no such mode.
+            UnknownName: no such mode or layout.
             ConfigurationError: no first search.
         """
+        if layout not in LAYOUTS:
+            raise UnknownName.among("layout of search results", layout, LAYOUTS)
         if real not in get_args(Real):
             raise UnknownName.among("mode of real search", real, get_args(Real))
         super().__init__(max_turns=max_turns, **options)
         if first < 1:
             raise ConfigurationError(f"first={first} must be at least 1; real='never' searches nothing")
+        self.search = replace(self.search, format=replace(self.search.format, write=LAYOUTS[layout]))
         if prefix:
             self.search = replace(self.search, retriever=PrefixRetriever(self.search.retriever))
         self.tool = SelfSearchTool(self.search, real, first)

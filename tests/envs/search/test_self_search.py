@@ -79,6 +79,26 @@ def test_comparisons_are_no_tags() -> None:
     assert format_reward("<think>1 < 2 and 3 > 2</think>" + A) == 0.5
 
 
+@pytest.mark.parametrize(
+    ("layout", "page"),
+    [
+        ("documents", "Doc 1(Title: Halvik) Halvik is ... in\nNorland \u2026 .\nDoc 2(Title: ) A port."),
+        ("numbered", "1. Halvik: Halvik is in Norland .\n2. A port."),
+        ("paragraph", "Halvik: Halvik is in Norland . A port."),
+        ("bullets", "- Halvik: Halvik is in Norland .\n- A port."),
+    ],
+    ids=["documents", "numbered", "paragraph", "bullets"],
+)
+def test_a_real_search_writes_its_results_as_the_model_does(layout: str, page: str) -> None:
+    cut = [Document("d0", "Halvik", "Halvik is ... in\nNorland \u2026 ."), Document("d1", "", "A port.")]
+    env = SelfSearch(tasks=[TASK], retriever=InMemoryRetriever(cut), k=2, real="always", layout=layout)
+    env.reset(seed=0)
+    shown = env.step("<think>a</think><search>Halvik is port</search>").observation[0].text
+    assert shown == f"\n\n<information>{page}</information>\n\n"
+    with pytest.raises(UnknownName, match="'lines'"):
+        SelfSearch(tasks=[TASK], retriever=InMemoryRetriever(cut), layout="lines")
+
+
 def test_entropy_of_a_query_by_hand() -> None:
     """-p log2 p: 1/2 -> 1/2, 1/4 -> 1/2, 1 -> 0; their mean is 1/3."""
     assert query_entropy([0.5, 0.25, 1.0]) == pytest.approx(1 / 3)
