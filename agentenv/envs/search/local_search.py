@@ -8,7 +8,7 @@ turn. After ``max_turns`` turns one last action is left, which must be an answer
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from agentenv.envs.search.native_tools import NativeActions
+from agentenv.envs.search.native_tools import NATIVE_PROMPT, NativeActions
 from agentenv.envs.search.page_format import QuestionPrompt
 from agentenv.envs.search.search_env import SearchEnv, SearchParts, thinking
 from agentenv.envs.search.search_tools import ReadTool, TagParser
@@ -30,6 +30,33 @@ as in <answer> Beijing </answer>.
 Question: {question}
 """
 
+KNOWLEDGE_PROMPT = """\
+Answer the question below as an expert who relies on what he knows, and who searches only where there is a clear gap in it.
+First think between <think> and </think>: take the question apart, and say what you know and what you are not sure of. \
+Where a fact is missing, write a query for it between <search> and </search>; what the search finds comes back between \
+<information> and </information>, and you think again. A search is optional: leave it out where you know enough.
+When you know the answer, write it between <answer> and </answer>, short and without explanation, \
+as in <answer> Beijing </answer>. An answer takes one of these forms.
+With several searches:
+<think> ... </think><search> ... </search><information> ... </information>
+<think> ... </think><search> ... </search><information> ... </information>
+<think> ... </think><answer> ... </answer>
+With one search:
+<think> ... </think><search> ... </search><information> ... </information>
+<think> ... </think><answer> ... </answer>
+Without a search:
+<think> ... </think><answer> ... </answer>
+Fewer searches are better, and each is for one fact.
+Question: {question}
+"""
+"""IKEA's message in other words: its reward pays for every search that is left out."""
+
+NATIVE_KNOWLEDGE_PROMPT = """\
+Answer the question below from what you know. Look a fact up with the tools only where there is a clear gap in it: fewer \
+calls are better. When you know the answer, give it with the tool answer, short and without explanation.
+Question: {question}
+"""
+
 
 class LocalSearch(SearchEnv):
     """Search, read, answer; the reward is the score of the answer, and on demand one for the turn that shows it first."""
@@ -37,24 +64,31 @@ class LocalSearch(SearchEnv):
     call_markers: ClassVar[tuple[str, ...]] = ("<search>", "<read>")
     stop: ClassVar[tuple[str, ...]] = STOP
 
-    def __init__(self, *, prompt: str = PROMPT, **options: Any) -> None:
+    def __init__(self, *, prompt: str | None = None, outcome: str = "answer", **options: Any) -> None:
         """Builds an environment over a corpus.
 
         Args:
-            prompt: Opening message; must hold ``{question}``.
+            prompt: Opening message; must hold ``{question}``. None is ``PROMPT``, or ``KNOWLEDGE_PROMPT`` where the outcome
+                is ``knowledge_boundary``, which pays for searches that are left out.
+            outcome: As in `SearchEnv`.
             **options: Those of `SearchEnv`.
 
         Raises:
             ConfigurationError: no ``{question}`` in the prompt, or a bound below 1.
             UnknownName: no such outcome.
         """
-        super().__init__(**options)
+        super().__init__(outcome=outcome, **options)
+        frugal = outcome == "knowledge_boundary"
+        usual = KNOWLEDGE_PROMPT if frugal else PROMPT
+        prompt = usual if prompt is None else prompt
         self.parts = SearchParts(
             opening=QuestionPrompt(prompt),
             parser=TagParser(TAGS),
             tools={"search": self.search, "read": ReadTool(self.search.format)},
             reward=self.answer_reward,
-            native=NativeActions.of(TAGS, prompt, PROMPT),
+            native=NativeActions.of(
+                TAGS, prompt, usual, NATIVE_KNOWLEDGE_PROMPT if frugal else NATIVE_PROMPT
+            ),
         )
 
     def expert(self) -> Sequence[str] | None:

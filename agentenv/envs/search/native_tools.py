@@ -79,9 +79,11 @@ class NativeActions:
         return tuple(SEARCH_TOOLS[tag] for tag in self.tags)
 
     @classmethod
-    def of(cls, tags: tuple[str, ...], prompt: str, usual: str) -> "NativeActions":
-        """The actions of an environment whose opening message is ``prompt``, by default ``usual``."""
-        return cls(tags, QuestionPrompt(NATIVE_PROMPT if prompt == usual else prompt))
+    def of(
+        cls, tags: tuple[str, ...], prompt: str, usual: str, native: str = NATIVE_PROMPT
+    ) -> "NativeActions":
+        """The actions of an environment whose opening message is ``prompt``; ``native`` stands for the ``usual`` one."""
+        return cls(tags, QuestionPrompt(native if prompt == usual else prompt))
 
 
 def action_of(turn: AssistantTurn, tags: Sequence[str]) -> str:

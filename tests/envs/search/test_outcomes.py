@@ -52,6 +52,24 @@ def test_deliberation_is_paid_where_the_answer_is_wrong(ending: Ending, reward: 
     assert deliberative(ending) == pytest.approx(reward)
 
 
+def test_the_knowledge_boundary_asks_for_few_searches() -> None:
+    """A message that invites to search would ask for the contrary of what is paid."""
+    asked, retriever = {}, InMemoryRetriever(WORLD.documents)
+    for outcome in ("answer", "knowledge_boundary"):
+        for native in (False, True):
+            env = LocalSearch(tasks=WORLD.questions, retriever=retriever, outcome=outcome)
+            env.native = native
+            asked[outcome, native] = env.reset(seed=0)[0][0].text
+    for native in (False, True):
+        assert "often as you need" in asked["answer", native]
+        assert "often as you need" not in asked["knowledge_boundary", native]
+        assert "clear gap" in asked["knowledge_boundary", native]
+    own = LocalSearch(
+        tasks=WORLD.questions, retriever=retriever, outcome="knowledge_boundary", prompt="Q: {question}"
+    )
+    assert own.reset(seed=0)[0][0].text.startswith("Q: ")
+
+
 def played(*actions: str, **options: Any) -> list[Step]:
     env = LocalSearch(tasks=WORLD.questions, retriever=InMemoryRetriever(WORLD.documents), **options)
     env.reset(seed=0, options={"task": WORLD.questions[0]})
