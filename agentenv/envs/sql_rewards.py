@@ -125,6 +125,9 @@ PARTS: Mapping[str, Part] = {
     "cell_precision": lambda ending: ending.worst(tables.cell_precision),
     "cell_recall": lambda ending: ending.worst(tables.cell_recall),
     "tuple_cardinality": lambda ending: ending.worst(tables.tuple_cardinality),
+    "cell_f1": lambda ending: ending.worst(tables.cell_f1),
+    "tuple_constraint": lambda ending: ending.worst(tables.tuple_constraint),
+    "tuple_order": lambda ending: ending.worst(tables.tuple_order),
     "qatch": lambda ending: ending.worst(tables.qatch),
 }
 """What a reward can be put together of; every part is between 0 and 1."""

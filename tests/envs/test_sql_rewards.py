@@ -118,6 +118,16 @@ def test_a_query_counts_by_its_worst_database() -> None:
     assert REWARDS["qatch"](endless) == REWARDS["ex"](endless) == 0.0
 
 
+def test_the_further_measures_of_qatch_are_parts() -> None:
+    """One row too many of two: CP and CR 1, one of the two wanted rows as often, both in order."""
+    assert [PARTS[name](DOUBLED) for name in ("cell_f1", "tuple_constraint", "tuple_order")] == [
+        1.0,
+        0.5,
+        1.0,
+    ]
+    assert get_reward({"tuple_constraint": 1.0, "tuple_order": 1.0})(DOUBLED) == 0.75
+
+
 def test_parts_are_mixed_by_their_weights() -> None:
     reward = get_reward({"exact": 1.0, "entity": 3.0})
     assert reward(HALF) == pytest.approx(3 * (2 / 3) / 4)
