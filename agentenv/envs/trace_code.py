@@ -1,11 +1,12 @@
 """``agentenv/TraceCode-v0``: repair a program by its trace, in the rounds of TraceCoder (arXiv:2602.06875).
 
 A program is handed in and run on public tests. While it fails, each round has three turns: ``<instrument>`` adds prints,
-whose output on the first failing test is shown; ``<plan>`` names cause and change; ``<submit>`` repairs. A repair
-that passes strictly more public tests becomes the base of the next round, any other is rolled back and remembered. The
-reward is given by hidden tests, of which nothing is ever shown, unless the task has a single test: that one is public as
-well. It is paid at the end, or with ``reward = "progress"`` as each accepted program adds to the share of them that pass,
-from which the estimator ``turn_roles`` makes the rewards of the three roles.
+whose output on the first failing test is shown; ``<plan>`` names cause and change, and within ``<prints>`` what should be
+printed in the next round, which is shown that; ``<submit>`` repairs. A repair that passes strictly more public tests becomes
+the base of the next round, any other is rolled back and remembered. The reward is given by hidden tests, of which nothing is
+ever shown, unless the task has a single test: that one is public as well. It is paid at the end, or with
+``reward = "progress"`` as each accepted program adds to the share of them that pass, from which the estimator ``turn_roles``
+makes the rewards of the three roles.
 """
 
 import secrets
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from agentenv.core.grammar import earliest_block, shortened, unfenced
+from agentenv.core.grammar import between, earliest_block, shortened, unfenced
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.envs.program_env import ProgramEnv, counted, describe_run, framed
 from agentenv.errors import ConfigurationError, SandboxFault, UnknownName
@@ -22,6 +23,8 @@ from agentenv.sandbox.types import ExecStatus, ExecutionLimits, Executor
 
 SUBMIT, INSTRUMENT, PLAN = "submit", "instrument", "plan"
 TAGS = (SUBMIT, INSTRUMENT, PLAN)
+PRINTS = "<prints>"
+"""Opens what a plan wants to be printed in the next round."""
 REMEMBERED = 2
 """Failed plans that are shown."""
 MOST_FAILED = 2
@@ -35,8 +38,8 @@ Task: {question}
 ASK = {
     INSTRUMENT: "Add prints to the program that show what goes into each of its parts and what comes out; change nothing "
     "else. Write it between <instrument> and </instrument>.",
-    PLAN: "Name the first wrong value, the statement that made it, and why; then say what has to be changed. Write this "
-    "between <plan> and </plan>.",
+    PLAN: "Name the first wrong value, the statement that made it, and why; then say what has to be changed, and between "
+    "<prints> and </prints> what to print next time if that does not help. Write all this between <plan> and </plan>.",
     SUBMIT: "Write the repaired program between <submit> and </submit>.",
 }
 """What each turn is asked for, by its tag."""
@@ -59,6 +62,8 @@ class TraceState:
     """Repairs in a row that were rolled back."""
     plan: str = ""
     """The plan of the present round."""
+    suggested: str = ""
+    """What the latest plan wants to be printed in the next round; empty where it says nothing of it."""
     failed: list[str] = field(default_factory=list)
     """Every plan whose repair was rolled back, with what became of it."""
     paid: float = 0.0
@@ -159,7 +164,9 @@ class TraceCode(ProgramEnv[TraceState]):
             return self._submit(unfenced(block.content))
         if state.wanted == INSTRUMENT:
             return self._trace(unfenced(block.content))
-        state.plan, state.wanted = block.content, SUBMIT
+        wishes = between(block.content, PRINTS, f"</{PRINTS[1:]}")
+        state.suggested = "\n".join(wish.strip() for wish in wishes)
+        state.plan, state.wanted = block.content.partition(PRINTS)[0].strip(), SUBMIT
         return self._ask(f"It starts from this program:\n{state.base}", ToolResult(PLAN, ToolStatus.OK))
 
     def _submit(self, program: str) -> Step:
@@ -181,7 +188,12 @@ class TraceCode(ProgramEnv[TraceState]):
         if found.all_passed or state.streak >= MOST_FAILED or state.round >= self._rounds:
             return self._finish(EndReason.SUBMITTED, (result,), earned=earned)
         state.round, state.wanted = state.round + 1, INSTRUMENT
-        return self._ask(f"{said}\n{self._failing()}", result, earned)
+        wishes = (
+            f"\nThe plan suggests to print: {shortened(state.suggested, self._room)}"
+            if state.suggested
+            else ""
+        )
+        return self._ask(f"{said}\n{self._failing()}{wishes}", result, earned)
 
     def _progress(self, program: str) -> float:
         """By how much ``program`` changes the share of the hidden tests that the base passes; it is paid then."""

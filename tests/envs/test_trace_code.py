@@ -81,6 +81,23 @@ def test_an_equal_repair_is_rolled_back_and_its_plan_remembered() -> None:
     assert last.info["answer"] == TWO
 
 
+def test_a_plan_suggests_the_prints_of_the_next_round() -> None:
+    """The suggestion is shown where the next prints are asked for, once, and is no part of the plan that is remembered."""
+    env = begun()
+    env.step(f"<submit>{ONE}</submit>")
+    rolled = round_of(env, ONE, plan="try four <prints> the value of x\n</prints>")[-1]
+    asked = f"\nThe plan suggests to print: the value of x\n{ASK[INSTRUMENT]}\n"
+    assert text(rolled).endswith(asked)
+    traced = env.step(f"<instrument>{PRINTS}</instrument>")
+    assert "try four\n(rolled back:" in text(traced)
+    env.step("<plan>try two, and print nothing</plan>")
+    assert "suggests" not in text(env.step(f"<submit>{TWO}</submit>"))
+    better = round_of(
+        env, "def f(x): return 2 * x if x < 3 else 0", plan="double <prints>a</prints> <prints>b"
+    )
+    assert "The plan suggests to print: a\n" in text(better[-1])
+
+
 def test_two_plans_are_shown_and_a_better_repair_ends_the_streak() -> None:
     env = begun()
     env.step(f"<submit>{ONE}</submit>")
