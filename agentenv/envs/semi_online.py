@@ -47,6 +47,7 @@ class SemiOnlineState:
 
     recording: Recording
     budget: int
+    patch: Patch
     history: list[Past] = field(default_factory=list)
     patches: int = 0
 
@@ -60,7 +61,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
     """Imitate on recorded screens; each turn earns format, type and exactness, and ``valid`` says whether it matched."""
 
     stop: ClassVar[tuple[str, ...]] = STOP
-    client_options: ClassVar[Mapping[str, Any]] = {"patch_budget": int}
+    client_options: ClassVar[Mapping[str, Any]] = {"patch_budget": int, "patch_variant": Patch}
 
     def __init__(
         self,
@@ -158,13 +159,18 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Opens ``options["task"]``, or a recording drawn by the seed; ``options["patch_budget"]`` counts for this episode.
+        """Opens ``options["task"]``, or a recording drawn by the seed.
+
+        ``options["patch_budget"]`` and ``options["patch_variant"]``, what a patch says, count for this episode.
 
         Raises:
+            ConfigurationError: ``on_policy`` without ``thoughts``.
             DatasetError: the task has no recording, or one without screenshots where the policy sees pixels.
         """
         await super().areset(seed=seed, options=options)
         chosen = options or {}
+        budget, patch = chosen.get("patch_budget", self._budget), chosen.get("patch_variant", self._patch)
+        _check_thoughts(patch, self._thoughts, pixels=self._format.pixels)
         task = self.choose_task(options)
         if task is None or not isinstance(task.data.get("recording"), Recording):
             raise DatasetError(f"task {task.id if task else None!r} has no recording")
@@ -174,7 +180,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
                 f"the recording of task {task.id!r} has no screenshots, and pixels is true: name their folder in the option "
                 "screenshots of the tasks, record with pixels=true, or set pixels=false"
             )
-        self.state = SemiOnlineState(task.data["recording"], chosen.get("patch_budget", self._budget))
+        self.state = SemiOnlineState(task.data["recording"], budget, patch)
         return self._context(), {"task_id": task.id, "goal": task.question}
 
     def screen(self) -> Screen:
@@ -255,13 +261,13 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
 
     async def _write_patch(self, step: RecordedStep) -> str:
         """F(a*, thought): the expert's turn as it will stand in the history."""
-        action = expert_action(step, by_id=self._by_id)
-        if self._patch == "thought_free":
+        action, patch = expert_action(step, by_id=self._by_id), self.state.patch
+        if patch == "thought_free":
             return action_text(action)
         if self._thoughts is None:
             return action_text(action, step.thought)
         bare = action_text(action).removeprefix("<think></think>")
-        if self._patch == "off_policy":
+        if patch == "off_policy":
             seen = self.screen().as_text()
             prompt = OFF_POLICY.format(goal=self.state.recording.goal, screen=seen, action=bare)
         else:

@@ -102,6 +102,17 @@ def test_a_reset_may_set_the_budget() -> None:
     assert env.step(OTHER_KIND).info["end_reason"] is EndReason.PATCH_BUDGET
 
 
+def test_a_reset_may_set_the_kind_of_patch_of_its_episode() -> None:
+    env = SemiOnlineGUI(tasks=[TASK])
+    for variant, thought in (("off_policy", "recorded 1"), (None, "")):
+        env.reset(seed=0, options={"patch_variant": variant} if variant else {})
+        assert f"<think>{thought}</think>" in words(env.step(OTHER_KIND).observation)
+    with pytest.raises(ConfigurationError, match="'offpolicy'"):
+        env.reset(seed=0, options={"patch_variant": "offpolicy"})
+    with pytest.raises(ConfigurationError, match="policy_thoughts"):
+        env.reset(seed=0, options={"patch_variant": "on_policy"})
+
+
 def test_a_text_without_an_action_ends_or_is_patched() -> None:
     assert play([NOTHING], patch_budget=0)[-1]["end_reason"] is EndReason.PARSE_ERROR
     told = play([NOTHING, RIGHT[1]], patch_budget=1)
