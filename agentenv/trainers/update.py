@@ -96,7 +96,7 @@ def update_weights(
     shown = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
     shown, preferred = [t for t in shown if PAIR not in t.info], [t for t in shown if PAIR in t.info]
     figures |= _imitated(learner, shown, settings.supervised_rate * factor, buffer)
-    figures |= prefer(learner, preferred, settings.supervised_rate * factor)
+    figures |= prefer(learner, preferred, settings.supervised_rate * factor, beta=settings.preference_beta)
     policy.set_weights(learner.weights() if learner.model is not policy.model else None)
     return figures | {"learning_rate": rate}
 

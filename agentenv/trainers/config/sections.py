@@ -98,6 +98,8 @@ class OptimizerSettings(Frozen):
     supervised_rate: float = Field(1e-5, gt=0, le=_LARGEST_RATE)
     """Step size of a step of its own on the demonstrations that a strategy added (ReLIFT), after that on the episodes, and
     of that on pairs of a better and a worse action (EvoCUA)."""
+    preference_beta: float = Field(0.1, gt=0)
+    """Strength of these preferences: the beta of direct preference optimisation. EvoCUA's was not found."""
     supervised_batch: int = Field(0, ge=0)
     """Demonstrations that are collected, over as many steps as it takes, before such a step is made on them (128 in ReLIFT);
     0 makes one on those of each batch."""

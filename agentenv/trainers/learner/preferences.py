@@ -21,8 +21,6 @@ from agentenv.trainers.learner.settings import MemorySettings
 
 PAIR = "preference"
 """Entry of ``info`` of the trajectories of a pair; `preference` makes it."""
-BETA = 0.1
-"""Strength of the preference; the paper's was not found."""
 
 
 def preference(pair: str, turn: int, *, better: bool) -> dict[str, Any]:
@@ -44,7 +42,7 @@ class PairLoss(NamedTuple):
     """beta sigmoid(-m): what the log-probs of both actions are weighed by."""
 
 
-def pair_loss(better: float, worse: float, *, beta: float = BETA) -> PairLoss:
+def pair_loss(better: float, worse: float, *, beta: float = 0.1) -> PairLoss:
     """-log sigmoid(m) and beta sigmoid(-m) for m = beta (better - worse).
 
     Args:
@@ -67,7 +65,7 @@ def one_turn(trajectory: Trajectory, turn: int) -> Trajectory:
 
 
 def prefer(
-    learner: Learner, trajectories: Sequence[Trajectory], rate: float, *, beta: float = BETA
+    learner: Learner, trajectories: Sequence[Trajectory], rate: float, *, beta: float = 0.1
 ) -> dict[str, float]:
     """One optimiser step on the mean loss of pairs; the moments of the optimiser are those of ``learner``.
 

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from agentenv.core.trajectory import SegmentKind, Trajectory
+from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import random_policy
 from agentenv.policies.hf import HFPolicy
+from agentenv.trainers.config.config_files import override
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner, Objective
 from agentenv.trainers.learner.preferences import PAIR, one_turn, pair_loss, prefer, preference
+from agentenv.trainers.update import update_weights
 
 Make = Callable[..., Trajectory]
 
@@ -105,3 +108,31 @@ def test_what_has_no_partner_makes_no_step_and_a_reference_is_needed(policy: HFP
     with pytest.raises(ConfigurationError, match="kl_coefficient"):
         prefer(learner, [better, worse], 1e-3)
     assert better.info[PAIR] == {"pair": "p", "turn": 1, "better": True}
+
+
+class Kept:
+    """A policy that keeps its weights."""
+
+    version, model = 0, None
+
+    def set_weights(self, weights: Any) -> None:
+        pass
+
+
+def test_the_strength_of_preferences_is_an_option_of_the_run(policy: HFPolicy, episode: Make) -> None:
+    """Where weights are those of the reference, m is 0, and the gradient is beta / 2 that of the log-probs."""
+    norms = []
+    for beta in ("0.1", "0.5"):
+        model = copy.deepcopy(policy.model)
+        goal, whole = Objective(kl_coefficient=0.1), math.inf
+        learner = Learner(model, goal, learning_rate=1e-12, max_grad_norm=whole, reference=policy.model)
+        shown = [replace(t, origin=Origin.DEMONSTRATION) for t in pair(episode, "p", (6, 7), (8,))]
+        played = [
+            episode([(SegmentKind.PROMPT, (1, 2)), (SegmentKind.POLICY, (3,))], reward)
+            for reward in (0.0, 1.0)
+        ]
+        config = override(TrainConfig(), ["--optimizer.preference_beta", beta])
+        figures = update_weights(config, 1, [played, shown], Kept(), learner, rate=1e-12)  # type: ignore[arg-type]
+        assert figures["preference_loss"] == pytest.approx(math.log(2), rel=1e-4)
+        norms.append(figures["preference_grad_norm"])
+    assert norms[1] / norms[0] == pytest.approx(5, rel=1e-3)
