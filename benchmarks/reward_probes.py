@@ -18,7 +18,6 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("agentenv/LocalSearch-v0", {"found_reward": 0.5}),
     ("agentenv/LocalSearch-v0", {"scorer": "f1_squad"}),
     ("agentenv/LocalSearch-v0", {"scorer": "em_cover"}),
-    ("agentenv/LongSearch-v0", {"scorer": "f1_set"}),
     ("agentenv/LongSearch-v0", {"kept_chars": 100}),
     ("agentenv/AgentSearch-v0", {"tools": ["chunk_search", "graph_search"], "facts": "titles"}),
     ("agentenv/HierarchicalSearch-v0", {"local_first": True}),

@@ -10,6 +10,7 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.data.world import FictionalWorld, WorldConfig
+from agentenv.envs.search.long_search import CERTAIN, DOUBTFUL
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.fakes import random_policy
@@ -309,6 +310,35 @@ def test_one_line_makes_it_a_run_of_another_model(
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert all(figures[figure] > 0 for figures in lines)  # it knows no format
     assert [figures["faults"] for figures in lines] == [0, 0]
+
+
+def test_asearcher_trains_asynchronously_with_the_message_by_which_a_doubt_costs(
+    untrained: str, tmp_path: Path
+) -> None:
+    """Without its line ``prompt``, and with what its head says of the published run."""
+    text = (FOLDER / "asearcher.toml").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("prompt")]
+    path, out = tmp_path / "asearcher.toml", tmp_path / "out"
+    path.write_text(text.replace(line, "certain_share = 0.5"))
+    published = {
+        "rollout.deterministic": "false",
+        "asynchronous.staleness": "4",
+        "loss.proximal": "recompute",
+        "loss.correction.mode": "truncate",
+        "loss.correction.high": "5.0",
+        "rollout.context_tokens": "1536",
+        "trajectories_every": "1",
+        "test.limit": "8",
+    }
+    words = [word for key, value in published.items() for word in (f"--{key}", value)]
+    few = few_tasks(load_config(str(path)))
+    assert main(["train", str(path), "--policy", untrained, "--out", str(out), *SMALL, *few, *words]) == 0
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["faults"] for line in lines] == [0, 0]
+    rows = (out / "evaluation" / "before" / "episodes.jsonl").read_text().splitlines()
+    said = [json.loads(row)["prompt"] for row in rows]
+    assert all((CERTAIN in prompt) is not (DOUBTFUL in prompt) for prompt in said)
+    assert {CERTAIN in prompt for prompt in said} == {True, False}
 
 
 def test_a_base_is_a_preset_whose_tables_a_file_changes_key_by_key(tmp_path: Path) -> None:

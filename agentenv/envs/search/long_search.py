@@ -3,7 +3,8 @@
 ``<search>`` shows documents with their addresses, ``<access>`` the first part of the page at an address and, asked again,
 the part after it. The reward is that of the answer where every action is well formed. A share of the tasks says that the
 question can be answered; there an answer that doubts the question costs .5. With ``kept_chars`` a part is read once: after
-the turn that sees it whole, the context is written anew with its beginning alone.
+the turn that sees it whole, the context is written anew with its beginning alone. After ``force_documents`` documents or
+``force_turns`` turns nothing but an answer is taken.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from agentenv.envs.search.native_tools import NATIVE_PROMPT, NativeActions, unta
 from agentenv.envs.search.outcomes import Reward, is_one_action, score_of
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_addresses, information
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
-from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_state import SearchState, ToolCall, ToolFunction, ToolReply
 from agentenv.envs.search.search_tools import TagParser
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.remote import RemoteRetriever
@@ -41,6 +42,8 @@ SHORTENED = (
     "These are the question and your turns so far. Of pages that you have read, only the beginnings are kept."
 )
 """What a context begins with that was written anew, with the beginnings of pages."""
+FORCED = "Nothing more can be searched or read. Answer now from what you know, with your best guess."
+"""What is shown once an episode has used up its documents or turns."""
 TAGS = ("search", "access", "answer")
 
 _DOUBTS = re.compile(r"\b(?:questions?|in?valid|valid|in?appropriate|appropriate)\b", re.IGNORECASE)
@@ -173,6 +176,44 @@ class AccessTool:
         return "\n".join(p.text for p in state.found.values() if address in (p.id, p.title))
 
 
+@dataclass(frozen=True)
+class Forcing:
+    """A tool that says after its last use, and in the place of any further one, that an answer is due.
+
+    Raises:
+        ConfigurationError: a number below 1.
+    """
+
+    tool: ToolFunction
+    documents: int | None
+    """Shown by searches and pages, each counted once, after which an answer is due; None never asks for one."""
+    turns: int | None
+    """Turns after which an answer is due; None never asks for one."""
+
+    def __post_init__(self) -> None:
+        if any(bound is not None and bound < 1 for bound in (self.documents, self.turns)):
+            raise ConfigurationError(
+                f"force_documents={self.documents} and force_turns={self.turns} must be at least 1"
+            )
+
+    async def __call__(self, call: ToolCall, state: LongState) -> ToolReply:
+        """The reply of the tool, with the demand where an answer is due after it.
+
+        Raises:
+            Fault: the tool failed.
+        """
+        if self._is_due(state, state.turns):
+            return ToolReply(FORCED, ToolResult(call.tag, ToolStatus.ERROR, call.text, "AnswerDue"))
+        reply = await self.tool(call, state)
+        return replace(reply, page=reply.page + FORCED) if self._is_due(state, state.turns + 1) else reply
+
+    def _is_due(self, state: LongState, turns: int) -> bool:
+        documents = len(state.by_id.keys() | state.parts.keys())
+        return (self.documents is not None and documents >= self.documents) or (
+            self.turns is not None and turns >= self.turns
+        )
+
+
 def short_form(page: str, chars: int) -> str:
     """ASearcher's history: a part of a page with its heading and the first ``chars`` characters (published: 100)."""
     heading, _, part = untagged(page).partition("\n")
@@ -199,6 +240,11 @@ def _check_bounds(part_chars: int, parts: int, kept_chars: int | None, share: fl
         )
 
 
+def _pages_of(retriever: Retriever) -> Pages | None:
+    corpus = getattr(retriever, "corpus", None)
+    return Pages(corpus) if isinstance(corpus, Corpus) else None
+
+
 def _headed(number: int, total: int, address: str) -> str:
     return f"Part {number} of {total} of {address}:\n"
 
@@ -220,9 +266,12 @@ class LongSearch(SearchEnv):
         parts: int = 10,
         observation_tokens: int = 8192,
         kept_chars: int | None = None,
+        force_documents: int | None = None,
+        force_turns: int | None = None,
         certain_share: float = 0.3,
         doubt_penalty: float = 0.5,
         prompt: str = PROMPT,
+        scorer: str = "f1_set",
         **options: Any,
     ) -> None:
         """Builds an environment.
@@ -230,41 +279,51 @@ class LongSearch(SearchEnv):
         Args:
             max_turns: Turns before the last one, in which only an answer counts.
             k: Documents a query.
-            part_chars: Most characters of a page that one turn shows; fewer where an observation holds fewer.
+            part_chars: Most characters of a page in one turn; fewer where an observation holds fewer.
             parts: Most parts of a page; what comes after them is never shown.
             observation_tokens: Bound of one observation.
             kept_chars: Characters of a part of a page that stay in the context after the turn which sees it whole; 100 as
                 published. Shortening opens a new row of the record. None keeps every part whole. A model that calls tools
                 in its own form is refused.
+            force_documents: Documents that were shown, each counted once, after which only an answer is taken; 20 in the
+                published agent that is prompted and not trained. None sets no such limit.
+            force_turns: Turns after which only an answer is taken; 32 there. None sets no such limit.
             certain_share: Share of the tasks, drawn by their ids, whose opening message says that the question can be
                 answered. The others are told that it may be doubted. Only the environment's own message says either.
             doubt_penalty: Subtracted where an answer doubts a question that can be answered.
             prompt: Opening message; must hold ``{question}``. Under another one than the default nothing counts as a doubt.
+            scorer: Name of the scorer that gives the reward; F1 over sets of words as published.
             **options: Further arguments of `SearchEnv`.
 
         Raises:
             ConfigurationError: a bound below 1, a share outside of [0, 1] or a negative penalty.
         """
-        super().__init__(max_turns=max_turns, k=k, observation_tokens=observation_tokens, **options)
+        super().__init__(
+            max_turns=max_turns, k=k, observation_tokens=observation_tokens, scorer=scorer, **options
+        )
         _check_bounds(part_chars, parts, kept_chars, certain_share, doubt_penalty)
         self._kept_chars = kept_chars
         retriever, page_format = self.search.retriever, replace(self.search.format, write=format_addresses)
-        corpus = getattr(retriever, "corpus", None)
-        pages = Pages(corpus) if isinstance(corpus, Corpus) else None
         self.search = replace(self.search, format=page_format)
-        self.access = AccessTool(retriever, page_format, part_chars, parts, pages)
+        self.access = AccessTool(retriever, page_format, part_chars, parts, _pages_of(retriever))
+        force = partial(Forcing, documents=force_documents, turns=force_turns)
+        self.parts = self._parts(prompt, force, certain_share, doubt_penalty)
+
+    def _parts(
+        self, prompt: str, force: Callable[[ToolFunction], ToolFunction], share: float, penalty: float
+    ) -> SearchParts:
         usual, native = prompt == PROMPT, NativeActions.of(TAGS, prompt, PROMPT)
         if usual:
-            native = replace(native, opening=LongOpening(NATIVE_PROMPT, certain_share))
-        self.parts = SearchParts(
-            opening=LongOpening(prompt, certain_share) if usual else QuestionPrompt(prompt),
+            native = replace(native, opening=LongOpening(NATIVE_PROMPT, share))
+        return SearchParts(
+            opening=LongOpening(prompt, share) if usual else QuestionPrompt(prompt),
             parser=TagParser(TAGS),
-            tools={"search": self.search, "access": self.access},
+            tools={"search": force(self.search), "access": force(self.access)},
             reward=partial(
                 long_reward,
                 answer=partial(self.answer_reward, score=augmented_score),
-                certain=partial(is_certain, share=certain_share if usual else 0.0),
-                doubt_penalty=doubt_penalty,
+                certain=partial(is_certain, share=share if usual else 0.0),
+                doubt_penalty=penalty,
             ),
             state=LongState,
             native=native,

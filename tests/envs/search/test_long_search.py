@@ -11,6 +11,7 @@ from agentenv.core.types import Document, EndReason, Step, Task, ToolStatus
 from agentenv.envs.search.long_search import (
     CERTAIN,
     DOUBTFUL,
+    FORCED,
     SHORTENED,
     LongSearch,
     doubts_question,
@@ -209,6 +210,8 @@ def test_bounds_below_one_are_refused() -> None:
         LongSearch(kept_chars=0)
     with pytest.raises(ConfigurationError, match="part_chars=0"):
         LongSearch(part_chars=0)
+    with pytest.raises(ConfigurationError, match="force_turns=0"):
+        LongSearch(force_turns=0)
 
 
 def test_the_expert_opens_what_the_search_did_not_show() -> None:
@@ -262,8 +265,32 @@ def test_a_doubt_is_a_word_that_no_accepted_answer_holds(answer: str, doubts: bo
     assert doubts_question(answer, ("Question Time",)) is doubts
 
 
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [({}, 9), ({"force_turns": 2}, 2), ({"force_documents": 2}, 2), ({"force_documents": 1}, 1)],
+    ids=["never", "turns", "documents", "one document"],
+)
+def test_an_answer_is_asked_for_after_documents_or_turns(options: dict[str, int], asked: int) -> None:
+    """Turn 1 shows d1, turn 2 reads it and d0 is shown by turn 3; each document counts once."""
+    searches = ["<search>lighthouse</search>", "<search>Halvik</search>", "<search>Halvik</search>"]
+    env = begun(k=1, **options)
+    pages = [env.step(action) for action in searches]
+    assert [FORCED in page.observation[0].text for page in pages] == [turn >= asked for turn in (1, 2, 3)]
+    refused = [page.info["tool_results"][0].status is ToolStatus.ERROR for page in pages]
+    assert refused == [turn > asked for turn in (1, 2, 3)]
+    assert env.step("<answer>Norland</answer>").reward == 1.0
+
+
+def test_a_document_that_is_searched_and_read_counts_once_and_reading_is_refused_too() -> None:
+    env = begun(k=1, force_documents=2)
+    env.step("<search>lighthouse</search>")
+    assert FORCED not in env.step("<access>d1</access>").observation[0].text
+    assert FORCED in env.step("<access>d0</access>").observation[0].text
+    assert env.step("<access>d0</access>").observation[0].text == FORCED
+
+
 def ended(*actions: str, **options: Any) -> float:
-    env = begun(scorer="f1_set", **options)
+    env = begun(**options)
     return sum(env.step(action).reward for action in actions)
 
 
