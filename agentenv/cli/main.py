@@ -97,6 +97,10 @@ COMMANDS = {
     "synthesize hds-qa": Command(
         "agentenv.cli.synthesize_hds_qa:HDSQA", "make questions that need parallel searches and a further one"
     ),
+    "synthesize ikea": Command(
+        "agentenv.cli.synthesize_ikea:IKEA",
+        "take equally many questions that a policy knows and does not know",
+    ),
     "synthesize paraphrases": Command(
         "agentenv.cli.synthesize_paraphrases:Paraphrases", "write every question of a set in other words"
     ),

@@ -1,0 +1,72 @@
+"""What a policy knows by heart: questions divided by whether it answers them without a search (IKEA)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from agentenv.core.scoring.scorers import get_scorer
+from agentenv.core.types import Task
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.records import EpisodeRecord, read_evaluation
+from agentenv.evaluation.repeats import read_runs
+
+EASY, HARD = "easy", "hard"
+"""Families of questions whose answer the policy knows, and of the others."""
+
+
+def knowledge_halves(
+    probe: Path, *, scorer: str = "em_squad", each: int | None = None, seed: int = 0
+) -> list[Task]:
+    """Equally many questions that a policy knows and does not know, in the order of the probe (IKEA, Huang et al. 2025).
+
+    A question is known where the share of right samples is above 0. Its family is ``easy`` or ``hard``, and ``pass_rate`` is
+    the share. Questions of which a sample met an infrastructure failure are left out.
+
+    Args:
+        probe: Folder of an evaluation with several samples of each question, without search.
+        scorer: Says whether a sample is right; its values are 0 and 1.
+        each: Questions of each half; None takes as many as the smaller half has.
+        seed: Of the draw from the larger half, or from both.
+
+    Raises:
+        ConfigurationError: no samples, a search in one of them, a graded scorer, a set whose text may not be stored, or
+            fewer questions than asked for.
+    """
+    folders = sorted(probe.glob("sample-*"))
+    if not folders:
+        raise ConfigurationError(f"{probe} holds no samples; write it with agentenv eval --samples 16")
+    if not get_scorer(scorer).binary:
+        raise ConfigurationError(
+            f"the scorer {scorer!r} has values between 0 and 1; a sample is right or wrong"
+        )
+    runs = read_runs(folders, scorer)
+    records = [{record["id"]: record for record in read_evaluation(folder).records} for folder in folders]
+    for record in (record for sample in records for record in sample.values()):
+        _check(record)
+    rates = dict(zip(runs.ids, runs.scores.mean(axis=1).tolist(), strict=True))
+    halves = ([id for id in rates if rates[id] > 0], [id for id in rates if rates[id] == 0])
+    size = min(map(len, halves)) if each is None else each
+    if not 1 <= size <= min(map(len, halves)):
+        raise ConfigurationError(
+            f"{len(halves[0])} questions are known and {len(halves[1])} are not; of each {max(size, 1)} are asked for"
+        )
+    rng = Random(seed)
+    chosen = {id for half in halves for id in rng.sample(half, size)}
+    return [_task(record, rates[id], len(folders)) for id, record in records[0].items() if id in chosen]
+
+
+def _check(record: EpisodeRecord) -> None:
+    if record["searches"]:
+        raise ConfigurationError(
+            f"the question {record['id']!r} was answered with {record['searches']} searches; a probe of what a policy knows "
+            "has none: --max-turns 0"
+        )
+    if "canary" in record:
+        raise ConfigurationError("the text of this question set may not be stored, so nothing is written")
+
+
+def _task(record: EpisodeRecord, rate: float, samples: int) -> Task:
+    data: dict[str, object] = {"family": EASY if rate > 0 else HARD, "pass_rate": rate, "samples": samples}
+    kept: Sequence[str] = [name for name in ("supporting_ids", "hops", "cluster") if name in record]
+    data |= {name: value for name, value in record.items() if name in kept}
+    return Task(record["id"], record["question"], tuple(record["answers"]), data=data)
