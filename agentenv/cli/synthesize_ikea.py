@@ -16,7 +16,7 @@ class IKEA:
     """Takes equally many questions that a policy knows and does not know, by its samples without search (IKEA).
 
     Example:
-        agentenv eval --env agentenv/LocalSearch-v0 --dataset nq --policy tiny --max-turns 0 --samples 16 --temperature 1 --out probe
+        agentenv eval --dataset nq --policy hf:PATH --max-turns 0 --samples 16 --temperature 1 --out probe
         agentenv synthesize ikea --probe probe --out runs/balanced
     """
 

@@ -18,9 +18,11 @@ from typing import Any
 
 from agentenv.core.env import run_sync
 from agentenv.core.grammar import earliest_block
+from agentenv.core.types import ToolResult, ToolStatus
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.search.outcomes import Reward
-from agentenv.envs.search.search_state import SearchState, ToolReply
+from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_tools import submit_answer
 from agentenv.errors import UnknownName
 from agentenv.retrievers.rerank import Reranker, make_reranker
 
@@ -35,6 +37,11 @@ Question: {question}
 """
 
 
+AGAIN = """
+I judged the last result useless, so I have to search again before I answer.
+"""
+
+
 @dataclass(frozen=True)
 class Judge:
     """Compares a verdict on the latest page with what a reranker says of it."""
@@ -45,11 +52,9 @@ class Judge:
 
     async def __call__(self, action: str, state: SearchState) -> dict[str, bool]:
         """``judged_useful`` and ``judged_right``, where the turn before has searched and ``action`` says yes or no."""
-        page, block = searched_page(state), earliest_block(action, ("judge",))
-        verdict = block.content.lower() if block else ""
-        if not page or verdict not in ("yes", "no"):
+        page, said = searched_page(state), verdict_in(action)
+        if not page or said is None:
             return {}
-        said = verdict == "yes"
         useful = await self.is_useful(page, state.task.answers)
         return {"judged_useful": said, "judged_right": said == useful}
 
@@ -58,6 +63,36 @@ class Judge:
         pairs = [(answer, page) for answer in answers]
         scores: Sequence[float] = await asyncio.to_thread(self.reranker.score, pairs)
         return max(scores) > self.threshold
+
+
+@dataclass(frozen=True)
+class SubmitAfterUse:
+    """Takes an answer, unless the latest page was judged useless and there are turns to search again (version 3)."""
+
+    most: int
+    """Turns before the last one, in which an answer is taken whatever was judged."""
+
+    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+        """The end of the episode, or what has to be done before it."""
+        if state.turns < self.most and is_judged_useless(state, call.action):
+            return ToolReply(AGAIN, ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="useless page"))
+        return await submit_answer(call, state)
+
+
+def verdict_in(action: str) -> bool | None:
+    """Whether ``action`` says that the page before it is useful; None where it says neither."""
+    block = earliest_block(action, ("judge",))
+    return {"yes": True, "no": False}.get(block.content.lower()) if block else None
+
+
+def is_judged_useless(state: SearchState, action: str) -> bool:
+    """Whether the latest page that was searched was judged useless, by the turn after it or now by ``action``."""
+    searched = [place for place, turn in enumerate(state.record) if has_searched(turn)]
+    if not searched:
+        return False
+    after = searched[-1] + 1
+    said = state.record[after].info.get("judged_useful") if after < len(state.record) else verdict_in(action)
+    return said is False
 
 
 def searched_page(state: SearchState) -> str:
@@ -131,6 +166,7 @@ class JudgedSearch(LocalSearch):
         judge_reward: float = 0.3,
         verdicts: str = "mean",
         discount: float = 1.0,
+        search_again: bool = False,
         prompt: str = PROMPT,
         **options: Any,
     ) -> None:
@@ -145,6 +181,8 @@ class JudgedSearch(LocalSearch):
             verdicts: What the verdicts of an episode are worth together: their ``mean`` over the pages, or their ``sum`` as
                 published, which searches for nonsense can farm.
             discount: Factor of the sum for each further search; of no use to the mean.
+            search_again: Whether an answer is refused after a page that was judged useless, until another search is made
+                (version 3 of the paper, with ``drop = "mark"`` of the strategy).
             prompt: Opening message; must hold ``{question}``.
             **options: Further arguments of `LocalSearch`.
 
@@ -156,22 +194,25 @@ class JudgedSearch(LocalSearch):
         if verdicts not in TOTALS:
             raise UnknownName.among("total of verdicts", verdicts, TOTALS)
         total = partial(verdict_sum, discount=discount) if verdicts == "sum" else TOTALS[verdicts]
+        self.search_again = search_again
         self.judge = Judge(make_reranker(reranker) if isinstance(reranker, str) else reranker, threshold)
         self.parts = replace(
             self.parts,
+            submit=SubmitAfterUse(self.max_turns) if search_again else submit_answer,
             beside=self.judge,
             reward=partial(judged_reward, answer=self.answer_reward, unit=judge_reward, total=total),
         )
 
     def expert(self) -> Sequence[str] | None:
-        """As `LocalSearch`, with the verdict on each page in the action after it."""
+        """As `LocalSearch`, with the verdict on each page in the action after it, unless its answer would be refused."""
         (twin,) = self.fork()
         answers = self.state.task.answers
         actions: list[str] = []
         for action in super().expert() or ():
             page = searched_page(twin.state)
             useful = page and run_sync(self.judge.is_useful(page, answers))
-            verdict = f"<judge>{'yes' if useful else 'no'}</judge>" if page else ""
+            silent = not page or (self.search_again and not useful and "<answer>" in action)
+            verdict = "" if silent else f"<judge>{'yes' if useful else 'no'}</judge>"
             actions.append(verdict + action)
             twin.step(action)
         return actions

@@ -1,30 +1,37 @@
-"""ReSeek's JUDGE action: an observation that the policy finds useless leaves its context."""
+"""ReSeek's JUDGE action: an observation that the policy finds useless leaves its context, or is marked there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agentenv.core.rollout import EpisodeSpec, EpisodeState, act, observe, sample
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
-from agentenv.core.types import Message
-from agentenv.errors import ConfigurationError
+from agentenv.core.types import Message, MessagePart, Observation
+from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.strategies.rollout_context import RolloutContext, gather_slots
 
 NOTE = "\n[The last result was of no use and is left out.]\n"
+MARK = "\n[This result was of no use.]\n"
+DROPS = ("note", "mark")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeStrategy:
-    """Replaces an observation that the policy judges useless by a short note.
+    """Replaces an observation that the policy judges useless by a short note, or marks it.
 
-    ReSeek, 2025, arXiv:2510.00568. The observation is removed from the record when the next turn of the policy contains the
-    verdict. That turn was sampled while the observation was in the context, so its tokens carry ``context_mismatch``. The
-    state of the environment does not change.
+    ReSeek, 2025, arXiv:2510.00568. The observation changes in the record when the next turn of the policy contains the
+    verdict. That turn was sampled while the observation was in the context as it was, so its tokens carry
+    ``context_mismatch``. The state of the environment does not change.
     """
 
     verdict: str = "<judge>no</judge>"
     """What the policy writes, beside its action, to have the last observation dropped."""
 
+    drop: str = "note"
+    """What becomes of it: ``note`` leaves a note in its place, ``mark`` keeps it with a mark (version 3 of the paper)."""
+
     def __post_init__(self) -> None:
+        if self.drop not in DROPS:
+            raise UnknownName.among("way to drop an observation", self.drop, DROPS)
         if not self.verdict:
             raise ConfigurationError("judge needs a verdict that the policy can write, not an empty one")
 
@@ -39,8 +46,9 @@ class JudgeStrategy:
             if completion is None:
                 continue
             if state.turns and self.verdict in completion.text:
-                state = _without_observation(unseen, state, context)
-                dropped += 1
+                before = state
+                state = self._judged(unseen, state, context)
+                dropped += state is not before
             observation = await act(state, completion.text, context.config)
             unseen = state.copy()
             if observation is not None:
@@ -49,17 +57,33 @@ class JudgeStrategy:
         origin = Origin.SPLICE if dropped else state.ended.origin
         return replace(state.ended, origin=origin, info=state.ended.info | {"strategy": metrics})
 
+    def _judged(self, unseen: EpisodeState, state: EpisodeState, context: RolloutContext) -> EpisodeState:
+        """``unseen`` with the note or the marked observation, then the turn that was just sampled in ``state``.
 
-def _without_observation(unseen: EpisodeState, state: EpisodeState, context: RolloutContext) -> EpisodeState:
-    """``unseen`` with the note, then the turn that was just sampled in ``state``."""
-    note = (Message("tool", NOTE),)
-    cleaned = unseen.copy()
-    cleaned.policy_seconds = state.policy_seconds
-    cleaned.turns[-1] = replace(cleaned.turns[-1], observation=note)
-    observe(cleaned, context.chat, note, context.config.context_tokens)
-    turn = len(state.turns)
-    for segment in state.segments:
-        if segment.kind is SegmentKind.POLICY and segment.turn == turn:
-            cleaned.segments.append(replace(segment, row=cleaned.row, context_mismatch=True))
-            cleaned.ids.extend(segment.ids)
-    return cleaned
+        Where the context has no room for that, the episode stays as it is.
+        """
+        shown = (Message("tool", NOTE),) if self.drop == "note" else marked(unseen.turns[-1].observation)
+        limit = context.config.context_tokens
+        judged = unseen.copy()
+        judged.policy_seconds = state.policy_seconds
+        judged.turns[-1] = replace(judged.turns[-1], observation=shown)
+        observe(judged, context.chat, shown, limit)
+        if judged.ended is not None or len(judged.ids) >= limit:
+            return state
+        turn = len(state.turns)
+        for segment in state.segments:
+            if segment.kind is SegmentKind.POLICY and segment.turn == turn:
+                judged.segments.append(replace(segment, row=judged.row, context_mismatch=True))
+                judged.ids.extend(segment.ids)
+        return judged
+
+
+def marked(observation: Observation) -> Observation:
+    """``observation`` with ``MARK`` behind its last message."""
+    if not observation:
+        return (Message("tool", MARK),)
+    *before, last = observation
+    content = (
+        last.content + MARK if isinstance(last.content, str) else (*last.content, MessagePart("text", MARK))
+    )
+    return (*before, replace(last, content=content))

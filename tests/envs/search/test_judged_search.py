@@ -9,7 +9,7 @@ import pytest
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.types import Document, Task
-from agentenv.envs.search.judged_search import JudgedSearch, verdict_mean, verdict_sum
+from agentenv.envs.search.judged_search import AGAIN, JudgedSearch, verdict_mean, verdict_sum
 from agentenv.envs.search.local_search import STOP
 from agentenv.errors import UnknownName
 from agentenv.policies.scripted import ScriptedPolicy
@@ -121,6 +121,36 @@ def test_a_page_judged_useless_leaves_the_context_and_the_verdict_is_paid() -> N
     assert "Norland" in text
     assert played.reward == pytest.approx(1.3)
     assert played.info["strategy"] == {"judge_dropped": 1}
+
+
+def test_after_a_useless_page_the_policy_searches_again() -> None:
+    """An answer beside the verdict no, or after it, is refused until a search follows; in the last turn it is taken."""
+    env = JudgedSearch(
+        tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), k=1, max_turns=5, search_again=True
+    )
+    env.reset(seed=0)
+    env.step("<search>Ketterby</search>")
+    for action in (NO + ANSWER, ANSWER):
+        refused = env.step(action)
+        assert refused.observation[0].text == AGAIN
+        assert not refused.terminated
+    env.step("<search>Halvik</search>")
+    assert env.step(YES + ANSWER).terminated
+    env.reset(seed=0)
+    for action in ["<search>Ketterby</search>", NO + "what?", *["what?"] * 3]:
+        env.step(action)
+    assert env.step(ANSWER).terminated
+    env.reset(seed=0)
+    assert env.step(NO + ANSWER).terminated  # nothing was searched
+
+
+def test_the_expert_keeps_a_verdict_to_itself_that_its_answer_would_be_refused_for() -> None:
+    task = Task(
+        "q", "Where is Halvik?", ("nowhere",), data={"path": [{"query": "Halvik", "answer": "nowhere"}]}
+    )
+    env = JudgedSearch(tasks=[task], retriever=InMemoryRetriever(DOCUMENTS), k=1, search_again=True)
+    env.reset(seed=0)
+    assert env.expert() == ["<search>Halvik</search>", "<answer>nowhere</answer>"]
 
 
 def test_the_expert_judges_each_page_in_the_action_after_it() -> None:

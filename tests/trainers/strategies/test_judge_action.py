@@ -7,13 +7,13 @@ import pytest
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Origin, Trajectory
-from agentenv.core.types import Document, Task
+from agentenv.core.types import Document, EndReason, Message, MessagePart, Task
 from agentenv.envs.search.local_search import LocalSearch
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
-from agentenv.trainers.strategies.judge_action import NOTE, JudgeStrategy
+from agentenv.trainers.strategies.judge_action import MARK, NOTE, JudgeStrategy, marked
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import play_groups
 
@@ -22,12 +22,12 @@ TASK = Task("q", "Who?", ("Ada",))
 PAGES = [Document("1", "Ada", "Ada was first."), Document("2", "Eve", "Eve was not.")]
 
 
-def play(*script: str, **options: str) -> tuple[Trajectory, LocalSearch]:
+def play(*script: str, room: int = 4096, **options: str) -> tuple[Trajectory, LocalSearch]:
     env = LocalSearch(tasks=[TASK], retriever=InMemoryRetriever(PAGES), k=1)
     context = RolloutContext(
         ScriptedPolicy({"e-0": script}),
         InlineFormat(TOKENIZER),
-        RolloutConfig(context_tokens=4096, turn_tokens=500),
+        RolloutConfig(context_tokens=room, turn_tokens=500),
         TOKENIZER.decode,
     )
     ((played,),) = asyncio.run(play_groups([[EpisodeSpec(env, TASK, 0)]], JudgeStrategy(**options), context))
@@ -49,6 +49,35 @@ def test_a_useless_observation_leaves_the_record_and_nothing_is_done_again() -> 
     assert set(env.state.found) == {"Eve", "Ada"}
 
 
+def test_a_marked_observation_stays_in_the_record() -> None:
+    """Version 3: the page is still there, with a mark behind it, and the verdict stands in a context that it has changed."""
+    again = "<judge>no</judge><search>Ada</search>"
+    played, _ = play("<search>Eve</search>", again, "<answer>Ada</answer>", drop="mark")
+    page = "\n\n<information>Doc 1(Title: Eve) Eve was not.</information>\n\n"
+    assert played.turns[0].observation[0].text == page + MARK
+    shown = TOKENIZER.decode([i for s in played.segments[1:] for i in s.ids])
+    assert shown.startswith(f"<search>Eve</search><|im_end|>{page}{MARK}{again}")
+    assert [s.context_mismatch for s in played.segments if s.logprobs] == [False, True, False]
+    assert (played.origin, played.info["strategy"]) == (Origin.SPLICE, {"judge_dropped": 1})
+
+
+def test_an_observation_of_parts_is_marked_behind_the_last() -> None:
+    parts = (MessagePart("image", image=b"png"), MessagePart("text", "a"))
+    (message,) = marked((Message("tool", parts),))
+    assert message.content == (*parts, MessagePart("text", MARK))
+    assert marked(()) == (Message("tool", MARK),)
+
+
+def test_without_room_for_the_mark_the_episode_stays_as_it_is() -> None:
+    """The context holds the page and the turn after it, but not the mark, which is longer than that turn."""
+    script = ("<search>Eve</search>", "<judge>no</judge>", "<answer>Ada</answer>")
+    before, _ = play(*script[:2])
+    tokens = sum(len(segment.ids) for segment in before.segments if segment.turn < 1)
+    played, _ = play(*script, drop="mark", room=tokens + 20)
+    assert (played.info["strategy"], played.end_reason) == ({"judge_dropped": 0}, EndReason.TOKEN_LIMIT)
+    assert MARK not in played.turns[0].observation[0].text
+
+
 def test_without_a_verdict_it_is_plain_play() -> None:
     played, _ = play("<judge>no</judge><search>Eve</search>", "<answer>Eve</answer>")
     assert "Eve was not" in played.turns[0].observation[0].text
@@ -63,3 +92,5 @@ def test_the_verdict_is_an_option_and_may_not_be_empty() -> None:
     assert played.info["strategy"]["judge_dropped"] == 1
     with pytest.raises(ConfigurationError, match="verdict"):
         JudgeStrategy(verdict="")
+    with pytest.raises(UnknownName, match="'hide'"):
+        JudgeStrategy(drop="hide")
