@@ -25,6 +25,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("agentenv/PlannedSearch-v0", {"process": "coverage", "process_weight": 0.5}),
     ("agentenv/PlannedSearch-v0", {"cost": "turns", "search_cost": 0.1}),
     ("agentenv/JudgedSearch-v0", {"verdicts": "sum"}),
+    ("agentenv/Rewrite-v0", {"reward": "curriculum"}),
     ("agentenv/Code-v0", {"reward": "fraction"}),
     ("agentenv/SQL-v0", {"reward": "ex"}),
     ("agentenv/SQL-v0", {"reward": "think2sql"}),

@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from agentenv.errors import ConfigurationError
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
-from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.retrievers.bm25 import K1, B, BM25Retriever
 from agentenv.retrievers.building.builder import Report, build_folder
 from agentenv.retrievers.building.index_import import import_index
 from agentenv.retrievers.encoder import make_encoder
@@ -49,11 +50,20 @@ class Build:
     encoder: str = "minilm"
     """Sentence encoder: minilm, hash (no model), or st:PATH, e5:PATH, bge:PATH for a local sentence-transformers
     folder, the last two with the prefixes of their family."""
+    k1: float = K1
+    """Constant of the index bm25: how slowly repetitions of a word stop counting."""
+    b: float = B
+    """Constant of the index bm25: how much long passages are discounted. ConvSearch-R1 takes k1 0.9 and b 0.4 for TopiOCQA,
+    0.82 and 0.68 for QReCC."""
     compute: ComputeSettings = AUTOMATIC
     """Where the encoder computes, and how."""
 
     def run(self) -> dict[str, Any]:
         """Builds and saves; returns what was built."""
+        if self.index != "bm25" and (self.k1, self.b) != (K1, B):
+            raise ConfigurationError(
+                f"--k1 {self.k1:g} and --b {self.b:g} belong to the index bm25, not to {self.index!r}: leave them out."
+            )
         started = time.perf_counter()
         with use_compute(self.compute):
             done = self._build_bm25() if self.index == "bm25" else self._build_dense()
@@ -76,7 +86,7 @@ class Build:
         )
 
     def _build_bm25(self) -> dict[str, Any]:
-        retriever = BM25Retriever.build(load_corpus(self.corpus))
+        retriever = BM25Retriever.build(load_corpus(self.corpus), k1=self.k1, b=self.b)
         retriever.save(self.out)
         return {**asdict(retriever.info()), "index": "", "resumed_rows": 0, "damaged_rows": 0}
 

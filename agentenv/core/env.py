@@ -54,7 +54,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     capability: ClassVar[StateCapability] = StateCapability.MEMORY
     reward_floor: ClassVar[float] = 0.0
     """Outcome of a policy that does nothing useful."""
-    reward_ceiling: ClassVar[float] = 1.0
+    reward_ceiling: float = 1.0
     """Outcome of the expert."""
     no_expert: ClassVar[str] = "no expert is declared"
     """Why ``expert`` gives None, where it does."""

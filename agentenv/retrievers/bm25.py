@@ -1,6 +1,8 @@
 """Lexical retrieval: BM25 on bm25s, with the same English stemmer and stop list on both sides."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ from agentenv.retrievers.storage.mapped_corpus import write_corpus
 from agentenv.retrievers.storage.retriever_folder import Card, new_folder, read_card, read_corpus, write_card
 
 INDEX_FOLDER = "bm25s"
+K1, B = 1.5, 0.75
+"""The defaults of bm25s. ConvSearch-R1 takes .9 and .4 for TopiOCQA, .82 and .68 for QReCC."""
 
 
 class BM25Retriever(CorpusRetriever):
-    """BM25 (Lucene's variant, k1 = 1.5, b = 0.75: the defaults of bm25s) over title and text.
+    """BM25 (Lucene's variant) over title and text.
 
     Make one with `build` or `load`. Only passages that share a stem with the query are found.
 
@@ -28,27 +32,33 @@ class BM25Retriever(CorpusRetriever):
     """
 
     def __init__(self, corpus: Corpus, index: Any, *, timeout_s: float = 60.0) -> None:
-        super().__init__(corpus, name="bm25", settings="lucene english", timeout_s=timeout_s)
+        constants = "" if (index.k1, index.b) == (K1, B) else f" k1={index.k1:g} b={index.b:g}"
+        super().__init__(corpus, name="bm25", settings=f"lucene english{constants}", timeout_s=timeout_s)
         self._index = index
         self._stems = _Stems()
 
     @classmethod
-    def build(cls, documents: Iterable[Document]) -> "BM25Retriever":
+    def build(cls, documents: Iterable[Document], *, k1: float = K1, b: float = B) -> "BM25Retriever":
         """Indexes the documents.
 
         Args:
             documents: a corpus, or the documents of one.
+            k1: how slowly repetitions of a word in a document stop counting, at least 0.
+            b: how much long documents are discounted, 0 to 1.
 
         Raises:
+            ConfigurationError: a constant is out of range.
             CorpusError: no documents, duplicate ids, or no document with a word.
         """
+        if not (0 <= k1 < inf and 0 <= b <= 1):
+            raise ConfigurationError(f"k1={k1} of BM25 must be at least 0, and b={b} from 0 to 1.")
         corpus = as_corpus(documents)
         stems = _Stems()([passage_text(document) for document in corpus])
         # Sorted, because bm25s numbers its vocabulary in the order of a set, which differs between processes.
         vocabulary = {stem: i for i, stem in enumerate(sorted({stem for row in stems for stem in row}))}
         if not vocabulary:
             raise CorpusError(f"None of the {len(corpus)} documents has a word that BM25 could index.")
-        index = _bm25s().BM25()
+        index = _bm25s().BM25(k1=k1, b=b)
         index.index(([[vocabulary[stem] for stem in row] for row in stems], vocabulary), show_progress=False)
         return cls(corpus, index)
 
@@ -61,7 +71,8 @@ class BM25Retriever(CorpusRetriever):
         with new_folder(folder) as fresh:
             write_corpus(self.corpus, fresh)
             self._index.save(str(fresh / INDEX_FOLDER), corpus=None, show_progress=False)
-            write_card(fresh, Card(kind="bm25", rows=len(self.corpus), corpus=self.corpus.fingerprint))
+            card = Card(kind="bm25", rows=len(self.corpus), corpus=self.corpus.fingerprint)
+            write_card(fresh, replace(card, k1=self._index.k1, b=self._index.b))
 
     @classmethod
     def load(cls, folder: Path, *, timeout_s: float = 60.0) -> "BM25Retriever":
@@ -75,7 +86,8 @@ class BM25Retriever(CorpusRetriever):
             ConfigurationError: the folder holds no BM25 retriever.
             IndexMismatch: the corpus is not the one that the index was built over.
         """
-        corpus = read_corpus(folder, read_card(folder, "bm25"))
+        card = read_card(folder, "bm25")
+        corpus = read_corpus(folder, card)
         try:
             index = _bm25s().BM25.load(str(folder / INDEX_FOLDER))
         except (OSError, ValueError, KeyError) as error:
@@ -84,6 +96,11 @@ class BM25Retriever(CorpusRetriever):
         rows = int(index.scores["num_docs"])
         if rows != len(corpus):
             raise IndexMismatch(f"The index in {folder} holds {rows} rows, not {len(corpus)}; rebuild it.")
+        if (index.k1, index.b) != (K1 if card.k1 is None else card.k1, B if card.b is None else card.b):
+            raise IndexMismatch(
+                f"The index in {folder} has k1={index.k1:g} and b={index.b:g}, its card k1={card.k1} and b={card.b}; "
+                "rebuild it."
+            )
         return cls(corpus, index, timeout_s=timeout_s)
 
     def rank(self, texts: Sequence[str], k: int) -> list[list[Hit]]:

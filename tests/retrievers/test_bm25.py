@@ -4,6 +4,7 @@ import asyncio
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from agentenv.core.types import Document, Passage
 from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch
 from agentenv.retrievers.bm25 import INDEX_FOLDER, BM25Retriever
-from agentenv.retrievers.storage.retriever_folder import CORPUS_FILE
+from agentenv.retrievers.storage.retriever_folder import CORPUS_FILE, read_card, write_card
 
 pytest.importorskip("bm25s", reason="bm25s is not installed")
 pytest.importorskip("Stemmer", reason="PyStemmer is not installed")
@@ -35,6 +36,33 @@ def test_score_of_one_word_is_bm25() -> None:
     (passage,) = search(BM25Retriever.build(DOCUMENTS), "bridge")
     assert passage.id == "b"
     assert passage.score == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_constants_are_those_of_the_index_and_of_its_card(tmp_path: Path) -> None:
+    """As above with k1 = .9 and b = .4, which are those of ConvSearch-R1 for TopiOCQA."""
+    expected = math.log(1 + 2.5 / 1.5) / (1 + 0.9 * (0.6 + 0.4 * 9 / 11))
+    built = BM25Retriever.build(DOCUMENTS, k1=0.9, b=0.4)
+    assert search(built, "bridge")[0].score == pytest.approx(expected, abs=1e-5)
+    assert built.info().fingerprint != BM25Retriever.build(DOCUMENTS).info().fingerprint
+    built.save(tmp_path / "saved")
+    loaded = BM25Retriever.load(tmp_path / "saved")
+    assert (loaded.info(), search(loaded, "bridge")) == (built.info(), search(built, "bridge"))
+    card = read_card(tmp_path / "saved")
+    assert (card.k1, card.b) == (0.9, 0.4)
+    write_card(tmp_path / "saved", replace(card, k1=1.2))
+    with pytest.raises(IndexMismatch, match=r"k1=0\.9.*1\.2"):
+        BM25Retriever.load(tmp_path / "saved")
+    write_card(
+        tmp_path / "saved", replace(card, k1=None, b=None)
+    )  # a card of before, whose constants were the defaults
+    with pytest.raises(IndexMismatch, match=r"k1=0\.9"):
+        BM25Retriever.load(tmp_path / "saved")
+
+
+@pytest.mark.parametrize(("k1", "b"), [(-0.1, 0.5), (math.nan, 0.5), (1.0, 1.5), (1.0, -0.5)])
+def test_constants_out_of_range_are_refused(k1: float, b: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"k1={k1}"):
+        BM25Retriever.build(DOCUMENTS, k1=k1, b=b)
 
 
 @pytest.mark.parametrize("text", ["lighthouse", "LIGHTHOUSES", "the lighthouse's"])

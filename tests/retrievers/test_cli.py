@@ -15,6 +15,7 @@ from agentenv.retrievers.building.builder import JOURNAL
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.retrievers.faiss import INDEX_FILE, LAYOUT
 from agentenv.retrievers.storage.corpus import load_corpus
+from agentenv.retrievers.storage.retriever_folder import read_card
 
 pytest.importorskip("faiss", reason="faiss-cpu is not installed")
 pytest.importorskip("bm25s", reason="bm25s is not installed")
@@ -102,6 +103,13 @@ def test_build_then_query(corpus: Path, tmp_path: Path, index: str, name: str) -
     assert json.loads(json.dumps(answer)) == answer
     assert answer["retriever"]["fingerprint"] == built["fingerprint"]
     assert [passage["id"] for passage in answer["passages"]] == ["b"]
+
+
+def test_the_constants_of_bm25_belong_to_its_index_alone(corpus: Path, tmp_path: Path) -> None:
+    Build(corpus, tmp_path / "out", "bm25", k1=0.9, b=0.4).run()
+    assert (read_card(tmp_path / "out").k1, read_card(tmp_path / "out").b) == (0.9, 0.4)
+    with pytest.raises(ConfigurationError, match=r"--k1 0\.9.*'Flat'"):
+        Build(corpus, tmp_path / "flat", "Flat", "hash", k1=0.9).run()
 
 
 def test_people_see_a_table_and_the_next_command(corpus: Path, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ One action: a thought, a newline, the rewritten question. It is searched, and th
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Literal, get_args
 
 from agentenv.core.env import AsyncEnv
 from agentenv.core.protocols import Retriever
@@ -23,7 +24,7 @@ from agentenv.core.types import (
 )
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.data.world_grammar import RELATIONS
-from agentenv.errors import DatasetError
+from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.retriever_spec import make_retriever
 
@@ -38,6 +39,8 @@ _FORM = re.compile(
     r"\s*<think>(?:(?!</?think>).)+</think>\n<rewrite>((?:(?!</?rewrite>).)+)</rewrite>\s*", re.DOTALL
 )
 _MALFORMED = -0.1
+_MISSED = -0.2
+RewardName = Literal["rank", "curriculum"]
 
 
 def rank_reward(rank: int | None) -> float:
@@ -50,6 +53,17 @@ def rank_reward(rank: int | None) -> float:
     return (19 - rank) / 9 if rank <= 10 else (100 - rank) / 90
 
 
+def curriculum_reward(rank: int | None, paid_ranks: int = 100) -> float:
+    """ConvSearch-R1's other reward, for the gold passage at ``rank`` from 1: 1 - (R - 1) / 99 down to rank ``paid_ranks``.
+
+    0 from there down to rank 100, and -.2 beyond and where it was not found (None). The published run pays all 100 ranks in
+    its first quarter and 10 afterwards.
+    """
+    if rank is None or rank > 100:
+        return _MISSED
+    return 1 - (rank - 1) / 99 if rank <= paid_ranks else 0.0
+
+
 @dataclass
 class RewriteState:
     """All that changes within an episode."""
@@ -60,8 +74,13 @@ class RewriteState:
     rank: int | None = None
 
 
-def rewrite_reward(state: RewriteState) -> float:
-    """ConvSearch-R1: `rank_reward` of the gold passage; -.1 for another form."""
+def rewrite_reward(state: RewriteState, name: RewardName = "rank", paid_ranks: int = 100) -> float:
+    """ConvSearch-R1: `rank_reward` of the gold passage, and -.1 for another form; or `curriculum_reward`.
+
+    Under the latter another form costs as much as a search that misses, so that it is no way out of one.
+    """
+    if name == "curriculum":
+        return curriculum_reward(state.rank, paid_ranks)
     return _MALFORMED if state.rewrite is None else rank_reward(state.rank)
 
 
@@ -69,7 +88,7 @@ class Rewrite(AsyncEnv[RewriteState]):
     """One rewriting of one question."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
-    reward_ceiling: ClassVar[float] = 2.0
+    reward_ceiling: float = 2.0
     reports_searches: ClassVar[bool] = True
     client_data: ClassVar[Mapping[str, Any]] = {
         "supporting_ids": tuple[str, ...],
@@ -84,6 +103,8 @@ class Rewrite(AsyncEnv[RewriteState]):
         tasks: Sequence[Task] | None = None,
         retriever: Retriever | str | None = None,
         depth: int = 100,
+        reward: RewardName = "rank",
+        paid_ranks: int = 100,
         prompt: str = PROMPT,
         count_tokens: Callable[[str], int] | None = None,
         render_mode: str | None = None,
@@ -96,11 +117,24 @@ class Rewrite(AsyncEnv[RewriteState]):
                 document is looked for. None makes conversations of a small FictionalWorld.
             retriever: A retriever or its spec; None searches that world by word overlap.
             depth: How far down the ranking the gold passage is looked for.
+            reward: ``rank`` pays `rank_reward`, ``curriculum`` pays `curriculum_reward`.
+            paid_ranks: Ranks that the latter pays, 1 to 100; the task sampler ``curriculum`` changes it with the steps.
             prompt: Opening message; must hold ``{conversation}``.
             count_tokens: Of no use: there are no observations to bound.
             render_mode: ``ansi`` or None.
+
+        Raises:
+            UnknownName: no such reward.
+            ConfigurationError: ``paid_ranks`` out of range.
         """
         super().__init__(render_mode=render_mode)
+        if reward not in get_args(RewardName):
+            raise UnknownName.among("reward", reward, get_args(RewardName))
+        if not 1 <= paid_ranks <= 100:
+            raise ConfigurationError(f"paid_ranks={paid_ranks} must be 1 to 100")
+        if reward == "curriculum":
+            self.reward_ceiling = 1.0
+        self._reward = partial(rewrite_reward, name=reward, paid_ranks=paid_ranks)
         if tasks is None or retriever is None:
             world = FictionalWorld.generate(WorldConfig(documents=200, questions=50, families=("bridge",)))
             words = InMemoryRetriever(world.documents)
@@ -144,8 +178,9 @@ class Rewrite(AsyncEnv[RewriteState]):
         self.check_running()
         match = _FORM.fullmatch(action)
         if match is None:
-            reward = rewrite_reward(self.state)
-            return self.result((), reward=reward, end=EndReason.PARSE_ERROR, valid=False, answer=None)
+            return self.result(
+                (), reward=self._reward(self.state), end=EndReason.PARSE_ERROR, valid=False, answer=None
+            )
         rewrite = " ".join(match[1].split())
         (found,) = await self._retriever.search([Query(rewrite)], self._depth)
         gold = _gold(self.state.task)
@@ -155,7 +190,7 @@ class Rewrite(AsyncEnv[RewriteState]):
         result = ToolResult("search", ToolStatus.OK, rewrite, data={"ids": [ids]})
         return self.result(
             (),
-            reward=rewrite_reward(self.state),
+            reward=self._reward(self.state),
             end=EndReason.SUBMITTED,
             tool_results=(result,),
             answer=rewrite,

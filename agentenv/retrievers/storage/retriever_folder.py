@@ -57,6 +57,10 @@ class Card:
     """Tokens after which texts are cut; 0 is never."""
     normalised: bool = False
     """Whether vectors have length 1."""
+    k1: float | None = None
+    """Of BM25; None is 1.5 for a card of that kind, which is then older."""
+    b: float | None = None
+    """Of BM25; None is 0.75 for a card of that kind."""
     faiss: str = ""
     """Version that wrote the index; empty without one."""
     files: dict[str, FileSums] = field(default_factory=dict)

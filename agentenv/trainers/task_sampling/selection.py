@@ -6,7 +6,7 @@ Shapes: N tasks, C classes of them. The formulas are pure functions;
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,7 +189,7 @@ def scheduled(schedule: Schedule, step: int) -> float | None:
 
 @dataclass(kw_only=True)
 class Curriculum(StatelessSampler):
-    """Draws tasks uniformly and changes hops, turns, passages and search noise by a schedule of steps.
+    """Draws tasks uniformly and changes hops, turns, passages, search noise and paid ranks by a schedule of steps.
 
     After the curriculum of ZeroSearch, Sun et al. 2025, arXiv:2505.04588. Each schedule is a list of (first step, value).
     Before the first step of a schedule, and if it is empty, the run's own setting holds.
@@ -199,15 +199,18 @@ class Curriculum(StatelessSampler):
         max_turns: Largest number of turns of an episode.
         passages: Number of passages that a search returns.
         noise: Share of searches that fail; they return the passages that are ranked right behind the right ones.
+        paid_ranks: Ranks that ``Rewrite-v0`` pays under its reward ``curriculum`` (ConvSearch-R1, Zhu et al. 2025).
     """
 
+    _NAMES: ClassVar[tuple[str, ...]] = ("hops", "max_turns", "passages", "noise", "paid_ranks")
     hops: Schedule = ()
     max_turns: Schedule = ()
     passages: Schedule = ()
     noise: Schedule = ()
+    paid_ranks: Schedule = ()
 
     def __post_init__(self) -> None:
-        for name in ("hops", "max_turns", "passages", "noise"):
+        for name in self._NAMES:
             steps = [first for first, _ in getattr(self, name)]
             if steps != sorted(set(steps)):
                 raise ConfigurationError(
@@ -225,6 +228,7 @@ class Curriculum(StatelessSampler):
         settings = {
             "max_turns": scheduled(self.max_turns, step_budget.step),
             "k": scheduled(self.passages, step_budget.step),
+            "paid_ranks": scheduled(self.paid_ranks, step_budget.step),
         }
         env = {name: int(value) for name, value in settings.items() if value is not None}
         noise = scheduled(self.noise, step_budget.step) or 0.0
@@ -244,8 +248,8 @@ class Curriculum(StatelessSampler):
 
     def select(self, step_budget: StepBudget) -> Selection:
         """Everything is trained."""
-        named = ("hops", "max_turns", "passages", "noise")
-        values = {f"curriculum_{name}": scheduled(getattr(self, name), step_budget.step) for name in named}
+        schedules = {name: getattr(self, name) for name in self._NAMES}
+        values = {f"curriculum_{name}": scheduled(own, step_budget.step) for name, own in schedules.items()}
         return Selection(step_budget.groups, metrics={name: v for name, v in values.items() if v is not None})
 
 

@@ -1,10 +1,12 @@
 """Rewriting in conversation: the rank-shaped reward by hand, the strict format, conversations from several hops."""
 
+from typing import Any
+
 import pytest
 
 from agentenv.core.types import Document, EndReason, Task
-from agentenv.envs.search.rewrite import Rewrite, as_conversation, rank_reward
-from agentenv.errors import DatasetError
+from agentenv.envs.search.rewrite import Rewrite, as_conversation, curriculum_reward, rank_reward
+from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.retrievers.fakes import InMemoryRetriever
 
 DOCUMENTS = [Document(f"d{n}", f"Stone {n}", "stone " + "moss " * n) for n in range(12)]
@@ -30,8 +32,37 @@ def test_the_reward_of_a_rank(rank: int | None, reward: float) -> None:
     assert rank_reward(rank) == pytest.approx(reward)
 
 
-def act(action: str, task: Task = TASK) -> tuple[float, EndReason, object]:
-    env = Rewrite(tasks=[task], retriever=InMemoryRetriever(DOCUMENTS))
+@pytest.mark.parametrize(
+    ("rank", "first", "later"),
+    [
+        (1, 1.0, 1.0),
+        (10, 1 - 9 / 99, 1 - 9 / 99),
+        (11, 1 - 10 / 99, 0.0),
+        (100, 0.0, 0.0),
+        (101, -0.2, -0.2),
+        (None, -0.2, -0.2),
+    ],
+)
+def test_the_reward_of_the_curriculum(rank: int | None, first: float, later: float) -> None:
+    assert curriculum_reward(rank) == pytest.approx(first)
+    assert curriculum_reward(rank, 10) == pytest.approx(later)
+
+
+def test_the_curriculum_pays_fewer_ranks_and_no_form_is_a_way_out() -> None:
+    stone = "<think>a</think>\n<rewrite>stone</rewrite>"  # of rank 4
+    options: dict[str, Any] = {"reward": "curriculum"}
+    assert act(stone, **options)[0] == pytest.approx(1 - 3 / 99)
+    assert act(stone, paid_ranks=3, **options)[0] == 0.0
+    assert act("stone", **options)[0] == act(stone.replace("stone", "moon"), **options)[0] == -0.2
+    assert (Rewrite().reward_ceiling, Rewrite(**options).reward_ceiling) == (2.0, 1.0)
+    with pytest.raises(UnknownName, match="'ranks'"):
+        Rewrite(reward="ranks")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="paid_ranks=0"):
+        Rewrite(paid_ranks=0)
+
+
+def act(action: str, task: Task = TASK, **options: Any) -> tuple[float, EndReason, object]:
+    env = Rewrite(tasks=[task], retriever=InMemoryRetriever(DOCUMENTS), **options)
     env.reset(seed=0)
     step = env.step(action)
     return step.reward, step.info["end_reason"], step.info.get("rank")

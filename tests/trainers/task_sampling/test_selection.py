@@ -157,6 +157,11 @@ def test_a_curriculum_changes_tasks_and_environment() -> None:
     assert {draw.task % 2 for draw in early} == {0}  # one hop
     assert {(*draw.env.items(), draw.noise) for draw in early} == {(("max_turns", 2), 0.0)}
     assert {(*draw.env.items(), draw.noise) for draw in late} == {(("max_turns", 2), ("k", 4), 0.25)}
+    ranks = Curriculum(paid_ranks=((1, 100), (5, 10)))
+    assert [ranks.draw(step_budget_of({}, step=n))[0].env for n in (4, 5)] == [
+        {"paid_ranks": 100},
+        {"paid_ranks": 10},
+    ]
     metrics = sampler.select(step_budget_of({}, step=5)).metrics
     assert metrics == {
         "curriculum_hops": 2,
