@@ -159,23 +159,23 @@ MAE = Game(
 """Multi-Agent Evolve (Chen et al. 2025): proposer, solver and judge of one model, without tools and without golds."""
 
 
-def discussion(rounds: int, kappa: int = 1) -> Game:
+def discussion(rounds: int, kappa: int = 1, evaluations: int = 1) -> Game:
     """CoMAS (Xue et al. 2025): solution, critique and score; from the second round on the critique is answered.
 
-    A solution is paid what its score says, the critique of it the rest; a score that cannot be read costs the scorer 1 and
-    leaves both out.
+    A solution is paid the mean of what its scores say, a critique the rest of its own; a score that cannot be read costs the
+    scorer 1 and counts for neither.
 
     Args:
         rounds: Of the discussion; twice the number of agents as published, which is 8 of 4.
-        kappa: Rounds whose solution and critique the next solution sees, the latest; 2 as published.
+        kappa: Rounds whose solution and critiques the next solution sees, the latest; 2 as published.
+        evaluations: Critiques of each solution, every one with a score of its own; 1 as published.
     """
     turns: list[GameTurn] = []
     for number in range(1, rounds + 1):
-        solve, critique, score = f"solve_{number}", f"criticise_{number}", f"score_{number}"
-        said, sees = _history(range(max(1, number - kappa), number), kappa)
-        turns += [
+        said, sees = _history(range(max(1, number - kappa), number), kappa, evaluations)
+        turns.append(
             GameTurn(
-                solve,
+                f"solve_{number}",
                 "solver",
                 prompt="{question}"
                 + said
@@ -185,43 +185,56 @@ def discussion(rounds: int, kappa: int = 1) -> Game:
                 each=f"solve_{number - 1}" if number > 1 else "",
                 times=None,
                 reward="scored",
-            ),
-            GameTurn(
-                critique,
-                "critic",
-                prompt="{question}\nAnswer: {answer}\n"
-                "Find what is wrong with it; write it between <critique> and </critique>.\n",
-                sees={"question": "seed", "answer": f"{solve}.answer"},
-                writes=("critique",),
-                each=solve,
-                reward="scored_rest",
-            ),
-            GameTurn(
-                score,
-                "scorer",
-                prompt="{question}\nAnswer: {answer}\nCritique: {critique}\nHow right is the answer?"
-                + _SCORE.format(low=1, high=3),
-                sees={"question": "seed", "answer": f"{solve}.answer", "critique": f"{critique}.critique"},
-                writes=("score",),
-                each=solve,
-                reward="scored_readably",
-            ),
-        ]
+            )
+        )
+        for mark in _marks(number, evaluations):
+            turns += _evaluation(f"solve_{number}", mark)
     return Game(tuple(turns), admit="never")
 
 
-def _history(rounds: range, kappa: int) -> tuple[str, dict[str, str]]:
+def _marks(number: int, evaluations: int) -> list[str]:
+    """What the names of the evaluations of a round end in."""
+    return [f"{number}_{place}" for place in range(1, evaluations + 1)] if evaluations > 1 else [str(number)]
+
+
+def _evaluation(solve: str, mark: str) -> tuple[GameTurn, GameTurn]:
+    """A critique of a solution, and the score that it leads to."""
+    critique = GameTurn(
+        f"criticise_{mark}",
+        "critic",
+        prompt="{question}\nAnswer: {answer}\n"
+        "Find what is wrong with it; write it between <critique> and </critique>.\n",
+        sees={"question": "seed", "answer": f"{solve}.answer"},
+        writes=("critique",),
+        each=solve,
+        reward="scored_rest",
+    )
+    score = GameTurn(
+        f"score_{mark}",
+        "scorer",
+        prompt="{question}\nAnswer: {answer}\nCritique: {critique}\nHow right is the answer?"
+        + _SCORE.format(low=1, high=3),
+        sees={"question": "seed", "answer": f"{solve}.answer", "critique": f"criticise_{mark}.critique"},
+        writes=("score",),
+        each=solve,
+        reward="scored_readably",
+    )
+    return critique, score
+
+
+def _history(rounds: range, kappa: int, evaluations: int) -> tuple[str, dict[str, str]]:
     """The part of a prompt that shows earlier rounds, and what fills it."""
     said = ""
     sees: dict[str, str] = {}
     for number in rounds:
         mark = f"_{number}" if kappa > 1 else ""
         whose = "An earlier answer" if kappa > 1 else "Your answer"
-        said += f"\n{whose} was: {{answer{mark}}}\nA critic says: {{critique{mark}}}"
-        sees |= {
-            f"answer{mark}": f"solve_{number}.answer",
-            f"critique{mark}": f"criticise_{number}.critique",
-        }
+        said += f"\n{whose} was: {{answer{mark}}}"
+        sees[f"answer{mark}"] = f"solve_{number}.answer"
+        for one in _marks(number, evaluations):
+            brace = f"critique_{one}" if evaluations > 1 else f"critique{mark}"
+            said += f"\nA critic says: {{{brace}}}"
+            sees[brace] = f"criticise_{one}.critique"
     return said, sees
 
 
@@ -316,11 +329,16 @@ RED_TEAM_ALL_ONE = replace(
 )
 """The same where every part of the attacker's reward is worth 1, the program's variant ``general_sum_all_one``."""
 
+DISCUSSIONS: Mapping[str, Mapping[str, int]] = {
+    "comas": {"rounds": 2},
+    "comas_history": {"rounds": 8, "kappa": 2},
+}
+"""The games of CoMAS by name, with the arguments of ``discussion``."""
+
 GAMES: Mapping[str, Game] = {
     "ssp": SSP,
     "mae": MAE,
-    "comas": discussion(2),
-    "comas_history": discussion(8, kappa=2),
+    **{name: discussion(**sizes) for name, sizes in DISCUSSIONS.items()},
     "red_team": RED_TEAM,
     "red_team_general": RED_TEAM_GENERAL,
     "red_team_vanilla": RED_TEAM_VANILLA,
@@ -333,12 +351,23 @@ def agent_names(count: int) -> list[str]:
     return [f"agent_{number}" for number in range(1, count + 1)]
 
 
-def get_game(name: str) -> Game:
+def get_game(name: str, evaluations: int = 1) -> Game:
     """The game registered under ``name``.
+
+    Args:
+        name: Row of ``GAMES``.
+        evaluations: Critiques of each solution in a discussion; 1 in every other game.
 
     Raises:
         UnknownName: there is none.
+        ConfigurationError: other evaluations than one in a game that is no discussion, or fewer.
     """
     if name not in GAMES:
         raise UnknownName.among("game", name, GAMES)
-    return GAMES[name]
+    if evaluations == 1:
+        return GAMES[name]
+    if evaluations < 1 or name not in DISCUSSIONS:
+        raise ConfigurationError(
+            f"evaluations={evaluations} must be at least 1, and 1 in the game {name!r} unless it is one of {[*DISCUSSIONS]}"
+        )
+    return discussion(**DISCUSSIONS[name], evaluations=evaluations)

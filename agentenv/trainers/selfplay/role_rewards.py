@@ -108,14 +108,21 @@ def _mae_solver(state: GameState, move: str, place: int) -> float | None:
     return mae_solver(judged(grade), _form(state, move, place)) if grade.valid else None
 
 
+def _tau(played: Trajectory) -> float | None:
+    """(x - 1) / 2 of a scorer's 1 to 3; None where it cannot be read."""
+    return read_score(field_of(played, "score"), 3) if played.valid else None
+
+
 def _scored(state: GameState, move: str, place: int) -> float | None:
-    """(x - 1) / 2 of the scorer's 1 to 3; nothing where it cannot be read."""
-    score = state.plays[f"score_{move.rpartition('_')[2]}"][place]
-    return read_score(field_of(score, "score"), 3) if score.valid else None
+    """The mean of what the scores of a solution say, one for each of its evaluations; nothing where none can be read."""
+    name = f"score_{move.partition('_')[2]}"
+    scores = [_tau(played[place]) for key, played in state.plays.items() if f"{key}_".startswith(f"{name}_")]
+    return mean_of([score for score in scores if score is not None])
 
 
 def _scored_rest(state: GameState, move: str, place: int) -> float | None:
-    value = _scored(state, move, place)
+    """What the score of this evaluation leaves of 1."""
+    value = _tau(state.plays[f"score_{move.partition('_')[2]}"][place])
     return None if value is None else 1.0 - value
 
 

@@ -29,7 +29,7 @@ from agentenv.evaluation.llm_judge import Judge
 from agentenv.evaluation.rubrics import get_rubric
 from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy
 from agentenv.trainers.selfplay.game_state import GameState
-from agentenv.trainers.selfplay.games import GAMES, Game, GameTurn, agent_names, get_game
+from agentenv.trainers.selfplay.games import Game, GameTurn, agent_names, get_game
 from agentenv.trainers.selfplay.question_checks import AGREED, CHECKS, UNVERIFIED
 from agentenv.trainers.selfplay.role_rewards import ADMISSIONS, CHALLENGES, REWARDS, Challenge
 from agentenv.trainers.strategies.guided_strategies import spell
@@ -80,6 +80,9 @@ class SelfPlayStrategy:
     agents: int = 0
     """Agents of which one is drawn by lot for each episode that is paid (CoMAS: 4), in place of roles. ``agent_1`` and so on
     can be named in ``second.roles`` and ``role_policies``; a role that is named in ``role_policies`` is drawn for nobody."""
+    evaluations: int = 1
+    """Critiques of each solution in the games of CoMAS, each an episode of its own and followed by a score; a solution
+    is paid the mean of its scores."""
     imitate: bool = False
     """Whether the answer that a seed has, after the ``thought`` of its data where there is one, is learned by the supervised
     step as the reply of the game's move ``taught``."""
@@ -87,7 +90,7 @@ class SelfPlayStrategy:
     """``openai:MODEL@URL`` is asked where a verifier's answer is not the gold by exact match; empty asks nobody."""
 
     def __post_init__(self) -> None:
-        game = get_game(self.game)
+        game = get_game(self.game, self.evaluations)
         turns = {turn.name: turn for turn in game.turns}
         for name in self.checks:
             if name not in turns or not turns[name].optional:
@@ -154,7 +157,7 @@ class _GameRunner:
                 f"self_play needs env.id = 'agentenv/SearchSolver-v0', not {type(specs[0].env).__name__}"
             )
         self.strategy, self.specs, self.context = strategy, specs, context
-        self.game: Game = GAMES[strategy.game]
+        self.game: Game = get_game(strategy.game, strategy.evaluations)
         self.turns = [m for m in self.game.turns if not m.optional or m.name in strategy.checks]
         self.at = 0
         self.rounds = 0

@@ -455,6 +455,31 @@ def test_a_solution_sees_the_last_two_rounds_of_a_discussion() -> None:
     assert ("guess 1" in second, "guess" in first) == (True, False)
 
 
+def test_several_evaluations_of_a_solution_are_scored_one_by_one() -> None:
+    """Scores 3, 1 and one that is none: the solution has the mean of 1 and 0, its critiques 0, 1 and nothing."""
+
+    def script(move: str, place: int, turn: int, shown: str) -> str:
+        kind, _, mark = move.partition("_")
+        if kind == "score":
+            return f"<score>{[3, 1, 'x'][int(mark[-1]) - 1]}</score>"
+        return discussing(move, place, turn, shown)
+
+    roles = Roles(script)
+    played = game(roles, 2, game="comas", checks=(), evaluations=3)
+    assert len(played) == 2 * 2 * (1 + 2 * 3)
+    valid = by_role([t for t in played if t.valid])
+    assert valid["solver"] == [0.5] * 4
+    assert valid["critic"] == [0.0, 0.0, 1.0, 1.0] * 2
+    assert valid["scorer"] == [0.0] * 4 + [-1.0] * 2 + [0.0] * 4 + [-1.0] * 2
+    assert sum(not t.valid for t in played) == 4
+    assert all(f"flaw 1_{n}" in roles.shown["solve_2"][0] for n in (1, 2, 3))
+    assert "flaw 1_2" in roles.shown["score_1_2"][0]
+    assert "flaw 1_1" not in roles.shown["score_1_2"][0]
+    for bad in ({"game": "comas", "evaluations": 0}, {"game": "mae", "evaluations": 2}):
+        with pytest.raises(ConfigurationError, match=f"evaluations={bad['evaluations']}"):
+            get_strategy("self_play", bad)
+
+
 def test_each_episode_of_a_discussion_is_an_agents_on_whom_the_lot_falls() -> None:
     """Of 96 episodes each of four agents has some 24; the lot is the same for the same seed, and another for another."""
     drawn = [
