@@ -19,7 +19,7 @@ from agentenv.trainers.credit.group_statistics import (
     rewards_of,
     with_batch_deviation,
 )
-from agentenv.trainers.credit.outcome import MEASURED
+from agentenv.trainers.credit.outcome import LOG_RATIOS, MEASURED
 from agentenv.trainers.credit.progress import progress_credit, progress_weight
 from agentenv.trainers.credit.redundancy import redundant_in, without_redundant
 from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
@@ -74,6 +74,8 @@ def update_weights(
     settings = config.optimizer
     if config.loss.estimator_options.get("norm") == "gradient":
         groups = measured_groups(config, groups, learner, policy.version)
+    if config.loss.estimator_options.get("kl_coefficient"):
+        groups = with_log_ratios(groups, learner)
     credited, masked = assign_credit(
         config, groups, policy.version, keep_zero_variance=learner.objective.keeps_zero_variance
     )
@@ -161,6 +163,29 @@ def measured_group(group: Sequence[Trajectory], learner: Learner, version: int) 
         measures = learner.measure(rows) if trajectory.valid and rows else (1.0, 0.0)
         found.append(replace(trajectory, info=trajectory.info | {MEASURED: list(measures)}))
     return found
+
+
+def with_log_ratios(groups: Sequence[list[Trajectory]], learner: Learner) -> list[list[Trajectory]]:
+    """``groups`` with the log-ratios to the reference that ``reinforce_pp`` reads, of all trajectories that are credited.
+
+    Raises:
+        ConfigurationError: the learner has no reference.
+    """
+    credited = [t for group in groups for t in group if t.valid and t.origin is not Origin.DEMONSTRATION]
+    ends = np.cumsum([len(t.ids) for t in credited])
+    places = [np.arange(end - len(t.ids), end) + 1 for t, end in zip(credited, ends, strict=True)]
+    found = np.zeros(sum(len(t.ids) for t in credited) + 1)
+    # Rows come back in another order, so each token brings its place as its advantage, which is never 0.
+    rows = rows_of(credited, [own.astype(np.float64) for own in places])
+    for row in learner.with_log_ratios(rows):
+        found[row.advantages[row.trained].astype(np.int64)] = row.proximal
+    noted = (
+        replace(t, info=t.info | {LOG_RATIOS: found[own]}) for t, own in zip(credited, places, strict=True)
+    )
+    return [
+        [next(noted) if t.valid and t.origin is not Origin.DEMONSTRATION else t for t in group]
+        for group in groups
+    ]
 
 
 def weighed(trajectory: Trajectory, values: Values) -> Values:

@@ -186,6 +186,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "ssp": {"rollout.group_size": 5, "loss.kl_coefficient": 0.01, "loss.clip_high": 0.285},
     "mae": {
+        "loss.estimator": "reinforce_pp",
+        "loss.estimator_options": {},
         "rollout.group_size": 5,
         "loss.clip_low": 0.2,
         "loss.clip_high": 0.28,
@@ -203,7 +205,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "loss.clip_high": 0.2,
         "loss.kl_coefficient": 0.0,
     },
-    "self-redteam": {"loss.kl_coefficient": 0.01},
+    "self-redteam": {"loss.estimator": "reinforce_pp", "loss.estimator_options.kl_coefficient": 0.01},
     "dart": {
         "rollout.group_size": 8,
         "env.options.window": 5,

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from agentenv.core.trajectory import SegmentKind, Trajectory
+from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.core.types import EndReason
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import get_estimator
-from agentenv.trainers.credit.outcome import MEASURED
+from agentenv.trainers.credit.outcome import LOG_RATIOS, MEASURED
 from agentenv.trainers.credit.progress import progress_info
 from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
 from agentenv.trainers.update import (
@@ -26,6 +26,7 @@ from agentenv.trainers.update import (
     measured_group,
     summed_up,
     update_weights,
+    with_log_ratios,
 )
 
 Make = Callable[..., Trajectory]
@@ -182,6 +183,33 @@ def test_credit_is_multiplied_by_the_weight_of_the_task_sampler(episode: Make) -
     )
     for one, other in zip(plain, heavy, strict=True):
         np.testing.assert_allclose(other.rows[0].advantages, 3 * one.rows[0].advantages)
+
+
+def test_the_penalty_in_the_return_is_measured_against_the_reference(
+    table: Callable[..., Any], episode: Make
+) -> None:
+    """Of each trained token log pi - log ref, by the two models; a demonstration and a failed episode are left alone."""
+    model, reference = table(4), table(4, seed=1)
+    learner = Learner(model, Objective(), learning_rate=0.1, reference=reference)
+    one = episode([(PROMPT, (0,)), (POLICY, (1, 0)), (SegmentKind.ENV, (1,)), (POLICY, (1,))], 1.0)
+    two = episode([(PROMPT, (0,)), (POLICY, (0,))], 0.0)
+    shown = replace(two, origin=Origin.DEMONSTRATION)
+    (first, second), (third, lost) = with_log_ratios(
+        [[one, two], [shown, replace(one, valid=False)]], learner
+    )
+    wanted = [0.0] * 5
+    with torch.no_grad():
+        for place, history, token in ((1, [0], 1), (2, [0, 1], 0), (4, [0, 1, 0, 1], 1)):
+            wanted[place] = (model.logprob(history, token) - reference.logprob(history, token)).item()
+        last = (model.logprob([0], 0) - reference.logprob([0], 0)).item()
+    assert first.info[LOG_RATIOS] == pytest.approx(wanted, abs=1e-6)
+    assert second.info[LOG_RATIOS] == pytest.approx([0.0, last], abs=1e-6)
+    assert LOG_RATIOS not in third.info | lost.info
+    words = ["--loss.estimator", "reinforce_pp", "--loss.estimator_options.kl_coefficient", "0.5"]
+    figures = update_weights(override(TrainConfig(), words), 1, [[one, two]], Taking(), learner, rate=0.5)  # type: ignore[arg-type]
+    assert figures["grad_norm"] > 0
+    with pytest.raises(ConfigurationError, match="reference"):
+        with_log_ratios([[one]], Learner(model, Objective(), learning_rate=0.1))
 
 
 def test_the_deviation_of_the_whole_batch_scales_every_group(episode: Make) -> None:

@@ -74,6 +74,7 @@ ESTIMATORS: Mapping[str, str] = {
     "leave_one_out": "agentenv.trainers.credit.outcome:leave_one_out",
     "median_centered": "agentenv.trainers.credit.outcome:median_centered",
     "optimal_baseline": "agentenv.trainers.credit.outcome:optimal_baseline",
+    "reinforce_pp": "agentenv.trainers.credit.outcome:reinforce_pp",
     "return_to_go": "agentenv.trainers.credit.turn:return_to_go",
     "turn_level": "agentenv.trainers.credit.turn:turn_level",
     "anchor_state": "agentenv.trainers.credit.turn:anchor_state",

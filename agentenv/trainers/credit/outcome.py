@@ -27,6 +27,8 @@ from agentenv.trainers.credit.group_statistics import (
 
 MEASURED = "importance_weight_and_norm"
 """Where the trainer notes what it has measured, in the info of a trajectory."""
+LOG_RATIOS = "log_ratios_to_reference"
+"""Where it notes log pi - log ref of every trained token, float64[T] with 0 elsewhere."""
 
 
 def group_relative(
@@ -146,6 +148,51 @@ def optimal_baseline(
         weights, norms = map(list, zip(*(measured(t) for t in group), strict=True))
     baseline = weighted_baseline(rewards.tolist(), weights, norms)
     return on_all_tokens(group, (rewards - baseline) / (rewards.std() if scale == "std" else 1.0))
+
+
+def reinforce_pp(
+    group: Sequence[Trajectory], *, kl_coefficient: float = 0.0, epsilon: float = 1e-8
+) -> list[Values]:
+    """Subtracts from the outcome the penalty that is still to come, and standardises over all tokens of the group.
+
+    REINFORCE++, Hu 2025, arXiv:2501.03262: A_t = R - kl_coefficient sum over k >= t of (log pi_k - log ref_k), then
+    (A - mean) / std over all trained tokens, with the population deviation. Where self-play compares episodes over the whole
+    step, the group is the batch of one role or agent (Multi-Agent Evolve, CoMAS). With ``kl_coefficient`` the trainer
+    measures both log-probs before it assigns credit, by a forward pass of each model.
+    Biased: mean and deviation include the member itself, and count its tokens, so that long trajectories weigh more there.
+    Measured: .728 along, .119 aside.
+
+    Args:
+        group: Valid trajectories.
+        kl_coefficient: Weight of the penalty towards the initial policy, which is part of the return here.
+        epsilon: Least variance.
+
+    Raises:
+        ConfigurationError: ``kl_coefficient`` is above 0 and nothing was measured.
+    """
+    returns = [
+        np.full(len(t.ids), t.reward) - kl_coefficient * _later_penalties(t, kl_coefficient) for t in group
+    ]
+    trained = np.concatenate(
+        [np.zeros(0), *(own[t.loss_mask] for own, t in zip(returns, group, strict=True))]
+    )
+    if has_zero_variance(trained):
+        return [np.zeros_like(own) for own in returns]
+    scale = np.sqrt(max(float(trained.var()), epsilon))
+    return [(own - trained.mean()) / scale for own in returns]
+
+
+def _later_penalties(trajectory: Trajectory, coefficient: float) -> Values:
+    """float64[T]: the sum of log pi - log ref from each token on."""
+    if not coefficient:
+        return np.zeros(len(trajectory.ids))
+    if LOG_RATIOS not in trajectory.info:
+        raise ConfigurationError(
+            "reinforce_pp with a kl_coefficient needs the log-probs of the reference, which the trainer measures; nothing "
+            f"was measured of trajectory {trajectory.id!r}: take kl_coefficient=0 outside a training run"
+        )
+    sums: Values = np.cumsum(trajectory.info[LOG_RATIOS][::-1])[::-1]
+    return sums
 
 
 def measured(trajectory: Trajectory) -> tuple[float, float]:

@@ -65,7 +65,12 @@ class Objective(LossSettings, MemorySettings):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether some term compares with the reference model."""
+        """Whether the loss of a token or its credit (``reinforce_pp``) compares with the reference model."""
+        return self.compares_tokens or self.estimator_options.get("kl_coefficient", 0.0) > 0
+
+    @property
+    def compares_tokens(self) -> bool:
+        """Whether the loss of a token does."""
         return self.kl_coefficient > 0 or self.ace_alpha > 0
 
     @property
@@ -205,13 +210,34 @@ class Learner:
 
     def with_proximal(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
         """The rows with log-probs of the present weights, for several steps on one batch."""
+        return self._scored(rows, self.model)
+
+    def with_log_ratios(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
+        """The rows with log pi - log ref of their trained tokens in place of ``proximal``.
+
+        Raises:
+            ConfigurationError: there is no reference.
+        """
+        if self.reference is None:
+            raise ConfigurationError("log-probs are compared with a reference, and this learner has none")
+        ours = self._scored(rows, self.model)
+        with without_adapters(self.reference):
+            theirs = self._scored(rows, self.reference)
+        return [
+            replace(mine, proximal=mine.proximal - its.proximal)
+            for mine, its in zip(ours, theirs, strict=True)
+            if mine.proximal is not None and its.proximal is not None
+        ]
+
+    def _scored(self, rows: Sequence[TrainingRow], model: Any) -> list[TrainingRow]:
+        """The rows with log-probs of ``model``."""
         began = time.perf_counter()
         batches = list(self._micro_batches(rows))
         found = []
         with torch.no_grad():
             for batch, counts in self._dealt(batches):
                 with self._precision():
-                    logprobs = self._logprobs(self.model, batch.to(self.device))[0].cpu().numpy()
+                    logprobs = self._logprobs(model, batch.to(self.device))[0].cpu().numpy()
                 if counts:
                     found.append(logprobs)
         scored = []
@@ -371,7 +397,7 @@ class Learner:
         proximal = self._proximal(packed, detached, update)
         advantages = packed.advantages.to(logprobs.dtype)
         reference = None
-        if goal.needs_reference:
+        if goal.compares_tokens:
             with torch.no_grad(), without_adapters(self.reference):
                 reference = self._logprobs(self.reference, packed)[0]
         if goal.ace_alpha and reference is not None:

@@ -147,6 +147,7 @@ class ShardedLearner(Learner):
 
     set_learning_rate = collective(Learner.set_learning_rate)
     with_proximal = collective(Learner.with_proximal)
+    with_log_ratios = collective(Learner.with_log_ratios)
     accumulate = collective(Learner.accumulate)
     step = collective(Learner.step)
 

@@ -266,6 +266,7 @@ MEASURED = [
     ("median_centered", {}, 0.915, 0.069),
     ("optimal_baseline", {}, 0.695, 0.084),
     ("optimal_baseline", {"norm": "length"}, 0.699, 0.078),
+    ("reinforce_pp", {}, 0.728, 0.119),
     ("return_to_go", {"gamma": 0.9}, 1.017, 0.045),
     ("turn_level", {}, 0.582, 0.283),
     ("turn_level", {"form": "first_tool"}, 0.783, 0.306),

@@ -12,7 +12,7 @@ from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.credit.estimators import ESTIMATORS, get_estimator
 from agentenv.trainers.credit.group_statistics import has_zero_variance, on_all_tokens, standardize
-from agentenv.trainers.credit.outcome import MEASURED, group_relative
+from agentenv.trainers.credit.outcome import LOG_RATIOS, MEASURED, group_relative
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV
 Episode = Callable[..., Trajectory]
@@ -228,3 +228,34 @@ def test_credit_of_whole_numbers_can_take_fractions() -> None:
     (credit,) = on_all_tokens([trajectory], [1])
     credit += 0.25
     assert credit.tolist() == [1.25, 1.25, 1.25]
+
+
+def test_reinforce_pp_standardises_over_the_tokens_of_all_episodes(episode: Episode) -> None:
+    """One token of 1 and three of 0: mean 1/4, variance 3/16, so 3/4 and -1/4 over sqrt(3)/4."""
+    group = [
+        episode([(PROMPT, (0,)), (POLICY, (1,))], 1.0),
+        episode([(PROMPT, (0,)), (POLICY, (1, 2, 3))], 0.0),
+    ]
+    first, second = get_estimator("reinforce_pp")(group)
+    assert first[1] == pytest.approx(3**0.5)
+    assert second[1:] == pytest.approx([-(3**-0.5)] * 3)
+    assert not any(values.any() for values in get_estimator("reinforce_pp")([group[0], group[0]]))
+
+
+def test_reinforce_pp_takes_the_penalty_that_is_still_to_come_from_the_return(episode: Episode) -> None:
+    """Log-ratios .2, 0, -.4 sum to -.2, -.4, -.4 from each token on; half of that from 0 is .1, .2, .2.
+
+    With the 1 of the other episode, whose ratio is 0: mean .375, variance (.625^2 + .275^2 + 2 .175^2) / 4 = .131875.
+    """
+    group = [
+        episode([(PROMPT, (0,)), (POLICY, (1,))], 1.0),
+        episode([(PROMPT, (0,)), (POLICY, (1, 2, 3))], 0.0),
+    ]
+    with pytest.raises(ConfigurationError, match="kl_coefficient=0"):
+        get_estimator("reinforce_pp", {"kl_coefficient": 0.5})(group)
+    ratios = (np.zeros(2), np.array([0.0, 0.2, 0.0, -0.4]))
+    group = [replace(t, info={LOG_RATIOS: own}) for t, own in zip(group, ratios, strict=True)]
+    first, second = get_estimator("reinforce_pp", {"kl_coefficient": 0.5})(group)
+    scale = 0.131875**0.5
+    assert first[1] == pytest.approx(0.625 / scale)
+    assert second[1:] == pytest.approx([-0.275 / scale, -0.175 / scale, -0.175 / scale])

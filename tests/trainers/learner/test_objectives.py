@@ -362,6 +362,8 @@ def test_mastered_tokens_have_no_loss_and_stay_in_the_denominator(
         ({}, False, False),
         ({"kl_coefficient": 0.1}, True, True),
         ({"ace_alpha": 1.0}, True, False),
+        ({"estimator": "reinforce_pp", "estimator_options": {"kl_coefficient": 0.1}}, True, False),
+        ({"estimator": "reinforce_pp"}, False, False),
         ({"entropy_coefficient": 0.1}, False, True),
         ({"proximal": "recompute", "correction": CorrectionSettings(ess_base=1.0)}, False, True),
     ],

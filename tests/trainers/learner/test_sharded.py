@@ -51,6 +51,8 @@ passes, score = [], learner._logprobs
 learner._logprobs = lambda *args, **kwargs: passes.append(0) or score(*args, **kwargs)
 rows = learner.with_proximal(given["rows"])
 torch.save([len(passes), [row.proximal for row in rows], [row.ids for row in rows]], place / f"scored-{world_size()}.pt")
+if reference is not None:
+    torch.save([row.proximal for row in learner.with_log_ratios(given["rows"])], place / f"ratios-{world_size()}.pt")
 figures = [learner.step(rows, tokens=200, update=update) for update in (0, 1)]
 torch.save([figures, learner.weights(), learner.optimizer_state()], place / f"{world_size()}.pt")
 try:
@@ -129,6 +131,10 @@ def test_each_process_scores_its_share_and_all_get_every_row(
     assert [list(mine) for mine in ids] == [list(row.ids) for row in wanted]
     for mine, row in zip(proximal, wanted, strict=True):
         assert mine == pytest.approx(row.proximal, abs=1e-4)
+    if goal.needs_reference:
+        ratios = torch.load(place / kind / f"ratios-{size}.pt", weights_only=False)
+        for mine, row in zip(ratios, plain.with_log_ratios(given["rows"]), strict=True):
+            assert mine == pytest.approx(row.proximal, abs=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "size"), RUNS)
