@@ -42,6 +42,11 @@ class Warmstart:
     """Folder of what an earlier call made, such as a reader with --mixture-steps 0; only the phases after it are run."""
     imitate: tuple[str, ...] = ()
     """Presets or TOML files of runs: the policy of the first learns what the experts of all do on their training tasks."""
+    arena: int | None = None
+    """Folds of --imitate, of one run: of each but the first only those tasks are shown that the policy fails by then, and
+    twice those that it fails at the end (DRIVE, 5)."""
+    epochs: int | None = None
+    """How often --arena goes through what is shown; default: 3."""
     distil: str = ""
     """Preset or TOML file of a run: its policy learns from the best of its own episodes, which it plays after examples."""
     shots: Path | None = None
@@ -96,6 +101,12 @@ class Warmstart:
             raise ConfigurationError(f"--hops must be 1 to 4, not {self.hops}")
         if self.imitate and self.distil:
             raise ConfigurationError("--imitate and --distil exclude each other")
+        if (self.arena is not None and (len(self.imitate) != 1 or self.steps)) or (
+            self.epochs and not self.arena
+        ):
+            raise ConfigurationError(
+                "--arena goes with --imitate of one run and without --steps, and --epochs goes with --arena"
+            )
         if self.mask_redundant and not self._named:
             raise ConfigurationError(
                 "--mask-redundant goes with --imitate or --distil: nothing else plays episodes"
@@ -156,10 +167,19 @@ class Warmstart:
         for name in self.imitate:
             if name not in presets():
                 confirm_file(Path(name), trusted=self.trust_config)
+        if self.arena is not None:
+            return self._arena(load_config(self.imitate[0]), display)
         steps = 100 if self.steps is None else self.steps
         here = {"compute": self.compute}
         runs = [load_config(name).model_copy(update=here) for name in self.imitate]
         return expert_warmstart(runs, display, self.out, steps=steps, mask_redundant=self.mask_redundant)
+
+    def _arena(self, run: Any, display: Any) -> dict[str, Any]:
+        from agentenv.trainers.warmstart.arena import ArenaConfig, arena_warmstart
+
+        chosen: dict[str, Any] = {"folds": self.arena, "mask_redundant": self.mask_redundant}
+        settings = ArenaConfig(**chosen, **self._given("epochs"))
+        return arena_warmstart(run.model_copy(update={"compute": self.compute}), settings, display, self.out)
 
     def _distilled(self, display: Any) -> dict[str, Any]:
         from agentenv.core.trust import confirm_file
@@ -179,6 +199,9 @@ class Warmstart:
         if self.distil:
             learned, tasks = result["demonstrations"], result["tasks"]
             head = f"Own episodes of {learned:,} in {tasks:,} tasks, with a mean reward of {result['reward']:.3f}"
+        elif self.arena:
+            counts = f"{result['kept']:,} of {result['demonstrations']:,}"
+            head = f"Shown: {counts} episodes of the expert, {result['hard']:,} of them twice"
         elif self.imitate:
             head = f"Shown: {result['demonstrations']:,} episodes of the expert"
         elif self.env == "search":

@@ -1,0 +1,230 @@
+"""``agentenv warmstart --imitate RUN --arena FOLDS``: supervised learning on what is hard, with which DRIVE begins.
+
+DRIVE (2025, arXiv:2511.06307) chooses its supervised data by arena learning: the tasks are cut into five folds, a policy
+learns the first, and of each further fold those tasks are kept that the policy fails. The hard ones count twice, and three
+epochs are made on what was kept. So much is published. It is this project's reading that the policy of the arena goes on
+with what was kept, that a task is hard where this policy fails it at the end, and that the policy which comes out learns
+from the start anew. In the paper another model answers; here the expert of the environment does.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import TypeVar
+
+import torch
+
+from agentenv.core.env_lifecycle import close_quickly, make_envs
+from agentenv.core.rollout import EpisodeSpec
+from agentenv.core.trajectory import Trajectory
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.task_env import TaskEnv
+from agentenv.policies.hf import HFPolicy
+from agentenv.progress import Display
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.grpo import episode_card
+from agentenv.trainers.learner.denormals import flushed_denormals
+from agentenv.trainers.parts import (
+    make_chat_format,
+    open_questions,
+    rollout_config,
+    trained_policy,
+    with_declared_scorers,
+)
+from agentenv.trainers.strategies.rollout_context import RolloutContext
+from agentenv.trainers.strategies.strategies import PlainStrategy, play_groups
+from agentenv.trainers.warmstart.expert_warmstart import demonstrations, training_examples
+from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
+from agentenv.trainers.warmstart.supervised import (
+    Batch,
+    Metrics,
+    TrainingExample,
+    fit,
+    in_batches,
+    write_policy,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ArenaConfig:
+    """How tasks are chosen, and how they are learned.
+
+    Raises:
+        ConfigurationError: a number is out of range.
+    """
+
+    folds: int = 5
+    """Parts that the tasks are cut into."""
+    epochs: int = 3
+    """How often what is kept is gone through."""
+    episodes: int = 32
+    """Episodes of an optimiser step (512 in the paper)."""
+    rate: float = 0.25
+    """Share of the tiny policy's peak step sizes."""
+    mask_redundant: bool = False
+    """Whether turns that lead back to an earlier state are not learned (EvoCUA)."""
+
+    def __post_init__(self) -> None:
+        if self.folds < 2 or min(self.epochs, self.episodes) < 1:
+            raise ConfigurationError(
+                f"an arena needs folds of at least 2, and epochs and episodes of at least 1, not {self.folds}, "
+                f"{self.epochs} and {self.episodes}"
+            )
+
+
+def folds_of(items: Sequence[T], count: int, rng: Random) -> list[list[T]]:
+    """``items``, shuffled, in ``count`` parts of nearly equal size."""
+    shuffled = rng.sample(items, len(items))
+    edges = [len(shuffled) * place // count for place in range(count + 1)]
+    return [shuffled[a:b] for a, b in pairwise(edges)]
+
+
+def arena(
+    folds: Sequence[Sequence[T]],
+    learn: Callable[[Sequence[T]], None],
+    failed: Callable[[Sequence[T]], Sequence[T]],
+) -> tuple[list[T], list[T]]:
+    """What is kept of all folds, and which of that is hard.
+
+    Args:
+        folds: The first is kept as a whole.
+        learn: Lets the policy of the arena learn what was kept last.
+        failed: Those of some items that this policy fails now.
+    """
+    kept = list(folds[0])
+    learn(kept)
+    for fold in folds[1:]:
+        added = list(failed(fold))
+        kept += added
+        if added:
+            learn(added)
+    return kept, list(failed(kept))
+
+
+def epoch_batches(
+    examples: Sequence[TrainingExample], epochs: int, episodes: int, rng: Random
+) -> Iterator[list[Batch]]:
+    """Optimiser steps that go through all of ``examples`` ``epochs`` times, each time in another order."""
+    for _ in range(epochs):
+        order = rng.sample(examples, len(examples))
+        for start in range(0, len(order), episodes):
+            yield in_batches(order[start : start + episodes], 0.0)
+
+
+@flushed_denormals()
+def arena_warmstart(run: TrainConfig, settings: ArenaConfig, display: Display, out: Path) -> Metrics:
+    """Makes the policy, from the one that ``run`` names, and writes it to ``out``.
+
+    Returns:
+        The metrics of its card: episodes of the expert, how many of them were kept and were hard, tokens seen at the end,
+        minutes.
+
+    Raises:
+        ConfigurationError: the environment has no expert, it succeeds on fewer tasks than there are folds, or the run
+            cannot be configured so.
+    """
+    began = time.perf_counter()
+    run = with_declared_scorers(run)
+    torch.set_num_threads(run.threads)
+    torch.manual_seed(run.seed)
+    display.phase("demonstrations", 0)
+    shown = demonstrations(run)
+    if len(shown) < settings.folds:
+        raise ConfigurationError(
+            f"the expert succeeds on {len(shown)} tasks of {run.name}, too few for {settings.folds} folds"
+        )
+    challenger = _start(run)
+    task_env = open_questions(run.train, run.search, run.env, challenger)
+    rng = Random(run.seed)
+    display.phase("arena", settings.folds)
+
+    def learn(some: Sequence[Trajectory]) -> None:
+        _learn(challenger, some, settings, rng, display)
+
+    def failed(some: Sequence[Trajectory]) -> list[Trajectory]:
+        return failures(run, task_env, challenger, some)
+
+    kept, hard = arena(folds_of(shown, settings.folds, rng), learn, failed)
+    display.phase("imitation", settings.epochs)
+    policy = _start(run)
+    tokens = _learn(policy, [*kept, *hard], settings, rng, display)
+    metrics: Metrics = {
+        "demonstrations": len(shown),
+        "kept": len(kept),
+        "hard": len(hard),
+        "tokens": tokens,
+        "minutes": (time.perf_counter() - began) / 60,
+    }
+    text = _CARD.format(
+        policy=run.policy, env=run.env.id, folds=settings.folds, epochs=settings.epochs, **metrics
+    )
+    write_policy(policy, metrics, episode_card(run), text, out)
+    return metrics
+
+
+def _start(run: TrainConfig) -> HFPolicy:
+    return trained_policy(run.policy, run.lora, run.compute.precise(), seed=run.seed)
+
+
+def _learn(
+    policy: HFPolicy, shown: Sequence[Trajectory], settings: ArenaConfig, rng: Random, display: Display
+) -> int:
+    """All epochs on ``shown``; the tokens that were seen."""
+    examples = [
+        example
+        for trajectory in shown
+        for example in training_examples(trajectory, mask_redundant=settings.mask_redundant)
+    ]
+    batches = epoch_batches(examples, settings.epochs, settings.episodes, rng)
+    steps = settings.epochs * math.ceil(len(examples) / settings.episodes)
+    return fit(policy, batches, steps, settings.rate, WarmstartConfig(), display)
+
+
+def failures(
+    run: TrainConfig, task_env: TaskEnv, policy: HFPolicy, shown: Sequence[Trajectory]
+) -> list[Trajectory]:
+    """Those of ``shown`` whose tasks the policy does not solve when it decides greedily."""
+    chat = make_chat_format(run.format, run.chat, policy)
+    config = rollout_config(run.rollout, run.env, temperature=0.0)
+    context = RolloutContext(policy, chat, config, policy.tokenizer.decode, name="arena")
+    size, left = run.rollout.questions * run.rollout.group_size, []
+    for start in range(0, len(shown), size):
+        some = shown[start : start + size]
+        played = asyncio.run(_play(task_env, some, context))
+        left += [
+            one
+            for one, (episode,) in zip(some, played, strict=True)
+            if not episode.valid or episode.reward < one.reward
+        ]
+    return left
+
+
+async def _play(
+    task_env: TaskEnv, shown: Sequence[Trajectory], context: RolloutContext
+) -> list[list[Trajectory]]:
+    seconds = context.config.deadline_s
+    envs = await make_envs([task_env.make_env] * len(shown), seconds)
+    try:
+        groups = [
+            [EpisodeSpec(env, one.task, seed=place, group_id=f"task-{place}")]
+            for place, (env, one) in enumerate(zip(envs, shown, strict=True))
+        ]
+        return await play_groups(groups, PlainStrategy(), context)
+    finally:
+        await close_quickly(envs, seconds)
+
+
+_CARD = """\
+# A policy that imitated an expert where it was hard
+
+From `{policy}` by {epochs} epochs on {kept} of {demonstrations} episodes of the expert of `{env}`, which an arena of
+{folds} folds chose; {hard} of them are hard and count twice (`agentenv warmstart --imitate ... --arena {folds}`): {tokens:,}
+tokens in {minutes:.1f} minutes.
+"""
