@@ -68,13 +68,13 @@ class JudgeStrategy:
         judged.policy_seconds = state.policy_seconds
         judged.turns[-1] = replace(judged.turns[-1], observation=shown)
         observe(judged, context.chat, shown, limit)
-        if judged.ended is not None or len(judged.ids) >= limit:
-            return state
         turn = len(state.turns)
-        for segment in state.segments:
-            if segment.kind is SegmentKind.POLICY and segment.turn == turn:
-                judged.segments.append(replace(segment, row=judged.row, context_mismatch=True))
-                judged.ids.extend(segment.ids)
+        sampled = [s for s in state.segments if s.kind is SegmentKind.POLICY and s.turn == turn]
+        if judged.ended is not None or len(judged.ids) + sum(len(s.ids) for s in sampled) > limit:
+            return state
+        for segment in sampled:
+            judged.segments.append(replace(segment, row=judged.row, context_mismatch=True))
+            judged.ids.extend(segment.ids)
         return judged
 
 

@@ -7,7 +7,7 @@ import pytest
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Origin, Trajectory
-from agentenv.core.types import Document, EndReason, Message, MessagePart, Task
+from agentenv.core.types import Document, Message, MessagePart, Task
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.fakes import ByteTokenizer
@@ -68,14 +68,16 @@ def test_an_observation_of_parts_is_marked_behind_the_last() -> None:
     assert marked(()) == (Message("tool", MARK),)
 
 
-def test_without_room_for_the_mark_the_episode_stays_as_it_is() -> None:
-    """The context holds the page and the turn after it, but not the mark, which is longer than that turn."""
+@pytest.mark.parametrize(("missing", "dropped"), [(0, 1), (1, 0), (18, 0)])
+def test_without_room_for_the_mark_the_episode_stays_as_it_is(missing: int, dropped: int) -> None:
+    """A context that holds the page, its mark and the turn of 18 tokens after it, or lacks some tokens for that."""
     script = ("<search>Eve</search>", "<judge>no</judge>", "<answer>Ada</answer>")
-    before, _ = play(*script[:2])
-    tokens = sum(len(segment.ids) for segment in before.segments if segment.turn < 1)
-    played, _ = play(*script, drop="mark", room=tokens + 20)
-    assert (played.info["strategy"], played.end_reason) == ({"judge_dropped": 0}, EndReason.TOKEN_LIMIT)
-    assert MARK not in played.turns[0].observation[0].text
+    whole, _ = play(*script, drop="mark")
+    room = sum(len(segment.ids) for segment in whole.segments if segment.turn < 1) + 18 - missing
+    played, _ = play(*script, drop="mark", room=room)
+    assert played.info["strategy"] == {"judge_dropped": dropped}
+    assert (MARK in played.turns[0].observation[0].text) == bool(dropped)
+    assert len(played.ids) <= room
 
 
 def test_without_a_verdict_it_is_plain_play() -> None:
