@@ -12,7 +12,8 @@ Two rules hold for all of them:
   `em_squad2` and `f1_squad2`, which follow their source: such golds are dropped, and where none is left the
   gold is "", meaning "no answer".
 
-In papers `f1_hotpot` is f1_squad_guard, and `em_cover` is sub-EM, "acc" (FlashRAG) or "EM" (ZeroSearch).
+`f1_squad_guard` is `f1_hotpot` under the name of FlashRAG and HierSearch. HierSearch cuts Chinese text into words by
+a dictionary first, which is not done here. In papers `em_cover` is sub-EM, "acc" (FlashRAG) or "EM" (ZeroSearch).
 Whole prediction files in the layouts of HotpotQA, 2Wiki and MuSiQue are scored by
 `agentenv.evaluation.official`, supporting facts included. A judge is asked by `agentenv.evaluation.llm_judge`.
 """
@@ -93,6 +94,11 @@ def em_squad(prediction: str, gold: str) -> float:
     return float(normalize.squad(prediction) == target) if target else _same_text(prediction, gold)
 
 
+def em_plain(prediction: str, gold: str) -> float:
+    """1 if both are equal up to case and white space (HybridDeepSearcher)."""
+    return _same_text(prediction, gold)
+
+
 def em_triviaqa(prediction: str, gold: str) -> float:
     """1 if both are equal after TriviaQA normalisation, where punctuation becomes a blank."""
     target = normalize.triviaqa(gold)
@@ -138,6 +144,16 @@ def f1_squad(prediction: str, gold: str) -> float:
         return _same_text(prediction, gold)
     tokens = normalize.squad(prediction).split()
     return _f1((Counter(tokens) & Counter(target)).total(), len(tokens), len(target))
+
+
+def f1_plain(prediction: str, gold: str) -> float:
+    """`f1_squad` over words that keep their punctuation and articles (HybridDeepSearcher)."""
+    target, tokens = normalize.plain(gold).split(), normalize.plain(prediction).split()
+    return (
+        _f1((Counter(tokens) & Counter(target)).total(), len(tokens), len(target))
+        if target
+        else float(not tokens)
+    )
 
 
 def em_squad2(prediction: str, golds: Sequence[str]) -> float:
@@ -188,6 +204,7 @@ SCORERS = {
     scorer.name: scorer
     for scorer in (
         Scorer("em_squad", 1, True, "squad", _over_golds(em_squad)),
+        Scorer("em_plain", 1, True, "plain", _over_golds(em_plain)),
         Scorer("em_squad2", 1, True, "squad", em_squad2),
         Scorer("em_triviaqa", 1, True, "triviaqa", _over_golds(em_triviaqa)),
         Scorer("em_nq", 1, True, "nq", _over_golds(em_nq)),
@@ -195,8 +212,10 @@ SCORERS = {
         Scorer("em_cover", 1, True, "squad", _over_golds(em_cover)),
         Scorer("cem", 1, True, "squad", _over_golds(cem)),
         Scorer("f1_squad", 1, False, "squad", _over_golds(f1_squad)),
+        Scorer("f1_plain", 1, False, "plain", _over_golds(f1_plain)),
         Scorer("f1_squad2", 1, False, "squad", f1_squad2),
         Scorer("f1_hotpot", 1, False, "squad", _over_golds(f1_hotpot)),
+        Scorer("f1_squad_guard", 1, False, "squad", _over_golds(f1_hotpot)),
         Scorer("f1_set", 1, False, "asearcher", _over_golds(f1_set)),
     )
 }

@@ -47,6 +47,12 @@ def value(name: str, prediction: str | None, *answers: str) -> float:
         ("em_cover", "capital Beijing", "Beijing capital", 0),
         ("em_cover", "Beijinger", "Beijing", 1),  # a substring, not a word
         ("cem", "Beijinger", "Beijing", 0),
+        ("em_plain", " New  YORK", "new york", 1),
+        ("em_plain", "the usa", "usa", 0),  # articles and punctuation stay
+        ("em_plain", "Spider-Man", "spiderman", 0),
+        ("f1_plain", "in Beijing, China", "Beijing", 0),  # "beijing," is another word
+        ("f1_plain", "the city of Ulm", "Ulm", 0.4),  # P = 1/4, R = 1; without the article it would be .5
+        ("f1_plain", *NEW_YORK, 0.75),
     ],
 )
 def test_reference_vectors(name: str, prediction: str, gold: str, expected: float) -> None:
@@ -73,6 +79,8 @@ def test_popqa_looks_for_the_raw_alias_in_the_raw_prediction(
 def test_guard_gives_no_partial_credit_for_yes_and_no() -> None:
     # Unguarded: pred [yes, it, is], gold [yes] -> P = 1/3, R = 1 -> 1/2.
     assert value("f1_squad", "yes it is", "yes") == 0.5
+    assert value("f1_squad_guard", "yes it is", "yes") == 0.0
+    assert value("f1_squad_guard", *NEW_YORK) == 0.75
     assert value("f1_hotpot", "yes it is", "yes") == 0.0
     assert value("f1_hotpot", "no", "no it is not") == 0.0
     assert value("f1_hotpot", "Yes.", "yes") == 1.0
@@ -99,8 +107,9 @@ def test_f1_set_cuts_chinese_into_letters_and_digit_runs() -> None:
 @pytest.mark.parametrize("name", ORDINARY)
 @pytest.mark.parametrize("prediction", ["anything at all", "", "the", "!"])
 def test_a_gold_that_normalises_to_nothing_does_not_match_everything(name: str, prediction: str) -> None:
-    golds = ("   ", "---") if name in ("em_popqa_raw", "f1_set") else ("The The", "A")
-    expected = 1.0 if name in ("em_popqa_raw", "f1_set") and prediction == "" else 0.0
+    keeps_articles = name in ("em_popqa_raw", "f1_set", "em_plain", "f1_plain")
+    golds = ("   ", "---") if keeps_articles else ("The The", "A")
+    expected = 1.0 if keeps_articles and prediction == "" else 0.0
     assert value(name, prediction, *golds) == expected
 
 
@@ -152,7 +161,7 @@ def test_a_score_names_its_scorer() -> None:
 
 
 def test_every_scorer_names_how_it_normalises() -> None:
-    ways = {"squad", "triviaqa", "nq", "asearcher"}
+    ways = {"squad", "triviaqa", "nq", "asearcher", "plain"}
     assert {scorer.normaliser for scorer in SCORERS.values()} == ways | {"none"}
     assert all(callable(getattr(normalize, way)) for way in ways)
 
