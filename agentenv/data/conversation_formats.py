@@ -10,8 +10,10 @@ from typing import Any
 from agentenv.core.types import Task
 from agentenv.data.dataset_files import RawRow
 from agentenv.errors import DatasetError
+from agentenv.policies.conversations import SEPARATOR
 
 UNANSWERABLE = "UNANSWERABLE"
+_IDS = ("passage_id", "psg_id", "id")
 
 
 def topiocqa(record: RawRow) -> Iterator[Task]:
@@ -38,6 +40,40 @@ def topiocqa(record: RawRow) -> Iterator[Task]:
     if passage:
         data["supporting_ids"] = [RawRow(passage, f"{record.place}, Gold_passage").id("id")]
     yield Task(_turn_id(record), record.text("Question"), accepted, data=data)
+
+
+def topiocqa_dpr(record: RawRow) -> Iterator[Task]:
+    """A turn of TopiOCQA in the format of DPR, as its authors' program reads it; negative passages are not read.
+
+    Its files come in three forms of the question. In the form AllHistory the turns before it stand in the question, and they
+    become ``data["history"]``. In the forms Original and Rewrites there are none, and the question is what is searched. A
+    turn that cannot be answered yields no task.
+    """
+    said = record.text("question").split(SEPARATOR)
+    if len(said) % 2 == 0:
+        raise DatasetError(
+            f"{record.place}: question must end with a question after pairs of question and answer, not after "
+            f"{len(said) - 1} parts."
+        )
+    answers = record.value("answers")
+    if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
+        raise DatasetError(f"{record.place}: answers must be a list of text, not {str(answers)[:60]!r}.")
+    accepted = tuple(dict.fromkeys(answer.strip() for answer in answers if answer.strip()))
+    if UNANSWERABLE in accepted or not accepted:
+        return
+    pairs = list(zip(said[:-1:2], said[1::2], strict=True))
+    passages = list(record.items("positive_ctxs"))
+    named = [passage.id(*_IDS) for passage in passages if any(name in passage.fields for name in _IDS)]
+    data: dict[str, Any] = {
+        "cluster": f"conversation {record.id('conv_id')}",
+        "history": pairs,
+        "topic": passages[0].text("title").partition(SEPARATOR)[0] if passages else "",
+    }
+    if named:
+        data["supporting_ids"] = named
+    if pairs:
+        data["turn"] = len(pairs) + 1
+    yield Task(f"{record.id('conv_id')}_{record.id('turn_id')}", said[-1], accepted, data=data)
 
 
 def qrecc(record: RawRow) -> Iterator[Task]:

@@ -163,6 +163,17 @@ SETS: dict[str, QuestionSet] = {
         conversations.topiocqa,
         notes="Turns of one conversation are a cluster. Turns that cannot be answered are left out.",
     ),
+    "topiocqa_dpr": QuestionSet(
+        "topiocqa",
+        {
+            "dev": "topiocqa_all_history*dev*.json*",
+            "train": "topiocqa_all_history*train*.json*",
+            "test": "topiocqa_all_history*test*.json*",
+        },
+        conversations.topiocqa_dpr,
+        notes="The files of TopiOCQA's own program, in the form AllHistory; name a file of the form Original or Rewrites by "
+        "its path. Turns that cannot be answered are left out.",
+    ),
     "qrecc": QuestionSet(
         "qrecc",
         {"test": "*qrecc*test*.json*", "train": "*qrecc*train*.json*", "dev": "*qrecc*train*.json*"},

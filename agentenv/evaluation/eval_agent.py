@@ -26,6 +26,7 @@ from agentenv.evaluation.runner import Roll, expert_policy, play_batch, to_recor
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.agent import AgentPolicy
 from agentenv.policies.card import EpisodeCard, read_card
+from agentenv.policies.conversations import FORMS, ConversationPolicy
 from agentenv.policies.extractive import EXTRACTIVE, EXTRACTIVE_CARD, ExtractivePolicy
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.openai import OpenAIPolicy
@@ -123,6 +124,11 @@ def open_eval_agent(spec: str, concurrency: int, stop: tuple[str, ...]) -> EvalA
     if spec == EXTRACTIVE:
         policy = ExtractivePolicy()
         return _agent(policy, EXTRACTIVE_CARD, policy.tokenizer, concurrency, stop, deterministic=True)
+    if spec in FORMS:
+        conversations = ConversationPolicy(spec)
+        return _agent(
+            conversations, EpisodeCard(), conversations.tokenizer, concurrency, stop, deterministic=True
+        )
     if is_endpoint(spec):
         endpoint = make_endpoint_policy(spec)
         return _agent(endpoint, endpoint.card, endpoint.tokenizer, concurrency, stop, deterministic=False)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 KINDS = (
     "scripted",
     "scripted:extractive",
+    "scripted:original",
+    "scripted:all_history",
     "tiny",
     "hf:PATH",
     "router:FOLDER",

@@ -88,6 +88,44 @@ def test_turns_of_topiocqa_have_their_history_their_answers_and_their_passage(tm
     assert (second.data["topic"], second.data["cluster"]) == ("Ada Stone", "conversation 1")
 
 
+def dpr_turn(question: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "conv_id": 1,
+        "turn_id": question.count("[SEP]") // 2 + 1,
+        "question": question,
+        "answers": ["in Ulm", "Ulm"],
+        "positive_ctxs": [
+            {"title": "Ada Stone [SEP] Life", "text": "She was born in Ulm.", "passage_id": "wiki:9"}
+        ],
+        "negative_ctxs": [],
+        "hard_negative_ctxs": [],
+    } | changes
+
+
+def test_the_files_of_topiocqas_own_program_are_read_in_three_forms(tmp_path: Path) -> None:
+    """Five turns in the form AllHistory, of which one cannot be answered, and one of each other form."""
+    history = "who built the tower [SEP] Ada Stone [SEP] where was she born"
+    turns = [
+        dpr_turn("who built the tower", answers=["Ada Stone"], positive_ctxs=[]),
+        dpr_turn(history),
+        dpr_turn(f"{history} [SEP] in Ulm [SEP] when", answers=["1850"]),
+        dpr_turn(f"{history} [SEP] in Ulm [SEP] when [SEP] 1850 [SEP] why", answers=["UNANSWERABLE"]),
+        dpr_turn(f"{history} [SEP] in Ulm [SEP] when [SEP] 1850 [SEP] why [SEP] UNANSWERABLE [SEP] so?"),
+    ]
+    write(tmp_path / "topiocqa", "topiocqa_all_history_retriever_dev.json", turns)
+    found = load_dataset("topiocqa_dpr", tmp_path).tasks
+    assert [task.id for task in found] == ["1_1", "1_2", "1_3", "1_5"]
+    second = found[1]
+    assert (second.question, second.answers) == ("where was she born", ("in Ulm", "Ulm"))
+    assert second.data["history"] == [("who built the tower", "Ada Stone")]
+    assert (second.data["supporting_ids"], second.data["topic"]) == (("wiki:9",), "Ada Stone")
+    assert {task.data["cluster"] for task in found} == {"conversation 1"}
+    for name, question in (("original", "where was she born"), ("rewrites", "where was Ada Stone born")):
+        path = write(tmp_path, f"topiocqa_{name}_retriever_dev.json", [dpr_turn(question)])
+        (task,) = load_dataset("topiocqa_dpr", path).tasks
+        assert (task.question, task.data["history"]) == (question, [])
+
+
 def test_turns_of_qrecc_have_the_rewriting_of_a_person_and_passages_from_elsewhere(tmp_path: Path) -> None:
     rows = [qrecc_turn(3, 1), qrecc_turn(3, 2, Answer=""), qrecc_turn(3, 3)]
     write(tmp_path / "qrecc", "qrecc_test.json", rows)
@@ -128,11 +166,22 @@ def test_no_conversation_is_in_two_splits(tmp_path: Path) -> None:
         ("topiocqa", TOPIOCQA[1] | {"Context": ["alone"]}, "alone"),
         ("topiocqa", TOPIOCQA[1] | {"Additional_answers": [7]}, "7"),
         ("topiocqa", TOPIOCQA[1] | {"Gold_passage": "wiki:9"}, "wiki:9"),
+        ("topiocqa_dpr", dpr_turn("a [SEP] b"), "1 parts"),
+        ("topiocqa_dpr", dpr_turn("a", answers="b"), "'b'"),
         ("qrecc", qrecc_turn(1, 1, Answer=None), "None"),
         ("qrecc", qrecc_turn(1, 1, Question=" "), "Question"),
         ("qrecc", {k: v for k, v in qrecc_turn(1, 1).items() if k != "Conversation_no"}, "Conversation_no"),
     ],
-    ids=["odd history", "additional answer", "passage", "no answer", "blank question", "no conversation"],
+    ids=[
+        "odd history",
+        "additional answer",
+        "passage",
+        "no question",
+        "one answer",
+        "no answer",
+        "blank question",
+        "no conversation",
+    ],
 )
 def test_a_malformed_turn_is_named(tmp_path: Path, name: str, row: dict[str, Any], named: str) -> None:
     path = write(tmp_path, "one.json", [row])
