@@ -8,6 +8,7 @@ from random import Random
 
 from agentenv.data.organisation_days import celebrate, incident, leave, plan_sprint, progress, retrospective
 from agentenv.data.organisation_log import OPENS, Engine, Organisation, OrganisationConfig
+from agentenv.data.organisation_routine import routine
 from agentenv.data.world_names import NameGenerator
 
 
@@ -43,5 +44,7 @@ def _live(engine: Engine, day: int, *, leaving: bool) -> None:
         retrospective(engine)
     if engine.rng.random() < 0.2:
         celebrate(engine)
+    routine(engine)
     if leaving:
         leave(engine)
+    engine.feel(0.03)

@@ -94,6 +94,7 @@ def incident(engine: Engine, behind: Event | None = None, depth: int = 0) -> Non
     if detected is None:
         return
     engine.health -= 25
+    engine.feel(-0.15)
     text = f"{number} is assigned to {fixer}, who investigates the service {service}."
     looked = engine.happen(
         "investigating",
@@ -138,6 +139,16 @@ def _afterwards(
         cause=fixed.id,
         minutes=(5, 40),
     )
+    if engine.rng.random() < 0.3:
+        text = f"{lead} tells everybody that the service {service} is stable again after {number}."
+        engine.happen(
+            "stability-update",
+            [lead],
+            facts | {"person": lead},
+            [("mail", f"State of {service}", text, everybody(engine))],
+            cause=fixed.id,
+            minutes=(10, 60),
+        )
     if engine.rng.random() < 0.5:
         author = engine.rng.choice(staff)
         text = f"{author} has written the post-mortem of {number}: why the service {service} failed, and what follows."
@@ -208,3 +219,24 @@ def leave(engine: Engine) -> None:
         )
         if moved is not None:
             engine.tickets[number] = (heir, moved.id)
+    _knowledge_gap(engine, gone, lead, told)
+
+
+def _knowledge_gap(engine: Engine, gone: str, lead: str, told: Event) -> None:
+    """What somebody who leaves has repaired and nobody has described: the team, which saw every repair, is told the share.
+
+    The mail names no incident that is described, so that nobody learns from it that a post-mortem was written.
+    """
+    done = [e.facts["incident"] for e in engine.events if e.kind == "fixed" and e.facts["person"] == gone]
+    described = {e.facts["incident"] for e in engine.events if e.kind == "post-mortem"}
+    missing = [number for number in done if number not in described]
+    if missing:
+        share = f"{len(missing)} of {len(done)}"
+        text = f"No post-mortem was written of {share} incidents that {gone} has fixed: {', '.join(missing)}."
+        engine.happen(
+            "knowledge-gap",
+            [lead],
+            {"person": gone, "share": share, "missing": ", ".join(missing)},
+            [("mail", f"What {gone} knew", text, present(engine, team_of(engine, gone)))],
+            cause=told.id,
+        )

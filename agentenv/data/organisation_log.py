@@ -19,12 +19,30 @@ Time = tuple[int, int]
 """Business day from 1, and minute of the day."""
 
 OPENS, CLOSES = 9 * 60, 17 * 60 + 30
-COOLDOWN = {"retrospective": 9, "celebration": 5}
-"""Business days before an event of the same kind may follow."""
-NEEDS_INCIDENT = frozenset({"post-mortem", "escalation"})
-NEEDS_HEALTH = frozenset({"celebration"})
+COOLDOWN = {
+    "retrospective": 9,
+    "sprint": 9,
+    "morale-intervention": 5,
+    "hr-checkin": 3,
+    "leadership-sync": 2,
+    "vendor-meeting": 3,
+    "departure": 999,
+    "celebration": 5,  # this project's; all others are OrgForge's
+}
+"""Business days before an event of the same kind may follow, of the same team where the event is a team's."""
+NEEDS_INCIDENT = frozenset({"post-mortem", "escalation", "stability-update"})
+NEEDS_HEALTH = frozenset({"celebration", "hackathon"})
+KINDS = (
+    COOLDOWN.keys()
+    | NEEDS_INCIDENT
+    | NEEDS_HEALTH
+    | {"ticket", "progress", "reassigned", "detected", "investigating", "fixed", "resolved", "knowledge-gap"}
+)
+"""The kinds of events that the engine knows. Another kind may happen only if its name tells in which channel it is left."""
+_HINTS = ("mail", "chat", "ticket")
 _LEAST_HEALTH = 40
-STATES_ITS_REPAIR = frozenset({"resolved", "detected"})
+_LOW_MORALE = 0.6
+STATES_ITS_REPAIR = frozenset({"resolved", "detected", "stability-update"})
 """Kinds of events whose texts say that the repair which caused them was made."""
 
 
@@ -172,6 +190,12 @@ class Engine:
     tickets: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Person and event of each open ticket."""
     health: int = 100
+    morale: float = 1.0
+    """From 0 to 1: it falls with every incident and recovers by the day."""
+
+    def feel(self, change: float) -> None:
+        """Moves the morale by ``change``, within its bounds."""
+        self.morale = min(1.0, max(0.0, self.morale + change))
 
     def tick(self, actors: Sequence[str], after: Time, low: int, high: int) -> Time:
         """Brings the clocks of ``actors`` to the latest of them and of ``after``, and on by ``low`` to ``high`` minutes."""
@@ -190,15 +214,20 @@ class Engine:
             return "unknown person"
         if any(actor in self.left for actor in actors):
             return "departed person"
+        if kind not in KINDS and not any(hint in kind for hint in _HINTS):
+            return "novel kind"
         if kind in NEEDS_HEALTH and self.health < _LEAST_HEALTH:
             return "health"
         incidents = [e.facts["incident"] for e in self.events if e.kind == "detected"]
         if kind in NEEDS_INCIDENT and facts.get("incident") not in incidents:
             return "no incident"
         today = max(self.cursors[actor] for actor in actors)[0]
-        last = max((e.time[0] for e in self.events if e.kind == kind), default=None)
+        alike = [e for e in self.events if e.kind == kind and e.facts.get("team") == facts.get("team")]
+        last = max((e.time[0] for e in alike), default=None)
         if kind in COOLDOWN and last is not None and today - last < COOLDOWN[kind]:
             return "cooldown"
+        if kind == "morale-intervention" and self.morale > _LOW_MORALE:
+            return "morale"
         worked = (e for e in self.events if e.kind == kind == "progress" and e.actors[0] == actors[0])
         return "one progress a day" if any(e.time[0] == today for e in worked) else ""
 

@@ -12,6 +12,7 @@ from agentenv.data.organisation import invent_organisation
 from agentenv.data.organisation_log import (
     CLOSES,
     COOLDOWN,
+    KINDS,
     OPENS,
     Artefact,
     Engine,
@@ -36,11 +37,13 @@ def test_the_log_keeps_its_rules(made: Organisation) -> None:
         if event.cause is not None:
             assert by_id[event.cause].time < event.time
     for kind, days in COOLDOWN.items():
-        when = [event.time[0] for event in made.events if event.kind == kind]
-        assert all(later - earlier >= days for earlier, later in pairwise(when))
+        for team in (None, *made.teams):
+            alike = [e for e in made.events if e.kind == kind and e.facts.get("team") == team]
+            assert all(later.time[0] - earlier.time[0] >= days for earlier, later in pairwise(alike))
     progress = Counter((e.actors[0], e.time[0]) for e in made.events if e.kind == "progress")
     assert max(progress.values()) == 1
     assert made.refused["one progress a day"] > 0  # what breaks a rule is proposed, and refused
+    assert made.refused["cooldown"] > 0
 
 
 @pytest.mark.parametrize("made", MADE, ids=lambda made: f"seed {made.config.seed}")
@@ -52,6 +55,14 @@ def test_what_is_written_states_its_event_and_reaches_nobody_who_has_left(made: 
         assert artefact.document.title.startswith(f"[{artefact.channel}] {clock(artefact.time)}: ")
         assert all(artefact.time <= made.left[person] for person in artefact.audience if person in made.left)
     assert len({document.id for document in made.documents}) == len(made.documents)
+
+
+def test_what_the_engine_does_not_know_happens_only_if_its_name_tells_the_channel() -> None:
+    kinds = {event.kind for made in MADE for event in made.events}
+    assert sum(made.refused.get("novel kind", 0) for made in MADE) > 0
+    assert sum(made.refused.get("morale", 0) for made in MADE) > 0
+    assert kinds - KINDS == {"mail-digest"}
+    assert KINDS - kinds <= {"hackathon"}  # invented in few organisations
 
 
 def test_equal_configs_give_equal_organisations_and_splits_share_no_name() -> None:
@@ -111,9 +122,16 @@ def test_what_depends_on_what() -> None:
         ("sprint", ["Eve"], {}, "unknown person"),
         ("sprint", ["Cyd"], {}, "departed person"),
         ("celebration", ["Ada"], {}, "health"),
+        ("hackathon", ["Ada"], {}, "health"),
+        ("fire-drill", ["Ada"], {}, "novel kind"),
+        ("mail-digest", ["Ada"], {}, ""),
+        ("stability-update", ["Ada"], {"incident": "INC-7"}, "no incident"),
+        ("morale-intervention", ["Ada"], {}, "morale"),
         ("post-mortem", ["Ada"], {"incident": "INC-7"}, "no incident"),
         ("post-mortem", ["Ada"], {"incident": "INC-1"}, ""),
         ("retrospective", ["Ada"], {}, "cooldown"),
+        ("sprint", ["Ada"], {"team": "t"}, "cooldown"),
+        ("sprint", ["Ada"], {"team": "u"}, ""),
         ("progress", ["Ada"], {}, "one progress a day"),
         ("progress", ["Bob"], {}, ""),
     ],
@@ -134,8 +152,39 @@ def test_the_first_rule_against_an_event(
         Event("e0", "detected", (1, 600), ("Ada",), {"incident": "INC-1"}),
         Event("e1", "retrospective", (4, 600), ("Ada",), {}),
         Event("e2", "progress", (5, 600), ("Ada",), {}),
+        Event("e3", "sprint", (1, 600), ("Ada",), {"team": "t"}),
     ]
     assert engine.refusal(kind, actors, facts) == rule
+
+
+def test_a_team_is_thanked_only_where_morale_is_low() -> None:
+    engine = Engine(OrganisationConfig(), Random(0), {"t": ("Ada",)}, {}, {"Ada": (5, OPENS)}, morale=0.6)
+    assert engine.refusal("morale-intervention", ["Ada"], {}) == ""
+    engine.feel(0.01)
+    assert engine.refusal("morale-intervention", ["Ada"], {}) == "morale"
+    engine.feel(7.0)
+    assert engine.morale == 1.0
+    engine.feel(-7.0)
+    assert engine.morale == 0.0
+
+
+def test_what_a_leaver_has_fixed_and_nobody_described_is_told_to_the_team() -> None:
+    gaps = 0
+    for seed in range(12):
+        made = invent_organisation(OrganisationConfig(seed=seed))
+        (gone, left), *_ = made.left.items()
+        fixed = [e.facts["incident"] for e in made.events if e.kind == "fixed" and e.facts["person"] == gone]
+        missing = [number for number in fixed if "post-mortem" not in made.incident(number)]
+        told = [e for e in made.events if e.kind == "knowledge-gap"]
+        assert bool(told) is bool(missing)
+        for event in told:
+            gaps += 1
+            assert event.time > left
+            assert event.facts["missing"].split(", ") == missing
+            assert event.facts["share"] == f"{len(missing)} of {len(fixed)}"
+            (mail,) = made.of_event(event.id)
+            assert gone not in mail.audience
+    assert gaps > 0
 
 
 def test_the_answers_follow_from_the_texts_alone() -> None:
@@ -222,7 +271,8 @@ def test_questions_go_back_along_incidents_and_the_texts_alone_answer_them() -> 
 
 SAYS = {
     "was fixed": (
-        r"I have fixed the service \w+, {0} can|{0} of the service \w+ is resolved; .* has fixed it|that fixed {0} has"
+        r"I have fixed the service \w+, {0} can|{0} of the service \w+ is resolved; .* has fixed it|that fixed {0} has|"
+        r"is stable again after {0}\."
     ),
     "was resolved": r"{0} of the service \w+ is resolved",
     "was written": r"has written the post-mortem of {0}:",
@@ -253,7 +303,7 @@ def read_by(made: Organisation, task: Task) -> list[str]:
 def test_no_text_that_somebody_had_seen_contradicts_what_they_could_know(followups: int) -> None:
     """Who saw the message of an incident that a repair has caused knows of the repair, whoever wrote of it before."""
     counts: Counter[str] = Counter()
-    told_later = 0
+    told_later = told_all = 0
     for seed in range(8):
         made = invent_organisation(OrganisationConfig(seed=seed, followups=followups))
         for task in questions_about(made):
@@ -266,8 +316,10 @@ def test_no_text_that_somebody_had_seen_contradicts_what_they_could_know(followu
                     assert proof == read[0]
                     text = next(document.text for document in made.documents if document.id == proof)
                     told_later += "has caused it" in text
+                    told_all += "stable again" in text
     assert counts["yes"] == counts["no"] >= 50
     assert (told_later > 0) is (followups > 0)
+    assert told_all > 0
 
 
 def test_an_organisation_without_followups_is_as_it_was() -> None:

@@ -1,7 +1,8 @@
 """``agentenv/OrganisationSearch-v0``: questions about an organisation with mail, chat and tickets, after OrgForge.
 
-A search may name a channel and a time: ``mail before day 5: INC-2``. Some of what is asked for does not exist, and the right
-answer says so. The reward is the score of the answer, and for a right one a part for the evidence that was found.
+A search may name a channel and a time: ``mail before day 5: INC-2``. What it finds can be opened by its id. Some of what is
+asked for does not exist, and the right answer says so. The reward is the score of the answer, and for a right one a part for
+the evidence that was found.
 """
 
 import re
@@ -15,7 +16,7 @@ from agentenv.data.organisation import invent_organisation
 from agentenv.data.organisation_log import OrganisationConfig
 from agentenv.data.organisation_questions import organisation_tasks
 from agentenv.envs.search.outcomes import Reward, score_of
-from agentenv.envs.search.page_format import QuestionPrompt
+from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_addresses
 from agentenv.envs.search.planner_rewards import coverage
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
@@ -27,7 +28,8 @@ PROMPT = """\
 Answer a question about an organisation from its mail, its chat and its tickets. A mail is seen by those to whom it goes, a \
 message or a ticket by the team, and nobody sees what is written after leaving.
 First think between <think> and </think>. Write a query between <search> and </search>; a channel and a time may stand \
-before it, as in <search>mail before day 5, 12:00: INC-2</search>.
+before it, as in <search>mail before day 5, 12:00: INC-2</search>. What is found comes with its id in brackets; to see one \
+whole, write its id between <open> and </open>.
 When you know the answer, write it between <answer> and </answer>, short and without explanation; write \
 <answer> nobody </answer> where what is asked for does not exist.
 Question: {question}
@@ -99,6 +101,26 @@ class ChannelSearch:
         return ToolReply(self.search.format.page(self.search.format.passages(found)), result)
 
 
+@dataclass(frozen=True)
+class OpenTool:
+    """Shows an artefact of the task's organisation whole, by its id."""
+
+    format: PageFormat
+
+    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+        """The artefact; a notice where no artefact has the id."""
+        corpus = _searched(organisation_of(state.task)).corpus
+        try:
+            document = corpus[corpus.row_of(call.text)]
+        except KeyError:
+            page = self.format.page(f"No artefact has the id {call.text!r}.")
+            return ToolReply(page, ToolResult("open", ToolStatus.ERROR, call.text, "UnknownId"))
+        passage = Passage(document.id, document.title, document.text, 0.0)
+        state.add_passages([passage])
+        result = ToolResult("open", ToolStatus.OK, call.text, data={"ids": [[passage.id]]})
+        return ToolReply(self.format.page(format_addresses([passage])), result)
+
+
 def organisation_reward(
     state: SearchState, *, answer: Reward, scorer: Any, evidence: float
 ) -> dict[str, float]:
@@ -115,8 +137,8 @@ def organisation_reward(
 class OrganisationSearch(SearchEnv):
     """Search by channel and time in an organisation whose facts and gaps are known."""
 
-    call_markers = ("<search>",)
-    stop = ("</search>", "</answer>")
+    call_markers = ("<search>", "<open>")
+    stop = ("</search>", "</open>", "</answer>")
 
     def __init__(
         self,
@@ -125,6 +147,7 @@ class OrganisationSearch(SearchEnv):
         k: int = 5,
         max_turns: int = 6,
         observation_tokens: int = 500,
+        snippet_words: int | None = None,
         scorer: str = "em_squad",
         evidence_reward: float = 0.2,
         prompt: str = PROMPT,
@@ -138,6 +161,7 @@ class OrganisationSearch(SearchEnv):
             k: Artefacts that a search shows.
             max_turns: Turns before the last one, in which only an answer counts.
             observation_tokens: Bound of one observation.
+            snippet_words: Words of each artefact that a search shows, the rest is for ``<open>``; None shows all.
             scorer: Name of the scorer of answers.
             evidence_reward: What a right answer earns more if everything that it stands on was shown.
             prompt: Opening message; must hold ``{question}``.
@@ -154,17 +178,19 @@ class OrganisationSearch(SearchEnv):
             k=k,
             max_turns=max_turns,
             observation_tokens=observation_tokens,
+            snippet_words=snippet_words,
             scorer=scorer,
             count_tokens=count_tokens,
             render_mode=render_mode,
         )
         if evidence_reward < 0:
             raise ConfigurationError(f"evidence_reward={evidence_reward} must not be negative")
-        self.search = replace(self.search, queries=1)
+        page_format = replace(self.search.format, write=format_addresses)
+        self.search = replace(self.search, queries=1, format=page_format)
         self.parts = SearchParts(
             opening=QuestionPrompt(prompt),
-            parser=TagParser(("search", "answer")),
-            tools={"search": ChannelSearch(self.search)},
+            parser=TagParser(("search", "open", "answer"), filled=("search", "open")),
+            tools={"search": ChannelSearch(self.search), "open": OpenTool(page_format)},
             reward=partial(
                 organisation_reward, answer=self.answer_reward, scorer=self.scorer, evidence=evidence_reward
             ),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.cli.main import main
-from agentenv.core.types import Passage
+from agentenv.core.types import Passage, ToolStatus
 from agentenv.data.datasets import load_dataset
 from agentenv.envs.search.organisation_search import OrganisationSearch, Restriction
 from agentenv.errors import ConfigurationError
@@ -63,6 +63,25 @@ def test_a_right_answer_earns_more_with_its_evidence_and_evidence_alone_earns_no
     assert earned(answer) == pytest.approx(1.0)
     assert earned(search, "<answer>Somebody Else</answer>") == 0
     assert earned(search, "<answer>nobody</answer>") == 0
+
+
+def test_an_artefact_is_opened_by_its_id_and_counts_as_evidence() -> None:
+    env = OrganisationSearch(snippet_words=2)
+    (task,) = [task for task in env.tasks if task.data["family"] == "fact"][:1]
+    env.reset(seed=0, options={"task": task})
+    page = env.step((env.expert() or ())[0]).observation[0].text
+    (id,) = task.data["supporting_ids"]
+    assert f"]({id}): [chat] day" in page
+    assert "I have fixed" not in page
+    whole = env.step(f"<open>{id}</open>").observation[0].text
+    assert "I have fixed the service" in whole
+    missing = env.step("<open>INC-1</open>")
+    assert "'INC-1'" in missing.observation[0].text
+    assert missing.info["tool_results"][0].error_class == "UnknownId"
+    assert env.step("<open></open>").info["tool_results"][0].status is ToolStatus.FORMAT_ERROR
+    env.reset(seed=0, options={"task": task})
+    env.step(f"<open>{id}</open>")
+    assert env.step(f"<answer>{task.answers[0]}</answer>").reward == pytest.approx(1.2)
 
 
 def test_a_search_in_the_wrong_channel_does_not_show_it() -> None:
