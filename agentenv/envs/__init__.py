@@ -6,6 +6,7 @@ register("agentenv/LocalSearch-v0", "agentenv.envs.search.local_search:LocalSear
 register("agentenv/SimulatedSearch-v0", "agentenv.envs.search.simulated_search:SimulatedSearch")
 register("agentenv/SelfSearch-v0", "agentenv.envs.search.self_search:SelfSearch")
 register("agentenv/JudgedSearch-v0", "agentenv.envs.search.judged_search:JudgedSearch")
+register("agentenv/HybridSearch-v0", "agentenv.envs.search.hybrid_search:HybridSearch")
 register("agentenv/Rewrite-v0", "agentenv.envs.search.rewrite:Rewrite")
 register("agentenv/LongSearch-v0", "agentenv.envs.search.long_search:LongSearch")
 register("agentenv/CapabilitySearch-v0", "agentenv.envs.search.capability_search:CapabilitySearch")

@@ -7,6 +7,7 @@ from agentenv.lazy import lazy_exports
 if TYPE_CHECKING:
     from agentenv.envs.search.agent_search import AgentSearch
     from agentenv.envs.search.hierarchical_search import HierarchicalSearch
+    from agentenv.envs.search.hybrid_search import HybridSearch
     from agentenv.envs.search.judged_search import JudgedSearch
     from agentenv.envs.search.local_search import LocalSearch
     from agentenv.envs.search.long_search import LongSearch
@@ -26,6 +27,7 @@ __all__ = [
     "OUTCOMES",
     "AgentSearch",
     "HierarchicalSearch",
+    "HybridSearch",
     "JudgedSearch",
     "LocalSearch",
     "LongSearch",
@@ -56,6 +58,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "agentenv.envs.search.agent_search": "AgentSearch",
         "agentenv.envs.search.hierarchical_search": "HierarchicalSearch",
+        "agentenv.envs.search.hybrid_search": "HybridSearch",
         "agentenv.envs.search.judged_search": "JudgedSearch",
         "agentenv.envs.search.local_search": "LocalSearch",
         "agentenv.envs.search.long_search": "LongSearch",

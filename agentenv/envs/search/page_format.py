@@ -109,6 +109,8 @@ class PageFormat:
     """Words of each passage that a search shows; None shows all."""
     write: Callable[[Sequence[Passage], int | None], str] = format_passages
     """From passages and ``words`` to text."""
+    wrap: Callable[[str], str] = information
+    """From the body of a page to the observation, which holds it between tags."""
 
     def passages(self, passages: Sequence[Passage]) -> str:
         """The body of a page of search results."""
@@ -116,16 +118,16 @@ class PageFormat:
 
     def page(self, body: str) -> str:
         """``body`` as an observation, cut where it is too long."""
-        return information(self.fitting(body))
+        return self.wrap(self.fitting(body))
 
     def fitting(self, body: str) -> str:
         """The longest run of leading words of ``body`` that fits into one observation."""
-        if self.count(information(body)) <= self.tokens:
+        if self.count(self.wrap(body)) <= self.tokens:
             return body
         words = body.split(" ")
         low, high = 0, len(words)
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.count(information(" ".join(words[:middle]))) <= self.tokens
+            fits = self.count(self.wrap(" ".join(words[:middle]))) <= self.tokens
             low, high = (middle, high) if fits else (low, middle - 1)
         return " ".join(words[:low])

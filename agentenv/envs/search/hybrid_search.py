@@ -1,0 +1,188 @@
+r"""``agentenv/HybridSearch-v0``: queries side by side between tokens of their own (HybridDeepSearcher, Ko et al. 2025).
+
+Several queries stand between ``<|begin_search_queries|>`` and ``<|end_search_queries|>``, and what they find comes back
+between ``<|begin_search_results|>`` and ``<|end_search_results|>``. A text without them is the end, and its last
+``\boxed{...}`` is the answer. Where there is none, or the searches are spent, the environment opens the box itself and
+the policy completes it. Use the inline format, so that the policy goes on where the environment stopped.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentenv.core.types import EndReason, ToolResult, ToolStatus
+from agentenv.envs.search.local_search import as_turns
+from agentenv.envs.search.page_format import QuestionPrompt
+from agentenv.envs.search.search_env import SearchEnv, SearchParts
+from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_tools import SearchTool, answered
+
+BEGIN_QUERIES, END_QUERIES = "<|begin_search_queries|>", "<|end_search_queries|>"
+BEGIN_RESULTS, END_RESULTS = "<|begin_search_results|>", "<|end_search_results|>"
+FINAL = "\n</think>\n\n**Final Answer:**\n\\boxed{"
+"""What the environment writes where an answer is due."""
+
+PROMPT = """\
+Find the answer to the question below with a search engine.
+First say which facts you need. Then write your queries in this form, each on a line of its own with ";" behind it:
+<|begin_search_queries|>
+first query;
+second query
+<|end_search_queries|>
+Put queries that do not wait for each other's results into one search. What they find comes back between \
+<|begin_search_results|> and <|end_search_results|>. Search again as long as facts are missing.
+When you know the answer, give it as \\boxed{YOUR ANSWER}, short and without explanation.
+Question: {question}
+"""
+
+_BOX = "\\boxed{"
+_BRACES = re.compile(r"\\boxed\{|[{}]")
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_TOGETHER = 8
+"""Most queries that the expert asks in one turn."""
+
+
+def results(body: str) -> str:
+    """A page of results: its tokens around it, and the beginning of the next thought."""
+    return f"\n\n{BEGIN_RESULTS}\n{body.strip()}\n{END_RESULTS}\n\n<think>\n"
+
+
+def queries_in(action: str) -> list[str] | None:
+    """The queries of ``action``, one a line, or parted by ";" in a single line; None where it asks for no search.
+
+    As published, several tokens that begin queries count as none.
+    """
+    if action.count(BEGIN_QUERIES) != 1:
+        return None
+    text, end, _ = action.partition(BEGIN_QUERIES)[2].partition(END_QUERIES)
+    if not end:
+        return None
+    lines = [line.strip().strip(";").strip() for line in text.strip().split("\n")]
+    parts = lines[0].split(";") if len(lines) == 1 else lines
+    return [part.strip() for part in parts if part.strip()]
+
+
+def boxed_answer(action: str) -> str | None:
+    r"""The content of the last ``\boxed{...}`` in ``action``, without ``\text``; None where no box is closed."""
+    opened: list[re.Match[str]] = []
+    last: tuple[int, int] | None = None
+    for brace in _BRACES.finditer(action):
+        if brace[0] != "}":
+            opened.append(brace)
+        elif opened and (opening := opened.pop())[0] == _BOX:
+            last = max(last or (0, 0), (opening.end(), brace.start()))
+    return None if last is None else _TEXT.sub(r"\1", action[slice(*last)]).strip()
+
+
+def completed(text: str) -> str | None:
+    r"""What ``text`` puts into a box that is open, without ``\text``; None where it does not close it."""
+    depth = 1
+    for brace in _BRACES.finditer(text):
+        depth += -1 if brace[0] == "}" else 1
+        if not depth:
+            return _TEXT.sub(r"\1", text[: brace.start()]).strip()
+    return None
+
+
+def read_action(action: str) -> ToolCall:
+    """What ``action`` asks for: a search, or else the end."""
+    queries = queries_in(action)
+    if queries is None:
+        return ToolCall("answer", boxed_answer(action) or "", action, "")
+    return ToolCall("search", "\n".join(queries), action, action.partition(END_QUERIES)[2])
+
+
+def is_due(state: SearchState) -> bool:
+    """Whether the environment has opened the box of the answer."""
+    return bool(state.record) and state.last.page == FINAL
+
+
+async def end_with_box(call: ToolCall, state: SearchState) -> ToolReply:
+    """Ends the episode with the boxed answer, or opens the box once."""
+    answer = boxed_answer(call.action)
+    if answer is None and is_due(state):
+        inside = completed(call.action)
+        return answered(call.action.strip() if inside is None else inside, state)
+    return opened() if answer is None else answered(answer, state)
+
+
+def opened() -> ToolReply:
+    """The beginning of the answer, which the policy completes."""
+    return ToolReply(FINAL, ToolResult("final_answer", ToolStatus.OK, data={"ids": ()}))
+
+
+@dataclass(frozen=True)
+class BoundedSearch:
+    """Searches, and opens the box of the answer where the searches are spent."""
+
+    search: SearchTool
+    most: int
+    """Turns that may search."""
+
+    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+        """The page of what is found, or the beginning of the answer.
+
+        Raises:
+            RetrieverFault: the search failed; this is never the policy's doing.
+        """
+        if is_due(state):
+            return ToolReply(end=EndReason.TURN_LIMIT, info={"answer": None})
+        return opened() if state.turns >= self.most else await self.search(call, state)
+
+
+class HybridSearch(SearchEnv):
+    """Parallel queries between tokens of their own, and a boxed answer, forced at the end; the reward is its score."""
+
+    call_markers = (BEGIN_QUERIES,)
+    stop = (END_QUERIES,)
+
+    def __init__(
+        self,
+        *,
+        k: int = 5,
+        max_turns: int = 10,
+        observation_tokens: int = 4096,
+        repeat_notice: bool = True,
+        prompt: str = PROMPT,
+        **options: Any,
+    ) -> None:
+        """Builds an environment over a corpus.
+
+        Args:
+            k: Passages a query; 10 on BrowseComp, as published.
+            max_turns: Turns that may search; after them the answer is forced, which takes one more.
+            observation_tokens: Bound of one observation; its body is cut so that both tokens survive.
+            repeat_notice: Whether a query that the episode has asked before is answered with a notice.
+            prompt: Opening message; must hold ``{question}``.
+            **options: Further arguments of `SearchEnv`.
+
+        Raises:
+            ConfigurationError: no ``{question}`` in the prompt, or a bound below 1.
+        """
+        super().__init__(
+            k=k,
+            max_turns=max_turns + 1,  # the last of them opens the box
+            observation_tokens=observation_tokens,
+            repeat_notice=repeat_notice,
+            **options,
+        )
+        self.search = replace(self.search, format=replace(self.search.format, wrap=results))
+        self.parts = SearchParts(
+            opening=QuestionPrompt(prompt),
+            parser=read_action,
+            tools={"search": BoundedSearch(self.search, max_turns)},
+            submit=end_with_box,
+            reward=self.answer_reward,
+        )
+
+    def expert(self) -> Sequence[str] | None:
+        """One turn for all queries that do not wait for each other, where the task carries its path; then the answer."""
+        task = self.state.task
+        turns = as_turns(task.data.get("path", ()), self.search.queries or _TOGETHER)[: self.max_turns - 1]
+        searches = [f"{BEGIN_QUERIES}\n" + ";\n".join(queries) + f"\n{END_QUERIES}" for queries in turns]
+        return (*searches, f"{_BOX}{task.answers[0]}}}")
+
+    def expert_gives_up(self) -> str | None:
+        """An empty box where `SearchEnv` would give an empty answer."""
+        return None if super().expert_gives_up() is None else f"{_BOX}}}"
