@@ -206,6 +206,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "loss.kl_coefficient": 0.0,
     },
     "self-redteam": {"loss.estimator": "reinforce_pp", "loss.estimator_options.kl_coefficient": 0.01},
+    "rest-rl": {"rollout.group_size": 8, "reward_shaping.answer_penalty": 0.001},
     "dart": {
         "rollout.group_size": 8,
         "env.options.window": 5,
