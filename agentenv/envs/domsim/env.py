@@ -3,6 +3,7 @@
 Everything is Python values: a step takes a fraction of a millisecond and a fork is a copy of a few dictionaries. What the
 policy sees is the UI tree, pixels, or both. The episode ends when it says so, and the whole database is then compared with
 what the task wants: an order that was also placed, a mail that was also deleted, a bank account that was locked all count.
+A task that cannot be done is right where the episode is terminated with failure.
 """
 
 import hashlib
@@ -103,11 +104,18 @@ class DomSim(Env[DomSimState]):
         split: str = "train",
         templates: Sequence[str] = tuple(TEMPLATES),
         joined: int = 1,
+        infeasible: float = 0.0,
         apart_from: Mapping[str, Any] | None = None,
     ) -> Sequence[Task]:
         """Tasks that the expert has proved; see `generate_domsim_tasks`."""
         return generate_domsim_tasks(
-            n, seed=seed, split=split, templates=templates, joined=joined, apart_from=apart_from
+            n,
+            seed=seed,
+            split=split,
+            templates=templates,
+            joined=joined,
+            infeasible=infeasible,
+            apart_from=apart_from,
         )
 
     def held_tasks(self) -> Sequence[Task]:
@@ -170,8 +178,9 @@ class DomSim(Env[DomSimState]):
         if self._window is not None:
             state.past.append((self.screen(), action))
         if reply.action is not None and reply.action.kind is Kind.TERMINATE:
-            done = reply.action.text == "success" and state.desktop_task.achieved(state.world)
-            return self.result((), reward=float(done), end=EndReason.SUBMITTED)
+            done = state.desktop_task.passed(state.world, reply.action.text)
+            told: dict[str, Any] = {"infeasible": True} if state.desktop_task.impossible else {}
+            return self.result((), reward=float(done), end=EndReason.SUBMITTED, **told)
         wrong = reply.error
         if reply.action is not None:
             wrong = DESKTOP.act(state.world, state.view, reply.action)

@@ -15,7 +15,7 @@ from agentenv.core.types import Task
 from agentenv.envs.domsim.apps import across, bank, calendar, contacts, files, mail, notes, settings, shop
 from agentenv.envs.domsim.decontamination import HeldOutTasks
 from agentenv.envs.domsim.desktop import Desktop
-from agentenv.envs.domsim.records import Move, TaskDraft
+from agentenv.envs.domsim.records import Move, TaskDraft, without
 from agentenv.envs.domsim.widgets import Widget
 from agentenv.envs.domsim.world import App, DesktopView, World
 from agentenv.envs.gui.actions import Action, Kind
@@ -47,6 +47,16 @@ TEMPLATES: Mapping[str, Template] = {
 }
 """Every kind of task by name."""
 
+INFEASIBLE = "infeasible:"
+"""Before the name of a template: its task in a world without the record that it is about."""
+RECORDS: Mapping[str, str] = {
+    "letter": "mail.box",
+    "person": "contacts.people",
+    "event": "calendar.events",
+    "file": "files.files",
+    "note": "notes.notes",
+}
+"""Tables of the records that a plan may click on, by the first word of the key."""
 MAX_SCROLLS = 6
 JOIN = "+"
 """Between the names of templates whose tasks are done one after the other."""
@@ -55,37 +65,56 @@ MUTANTS = 5
 PATIENCE = 50
 """Draws in a row from which no joined task may come out."""
 SPLITS = ("train", "dev", "test")
-HELD_OUT = ("n", "seed", "split", "templates", "joined")
+HELD_OUT = ("n", "seed", "split", "templates", "joined", "infeasible")
 """What names the tasks that synthesised ones are kept apart from."""
 
 
 class DesktopTask:
     """One task with its world as it begins; nothing in it changes, so copies share it."""
 
-    __slots__ = ("answer", "goal", "plan", "start", "wanted")
+    __slots__ = ("answer", "goal", "impossible", "plan", "start", "wanted")
 
     def __init__(self, template: str, seed: str) -> None:
         """Makes the task.
 
         Args:
-            template: Which kind; several with ``+`` between them are done one after the other.
+            template: Which kind; several with ``+`` between them are done one after the other. Of a single one with
+                ``INFEASIBLE`` before it, the record that it is about is missing.
             seed: Which of its kind.
 
         Raises:
             UnknownName: no such template.
-            ConfigurationError: two of the kinds are questions, or a later one cannot be drawn from what the earlier leave.
+            ConfigurationError: such a task is about no record; two of the kinds are questions; or a later one cannot be
+                drawn from what the earlier leave.
         """
-        names = template.split(JOIN)
+        feasible = template.removeprefix(INFEASIBLE)
+        names = feasible.split(JOIN)
         for name in names:
             if name not in TEMPLATES:
                 raise UnknownName.among("template", name, TEMPLATES)
-        rng = Random(f"domsim {template} {seed}")
+        rng = Random(f"domsim {feasible} {seed}")
         self.start = DESKTOP.start(rng)
         draft = TEMPLATES[names[0]](self.start.data, rng)
         for name in names[1:]:
             draft = _joined(self.start, draft, name, rng)
+        self.impossible: tuple[Move, ...] = ()
+        """The plan that the missing record makes impossible; empty where the task can be done."""
+        if template != feasible:
+            draft, self.impossible = _without_record(self.start, draft), draft.plan
         self.goal, self.plan, self.answer = draft.goal, draft.plan, draft.answer
         self.wanted = self.start.facts() | draft.changes
+
+    @property
+    def status(self) -> str:
+        """What the episode has to be terminated with."""
+        return "failure" if self.impossible else "success"
+
+    def passed(self, world: World, status: str) -> bool:
+        """Whether the episode is right that was terminated with ``status`` in ``world``.
+
+        As in OSWorld, failure is right for an infeasible task and for no other. Here nothing may have been changed then.
+        """
+        return status == self.status and self.achieved(world)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -116,6 +145,20 @@ def _joined(start: World, first: TaskDraft, template: str, rng: Random) -> TaskD
     return TaskDraft(goal, (*first.plan, *second.plan), changes, answer)
 
 
+def _without_record(start: World, draft: TaskDraft) -> TaskDraft:
+    """Takes the record that ``draft`` is about out of ``start``; the task of looking for it, as far as the way goes.
+
+    Raises:
+        ConfigurationError: it is about no record of ``RECORDS``.
+    """
+    for place, move in enumerate(draft.plan):
+        kind, _, id = move[1].partition(".") if move[0] in (Kind.CLICK, Kind.DRAG) else ("", "", "")
+        if kind in RECORDS:
+            start.data[RECORDS[kind]] = without(start.data[RECORDS[kind]], int(id))
+            return TaskDraft(draft.goal, draft.plan[:place], {})
+    raise ConfigurationError(f"the task {draft.goal!r} is about no record that could be missing")
+
+
 def solve(desktop_task: DesktopTask) -> list[tuple[Action, Widget | None, DesktopView]]:
     """The expert: every action with the widget it is about and the view on which it was chosen.
 
@@ -125,7 +168,7 @@ def solve(desktop_task: DesktopTask) -> list[tuple[Action, Widget | None, Deskto
     Raises:
         LookupError: the plan names a widget that the page does not have.
     """
-    return played(copy.deepcopy(desktop_task.start), [*desktop_task.plan, ("terminate", "success")])
+    return played(copy.deepcopy(desktop_task.start), [*desktop_task.plan, ("terminate", desktop_task.status)])
 
 
 def played(world: World, plan: Iterable[Move]) -> list[tuple[Action, Widget | None, DesktopView]]:
@@ -193,6 +236,7 @@ def generate_domsim_tasks(
     split: str = "train",
     templates: Iterable[str] = TEMPLATES,
     joined: int = 1,
+    infeasible: float = 0.0,
     apart_from: Mapping[str, Any] | None = None,
 ) -> tuple[Task, ...]:
     """``n`` tasks, templates in turn, each proved by the expert; the same for the same arguments.
@@ -202,26 +246,35 @@ def generate_domsim_tasks(
         seed: Which.
         split: Splits share templates and no world.
         templates: Kinds of task.
+        infeasible: Share of tasks, spread evenly, that cannot be done, because the record that they are about is missing:
+            of the templates that are about a record, one after the other. They are not joined.
         joined: Templates that one task joins (EvoCUA makes new tasks of atomic capabilities so); with more than 1 they are
             drawn, and what is not sound is thrown away.
         apart_from: ``n``, ``seed`` and the like of the tasks of a test: a joined task that is one of these, by what it says,
             where it begins or what it checks, is thrown away as well (EvoCUA).
 
     Raises:
-        ConfigurationError: ``n`` or ``joined`` below 1, no template, nothing sound comes out, or tasks that are not joined
-            are to be apart from others.
+        ConfigurationError: ``n`` or ``joined`` below 1, a share outside 0 to 1, no template, nothing sound comes out, or
+            tasks that are not joined are to be apart from others.
         UnknownName: no such template or split, or no such argument in ``apart_from``.
     """
     names, held = tuple(templates), _held_out(apart_from, joined)
     if split not in SPLITS:
         raise UnknownName.among("split", split, SPLITS)
-    if n < 1 or not names or not 1 <= joined <= len(names):
+    if n < 1 or not names or not 1 <= joined <= len(names) or not 0 <= infeasible <= 1:
         raise ConfigurationError(
-            f"n={n} must be at least 1, and joined={joined} from 1 to the {len(names)} templates"
+            f"n={n} must be at least 1, joined={joined} from 1 to the {len(names)} templates, and "
+            f"infeasible={infeasible} from 0 to 1"
         )
     tasks = []
     for index in range(n):
-        if joined == 1:
+        place = index if joined > 1 else index // len(names)
+        if int((index + 1) * infeasible + 1e-9) > int(
+            index * infeasible + 1e-9
+        ):  # of floats that stand a little below
+            place = index
+            name, key, desktop_task = _infeasible(names, f"{split} {seed}", index)
+        elif joined == 1:
             name, key = names[index % len(names)], f"{split} {seed} {index // len(names)}"
             desktop_task = DesktopTask(name, key)
             if flaw := flaw_of(desktop_task):
@@ -229,7 +282,6 @@ def generate_domsim_tasks(
         else:
             name, key, desktop_task = _synthesized(names, joined, f"{split} {seed} {index}", held)
         data = {"template": name, "seed": key}
-        place = index // len(names) if joined == 1 else index
         tasks.append(Task(f"{name}/{split}-{seed}-{place}", desktop_task.goal, ("",), split, data))
     return tuple(tasks)
 
@@ -252,6 +304,23 @@ def _held_out(apart_from: Mapping[str, Any] | None, joined: int) -> HeldOutTasks
             raise UnknownName.among("argument of apart_from", name, HELD_OUT)
     tests = generate_domsim_tasks(**{"n": 100, "split": "test", **apart_from})
     return HeldOutTasks(DesktopTask(test.data["template"], test.data["seed"]) for test in tests)
+
+
+def _infeasible(names: Sequence[str], seed: str, place: int) -> tuple[str, str, DesktopTask]:
+    """A sound infeasible task of the first template from ``place`` on that has one: its kind, its seed and itself.
+
+    Raises:
+        ConfigurationError: none of the templates is about a record.
+    """
+    for offset in range(len(names)):
+        name, key = INFEASIBLE + names[(place + offset) % len(names)], f"{seed} infeasible {place}"
+        try:
+            desktop_task = DesktopTask(name, key)
+        except ConfigurationError:
+            continue
+        if not flaw_of(desktop_task):
+            return name, key, desktop_task
+    raise ConfigurationError(f"none of the templates {names} is about a record that could be missing")
 
 
 def _synthesized(
@@ -281,18 +350,28 @@ def flaw_of(desktop_task: DesktopTask) -> str:
     Sound means that the validator refuses the start, accepts the end of the expert's plan, and refuses up to ``MUTANTS``
     wrong variants of that end.
     """
-    if desktop_task.achieved(desktop_task.start):
+    if desktop_task.passed(desktop_task.start, "success"):
         return "is achieved before anything is done"
+    if desktop_task.impossible and _can_be_played(desktop_task.start, desktop_task.impossible):
+        return "can be done"
     world = copy.deepcopy(desktop_task.start)
     for action, _, view in solve(desktop_task):
         if reason := DESKTOP.act(world, view, action):
             return f"has a plan whose action {action} fails: {reason}"
-    if not desktop_task.achieved(world):
+    if not desktop_task.passed(world, desktop_task.status):
         return "has a plan that does not achieve it"
     for what, wrong in wrong_ends(desktop_task, world):
-        if desktop_task.achieved(wrong):
+        if desktop_task.passed(wrong, desktop_task.status):
             return f"accepts an end in which {what}"
     return ""
+
+
+def _can_be_played(start: World, plan: Iterable[Move]) -> bool:
+    try:
+        played(copy.deepcopy(start), plan)
+    except LookupError:
+        return False
+    return True
 
 
 def wrong_ends(desktop_task: DesktopTask, end: World) -> list[tuple[str, World]]:

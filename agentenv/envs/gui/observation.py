@@ -12,7 +12,8 @@ You operate a computer through its screen. Do the task below.
 In every turn, first think between <think> and </think>, then write one action as JSON between <action> and </action>, like \
 <action>{example}</action>. Coordinates are pixels of the screen as you see it.
 Actions: {actions}.
-If the task asks a question, use the action answer before you terminate. When the task is done, terminate with success.
+If the task asks a question, use the action answer before you terminate. When the task is done, terminate with success. \
+If it cannot be done, terminate with failure.
 Task: {goal}
 """
 EXAMPLES = {

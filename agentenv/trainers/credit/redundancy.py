@@ -35,7 +35,9 @@ def redundant_turns(states: Sequence[str | None]) -> list[bool]:
 
 
 def redundant_in(trajectory: Trajectory) -> list[bool]:
-    """`redundant_turns` of an episode."""
+    """`redundant_turns` of an episode; of a task that cannot be done all turns but the last, which says so (EvoCUA)."""
+    if trajectory.info.get("infeasible"):
+        return [turn < len(trajectory.turns) - 1 for turn in range(len(trajectory.turns))]
     return redundant_turns([turn.anchor_key for turn in trajectory.turns])
 
 

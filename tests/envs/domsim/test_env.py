@@ -233,3 +233,14 @@ def test_a_copy_keeps_its_own_past() -> None:
     (twin,) = env.fork()
     env.step(env.expert()[0])
     assert (len(env.state.past), len(twin.state.past)) == (1, 0)
+
+
+@pytest.mark.parametrize(("status", "reward"), [("failure", 1.0), ("success", 0.0)])
+def test_an_infeasible_task_is_right_where_the_policy_says_so(status: str, reward: float) -> None:
+    env = DomSim(tasks=[task("infeasible:notes-pin")])
+    env.reset(seed=0)
+    step = env.step(f'<think>t</think><action>{{"action": "terminate", "status": "{status}"}}</action>')
+    assert (step.reward, step.info["infeasible"]) == (reward, True)
+    env.reset(seed=0)
+    *_, last = [env.step(action) for action in env.expert()]
+    assert (last.reward, last.terminated) == (1.0, True)

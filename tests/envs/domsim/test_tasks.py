@@ -13,6 +13,7 @@ from agentenv.envs.domsim.records import MissingRecord, added, changed, find, nu
 from agentenv.envs.domsim.tasks import (
     APPS,
     DESKTOP,
+    INFEASIBLE,
     MUTANTS,
     TEMPLATES,
     DesktopTask,
@@ -227,3 +228,59 @@ def test_what_cannot_be_joined_is_refused() -> None:
         DesktopTask("mail-star+mail-stra", "0")
     with pytest.raises(ConfigurationError, match="joined=0"):
         generate_domsim_tasks(1, joined=0)
+
+
+ABOUT_RECORDS = (
+    "mail-star",
+    "contacts-regroup",
+    "calendar-move",
+    "files-drag",
+    "notes-pin",
+    "across-note-code",
+)
+
+
+@pytest.mark.parametrize("name", ABOUT_RECORDS)
+def test_a_task_without_its_record_cannot_be_done(name: str) -> None:
+    """The goal is that of a task that can be; failure is right where nothing was changed, and success never is."""
+    usual, task = DesktopTask(name, "0"), DesktopTask(f"{INFEASIBLE}{name}", "0")
+    assert (task.goal, task.status, usual.status) == (usual.goal, "failure", "success")
+    assert (flaw_of(task), flaw_of(usual)) == ("", "")
+    with pytest.raises(LookupError):
+        played(copy.deepcopy(task.start), usual.plan)
+    assert task.passed(task.start, "failure")
+    assert not task.passed(task.start, "success")
+    assert not usual.passed(usual.start, "failure")
+    changed = copy.deepcopy(task.start)
+    changed.data["settings.device"] = "another"
+    assert not task.passed(changed, "failure")
+    assert solve(task)[-1][0].text == "failure"
+
+
+def test_what_can_be_done_all_the_same_is_not_sound() -> None:
+    task = DesktopTask(f"{INFEASIBLE}notes-pin", "0")
+    task.impossible = (("open", "notes"),)
+    assert flaw_of(task) == "can be done"
+
+
+def test_a_share_of_the_tasks_is_infeasible() -> None:
+    """A quarter of twelve, spread evenly; the others are those that come without them."""
+    names = ("settings-turn-one", "notes-pin", "mail-star")
+    tasks, usual = (
+        generate_domsim_tasks(12, templates=names, infeasible=0.25),
+        generate_domsim_tasks(12, templates=names),
+    )
+    odd = [place for place, task in enumerate(tasks) if task.data["template"].startswith(INFEASIBLE)]
+    assert odd == [3, 7, 11]
+    assert [t for i, t in enumerate(tasks) if i not in odd] == [
+        t for i, t in enumerate(usual) if i not in odd
+    ]
+    assert {tasks[place].data["template"].removeprefix(INFEASIBLE) for place in odd} == {
+        "notes-pin",
+        "mail-star",
+    }
+    for bad in ({"infeasible": 1.5}, {"infeasible": 1.0, "templates": ("settings-turn-one",)}):
+        with pytest.raises(ConfigurationError, match=r"1\.5|settings-turn-one"):
+            generate_domsim_tasks(2, **bad)
+    with pytest.raises(ConfigurationError, match="no record"):
+        DesktopTask(f"{INFEASIBLE}settings-turn-one", "0")

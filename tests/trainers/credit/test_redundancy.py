@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agentenv.core.trajectory import Trajectory
-from agentenv.trainers.credit.redundancy import redundant_turns, without_redundant
+from agentenv.trainers.credit.redundancy import redundant_in, redundant_turns, without_redundant
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,10 @@ def test_redundant_turns_lose_their_positive_credit_alone(turns: Callable[..., T
     assert [lost[place] for place in own] == [-0.5] * 3
     values = np.full(len(made.ids), 0.5)
     assert without_redundant(made, values) is values
+
+
+def test_of_an_infeasible_task_the_last_turn_alone_is_kept(turns: Callable[..., Trajectory]) -> None:
+    """Reasoning and termination; what the policy looked at before is no part of the answer."""
+    trajectory = turns([0.0, 0.0, 1.0], keys=["a", "b", "c"])
+    assert redundant_in(trajectory) == [False, False, False]
+    assert redundant_in(replace(trajectory, info={"infeasible": True})) == [True, True, False]
