@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from agentenv.core.grammar import read_json
 from agentenv.core.types import Observation
 
-_BLOCK = re.compile(r"<([A-Za-z_][\w-]*)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
+_BLOCK = re.compile(
+    r"(<([A-Za-z_][\w-]*)>)((?:(?!<\2>).)*?)(</\2>)"
+    r"|(<\|begin_(\w+)\|>)(.*?)(<\|end_\6\|>)"
+    r"|(\\boxed(\{))([^{}]*)(\})",
+    re.DOTALL,
+)
+"""A pair of tags, a pair of tokens, or a box. Groups that matched are its opening, a part of that, its content, its end."""
 
 
 def mapped(action: str, change: Callable[[str], str]) -> str:
@@ -25,7 +31,12 @@ def mapped(action: str, change: Callable[[str], str]) -> str:
     """
     if _BLOCK.search(action) is None:
         return change(action)
-    return _BLOCK.sub(lambda block: f"<{block[1]}>{_mapped_content(block[2], change)}</{block[1]}>", action)
+    return _BLOCK.sub(lambda block: _mapped_block(block, change), action)
+
+
+def _mapped_block(block: re.Match[str], change: Callable[[str], str]) -> str:
+    opening, _, content, closing = (group for group in block.groups() if group is not None)
+    return f"{opening}{_mapped_content(content, change)}{closing}"
 
 
 def _mapped_content(content: str, change: Callable[[str], str]) -> str:

@@ -15,6 +15,8 @@ def episode(opening: str, *actions: str) -> ExpertEpisode:
     [
         ("<search>who</search>", "<search>WHO</search>"),
         ("<think>a</think> and <search>b\nc</search>", "<think>A</think> and <search>B\nC</search>"),
+        ("so <|begin_queries|>a;\nb<|end_queries|>", "so <|begin_queries|>A;\nB<|end_queries|>"),
+        ("so \\boxed{who}", "so \\boxed{WHO}"),
         ("who", "WHO"),
         ("<search>who", "<SEARCH>WHO"),
         ('<call>{"n": "f", "a": {"x": ["y", 1]}}</call>', '<call>{"n": "F", "a": {"x": ["Y", 1]}}</call>'),
