@@ -35,6 +35,23 @@ def test_a_run_has_a_loop_of_its_own_that_ends_with_it() -> None:
     assert not thread.is_alive()
 
 
+def test_calls_that_a_blocked_loop_has_not_begun_are_all_taken_away_from_it() -> None:
+    async def work() -> None: ...
+
+    async def run() -> list[str]:
+        home, free = asyncio.get_running_loop(), threading.Event()
+        loop = env_calls._EnvLoop(home)
+        loop.loop.call_soon_threadsafe(free.wait, 30)
+        for what in ("first", "second"):
+            loop.post([env_calls._Order(what, work, 5, home)])
+        taken = [order.what for order in loop.drain()]
+        free.set()
+        loop.end()
+        return taken
+
+    assert asyncio.run(run()) == ["first", "second"]
+
+
 def test_what_environments_left_under_way_is_cancelled_with_the_run() -> None:
     ended: list[str] = []
     kept: list[Any] = []

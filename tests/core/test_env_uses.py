@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from contextlib import closing
 from inspect import Parameter
@@ -168,7 +169,7 @@ def test_texts_that_a_class_declares_are_tuples_of_texts(name: str, value: Any) 
 
     check_declarations(Declares)
     setattr(Declares, name, value)
-    with pytest.raises(ConfigurationError, match=rf"Declares\.{name} is"):
+    with pytest.raises(ConfigurationError, match=rf"Declares\.{name} is {re.escape(repr(value))};"):
         check_declarations(Declares)
 
 

@@ -204,6 +204,23 @@ def test_an_image_is_refused_where_the_policy_reads_text_alone() -> None:
         NativeFormat(Told()).prompt([seen])
 
 
+@pytest.mark.parametrize(("lone_results", "role"), [(True, "tool"), (False, "user")])
+def test_what_answers_no_call_is_said_by_the_user_where_the_template_shows_no_such_result(
+    lone_results: bool, role: str
+) -> None:
+    class Strict(Told):
+        def shown(self, message: Mapping[str, Any]) -> str:
+            lone = message["role"] == "tool" and not message.get("tool_call_id")
+            return "" if lone and not lone_results else super().shown(message)
+
+    tokenizer = Strict()
+    complaint = [Message("tool", "Close the call."), Message("user", "And?")]
+    messages = asked(NativeFormat(tokenizer), tokenizer, AssistantTurn(None, "I look."), complaint)
+    assert [(one["role"], one["content"]) for one in messages if one["content"] == "Close the call."] == [
+        (role, "Close the call.")
+    ]
+
+
 def test_tools_are_tried_once() -> None:
     tokenizer = Told()
     form = NativeFormat(tokenizer)

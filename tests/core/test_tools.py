@@ -4,8 +4,9 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import pydantic
 import pytest
 
 from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
@@ -30,6 +31,21 @@ def weather(city: str, days: int = 1, unit: Literal["C", "F"] = "C") -> dict[str
         The forecast.
     """
     return {"city": city, "days": days, "unit": unit}
+
+
+def test_what_an_annotation_adds_to_a_type_is_part_of_the_schema() -> None:
+    def look(page: Annotated[int, pydantic.Field(ge=1, le=9)]) -> str:
+        """Looks.
+
+        Args:
+            page: Which page.
+        """
+        return str(page)
+
+    made = Tool.from_function(look)
+    page = {"type": "integer", "minimum": 1, "maximum": 9, "description": "Which page."}
+    assert made.json_schema["properties"] == {"page": page}
+    assert asyncio.run(made.call({"page": 10})).status is ToolStatus.FORMAT_ERROR
 
 
 SCHEMA = {

@@ -9,7 +9,14 @@ import pytest
 
 from agentenv.errors import EndpointFault, JudgeFault
 from agentenv.evaluation.capabilities import Skill
-from agentenv.evaluation.contrast import Labels, contrasts, label_by_model, label_by_skills, propose
+from agentenv.evaluation.contrast import (
+    Labels,
+    contrasts,
+    label_by_model,
+    label_by_skills,
+    propose,
+    transcript,
+)
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.policies.wires import Reply
 
@@ -25,6 +32,16 @@ def record(number: int, **changes: Any) -> EpisodeRecord:
         "searches": 1,
         "turns": [{"action": "<search>x</search>", "observation": "page"}],
     } | changes
+
+
+def test_a_transcript_holds_the_question_the_turns_and_the_end() -> None:
+    turns = [{"action": f"<search>{n}</search>", "observation": f"page {n}"} for n in range(2)]
+    shown = transcript(record(1, turns=turns))
+    assert "<search>0</search>\npage 0\n<search>1</search>\npage 1" in shown
+    assert "question 1?" in shown
+    bare = record(1)
+    del bare["turns"]
+    assert "<search>" not in transcript(bare)
 
 
 def test_contrast_and_agreement_by_hand() -> None:
