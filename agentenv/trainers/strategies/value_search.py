@@ -4,30 +4,35 @@ A state is an episode between two turns, an action is a turn. It is meant for ev
 one trajectory (``evaluation.strategy``): the value model alone decides, and no reward of the environment is looked at.
 """
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
+from typing import Any
 
+from agentenv.core.concurrency.tasks import gather_all
+from agentenv.core.env import Env
+from agentenv.core.env_lifecycle import close_quickly
 from agentenv.core.rollout import (
     EpisodeSpec,
     EpisodeState,
     RolloutConfig,
     act,
-    capture,
+    fork,
     observe,
-    release,
-    rewind,
+    open_episode,
     sample,
 )
-from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.errors import ConfigurationError
 from agentenv.policies.value_model import ValueModel, load_value_model, state_pieces
-from agentenv.trainers.strategies.rollout_context import RolloutContext, gather_slots
+from agentenv.trainers.strategies.rollout_context import RolloutContext, Round, run_rounds
 
 _MOST_SAMPLES = 1000  # each has a seed of its own, in the bits above those of its turn
+_CONTINUATIONS = 1 << 32  # slots of continuations begin here, beyond those of all starts
 
 
 def uct(value: float, visits: int, parent_visits: int, *, exploration: float, smoothing: float) -> float:
@@ -94,13 +99,8 @@ class ValueSearchStrategy:
         model = load_value_model(self.value)
         warm = context.config.temperature or self.temperature
         config = context.config.model_copy(update={"temperature": warm})
-
-        async def search(state: EpisodeState) -> Trajectory:
-            if state.ended is not None:
-                return state.ended
-            return await _Search(self, model, context, config).run(state)
-
-        return await gather_slots(specs, context, search)
+        searches = [_Search(self, model, spec, place, context, config) for place, spec in enumerate(specs)]
+        return await gather_all(search.run() for search in searches)
 
 
 @dataclass
@@ -112,9 +112,9 @@ class _Node:
     total: float = 0.0
     """Sum of the values over the visits."""
     visits: int = 0
-    snapshot: Snapshot | None = None
-    """Of the environment; None where the policy does not go on from here: at the end of an episode, where the environment
-    could not be captured, and where that has been done."""
+    goes_on: bool = False
+    """Whether the environment of ``state`` stands here, to be forked; not at the end of an episode, where it could not be
+    forked, and where the policy has gone on from here already."""
     children: "dict[str, _Node]" = field(default_factory=dict)
     """By the action that leads there."""
     open: "list[_Node]" = field(default_factory=list)
@@ -132,87 +132,144 @@ class _Node:
 
 
 @dataclass
+class _Continuation:
+    """What came of going on from a state."""
+
+    ended: Trajectory | None = None
+    """The complete episode; None where nothing was played."""
+    action: str | None = None
+    """The first one, empty where there was no room for one; None where the environment could not be forked."""
+    after: EpisodeState | None = None
+    """The state that this action led to."""
+    goes_on: bool = False
+    """Whether an environment stands there."""
+
+
+@dataclass
 class _Search:
-    """The search of one start; its continuations are played one after the other, in its slot and its environment."""
+    """The search of one start; continuations of a state are played at once, each in a slot and an environment of its own.
+
+    An environment that stands at a state is never stepped: what is played is a fork of it.
+    """
 
     strategy: ValueSearchStrategy
     model: ValueModel
+    spec: EpisodeSpec
+    place: int
     context: RolloutContext
     config: RolloutConfig
-    held: list[Snapshot] = field(default_factory=list)
+    left: int = 0
+    """States that may still be chosen."""
+    root: _Node | None = None
+    node: _Node | None = None
+    """The state that the policy goes on from now."""
+    forked: list[Env[Any]] = field(default_factory=list)
+    """Environments that stand at states."""
+    idle: list[Env[Any]] = field(default_factory=list)
+    """Those of them from which nothing is played any more."""
     best: tuple[float, Trajectory] | None = None
     """The complete episode with the highest predicted value; one that an infrastructure failure ended has -inf."""
     figures: Counter[str] = field(default_factory=Counter)
+    random: Random = field(default_factory=Random)
+    forking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while an environment is forked, which only one may do at a time."""
 
-    async def run(self, state: EpisodeState) -> Trajectory:
+    @property
+    def episode(self) -> str:
+        return self.context.episode(self.place)
+
+    async def run(self) -> Trajectory:
         """The episode that is kept."""
-        random = Random(f"vm_mcts {state.spec.seed}")
+        samples = self.strategy.samples
+        first = _CONTINUATIONS + (self.context.first + self.place) * samples
+        self.random, self.left = Random(f"vm_mcts {self.spec.seed}"), self.strategy.iterations
         try:
-            root = _Node(state.copy(), snapshot=await self._capture(state))
-            if root.snapshot is None:
-                await self._play_on(state)
-            for _ in range(self.strategy.iterations if root.snapshot is not None else 0):
-                node = self._chosen(root, random)
-                if node.snapshot is None:
-                    node.count(node.value, 1)
-                elif not await self._expand(node, node.snapshot):
-                    break
+            await run_rounds(replace(self.context, first=first), samples, self._open, self._next)
         finally:
-            for snapshot in [*self.held]:
-                await self._free(snapshot)
+            for slot in range(samples):
+                self.context.policy.release(f"{self.episode}-{slot}")
+            await close_quickly(self.forked, self.config.deadline_s)
         assert self.best is not None  # the first continuation, whatever came of it
         kept = self.best[1]
-        return replace(kept, info=kept.info | {"strategy": dict(self.figures)})
+        return replace(kept, id=self.episode, info=kept.info | {"strategy": dict(self.figures)})
 
-    def _chosen(self, root: _Node, random: Random) -> _Node:
+    async def _open(self, slot: int) -> _Continuation:
+        """Begins the episode, in one slot; nothing is played where it ends at once."""
+        if slot == 0:
+            name = f"{self.episode}-0"
+            state = await open_episode(self.spec, self.context.chat, self.config, episode=name)
+            self.root = _Node(state, goes_on=state.ended is None)
+            return _Continuation(state.ended)
+        return _Continuation()
+
+    def _next(self, rounds: list[list[_Continuation]]) -> Round[_Continuation] | None:
+        """Takes up what was played last, and goes on from the state that is looked at next, if there is one."""
+        assert self.root is not None
+        if self.node is not None:
+            self._grow(self.node, rounds[-1])
+        elif self.root.state.ended is not None:
+            self._keep(self.root.state.ended)
+            return None
+        while self.left > 0:
+            self.left -= 1
+            self.node = node = self._chosen(self.root)
+            if node.goes_on:
+                return partial(self._continue, node, self.figures["search_episodes"])
+            node.count(node.value, 1)
+        return None
+
+    def _chosen(self, root: _Node) -> _Node:
         """The state that is looked at next: by ``uct`` from the start to one without open children, ties at random."""
         node, how = root, {"exploration": self.strategy.exploration, "smoothing": self.strategy.smoothing}
         while node.open:
             scores = [uct(child.value, child.visits, node.visits, **how) for child in node.open]
             ties = [child for child, score in zip(node.open, scores, strict=True) if score == max(scores)]
-            node = random.choice(ties)
+            node = self.random.choice(ties)
         return node
 
-    async def _expand(self, node: _Node, snapshot: Snapshot) -> bool:
-        """Plays on from ``node``; its first actions lead to its children. Whether the environment could be brought back."""
-        node.snapshot = None
-        for _ in range(self.strategy.samples):
-            draft = node.state.copy()
-            await rewind(draft, snapshot, self.config)
-            if draft.ended is not None:
-                self._keep(draft.ended)
-                return False
-            await self._continue(node, draft)
-        await self._free(snapshot)
-        ranked = sorted(node.children.values(), key=lambda child: -child.value)
-        node.open = ranked[: self.strategy.children]
-        for child in ranked[self.strategy.children :]:
-            await self._free(child.snapshot)
-        node.count(sum(child.total for child in ranked), sum(child.visits for child in ranked))
-        return True
+    async def _continue(self, node: _Node, played: int, slot: int) -> _Continuation:
+        """One continuation of ``node`` to its end, in a fork of its environment.
 
-    async def _continue(self, node: _Node, draft: EpisodeState) -> None:
-        """One continuation of ``node`` to its end; the first action makes a child, or visits the one that it made before."""
-        attempt = self.figures["search_episodes"]
-        action = await self._turn(draft, attempt)
-        known = node.children.get(action)
-        if known is not None:
-            known.total, known.visits = known.total + known.value, known.visits + 1
-        elif draft.ended is None or draft.ended.valid:
-            value = self._value(draft.spec.task.question, draft.turns)
-            child = _Node(draft.copy(), node, value, 1)
-            child.snapshot = await self._capture(draft)
-            node.children[action] = child
-            self.figures["search_states"] += 1
-        await self._play_on(draft)
+        Args:
+            node: Where it begins.
+            played: Episodes that were played before this round.
+            slot: Which of the round.
+        """
+        if slot == 0:
+            await self._close_idle()
+        draft = replace(node.state.copy(), episode=f"{self.episode}-{slot}")
+        env = await self._fork(draft)
+        if env is None and (draft.ended is not None or node is not self.root or slot):
+            return _Continuation(draft.ended)
+        if env is not None:  # else the start cannot be forked and is played once, as it stands
+            draft = replace(draft, spec=replace(self.spec, env=env))
+        try:
+            action = await self._turn(draft, played + slot)
+            after, there = draft.copy(), None
+            if env is not None and draft.ended is None:
+                there = await self._fork(draft)
+                self.forked += [there] if there is not None else []
+                after = replace(after, spec=replace(self.spec, env=there or env))
+            while draft.ended is None:
+                await self._turn(draft, played + slot)
+        finally:
+            if env is not None:
+                await close_quickly([env], self.config.deadline_s)
+        return _Continuation(draft.ended, action, after, there is not None)
 
-    async def _play_on(self, state: EpisodeState) -> None:
-        """The episode to its end."""
-        attempt = self.figures["search_episodes"]
-        while state.ended is None:
-            await self._turn(state, attempt)
-        self.figures["search_episodes"] += 1
-        self._keep(state.ended)
+    async def _fork(self, state: EpisodeState) -> Env[Any] | None:
+        """A fork of the environment of ``state``; None where there can be none, also where a failure ended the episode."""
+        async with self.forking:
+            return next(iter(await fork(state, 1, self.config)), None)
+
+    async def _close_idle(self) -> None:
+        idle, self.idle = self.idle, []
+        self.forked = [env for env in self.forked if all(env is not other for other in idle)]
+        await close_quickly(idle, self.config.deadline_s)
+
+    def _leave(self, state: EpisodeState) -> None:
+        """Nothing is played from ``state`` any more; the environment of the start belongs to others."""
+        self.idle += [env for env in self.forked if env is state.spec.env]
 
     async def _turn(self, state: EpisodeState, attempt: int) -> str:
         """One turn; the action, which is empty where there was no room for one."""
@@ -225,6 +282,36 @@ class _Search:
             observe(state, self.context.chat, observation, self.config.context_tokens)
         return completion.text
 
+    def _grow(self, node: _Node, continuations: Sequence[_Continuation]) -> None:
+        """Takes up the continuations of ``node`` in the order of their slots; their first actions lead to its children."""
+        node.goes_on = False
+        self._leave(node.state)
+        for one in continuations:
+            if one.ended is None:
+                continue
+            self._keep(one.ended)
+            if one.action is None or one.after is None:  # the environment failed, and the search ends
+                self.left = 0
+                return
+            self.figures["search_episodes"] += 1
+            self._visit(node, one.action, one.after, one.goes_on)
+        ranked = sorted(node.children.values(), key=lambda child: -child.value)
+        node.open = ranked[: self.strategy.children]
+        for child in ranked[self.strategy.children :]:
+            self._leave(child.state)
+        node.count(sum(child.total for child in ranked), sum(child.visits for child in ranked))
+
+    def _visit(self, node: _Node, action: str, after: EpisodeState, goes_on: bool) -> None:
+        """A first action makes a child, or visits the one that it has made before."""
+        known = node.children.get(action)
+        if known is not None:
+            known.total, known.visits = known.total + known.value, known.visits + 1
+            self._leave(after)
+        elif after.ended is None or after.ended.valid:
+            value = self._value(after.spec.task.question, after.turns)
+            node.children[action] = _Node(after, node, value, 1, goes_on)
+            self.figures["search_states"] += 1
+
     def _value(self, question: str, turns: Sequence[Turn]) -> float:
         return self.model.values(state_pieces(question, turns))[-1]
 
@@ -233,13 +320,3 @@ class _Search:
         value = self._value(ended.task.question, ended.turns) if ended.valid else -math.inf
         if self.best is None or value > self.best[0]:
             self.best = value, ended
-
-    async def _capture(self, state: EpisodeState) -> Snapshot | None:
-        snapshot = await capture(state, self.config) if state.ended is None else None
-        self.held += [snapshot] if snapshot is not None else []
-        return snapshot
-
-    async def _free(self, snapshot: Snapshot | None) -> None:
-        if snapshot is not None:
-            self.held = [other for other in self.held if other is not snapshot]
-            await release(snapshot, self.config)

@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
-from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, EndReason, Sampling, Task
 from agentenv.envs.calculator import Calculator
@@ -139,6 +138,49 @@ def test_only_so_many_states_stay_open(value: str) -> None:
     assert policy.asked == 6 + 3
 
 
+class Slow(Branching):
+    """Notes how many ask at the same time."""
+
+    asking = most = 0
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        self.asking += 1
+        self.most = max(self.most, self.asking)
+        await asyncio.sleep(0.02)
+        self.asking -= 1
+        return await super().generate(prompt_ids, sampling, episode=episode)
+
+
+class Counted(Calculator):
+    """Counts its forks that are open."""
+
+    open: ClassVar[set[int]] = set()
+    made: ClassVar[list[int]] = []
+
+    def fork(self, n: int = 1) -> list[Self]:
+        forks = super().fork(n)
+        for twin in forks:
+            twin.number = len(self.made)  # type: ignore[attr-defined]
+            self.made.append(len(self.made))
+            self.open.add(self.made[-1])
+        return forks
+
+    def close(self) -> None:
+        self.open.discard(getattr(self, "number", -1))
+        super().close()
+
+
+def test_continuations_of_a_state_are_played_at_once_and_no_fork_stays_open(value: str) -> None:
+    policy = Slow(FIRST)
+    together = searched(value, policy, Counted(), iterations=4, samples=3)
+    assert policy.most == 3
+    assert len(Counted.made) > 6
+    assert Counted.open == set()
+    assert together.segments == searched(value, Branching(FIRST), iterations=4, samples=3).segments
+
+
 def test_it_comes_out_the_same_again(value: str) -> None:
     first, again = (searched(value, Branching(FIRST), iterations=6) for _ in range(2))
     assert (first.segments, first.info, first.id) == (again.segments, again.info, again.id)
@@ -152,26 +194,26 @@ def test_a_fault_of_one_continuation_leaves_the_others(value: str) -> None:
 
 
 class Refusing(Calculator):
-    """Cannot be captured."""
+    """Cannot be forked as it stands."""
 
-    def snapshot(self) -> Snapshot:
+    def fork(self, n: int = 1) -> list[Self]:
         raise SnapshotRefused("threads")
 
 
 class Stuck(Calculator):
-    """Cannot be brought back."""
+    """Fails when it is forked."""
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def fork(self, n: int = 1) -> list[Self]:
         raise RuntimeError("stuck")
 
 
-def test_a_state_that_cannot_be_captured_is_played_once(value: str) -> None:
+def test_a_start_that_cannot_be_forked_is_played_once(value: str) -> None:
     policy = Branching([FIRST[1]])
     played = searched(value, policy, Refusing())
     assert (policy.asked, played.reward) == (2, 1.0)
 
 
-def test_an_environment_that_cannot_be_brought_back_ends_the_search(value: str) -> None:
+def test_an_environment_that_fails_to_fork_ends_the_search(value: str) -> None:
     policy = Branching([FIRST[1]])
     played = searched(value, policy, Stuck())
     assert (policy.asked, played.valid, played.end_reason) == (0, False, EndReason.ENV_FAULT)
