@@ -122,7 +122,7 @@ class _Search:
             self.sampled += played.response_tokens - self.base.cut(turn).response_tokens
             acted = len(played.turns) > turn  # a refusal of the policy's service may end the try before
             if acted and played.valid and played.reward >= self.spec.env.reward_ceiling:
-                return unguided(played) if is_guided(played) else played
+                return _up_to(played, turn) if is_guided(played) else played
         return None
 
     def _pair(self, better: Trajectory, turn: int, number: int) -> list[Trajectory]:
@@ -140,6 +140,15 @@ class _Search:
             )
             for said, one in (("better", better), ("worse", self.base))
         ]
+
+
+def _up_to(guided: Trajectory, turn: int) -> Trajectory:
+    """``guided`` up to its turn ``turn``, with which a pair ends, without the guidance before that turn.
+
+    Environments that show their whole context anew open a row after every turn, out of which nothing has to be cut.
+    """
+    kept = [segment for segment in guided.segments if segment.turn <= turn]
+    return unguided(guided.with_segments(kept, turns=guided.turns[: turn + 1]))
 
 
 def _action(trajectory: Trajectory, turn: int) -> str:

@@ -122,6 +122,20 @@ def test_the_step_that_lost_the_episode_and_the_one_after_it() -> None:
     assert REFLECT not in TOKENIZER.decode(recovery.ids.tolist())
 
 
+class Windowed(Way):
+    """Shows the whole context anew after every turn, as environments with a window of screens do."""
+
+    def step(self, action: str) -> Step:
+        step = super().step(action)
+        return step._replace(observation=(Message("system", "Go"), Message("user", f"{self.state.turns}.")))
+
+
+def test_a_recovery_is_found_where_every_turn_writes_the_context_anew() -> None:
+    group = played(Scripted(["a", "b", "a", "a", "a", "a"]), Windowed())
+    assert pairs(group)["2-better"] == (True, 2, ["a", "b", "undo"])
+    assert not any(s.kind is SegmentKind.INJECTED for t in group for s in t.segments)
+
+
 def test_a_late_mistake_is_found_late() -> None:
     found = pairs(played(Scripted(["c", "a", "a", "c", "b", "c"]), recover=False))
     # after the b of turn 4 an a does not count any more; before it a single one is enough
