@@ -120,18 +120,22 @@ class DifficultyGame:
         """The class of a task now."""
         return self.classes.get(task, 0)
 
-    def learn(self, groups: Sequence[Group], followed: Mapping[int, float]) -> None:
+    def learn(
+        self, groups: Sequence[Group], followed: Mapping[int, float], *, per_share: bool = False
+    ) -> None:
         """Moves the mean of each class by what it was in this step, and then the tasks to their new classes.
 
         Args:
             groups: Those that were played.
             followed: What the game follows of each group with outcomes, by its place.
+            per_share: Whether what a class was is divided by its share of these groups.
         """
         by_class: dict[int, list[float]] = {}
         for place, value in followed.items():
             by_class.setdefault(self.class_of(groups[place].task), []).append(value)
         for number, values in by_class.items():
-            self.means[number] = moved(self.means.get(number), fmean(values), self.rate)
+            share = len(values) / len(followed) if per_share else 1.0
+            self.means[number] = moved(self.means.get(number), fmean(values) / share, self.rate)
         for place in followed:
             task, rewards = groups[place].task, _clipped(groups[place])
             outcome = fmean(rewards) if self.solved == "mean" else float(max(rewards) >= 1.0)
@@ -170,6 +174,8 @@ class PromptGame(DifficultyGame):
         strength: See ``game_weights``.
         bound: See ``game_weights``.
         floor: See ``game_distribution``.
+        per_share: Whether the loss of a class in a step is divided by its share of the step's groups, so that classes that
+            are rarely drawn are not forgotten (an option of GDRO).
     """
 
     apply: Literal["draw", "weight"] = "draw"
@@ -177,6 +183,7 @@ class PromptGame(DifficultyGame):
     strength: float = 0.1
     bound: float = 10.0
     floor: float = 0.15
+    per_share: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,7 +215,8 @@ class PromptGame(DifficultyGame):
         if self.apply == "weight":
             for group in groups:
                 group.members = [weighted(member, self._weight(group.task)) for member in group.members]
-        self.learn(groups, {i: 1 - fmean(_clipped(g)) for i, g in enumerate(groups) if g.rewards})
+        losses = {i: 1 - fmean(_clipped(g)) for i, g in enumerate(groups) if g.rewards}
+        self.learn(groups, losses, per_share=self.per_share)
         metrics = {f"loss_class_{number}": self.means[number] for number in sorted(self.means)}
         return Selection(groups, metrics=metrics)
 

@@ -109,6 +109,16 @@ def test_the_loss_of_a_class_is_a_moving_mean() -> None:
     assert metrics == pytest.approx({"loss_class_0": 0.775, "loss_class_9": 0.0})
 
 
+def test_the_loss_of_a_class_may_be_taken_per_share_of_the_step() -> None:
+    """Class 5 has one of four groups with a loss of 1/2, so 1/2 over 1/4 is 2; class 0 three with a loss of 1: 4/3."""
+    outcomes: dict[int, Sequence[float]] = {0: [1.0, 0.0], 1: [0.0], 2: [0.0], 3: [0.0]}
+    for per_share, wanted in ((False, {5: 0.5, 0: 1.0}), (True, {5: 2.0, 0: 4 / 3})):
+        game = PromptGame(per_share=per_share)
+        game.classes = {0: 5}
+        game.select(step_of(outcomes))
+        assert game.means == pytest.approx(wanted)
+
+
 def test_classes_of_larger_loss_are_drawn_more() -> None:
     """Class 0 has seven tasks and loss 1, class 9 one task and loss 0; at log 3 without floor, 3 of 4 draws: 300, 43 off."""
     sampler = PromptGame(strength=math.log(3), floor=0.0, rate=1.0)
