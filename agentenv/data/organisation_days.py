@@ -140,7 +140,7 @@ def _afterwards(
         minutes=(5, 40),
     )
     if engine.rng.random() < 0.3:
-        text = f"{lead} tells everybody that the service {service} is stable again after {number}."
+        text = f"{lead} tells everybody that {number} of the service {service} was fixed."
         engine.happen(
             "stability-update",
             [lead],

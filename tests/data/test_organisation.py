@@ -272,7 +272,7 @@ def test_questions_go_back_along_incidents_and_the_texts_alone_answer_them() -> 
 SAYS = {
     "was fixed": (
         r"I have fixed the service \w+, {0} can|{0} of the service \w+ is resolved; .* has fixed it|that fixed {0} has|"
-        r"is stable again after {0}\."
+        r"tells everybody that {0} of the service \w+ was fixed"
     ),
     "was resolved": r"{0} of the service \w+ is resolved",
     "was written": r"has written the post-mortem of {0}:",
@@ -316,7 +316,7 @@ def test_no_text_that_somebody_had_seen_contradicts_what_they_could_know(followu
                     assert proof == read[0]
                     text = next(document.text for document in made.documents if document.id == proof)
                     told_later += "has caused it" in text
-                    told_all += "stable again" in text
+                    told_all += "tells everybody" in text
     assert counts["yes"] == counts["no"] >= 50
     assert (told_later > 0) is (followups > 0)
     assert told_all > 0
