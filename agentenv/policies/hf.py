@@ -22,7 +22,7 @@ from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.policies.decoding import Cached, Draws, Request, Row, Vocabulary, draw, fetched
-from agentenv.policies.forward import RowCache, require_support, step, text_config
+from agentenv.policies.forward import CacheShape, RowCache, require_support, step, text_config
 from agentenv.policies.loading import load_model
 from agentenv.policies.lora import base_and_adapter, load_weights
 from agentenv.policies.vision import PixelReader, require_images, shift_of
@@ -63,7 +63,7 @@ class HFPolicy:
         self.model = model
         self.tokenizer = tokenizer
         self.context_tokens = context_tokens or _longest(model)
-        self._shape = require_support(model, self.context_tokens)
+        self._shape = self._supported(model)
         self.image_reader = image_reader
         if image_reader is not None:
             require_images(model, image_reader, self._shape)
@@ -128,6 +128,10 @@ class HFPolicy:
         if done.finish is FinishReason.ABORT:
             raise self._diverged()
         return done
+
+    def _supported(self, model: Any) -> CacheShape:
+        """What ``model`` keeps of a token, once it has been seen to compute here what it does elsewhere."""
+        return require_support(model, self.context_tokens)
 
     def _diverged(self) -> PolicyFault:
         return PolicyFault(

@@ -120,9 +120,16 @@ def make_policy(spec: str, compute: ComputeSettings | None = None) -> "HFPolicy"
     folder = policy_folder(spec)
     try:
         from agentenv.policies.hf import HFPolicy
+        from agentenv.policies.reading import is_reader
+
+        kind: type[HFPolicy] = HFPolicy
+        if is_reader(folder):
+            from agentenv.policies.reader import ReaderPolicy
+
+            kind = ReaderPolicy
     except ModuleNotFoundError as error:
         raise MissingExtra.of(error.name or "torch", "train") from error
-    return HFPolicy.load(folder, compute_of(spec, compute or process_compute()))
+    return kind.load(folder, compute_of(spec, compute or process_compute()))
 
 
 def make_router_policy(spec: str) -> "RouterPolicy":

@@ -7,6 +7,7 @@ predicted from position t - 1.
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -22,8 +23,15 @@ WHOLE = 2**26
 """Most float32 values of a matrix of logits [N, V] (256 MiB); larger ones are made a few tokens at a time."""
 
 
+def scores_rows(model: Any) -> bool:
+    """Whether ``model`` gives the logits of a row by itself, as a reader of passages does."""
+    return hasattr(model, "row_logits")
+
+
 def layout_of(model: Any) -> Layout:
     """How the rows of a micro-batch are laid out for the attention of ``model``; padded where its kernel is not known."""
+    if scores_rows(model):
+        return "rows"
     config = getattr(model, "config", None)
     name = "" if config is None else text_config(model)._attn_implementation
     lines: dict[str, Layout] = {"flex_attention": "shared_line"}
@@ -62,6 +70,8 @@ def token_logprobs(
     Raises:
         ConfigurationError: there are images, and no reader.
     """
+    if scores_rows(model):
+        return _of_rows(model, packed, temperature, entropy=entropy)
     inputs: dict[str, Any] = {"use_cache": False}
     if packed.attends is not None and packed.positions is not None:
         masks = attention(model, packed.attends, packed.positions, packed.positions)
@@ -90,3 +100,15 @@ def token_logprobs(
         )
     logits = logits_at(model, ids, packed.strips, packed.before, **inputs)
     return whole_logprobs(logits, packed.targets, temperature, entropy=entropy)
+
+
+def _of_rows(
+    model: Any, packed: Packed, temperature: float, *, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """As ``token_logprobs``, where the model itself applies the temperature; rows share what it has read."""
+    held: dict[Any, Tensor] = {}
+    logits = [
+        model.row_logits(row.ids.tolist(), row.trained - 1, temperature=temperature, held=held)
+        for row in packed.members
+    ]
+    return whole_logprobs(torch.cat(logits), packed.targets, 1.0, entropy=entropy)

@@ -25,8 +25,9 @@ from torch import Tensor
 from agentenv.core.images import PlacedImage, rope_positions
 
 Ints = NDArray[np.int64]
-Layout = Literal["padded", "shared_line", "line"]
-"""Strips padded to one length; all strips in one line; or all rows in one line, each with a prompt of its own."""
+Layout = Literal["padded", "shared_line", "line", "rows"]
+"""Strips padded to one length; all strips in one line; all rows in one line, each with a prompt of its own; or rows in the
+order in which they come, those of a group together, for a model that reads each by itself."""
 
 _SHAPES = (
     8  # multiples of a share of ``micro_tokens`` that a line is filled up to: each length is compiled anew
@@ -185,7 +186,7 @@ def micro_batches(
     """
     layout = "padded" if any(row.images for row in rows) else layout
     apart = [PackedRows((row,), len(row.ids)) for row in rows]
-    strips = apart if layout == "line" else strips_of(rows, micro_tokens)
+    strips = apart if layout in ("line", "rows") else strips_of(rows, micro_tokens)
     if layout == "padded":
         strips = sorted(strips, key=lambda strip: (len(strip.rows) > 1, len(strip.ids)))
     batch: list[PackedRows] = []
@@ -204,7 +205,7 @@ def micro_batches(
 
 
 def _packed(batch: Sequence[PackedRows], micro_tokens: int, layout: Layout) -> Packed:
-    if layout == "padded":
+    if layout in ("padded", "rows"):
         return pack(batch)
     unit = 1 if layout == "line" else max(_BLOCK, micro_tokens // _SHAPES // _BLOCK * _BLOCK)
     return pack_line(batch, unit, shared=layout == "shared_line")

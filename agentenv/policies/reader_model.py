@@ -1,0 +1,328 @@
+"""A reader of passages: MiniLM with two small heads, as a model whose next tokens are bytes.
+
+Question and passage are read together, one passage at a time ("[CLS] question [SEP] passage [SEP]", Devlin et al. 2019), and
+the scores of all passages are compared in one softmax (Clark and Gardner 2018, section 3.2). An action is a span to
+search for, a span to answer with, or yes or no. What was searched before stands beside the question when the passages that
+it found are read, so the second hop of a question is read with the entity of the first.
+
+Shapes: S segments (the question, or a passage with it), T tokens of the longest, H hidden size, P spans of one segment,
+C candidates.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from agentenv.policies.reading import (
+    ANSWER,
+    END,
+    MODEL_TYPE,
+    SEARCH,
+    Candidates,
+    Found,
+    Reading,
+    action,
+    turns_of,
+)
+
+_AT_ONCE = 8  # segments of one forward pass
+_QUESTION_TOKENS = 64
+_LAST_RESORT = -30.0  # score of an empty answer, which is given only where the prompt has begun one too early
+
+
+class ReaderConfig(PretrainedConfig):  # type: ignore[misc]
+    """Sizes of a reader."""
+
+    model_type = MODEL_TYPE
+
+    def __init__(
+        self,
+        encoder: dict[str, Any] | None = None,
+        *,
+        segment_tokens: int = 128,
+        span_tokens: int = 14,
+        max_searches: int = 2,
+        frozen_layers: int = 2,
+        vocab_size: int = END + 1,
+        max_position_embeddings: int = 65_536,
+        **rest: Any,
+    ) -> None:
+        """Keeps the sizes.
+
+        Args:
+            encoder: Configuration of the BERT encoder.
+            segment_tokens: Most tokens of a question and a passage together.
+            span_tokens: Most word pieces of a span.
+            max_searches: Searches of an episode; after them it answers.
+            frozen_layers: First layers of the encoder that no training changes, as its embeddings.
+            vocab_size: Bytes, and the end of a turn.
+            max_position_embeddings: Bytes of an episode.
+            **rest: What transformers keeps in every configuration.
+        """
+        self.encoder = encoder or {}
+        self.segment_tokens = segment_tokens
+        self.span_tokens = span_tokens
+        self.max_searches = max_searches
+        self.frozen_layers = frozen_layers
+        self.vocab_size = vocab_size
+        self.max_position_embeddings = max_position_embeddings
+        super().__init__(**({"tie_word_embeddings": False} | rest))
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A question, or a passage with it, as the encoder reads it, and the spans that may be taken from both."""
+
+    ids: tuple[int, ...]
+    kinds: tuple[int, ...]
+    """0 for the question, 1 for the passage."""
+    first: NDArray[np.int64]
+    """[P], token where each span begins."""
+    last: NDArray[np.int64]
+    """[P], and ends."""
+    texts: tuple[str, ...]
+    """[P]."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The actions open to a reader, with a score each."""
+
+    candidates: Candidates
+    scores_C: Tensor
+    sources: tuple[int, ...]
+    """[C], place of the passage in ``Reading.found``; -1 for none."""
+
+
+class _Scored(NamedTuple):
+    """Actions of one source with their scores."""
+
+    source: int
+    actions: list[bytes]
+    scores: Tensor
+
+
+def _spans_of(source: int, tag: str, segment: Segment, ends: Tensor, bias: Tensor | float = 0.0) -> _Scored:
+    """The spans of a segment as actions: score of the first token, of the last, and of the whole segment.
+
+    Args:
+        source: Place of the passage.
+        tag: Of the action.
+        segment: What was read.
+        ends: Scores [T, 2] of the tokens as first and as last of a span.
+        bias: Of the segment.
+    """
+    scores = ends[segment.first, 0] + ends[segment.last, 1] + bias
+    return _Scored(source, [action(tag, text) for text in segment.texts], scores)
+
+
+class PassageReader(PreTrainedModel):  # type: ignore[misc]
+    """Scores of actions from passages; ``forward`` gives them as logits of bytes."""
+
+    config_class = ReaderConfig
+    config: ReaderConfig
+
+    def __init__(self, config: ReaderConfig) -> None:
+        super().__init__(config)
+        self.encoder = BertModel(BertConfig(**config.encoder), add_pooling_layer=False)
+        width = self.encoder.config.hidden_size
+        self.spans = nn.Linear(width, 4)
+        """Beginning and end of an answer, beginning and end of a query."""
+        self.page = nn.Linear(width, 4)
+        """Of a whole segment: that it answers, that it names what to search for, yes, no."""
+        self.stage = nn.Parameter(torch.zeros(3))
+        """The question as it is for a query; searching on; an answer from a passage that was read before the last search."""
+        self.words: Any = None
+        """The tokenizer of the encoder."""
+        self.post_init()
+        self.encoder.embeddings.requires_grad_(False)
+        self.encoder.encoder.layer[: config.frozen_layers].requires_grad_(False)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            module.weight.data.normal_(std=0.02)
+            if module.bias is not None:
+                module.bias.data.zero_()
+
+    def choices(self, known: Reading, held: "dict[Segment, Tensor] | None" = None) -> Choices:
+        """What may be done next, and how each scores.
+
+        Args:
+            known: What the reader knows.
+            held: Takes what the heads say of each segment, and gives it where it is there; for one state of the weights.
+        """
+        held = {} if held is None else held
+        segments = self.segments(known)
+        self.read([segment for segment in segments if segment not in held], held)
+        parts: list[_Scored] = []
+        if known.searches:
+            parts += self._of_passages(known, segments, held)
+        else:
+            parts.append(_spans_of(-1, SEARCH, segments[0], held[segments[0]][:, 2:4]))
+            parts.append(_Scored(-1, [action(SEARCH, known.question)], self.stage[:1]))
+        parts.append(_Scored(-1, [action(ANSWER, "")], self.stage.new_full((1,), _LAST_RESORT)))
+        return Choices(
+            Candidates([text for part in parts for text in part.actions]),
+            torch.cat([part.scores for part in parts]),
+            tuple(part.source for part in parts for _ in part.actions),
+        )
+
+    def _of_passages(
+        self, known: Reading, segments: Sequence[Segment], held: Mapping[Segment, Tensor]
+    ) -> list["_Scored"]:
+        parts = []
+        latest = known.found[-1].query if known.found else ""
+        for place, (found, segment) in enumerate(zip(known.found, segments, strict=False)):
+            heads = held[segment]
+            answering = heads[0, 4] + self.stage[2] * float(found.query != latest)
+            parts.append(_spans_of(place, ANSWER, segment, heads[:, :2], answering))
+            if known.searches < self.config.max_searches:
+                parts.append(_spans_of(place, SEARCH, segment, heads[:, 2:4], heads[0, 5] + self.stage[1]))
+        verdict = torch.stack([held[segment][0, 6:] for segment in segments]).mean(0)
+        return [*parts, _Scored(-1, [action(ANSWER, "yes"), action(ANSWER, "no")], verdict)]
+
+    def segments(self, known: Reading) -> list[Segment]:
+        """Every passage with the question; the question alone where there is none."""
+        found: tuple[Found | None, ...] = known.found if known.searches and known.found else (None,)
+        return [self._segment(known.question, one.query if one else "", one) for one in found]
+
+    def _segment(self, question: str, query: str, found: Found | None) -> Segment:
+        return segment_of(
+            self.words, question, query, found, self.config.segment_tokens, self.config.span_tokens
+        )
+
+    def read(self, segments: Sequence[Segment], held: dict[Segment, Tensor]) -> None:
+        """Adds to ``held`` for each segment [T, 8]: the spans' columns, and those of the page, which its first token has."""
+        unique = sorted(dict.fromkeys(segments), key=lambda segment: len(segment.ids))
+        for start in range(0, len(unique), _AT_ONCE):
+            batch = unique[start : start + _AT_ONCE]
+            width = len(batch[-1].ids)
+            ids = torch.tensor([[*s.ids, *[0] * (width - len(s.ids))] for s in batch])
+            kinds = torch.tensor([[*s.kinds, *[0] * (width - len(s.kinds))] for s in batch])
+            seen = torch.tensor([[1] * len(s.ids) + [0] * (width - len(s.ids)) for s in batch])
+            hidden = self.encoder(input_ids=ids, token_type_ids=kinds, attention_mask=seen).last_hidden_state
+            heads = torch.cat([self.spans(hidden), self.page(hidden)], dim=-1).double()
+            for row, segment in enumerate(batch):
+                held[segment] = heads[row, : len(segment.ids)]
+
+    def row_logits(
+        self,
+        ids: Sequence[int],
+        places: Sequence[int],
+        *,
+        temperature: float = 1.0,
+        held: "dict[Segment, Tensor] | None" = None,
+    ) -> Tensor:
+        """Log-probs [N, 257] of the byte after each of ``places``; uniform where the policy does not write.
+
+        The temperature divides the scores of actions: bytes get what actions have.
+        """
+        held = {} if held is None else held
+        wanted = np.asarray(places, dtype=np.int64)
+        rows = self.stage.new_full((len(wanted), END + 1), -float(np.log(END + 1)), dtype=torch.float64)
+        for turn in turns_of(ids):
+            mine = np.flatnonzero((wanted >= turn.start - 1) & (wanted < turn.end))
+            if not len(mine):
+                continue
+            written = bytes(i for i in ids[turn.start : turn.end] if i < END)
+            choices = self.choices(turn.known, held)
+            probabilities = torch.softmax(choices.scores_C / temperature, 0)
+            table = choices.candidates.next_bytes(written, probabilities)
+            behind = np.minimum(wanted[mine] - (turn.start - 1), len(written))
+            rows = rows.index_copy(0, torch.from_numpy(mine), table[torch.from_numpy(behind)])
+        return rows
+
+    def forward(self, input_ids: Tensor, **_: Any) -> CausalLMOutput:
+        """Logits [B, T, 257] of the byte after each of ``input_ids`` [B, T]."""
+        rows = [self.row_logits(row, range(len(row))) for row in input_ids.tolist()]
+        return CausalLMOutput(logits=torch.stack(rows))
+
+
+@lru_cache(maxsize=20_000)
+def segment_of(
+    words: Any, question: str, query: str, found: Found | None, tokens: int, span_tokens: int
+) -> Segment:
+    """A question, or a passage with it, as the encoder reads it.
+
+    Args:
+        words: The tokenizer of the encoder.
+        question: Of the episode.
+        query: What the passage was found by, where that was not the question.
+        found: The passage; None reads the question alone.
+        tokens: Most tokens of all.
+        span_tokens: Most word pieces of a span.
+    """
+    head, places = _pieces(words, question, _QUESTION_TOKENS)
+    begin, end = words.cls_token_id, words.sep_token_id
+    asked = [begin, *head, end]
+    first, last, texts = _spans(question, places, 0, span_tokens)
+    spans = [(first + 1, last + 1, texts)]
+    if found is None:
+        return _joined(asked, [], spans)
+    if query:
+        asked += [*_pieces(words, query, _QUESTION_TOKENS)[0], end]
+    text = f"{found.title}\n{found.text}"
+    body, offsets = _pieces(words, text, max(tokens - len(asked) - 1, 1))
+    first, last, texts = _spans(text, offsets, len(found.title), span_tokens)
+    spans.append((first + len(asked), last + len(asked), texts))
+    return _joined(asked, [*body, end], spans)
+
+
+def _joined(asked: Sequence[int], body: Sequence[int], spans: Sequence["_Spans"]) -> Segment:
+    firsts, lasts, texts = zip(*spans, strict=True)
+    return Segment(
+        ids=(*asked, *body),
+        kinds=(*[0] * len(asked), *[1] * len(body)),
+        first=np.concatenate(firsts),
+        last=np.concatenate(lasts),
+        texts=tuple(text for part in texts for text in part),
+    )
+
+
+def _pieces(words: Any, text: str, most: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """The first ``most`` word pieces of a text, and where each begins and ends."""
+    coded = words(
+        text, add_special_tokens=False, return_offsets_mapping=True, truncation=True, max_length=most
+    )
+    return coded["input_ids"], coded["offset_mapping"]
+
+
+def _spans(text: str, offsets: Sequence[tuple[int, int]], border: int, longest: int) -> "_Spans":
+    """Runs of whole words of at most ``longest`` pieces that do not cross ``border``: first and last pieces, and texts."""
+    count = len(offsets)
+    begins = [i == 0 or _apart(text, offsets[i - 1][1], offsets[i][0]) for i in range(count)]
+    ends = [i == count - 1 or begins[i + 1] for i in range(count)]
+    plain = [text[a:b].isalnum() for a, b in offsets]
+    first, last, texts = [], [], []
+    for i in range(count):
+        if not begins[i] or text[offsets[i][0]] in _NEVER_FIRST:
+            continue
+        for j in range(i, min(i + longest, count)):
+            crosses = (offsets[i][0] < border) != (offsets[j][1] <= border)
+            if crosses or "<" in text[offsets[j][0] : offsets[j][1]]:
+                break
+            if ends[j] and (plain[j] or text[offsets[j][0]] in _MAY_END):
+                first.append(i)
+                last.append(j)
+                texts.append(text[offsets[i][0] : offsets[j][1]])
+    return np.array(first, dtype=np.int64), np.array(last, dtype=np.int64), tuple(texts)
+
+
+_Spans = tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]
+
+
+def _apart(text: str, end: int, start: int) -> bool:
+    """Whether two word pieces are of two words, or one of them is punctuation."""
+    return end < start or not text[start].isalnum() or not text[start - 1].isalnum()
+
+
+_NEVER_FIRST = frozenset(".,;:!?)]}'\u2019-\u2013/<>")
+_MAY_END = frozenset(".)]!?%\"'")

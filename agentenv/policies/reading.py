@@ -1,0 +1,157 @@
+"""What a reader knows of an episode, from its text, and actions as texts: which byte may follow which.
+
+An episode is text: the prompt, then the policy's actions, each but the last followed by what the search found. A reader
+chooses whole actions, and the record holds bytes. Both are one distribution: the probability of a byte after a prefix is
+that of all actions that begin with prefix and byte over that of all that begin with the prefix. The product over the bytes
+of an action is then the probability of the action, with spans of the same text counted together.
+
+Shapes: C candidates, W bytes of the longest, K bytes of one action.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentenv.core.io.model_files import read_settings
+
+MODEL_TYPE = "passage_reader"
+END = 256
+"""The id that follows a complete action."""
+SEARCH, ANSWER = "search", "answer"
+
+_QUESTION = re.compile(rb"^Question: (.*)\n+", re.MULTILINE)
+_OBSERVED = re.compile(
+    rb"\n\n<information>(.*?)</information>\n\n|\nMy last action was not valid\..*?Let me try again\.\n",
+    re.DOTALL,
+)
+_DOCUMENT = re.compile(r"^Doc \d+\(Title: (.*?)\) (.*?)(?=^Doc \d+\(Title: |\Z)", re.DOTALL | re.MULTILINE)
+_QUERY = re.compile(rb"<search>(.*?)</search>", re.DOTALL)
+
+
+def is_reader(folder: Path) -> bool:
+    """Whether the model in ``folder`` is a reader of passages."""
+    path = folder / "config.json"
+    return path.is_file() and read_settings(path).get("model_type") == MODEL_TYPE
+
+
+class Found(NamedTuple):
+    """A passage as a search showed it."""
+
+    query: str
+    """What was searched; empty where it was the question itself."""
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All that a reader knows when it acts."""
+
+    question: str
+    found: tuple[Found, ...] = ()
+    """Passages of all searches so far, each once for each query."""
+    searches: int = 0
+    """Searches so far."""
+
+
+class Turn(NamedTuple):
+    """One action of the policy within the ids of an episode."""
+
+    start: int
+    end: int
+    known: Reading
+
+
+def turns_of(ids: Sequence[int]) -> list[Turn]:
+    """Every action in ``ids``, the last of which may be empty or incomplete; none where no question is asked."""
+    data = bytes(i if i < END else 0 for i in ids)
+    asked = _QUESTION.search(data)
+    if asked is None:
+        return []
+    question = _text(asked[1]).strip()
+    turns, known, start = [], Reading(question), asked.end()
+    for observed in _OBSERVED.finditer(data, start):
+        turns.append(Turn(start, observed.start(), known))
+        known = _after(known, data[start : observed.start()], observed[1])
+        start = observed.end()
+    return [*turns, Turn(start, len(data), known)]
+
+
+def _after(known: Reading, action: bytes, page: bytes | None) -> Reading:
+    query = _QUERY.search(action)
+    if query is None or page is None:
+        return known
+    asked = " ".join(_text(query[1]).split())
+    own = "" if _plain(asked) == _plain(known.question) else asked
+    found = [
+        Found(own, title.strip('"'), " ".join(body.split())) for title, body in _DOCUMENT.findall(_text(page))
+    ]
+    return Reading(known.question, tuple(dict.fromkeys((*known.found, *found))), known.searches + 1)
+
+
+def _plain(text: str) -> str:
+    return text.strip(" ?").lower()
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def action(tag: str, text: str) -> bytes:
+    """An action as its bytes."""
+    return f"<{tag}>{text}</{tag}>".encode()
+
+
+class Candidates:
+    """Actions to choose among; several may be the same text."""
+
+    def __init__(self, actions: Sequence[bytes]) -> None:
+        self.actions = np.array(actions, dtype=np.bytes_)
+        self.letters = self.actions.view(np.uint8).reshape(len(actions), -1)  # [C, W], 0 behind the end
+
+    def begun(self, prefix: bytes) -> NDArray[np.bool_]:
+        """Which of them begin with ``prefix``, bool[C]."""
+        begun: NDArray[np.bool_] = self.shared(prefix) == len(prefix)
+        return begun
+
+    def shared(self, text: bytes) -> NDArray[np.int64]:
+        """How many first bytes each has in common with ``text``, int64[C]."""
+        width = min(len(text), self.letters.shape[1])
+        equal = self.letters[:, :width] == np.frombuffer(text[:width], np.uint8)
+        shared: NDArray[np.int64] = np.cumprod(equal, axis=1, dtype=np.int64).sum(axis=1)
+        return shared
+
+    def next_bytes(self, text: bytes, probabilities_C: Tensor) -> Tensor:
+        """Log-probs [K + 1, 257] of what follows each of the first 0 to K bytes of ``text``, float64.
+
+        A row is uniform where no candidate begins with what stands before it.
+
+        Args:
+            text: K bytes.
+            probabilities_C: Of the candidates, float64[C].
+        """
+        shared = self.shared(text)
+        padded = np.concatenate([self.letters, np.zeros((len(self.letters), 1), np.uint8)], axis=1)
+        following = padded[np.arange(len(shared)), shared].astype(np.int64)
+        following[following == 0] = END
+        parts = torch.from_numpy(shared * (END + 1) + following)
+        size = (len(text) + 1) * (END + 1)
+        table = probabilities_C.new_zeros(size).index_add(0, parts, probabilities_C)
+        # Whatever shares more than k bytes goes on with byte k of the text.
+        sums = probabilities_C.new_zeros(len(text) + 1).index_add(
+            0, torch.from_numpy(shared), probabilities_C
+        )
+        beyond = sums.flip(0).cumsum(0).flip(0)[1:]
+        own = torch.arange(len(text)) * (END + 1) + torch.tensor(list(text), dtype=torch.long)
+        table = table.index_add(0, own, beyond).view(len(text) + 1, END + 1)
+        return table.clamp_min(_LEAST).log().log_softmax(-1)
+
+
+_LEAST = 1e-290  # the logarithm of 0 is none

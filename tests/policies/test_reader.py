@@ -1,0 +1,174 @@
+"""The reader of passages as a policy: the contract, its actions, its log-probs in sampler and learner, and its folder."""
+
+import asyncio
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from agentenv.core.types import Completion, Sampling
+from agentenv.errors import CheckpointMismatch, PolicyFault
+from agentenv.policies.export import write_readers, write_weights
+from agentenv.policies.fake_reader import random_reader
+from agentenv.policies.policy_contract import PolicyContract
+from agentenv.policies.policy_spec import make_policy
+from agentenv.policies.reader import ReaderPolicy
+from agentenv.policies.reader_model import segment_of
+from agentenv.policies.reading import Found, Reading, is_reader
+from agentenv.trainers.learner.logprobs import token_logprobs
+from agentenv.trainers.learner.packing import TrainingRow, micro_batches
+
+TEXTS = ("Who directed Jaws? Jaws is a film by Steven Spielberg, born in 1946 in Ohio. Paris is a city.",)
+PROMPT = "Question: Who directed Jaws?\n\n"
+PAGE = (
+    "\n\n<information>Doc 1(Title: Jaws) Jaws is a film by Steven Spielberg.\nDoc 2(Title: Paris) Paris is a city."
+    "</information>\n\n"
+)
+READ = PROMPT + "<search>Jaws</search>" + PAGE
+STOP = ("</search>", "</answer>")
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    return tuple(text.encode())
+
+
+def act(policy: ReaderPolicy, text: str, seed: int = 0, temperature: float = 1.0) -> Completion:
+    sampling = Sampling(200, temperature=temperature, stop=STOP, seed=seed)
+    return asyncio.run(policy.generate(ids_of(text), sampling))
+
+
+class TestReaderPolicy(PolicyContract):
+    """The contract; its prompts hold a question, as a reader's do."""
+
+    prompts: ClassVar[tuple[tuple[int, ...], ...]] = (
+        ids_of(PROMPT),
+        ids_of(READ),
+        ids_of("Question: Is Paris a city?\n\n"),
+    )
+
+    def make(self) -> ReaderPolicy:
+        """A random one."""
+        return random_reader(TEXTS)
+
+    def test_what_is_kept_for_an_episode_changes_nothing(self) -> None:
+        """What was read of a passage is remembered, and a second turn samples what a fresh policy samples."""
+        policy = self.make()
+        first = act(policy, READ, seed=9)
+        assert act(policy, READ, seed=9).ids == first.ids == act(self.make(), READ, seed=9).ids
+
+
+@pytest.fixture(scope="module")
+def policy() -> ReaderPolicy:
+    return random_reader(TEXTS)
+
+
+def test_it_searches_first_then_searches_or_answers_and_answers_last(policy: ReaderPolicy) -> None:
+    """Before anything is found there is nothing to answer with; after ``max_searches`` nothing else is left."""
+
+    def tags(text: str) -> set[str]:
+        return {act(policy, text, seed=seed).text.partition(">")[0] for seed in range(40)}
+
+    assert tags(PROMPT) == {"<search"}
+    assert tags(READ) == {"<search", "<answer"}
+    assert tags(READ + "<search>Spielberg</search>" + PAGE) == {"<answer"}
+
+
+def test_actions_are_spans_of_what_it_has_read(policy: ReaderPolicy) -> None:
+    """Or yes, or no."""
+    for seed in range(20):
+        text = act(policy, READ, seed=seed).text
+        body = text[text.index(">") + 1 : text.rindex("<")]
+        assert body in READ or body in ("yes", "no")
+
+
+def test_greedy_takes_the_most_likely_text_however_many_spans_it_has(policy: ReaderPolicy) -> None:
+    """Its probability is at least that of any of 60 samples."""
+    best = sum(act(policy, READ, temperature=0.0).logprobs)
+    assert all(sum(act(policy, READ, seed=seed).logprobs) <= best + 1e-9 for seed in range(60))
+
+
+def test_the_learner_s_log_probs_are_the_sampler_s(policy: ReaderPolicy) -> None:
+    """For two rows of several turns at a temperature, and the model learns from them."""
+    rows = []
+    for seed in (1, 2):
+        done = act(policy, READ, seed=seed, temperature=0.7)
+        ids = np.array([*ids_of(READ), *done.ids], dtype=np.int64)
+        mask = np.zeros(len(ids), dtype=bool)
+        mask[-len(done.ids) :] = True
+        logprobs = np.zeros(len(ids), dtype=np.float32)
+        logprobs[mask] = done.logprobs
+        rows.append(TrainingRow(ids, mask, logprobs, np.zeros(len(ids), dtype=bool), mask.astype(float)))
+    (packed,) = micro_batches(rows, 10_000, layout="rows")
+    found, entropy = token_logprobs(policy.model, packed, 0.7, entropy=True)
+    assert torch.allclose(found.float(), packed.old, atol=1e-5)
+    assert entropy is not None
+    assert bool((entropy >= -1e-9).all())
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    grads = [p.grad for p in policy.model.parameters() if p.requires_grad and p.grad is not None]
+    assert grads
+    assert any(float(g.abs().sum()) > 0 for g in grads)
+    policy.model.zero_grad()
+
+
+def test_a_folder_gives_the_same_policy(policy: ReaderPolicy, tmp_path: Path) -> None:
+    """Through ``hf:PATH``, as every other policy; weights of another shape are refused."""
+    write_weights(policy.model, tmp_path)
+    write_readers(policy, tmp_path)
+    assert is_reader(tmp_path)
+    again = make_policy(f"hf:{tmp_path}")
+    assert isinstance(again, ReaderPolicy)
+    assert act(again, READ, seed=3).text == act(policy, READ, seed=3).text
+    assert act(again, READ, seed=3).logprobs == pytest.approx(act(policy, READ, seed=3).logprobs)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointMismatch, match=str(tmp_path.name)):
+        make_policy(f"hf:{tmp_path}")
+
+
+def test_new_weights_are_read_anew(policy: ReaderPolicy) -> None:
+    """What the heads said of a passage under old weights is forgotten."""
+    mine = random_reader(TEXTS)
+    act(mine, READ)
+    other = random_reader(TEXTS, seed=5)
+    mine.set_weights(other.model.state_dict())
+    assert act(mine, READ, seed=4).logprobs == pytest.approx(act(other, READ, seed=4).logprobs)
+
+
+def test_a_prompt_without_a_question_is_a_fault(policy: ReaderPolicy) -> None:
+    """A reader has nothing to look for."""
+    with pytest.raises(PolicyFault, match="Question"):
+        act(policy, "Write a poem.")
+
+
+def test_spans_are_runs_of_whole_words_within_title_or_text(policy: ReaderPolicy) -> None:
+    """None crosses the border between title and text, none begins with a comma, and an end bracket may end one."""
+    words = policy.tokenizer.words
+    texts = segment_of(words, "Who?", "", Found("", "Jaws (film)", "A film, by Steven"), 64, 14).texts
+    assert "Jaws (film)" in texts
+    assert "A film" in texts
+    assert "film, by Steven" in texts
+    assert not [text for text in texts if text.startswith((",", ")")) or "\n" in text]
+    assert "ilm" not in texts
+
+
+def test_a_segment_is_cut_to_its_tokens(policy: ReaderPolicy) -> None:
+    """The passage loses its end, and the question stays."""
+    words = policy.tokenizer.words
+    long = segment_of(words, "Who directed Jaws?", "Paris", Found("", "Jaws", "film " * 200), 40, 14)
+    assert len(long.ids) == 40
+    assert int(long.last.max()) < 39
+    assert sum(kind == 0 for kind in long.kinds) > len(words("Who directed Jaws? Paris")["input_ids"]) - 2
+
+
+def test_reading_of_nothing_found_still_answers(policy: ReaderPolicy) -> None:
+    """A search without a hit leaves yes and no, and no error."""
+    choices = policy.model.choices(Reading("Is it so?", (), 2))
+    actions = choices.candidates.actions.tolist()
+    assert actions == [b"<answer>yes</answer>", b"<answer>no</answer>", b"<answer></answer>"]
+    assert choices.scores_C.argmin() == 2
+
+
+def test_an_answer_begun_before_any_search_is_left_empty(policy: ReaderPolicy) -> None:
+    """As where it is measured without a search: nothing is known to answer with."""
+    assert act(policy, PROMPT + "<answer>").text == "</answer>"
