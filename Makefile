@@ -17,7 +17,7 @@ FAST ?= tests/core tests/data tests/evaluation tests/test_*.py
 
 SITE := 'import site; print(site.getsitepackages()[0])'
 
-.PHONY: help venv train test coverage test-fast test-vllm mutants fuzz soak lint format docs peers gpu gpu-wheels wheel-smoke clean
+.PHONY: help venv train train-real test coverage test-fast test-vllm mutants fuzz soak lint format docs peers gpu gpu-wheels wheel-smoke clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
@@ -38,6 +38,10 @@ $(BIN)/.installed: $(BIN)/.trains
 
 train: $(BIN)/.trains  ## train a search agent end to end, evaluate it before and after, write report.html
 	$(BIN)/agentenv train laptop-search $(ARGS)
+
+train-real: $(BIN)/.trains  ## teach a reader of passages and train it on real questions; AGENTENV_DATA names their folder
+	test -d runs/reader || $(BIN)/agentenv warmstart --env questions --out runs/reader
+	$(BIN)/agentenv train real-questions $(ARGS)
 
 test: venv  ## everything that proves correctness, in WORKERS processes
 	$(BOUND) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)

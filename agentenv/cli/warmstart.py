@@ -20,8 +20,9 @@ class Warmstart:
 
     out: Path
     """Folder for weights, tokenizer and model card. It must not exist."""
-    env: Literal["search", "code", "desktop"] = "search"
-    """What it learns: FictionalWorlds of the training split, or, with many errors, programming tasks or DomSim's."""
+    env: Literal["search", "code", "desktop", "questions"] = "search"
+    """What it learns: FictionalWorlds of the training split, or, with many errors, programming tasks or DomSim's. With
+    ``questions`` a reader over MiniLM learns from the question sets in the folder that AGENTENV_DATA names."""
     seed: int = 0
     """Seeds weights and worlds."""
     copying_steps: int | None = None
@@ -75,7 +76,12 @@ class Warmstart:
 
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with LiveDisplay("warmstart", log=self.out.parent / f"{self.out.name}.log") as display:
-            kinds = {"search": self._search, "code": self._code, "desktop": self._desktop}
+            kinds = {
+                "search": self._search,
+                "code": self._code,
+                "desktop": self._desktop,
+                "questions": self._questions,
+            }
             with use_compute(self.compute.precise()):
                 if self.distil:
                     metrics = self._distilled(display)
@@ -120,6 +126,8 @@ class Warmstart:
             if count < 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be at least 0, not {count}")
         search = self._given(*phases, "init_from", "hops")
+        if self.env == "questions":
+            search |= self._given("steps")
         if wrong := self._given("steps") if self.env == "search" and not self._named else search:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
             chosen = f"--{self._named}" if self._named else f"--env {self.env}"
@@ -158,6 +166,12 @@ class Warmstart:
 
         config = DesktopWarmstartConfig(seed=self.seed, **self._given("steps"))
         return desktop_warmstart(config, display, self.out)
+
+    def _questions(self, display: Any) -> dict[str, Any]:
+        from agentenv.trainers.warmstart.reader_lessons import ReaderWarmstartConfig
+        from agentenv.trainers.warmstart.reader_warmstart import reader_warmstart
+
+        return reader_warmstart(ReaderWarmstartConfig(seed=self.seed), display, self.out)
 
     def _expert(self, display: Any) -> dict[str, Any]:
         from agentenv.core.trust import confirm_file
@@ -204,6 +218,8 @@ class Warmstart:
             head = f"Shown: {counts} episodes of the expert, {result['hard']:,} of them twice"
         elif self.imitate:
             head = f"Shown: {result['demonstrations']:,} episodes of the expert"
+        elif self.env == "questions":
+            head = f"Lessons: {result['lessons']:,}, with a loss of {result['loss']:.2f} at the end"
         elif self.env == "search":
             head = f"Read and copied right on unseen worlds: {result['reading_accuracy']:.3f}"
         else:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from agentenv.cli.main import main
 from agentenv.cli.warmstart import Warmstart
 from agentenv.errors import ConfigurationError
 
@@ -32,6 +33,7 @@ pytest.importorskip("torch", reason="the extra train is not installed")
         ({"imitate": ("lab-search",), "steps": 0}, r"--steps.*\b0\b"),
         ({"imitate": ("lab-search",), "env": "code"}, "--imitate.*--steps"),
         ({"imitate": ("lab-search",), "hops": 3}, "--hops.*--imitate"),
+        ({"env": "questions", "steps": 3}, "--steps.*--env questions"),
         ({"env": "desktop", "mixture_steps": 3}, "--mixture-steps.*--env desktop"),
     ],
 )
@@ -54,3 +56,16 @@ def test_longer_questions_reach_the_crowd(tmp_path: Path, monkeypatch: pytest.Mo
     Warmstart(out=tmp_path / "a", from_shipped=True, mixture_steps=7, hops=4).run()
     Warmstart(out=tmp_path / "b", from_shipped=True, role_steps=5).run()
     assert [(c.world.hops, c.mixture_steps, c.role_steps) for c in asked] == [((1, 4), 7, 0), ((1, 2), 0, 5)]
+
+
+def test_questions_without_their_sets_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from agentenv.policies.fake_reader import random_reader
+
+    monkeypatch.delenv("AGENTENV_DATA", raising=False)
+    reader = random_reader(["Who?"])
+    monkeypatch.setattr("agentenv.trainers.warmstart.reader_warmstart.new_reader", lambda: reader)
+    assert main(["warmstart", "--env", "questions", "--out", str(tmp_path / "reader")]) == 1
+    assert "AGENTENV_DATA" in capsys.readouterr().err
+    assert not (tmp_path / "reader").exists()

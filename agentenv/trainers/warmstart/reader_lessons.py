@@ -1,0 +1,184 @@
+"""Lessons for a reader of passages: what it knows, and what it may then do.
+
+Questions with one gold passage (SQuAD, Natural Questions) teach where an answer stands. Questions of several hops (HotpotQA,
+2WikiMultihopQA, MuSiQue, their training files) are searched as an episode searches them: where a gold passage is missing and
+its title stands in what was found, the lesson is to search for the title, and where none is missing it is to answer.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from agentenv.core.env import run_sync
+from agentenv.core.protocols import Retriever
+from agentenv.core.types import Document, Passage, Task
+from agentenv.data.sources import SourceConfig
+from agentenv.evaluation.task_env import EnvConfig, SearchConfig, corpus_of, open_tasks
+from agentenv.policies.reading import ANSWER, SEARCH, Found, Reading, action
+from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.retrievers.storage.corpus import Corpus
+
+ONE_HOP = {"squad": None, "nq_oracle": 700}
+"""Sets of one hop, and how many of their questions are drawn; None takes all."""
+SEVERAL_HOPS = "hotpotqa,2wiki,musique"
+
+
+@dataclass(frozen=True)
+class ReaderWarmstartConfig:
+    """How a reader is taught."""
+
+    seed: int = 0
+    data: Path | None = None
+    """Folder of the sets; None looks at AGENTENV_DATA."""
+    k: int = 5
+    """Passages a search, as in the episodes to come."""
+    window: int = 45
+    """Words of a passage in a lesson of one hop."""
+    shown: int = 3
+    """Passages of a lesson: the gold ones first, then others that a search found."""
+    one_hop_rounds: int = 1
+    """How often each question of one hop is a lesson."""
+    several_hop_rounds: int = 2
+    """How often each lesson of several hops is."""
+    batch: int = 8
+    """Lessons of one optimiser step."""
+    encoder_rate: float = 1.5e-4
+    """Peak step size of the encoder."""
+    head_rate: float = 1e-3
+    """Peak step size of the heads."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a reader knows, and what it may then do."""
+
+    known: Reading
+    accepted: frozenset[bytes]
+    """Actions in lower case."""
+    gold: frozenset[str] = frozenset()
+    """Titles of the passages that an accepted span stands in; none named is any."""
+
+
+def curriculum(config: ReaderWarmstartConfig, rng: Random) -> list[Lesson]:
+    """All lessons in the order in which they are taught: of one hop first, then of several with some of one between them."""
+    single = [
+        lesson
+        for name in ONE_HOP
+        for _ in range(config.one_hop_rounds)
+        for lesson in _one_hop(name, config, rng)
+    ]
+    several = [lesson for _ in range(config.several_hop_rounds) for lesson in _several_hops(config, rng)]
+    rng.shuffle(single)
+    first, rest = single[: len(single) // 2], [*single[len(single) // 2 :], *several]
+    rng.shuffle(rest)
+    return [*first, *rest]
+
+
+def _one_hop(name: str, config: ReaderWarmstartConfig, rng: Random) -> Iterator[Lesson]:
+    given = SourceConfig(dataset=name, data=config.data, limit=ONE_HOP[name], seed=config.seed)
+    source = open_tasks(given, SearchConfig(), EnvConfig())
+    corpus = corpus_of(source)
+    assert corpus is not None
+    retriever = BM25Retriever.build(corpus)
+    for task, found in zip(
+        source.tasks, _search(retriever, [t.question for t in source.tasks], 3), strict=True
+    ):
+        golds = [corpus[corpus.row_of(one)] for one in task.data["supporting_ids"][:1]]
+        others = _others(found, golds, rng, 1)
+        shown = [*(_found(gold, "") for gold in golds), *(_found(other, "") for other in others)]
+        cut = tuple(one._replace(text=window_of(one.text, task.answers, config.window, rng)) for one in shown)
+        lesson = answer_lesson(task, Reading(task.question, cut, 2), golds)
+        if lesson is not None:
+            yield lesson
+
+
+def _several_hops(config: ReaderWarmstartConfig, rng: Random) -> Iterator[Lesson]:
+    given = SourceConfig(dataset=SEVERAL_HOPS, split="train", data=config.data)
+    source = open_tasks(given, SearchConfig(), EnvConfig())
+    corpus = corpus_of(source)
+    assert corpus is not None
+    retriever = BM25Retriever.build(corpus)
+    firsts = _search(retriever, [task.question for task in source.tasks], config.k)
+    for task, found in zip(source.tasks, firsts, strict=True):
+        yield from episode_lessons(task, found, corpus, retriever, config, rng)
+
+
+def episode_lessons(
+    task: Task,
+    found: Sequence[Passage],
+    corpus: Corpus,
+    retriever: Retriever,
+    config: ReaderWarmstartConfig,
+    rng: Random,
+) -> Iterator[Lesson]:
+    """The lessons of one question: the first query, then another query or the answer, then the answer."""
+    golds = [corpus[corpus.row_of(one)] for one in task.data["supporting_ids"]]
+    yield Lesson(Reading(task.question), frozenset([action(SEARCH, task.question).lower()]))
+    ids = {passage.id for passage in found}
+    there = [gold for gold in golds if gold.id in ids]
+    missing = [gold for gold in golds if gold.id not in ids]
+    shown = [_found(gold, "") for gold in there]
+    shown += [_found(p, "") for p in _others(found, golds, rng, config.shown - len(there))]
+    rng.shuffle(shown)
+    read = "\n".join([task.question, *(found.text for found in shown)]).lower()
+    named = [gold for gold in missing if _bare(gold.title).lower() in read]
+    if not missing:
+        lesson = answer_lesson(task, Reading(task.question, tuple(shown), 1), golds)
+        if lesson is not None:
+            yield lesson
+        return
+    if not named:
+        return
+    query = _bare(rng.choice(named).title)
+    yield Lesson(
+        Reading(task.question, tuple(shown), 1),
+        frozenset(action(SEARCH, _bare(gold.title)).lower() for gold in named),
+    )
+    second = _search(retriever, [query], config.k)[0]
+    reached = [gold for gold in missing if gold.id in {passage.id for passage in second}]
+    shown += [_found(gold, query) for gold in reached]
+    shown += [_found(p, query) for p in _others(second, golds, rng, config.shown - 1 - len(reached))]
+    lesson = answer_lesson(task, Reading(task.question, tuple(shown), 2), golds)
+    if lesson is not None:
+        yield lesson
+
+
+def window_of(text: str, answers: Sequence[str], size: int, rng: Random) -> str:
+    """``size`` words of ``text`` drawn at random, an answer among them where the text has one; short passages are quick."""
+    words = text.split(" ")
+    there = [text.lower().find(answer.strip().lower()) for answer in answers]
+    at = min((place for place in there if place >= 0), default=None)
+    first = rng.randrange(len(words)) if at is None else text[:at].count(" ")
+    start = max(min(first - rng.randrange(max(size - 8, 1)), len(words) - size), 0)
+    return " ".join(words[start : start + size])
+
+
+def answer_lesson(task: Task, known: Reading, golds: Sequence[Document]) -> Lesson | None:
+    """The lesson to answer; None where no gold passage that is shown has the answer."""
+    titles = frozenset(gold.title for gold in golds)
+    answers = [answer.strip().lower() for answer in task.answers]
+    if answers[0] in ("yes", "no"):
+        return Lesson(known, frozenset([action(ANSWER, answers[0])]))
+    texts = [f"{found.title}\n{found.text}".lower() for found in known.found if found.title in titles]
+    there = [answer for answer in answers if any(answer in text for text in texts)]
+    return Lesson(known, frozenset(action(ANSWER, one) for one in there), titles) if there else None
+
+
+def _search(retriever: Retriever, queries: Sequence[str], k: int) -> list[list[Passage]]:
+    return run_sync(retriever.search(list(queries), k))
+
+
+def _others(found: Sequence[Passage], golds: Sequence[Document], rng: Random, count: int) -> list[Passage]:
+    ids = {gold.id for gold in golds}
+    wrong = [passage for passage in found if passage.id not in ids]
+    return rng.sample(wrong, max(min(count, len(wrong)), 0))
+
+
+def _found(passage: Document | Passage, query: str) -> Found:
+    return Found(query, passage.title.strip('"'), " ".join(passage.text.split()))
+
+
+def _bare(title: str) -> str:
+    """A title without what tells it from others of its name: ``Jaws (film)`` is ``Jaws``."""
+    return title.partition(" (")[0].strip()

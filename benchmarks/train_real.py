@@ -1,0 +1,114 @@
+"""What `make train-real` reached: before and after, by set, against the pages that its searches showed and the right ones.
+
+Reads the folders of the reader and of the run, plays the held-out questions once more with the trained policy over the
+gold passages, and writes every score with its interval and the gain over the same questions.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from common import finish
+
+from agentenv.core.protocols import Policy
+from agentenv.evaluation.bounds import variants
+from agentenv.evaluation.diagnosis import answer_shown
+from agentenv.evaluation.records import EpisodeRecord, read_evaluation, read_json
+from agentenv.evaluation.results import score_tables, values_of
+from agentenv.evaluation.runner import play, to_record
+from agentenv.evaluation.statistics.significance import paired_bootstrap
+from agentenv.policies.policy_spec import make_policy
+from agentenv.progress import SilentDisplay
+from agentenv.trainers.config.config_files import load_config
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.parts import make_chat_format, open_questions, rollout_config, with_declared_scorers
+
+SCORERS = ("f1_squad", "em_squad")
+ALL = "all"
+
+
+def main() -> None:
+    """Reads, plays, writes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of reader and real-questions")
+    parser.add_argument("--load", default="", help="what else ran on the machine, for the record")
+    parser.add_argument("--out", type=Path, help="result file; by default benchmarks/results/train_real.json")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
+    args = parser.parse_args()
+    run = args.runs / "real-questions"
+    results = read_json(run / "results.json")
+    before, after = (
+        _by_set(read_evaluation(run / "evaluation" / name).records) for name in ("before", "after")
+    )
+    gold = _by_set(_with_gold_pages(run))
+    sets = {name: _figures(before[name], after[name], gold[name]) for name in after}
+    figures = {
+        "train": "make train-real",
+        "load": args.load,
+        "reader": read_json(args.runs / "reader" / "warmstart.json"),
+        "steps": results["steps"],
+        "seconds": results["seconds"],
+        "sets": sets,
+    }
+    finish("train_real", args, figures, [_line(name, figures) for name, figures in sets.items()])
+
+
+def _by_set(records: Sequence[EpisodeRecord]) -> dict[str, list[EpisodeRecord]]:
+    """The episodes of each set in the order of their ids, and of all together."""
+    ordered = sorted(records, key=lambda record: record["id"])
+    sets = {name: [r for r in ordered if r.get("family") == name] for name in _names(ordered)}
+    return {ALL: ordered, **sets}
+
+
+def _names(records: Sequence[EpisodeRecord]) -> list[str]:
+    return sorted({str(record.get("family")) for record in records})
+
+
+def _with_gold_pages(run: Path) -> list[EpisodeRecord]:
+    """Episodes of the trained policy whose searches show the gold passages, whatever they ask for."""
+    config: TrainConfig = with_declared_scorers(load_config(str(run / "config.toml")))
+    policy = make_policy(f"hf:{run / 'policy'}")
+    held_out = open_questions(config.test, config.search, config.env, policy, SilentDisplay())
+    found = variants(held_out, policy)["oracle"]
+    if isinstance(found, str):
+        raise SystemExit(f"train_real: the gold passages cannot be shown: {found}")
+    task_env, player = found
+    chat = make_chat_format(config.format, config.chat, policy)
+    budgets = rollout_config(config.rollout, config.env, temperature=0.0)
+    assert isinstance(player, Policy)
+    played = play(player, chat, task_env.make_env, task_env.source.tasks, budgets, name="gold")
+    return [to_record(trajectory) for trajectory in played]
+
+
+def _figures(
+    before: list[EpisodeRecord], after: list[EpisodeRecord], gold: list[EpisodeRecord]
+) -> dict[str, Any]:
+    assert [record["id"] for record in before] == [record["id"] for record in after]
+    gains = {name: paired_bootstrap(values_of(before, name), values_of(after, name)) for name in SCORERS}
+    spans = [record for record in after if record["answers"][0].lower() not in ("yes", "no")]
+    shown = sum(map(answer_shown, spans)) + len(after) - len(spans)
+    return {
+        "n": len(after),
+        "before": score_tables(before, SCORERS)["scores"],
+        "after": score_tables(after, SCORERS)["scores"],
+        "gain": {name: {"mean": gain.difference, "ci95": gain.ci95} for name, gain in gains.items()},
+        "gold_pages": score_tables(gold, SCORERS)["scores"],
+        "answer_shown": shown / len(after),
+        "yes_or_no": 1 - len(spans) / len(after),
+        "searches": sum(record["searches"] for record in after) / len(after),
+    }
+
+
+def _line(name: str, figures: dict[str, Any]) -> str:
+    """A row of Markdown."""
+    f1 = [figures[when]["f1_squad"] for when in ("before", "after", "gain", "gold_pages")]
+    cells = [f"{one['mean']:.3f} [{one['ci95'][0]:.3f}, {one['ci95'][1]:.3f}]" for one in f1]
+    em = figures["after"]["em_squad"]["mean"]
+    return f"| {name} | {figures['n']} | {' | '.join(cells)} | {em:.3f} | {figures['answer_shown']:.3f} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Lessons of a reader and their loss; the sets themselves are read where AGENTENV_DATA names them."""
+
+import math
+from random import Random
+
+import pytest
+import torch
+
+from agentenv.core.types import Document, Passage, Task
+from agentenv.policies.fake_reader import random_reader
+from agentenv.policies.reader import ReaderPolicy
+from agentenv.policies.reading import Found, Reading
+from agentenv.progress import SilentDisplay
+from agentenv.retrievers.fakes import InMemoryRetriever
+from agentenv.retrievers.storage.corpus import Corpus
+from agentenv.trainers.warmstart.reader_lessons import (
+    Lesson,
+    ReaderWarmstartConfig,
+    answer_lesson,
+    episode_lessons,
+    window_of,
+)
+from agentenv.trainers.warmstart.reader_warmstart import fit_lessons, loss_of
+
+CORPUS = Corpus(
+    [
+        Document("jaws", "Jaws (film)", "Jaws was directed by Steven Spielberg in 1975."),
+        Document("steven", "Steven Spielberg", "Steven Spielberg was born in Cincinnati."),
+        Document("paris", "Paris", "Paris is where the director of another film was born."),
+    ]
+)
+QUESTION = "Where was the director of Jaws born?"
+TASK = Task("t", QUESTION, ("Cincinnati",), "train", {"supporting_ids": ("jaws", "steven")})
+
+
+def passage(document_id: str) -> Passage:
+    document = CORPUS[CORPUS.row_of(document_id)]
+    return Passage(document.id, document.title, document.text, 1.0)
+
+
+def lessons_after(*found: str, task: Task = TASK) -> list[Lesson]:
+    """Those of a first search that found these documents."""
+    retriever = InMemoryRetriever(CORPUS)
+    shown = [passage(one) for one in found]
+    return list(episode_lessons(task, shown, CORPUS, retriever, ReaderWarmstartConfig(), Random(0)))
+
+
+@pytest.fixture
+def policy() -> ReaderPolicy:
+    texts = [f"{document.title} {document.text}" for document in CORPUS]
+    return random_reader([QUESTION, *texts])
+
+
+def test_a_missing_page_is_searched_for_by_its_title_and_then_answered_from() -> None:
+    """The title stands in what was found; the answer is taken from the page that the second search found."""
+    ask, search, answer = lessons_after("jaws", "paris")
+    assert ask == Lesson(Reading(QUESTION), frozenset([f"<search>{QUESTION}</search>".lower().encode()]))
+    assert search.accepted == {b"<search>steven spielberg</search>"}
+    assert (search.known.searches, answer.known.searches) == (1, 2)
+    assert answer.accepted == {b"<answer>cincinnati</answer>"}
+    queries = {found.title: found.query for found in answer.known.found}
+    assert queries["Jaws (film)"] == ""
+    assert queries["Steven Spielberg"] == "Steven Spielberg"
+
+
+def test_where_all_pages_were_found_it_answers_at_once() -> None:
+    _, answer = lessons_after("jaws", "steven")
+    assert answer.known.searches == 1
+    assert answer.accepted == {b"<answer>cincinnati</answer>"}
+    assert answer.gold == {"Jaws (film)", "Steven Spielberg"}
+
+
+def test_what_no_found_page_names_is_no_lesson() -> None:
+    """But for the first query, which is the question; a page that the question itself names is searched for."""
+    assert lessons_after("paris")[1].accepted == {b"<search>jaws</search>"}
+    unnamed = Task("t", "Where was he born?", TASK.answers, "train", TASK.data)
+    assert len(lessons_after("paris", task=unnamed)) == 1
+
+
+def test_an_answer_that_no_gold_page_has_is_no_lesson() -> None:
+    known = Reading(QUESTION, (Found("", "Paris", "Cincinnati is not here."),), 1)
+    assert answer_lesson(TASK, known, [CORPUS[CORPUS.row_of("steven")]]) is None
+
+
+def test_yes_and_no_stand_in_no_page() -> None:
+    task = Task("t", "Is it?", ("No",), "train", {"supporting_ids": ("paris",)})
+    lesson = answer_lesson(task, Reading("Is it?", (), 2), [])
+    assert lesson is not None
+    assert lesson.accepted == {b"<answer>no</answer>"}
+
+
+def test_a_window_holds_an_answer() -> None:
+    """Wherever it stands, and so many words; a short text stays whole."""
+    words = [f"w{i}" for i in range(100)]
+    for seed, place in enumerate((0, 3, 50, 98, 99)):
+        cut = window_of(" ".join(words), (f"w{place}",), 20, Random(seed)).split(" ")
+        assert len(cut) == 20
+        assert f"w{place}" in cut
+    assert window_of("a b c", ("b",), 20, Random(0)) == "a b c"
+
+
+def test_the_loss_counts_all_accepted_actions_of_gold_pages_together(policy: ReaderPolicy) -> None:
+    """By hand: minus the logarithm of the sum of their probabilities; the same span of another page does not count."""
+    found = (Found("", "Paris", "Paris Paris"), Found("", "Jaws", "Paris"))
+    known = Reading("Where?", found, 2)
+    choices = policy.model.choices(known)
+    probabilities = torch.softmax(choices.scores_C.detach(), 0)
+    actions = choices.candidates.actions.tolist()
+    pairs = zip(actions, choices.sources, probabilities.tolist(), strict=True)
+    mass = [p for text, source, p in pairs if text == b"<answer>Paris</answer>" and source == 0]
+    assert len(mass) == 3
+    loss = loss_of(choices, Lesson(known, frozenset([b"<answer>paris</answer>"]), frozenset(["Paris"])))
+    assert loss is not None
+    assert loss.item() == pytest.approx(-math.log(sum(mass)))
+    assert loss_of(choices, Lesson(known, frozenset([b"<answer>rome</answer>"]))) is None
+
+
+def test_lessons_are_learned(policy: ReaderPolicy) -> None:
+    """A few lessons again and again: the loss falls, and the encoder's embeddings stay as they are."""
+    embeddings = policy.model.encoder.embeddings.word_embeddings.weight.clone()
+    taught = lessons_after("jaws", "paris") * 40
+    config = ReaderWarmstartConfig(batch=3, encoder_rate=1e-2, head_rate=1e-2)
+    losses = fit_lessons(policy, taught, config, 40, SilentDisplay())
+    assert losses[-1] < 0.5 * losses[0]
+    assert policy.version == 1
+    assert torch.equal(embeddings, policy.model.encoder.embeddings.word_embeddings.weight)
