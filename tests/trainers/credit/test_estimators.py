@@ -11,7 +11,13 @@ from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.credit.estimators import ESTIMATORS, get_estimator
-from agentenv.trainers.credit.group_statistics import has_zero_variance, on_all_tokens, standardize
+from agentenv.trainers.credit.group_statistics import (
+    BATCH_DEVIATION,
+    has_zero_variance,
+    on_all_tokens,
+    standardize,
+    with_batch_deviation,
+)
 from agentenv.trainers.credit.outcome import LOG_RATIOS, MEASURED, group_relative
 
 PROMPT, POLICY, ENV = SegmentKind.PROMPT, SegmentKind.POLICY, SegmentKind.ENV
@@ -80,6 +86,16 @@ def test_statistics_count_trajectories_and_never_rows(episode: Episode) -> None:
     scores = [[float(v[0]) for v in group_relative(group)] for group in (whole, halves)]
     assert scores[0] == scores[1]
     assert len(group_relative(halves)[0]) == 8
+
+
+def test_the_deviation_of_a_batch_is_over_all_its_groups(episode: Episode) -> None:
+    """Rewards 1, 0 and 0, 0: the mean is 1/4, and the variance (9/16 + 3/16) / 3 = 1/4."""
+    groups = [
+        [episode([(POLICY, (1,))], reward=reward) for reward in rewards] for rewards in ((1, 0), (0, 0))
+    ]
+    noted = with_batch_deviation(groups)
+    assert [[t.info[BATCH_DEVIATION] for t in group] for group in noted] == [[0.5, 0.5], [0.5, 0.5]]
+    assert [t.info[BATCH_DEVIATION] for t in with_batch_deviation(groups[1:])[0]] == [0.0, 0.0]
 
 
 def test_an_unknown_estimator_names_the_nearest() -> None:

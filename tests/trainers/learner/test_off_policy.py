@@ -77,6 +77,13 @@ def test_rejection(divergence: Any, reduce: Any, values: list[float]) -> None:
             assert found[place].item() is gone
 
 
+def test_a_difference_beyond_20_nats_counts_as_20() -> None:
+    rows = torch.tensor([0, 1])
+    for cap, gone in ((199.9, [True, True]), (200.1, [False, False])):
+        found = rejected(double([25.0, -30.0]), rows, divergence="k2", reduce="token", cap=cap)
+        assert found.tolist() == gone  # 20^2 / 2
+
+
 def test_no_tokens_are_no_trouble() -> None:
     nothing, rows = torch.zeros(0), torch.zeros(0, dtype=torch.long)
     assert len(importance_weights(nothing, rows, level="sequence")) == 0
