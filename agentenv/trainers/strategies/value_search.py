@@ -186,8 +186,6 @@ class _Search:
         try:
             await run_rounds(replace(self.context, first=first), samples, self._open, self._next)
         finally:
-            for slot in range(samples):
-                self.context.policy.release(f"{self.episode}-{slot}")
             await close_quickly(self.forked, self.config.deadline_s)
         assert self.best is not None  # the first continuation, whatever came of it
         kept = self.best[1]
@@ -253,6 +251,7 @@ class _Search:
             while draft.ended is None:
                 await self._turn(draft, played + slot)
         finally:
+            self.context.policy.release(draft.episode)
             if env is not None:
                 await close_quickly([env], self.config.deadline_s)
         return _Continuation(draft.ended, action, after, there is not None)

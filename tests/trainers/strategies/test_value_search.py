@@ -139,18 +139,27 @@ def test_only_so_many_states_stay_open(value: str) -> None:
 
 
 class Slow(Branching):
-    """Notes how many ask at the same time."""
+    """Notes how many ask at the same time, and of which episodes something is kept."""
 
-    asking = most = 0
+    asking = most = kept_most = 0
+
+    def __init__(self, first: Sequence[str]) -> None:
+        super().__init__(first)
+        self.kept: set[str | None] = set()
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
     ) -> Completion:
         self.asking += 1
         self.most = max(self.most, self.asking)
+        self.kept.add(episode)
+        self.kept_most = max(self.kept_most, len(self.kept))
         await asyncio.sleep(0.02)
         self.asking -= 1
         return await super().generate(prompt_ids, sampling, episode=episode)
+
+    def release(self, episode: str) -> None:
+        self.kept.discard(episode)
 
 
 class Counted(Calculator):
@@ -175,7 +184,8 @@ class Counted(Calculator):
 def test_continuations_of_a_state_are_played_at_once_and_no_fork_stays_open(value: str) -> None:
     policy = Slow(FIRST)
     together = searched(value, policy, Counted(), iterations=4, samples=3)
-    assert policy.most == 3
+    assert policy.most == policy.kept_most == 3
+    assert policy.kept == set()
     assert len(Counted.made) > 6
     assert Counted.open == set()
     assert together.segments == searched(value, Branching(FIRST), iterations=4, samples=3).segments
