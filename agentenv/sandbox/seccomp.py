@@ -14,13 +14,15 @@ DENIED = """
     unshare setns mount umount umount2 pivot_root chroot move_mount open_tree fsopen fsconfig fsmount fspick mount_setattr
     ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd migrate_pages move_pages
     add_key request_key keyctl bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register
-    kexec_load kexec_file_load init_module finit_module delete_module reboot swapon swapoff acct quotactl
+    kexec_load kexec_file_load init_module finit_module delete_module reboot swapon swapoff acct quotactl io_setup
     syslog iopl ioperm modify_ldt personality vhangup lookup_dcookie
     clock_settime clock_adjtime settimeofday adjtimex open_by_handle_at name_to_handle_at fanotify_init
     memfd_secret shmget shmat shmctl semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink
 """
 """By line: namespaces, mounts and roots; other processes; the kernel itself; clocks, handles, and what one run could leave
 for another."""
+DENIED_NUMBERS = {"quotactl_fd": 443, "statmount": 457, "listmount": 458, "open_tree_attr": 467}
+"""Calls that libseccomp may not know yet; the kernel gives them the same number on every machine."""
 NAMESPACE_FLAGS = 0x7E020080  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWTIME
 SELF_ONLY = ["prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"]
 SIGNALS = ["kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"]
@@ -45,6 +47,22 @@ ABSENT = ("memfd_create", "inotify_init", "inotify_init1")
 whoever watches a file of the system learns when another program opens it."""
 CLONE_THREAD, CLONE_FILES = 0x00010000, 0x00000400
 """A thread has its descriptors with all others of its process, or the memory watch would not see them."""
+PAGES_MOVED = {
+    "vmsplice": errno.ENOSYS,
+    "splice": errno.ENOSYS,
+    "tee": errno.ENOSYS,
+    "sendfile": errno.EINVAL,
+}
+"""Calls that put whole pages into a queue for one byte of each, which then holds far more than it counts. Python's own
+library uses only ``sendfile``, and reads and writes where that fails."""
+CLOSE_RANGE_UNSHARE = 2
+"""It would give a thread descriptors of its own."""
+SOL_SOCKET, BUFFER_SIZES = 1, (7, 8, 32, 33)
+"""SO_SNDBUF, SO_RCVBUF and both by force: the memory watch counts a socket with the size that the kernel gives it."""
+IOPRIO_WHO_PROCESS = 1
+CLOCKS = ("clock_gettime", "clock_getres", "clock_nanosleep", "timer_create")
+CLOCK_OF_PROCESS, CLOCK_PID_BITS = 1 << 31, range(3, 25)
+"""The number of a clock of a process is negative and has the complement of the pid in these bits; 0 is the caller."""
 F_SETPIPE_SZ, F_NOTIFY, F_SETLEASE = 1031, 1026, 1024
 WRITTEN_BACK = ("sync", "syncfs", "fsync", "fdatasync", "sync_file_range", "msync")
 """Calls that do nothing and succeed: there is no disk behind the files of a program, and on a file of the system they would
@@ -60,6 +78,7 @@ QUERIES = (
     "sched_getparam",
     "sched_getattr",
     "sched_rr_get_interval",
+    "get_robust_list",
 )
 """What a session's process may ask of itself alone; of others it would be what they chose to show."""
 
@@ -70,8 +89,8 @@ ALLOWED = """
     inotify_init inotify_init1 inotify_rm_watch ioctl lchown lgetxattr link linkat listxattr llistxattr lremovexattr
     lseek lsetxattr lstat mkdir mkdirat mknod mknodat newfstatat open openat openat2 pread64 preadv preadv2 pwrite64
     pwritev pwritev2 read readahead readlink readlinkat readv removexattr rename renameat renameat2 rmdir sendfile
-    setxattr splice stat statfs statx symlink symlinkat sync sync_file_range syncfs tee truncate umask unlink unlinkat
-    utime utimensat utimes vmsplice write writev
+    setxattr stat statfs statx symlink symlinkat sync sync_file_range syncfs truncate umask unlink unlinkat
+    utime utimensat utimes write writev
 
     brk madvise membarrier memfd_create mincore mlock mlock2 mlockall mmap mprotect mremap msync munlock munlockall
     munmap pkey_alloc pkey_free pkey_mprotect rseq get_mempolicy mbind set_mempolicy
@@ -159,12 +178,19 @@ def _compile(lib: Any, *, session: bool) -> bytes:
 
     for name in DENIED.split():
         deny(name)
+    for number in DENIED_NUMBERS.values():
+        made.add_rule(denied, number)
     for bit in (1 << shift for shift in range(32) if NAMESPACE_FLAGS >> shift & 1):
         deny("clone", lib.Arg(0, lib.MASKED_EQ, bit, bit))
     made.add_rule(lib.ERRNO(errno.ENOSYS), "clone3")  # its flags are in memory; glibc falls back to clone
     for name in ABSENT:
         made.add_rule(lib.ERRNO(errno.ENOSYS), name)
     deny("clone", lib.Arg(0, lib.MASKED_EQ, CLONE_THREAD | CLONE_FILES, CLONE_THREAD))
+    deny("close_range", lib.Arg(2, lib.MASKED_EQ, CLOSE_RANGE_UNSHARE, CLOSE_RANGE_UNSHARE))
+    for name, number in PAGES_MOVED.items():
+        made.add_rule(lib.ERRNO(number), name)
+    for option in BUFFER_SIZES:
+        deny("setsockopt", _equals(lib, 1, SOL_SOCKET), _equals(lib, 2, option))
     for name in WRITTEN_BACK:
         made.add_rule(lib.ERRNO(0), name)
     for value in (F_SETPIPE_SZ, F_NOTIFY, F_SETLEASE):
@@ -177,6 +203,7 @@ def _compile(lib: Any, *, session: bool) -> bytes:
     for name in ("setpriority", "ioprio_set"):
         deny(name, lib.Arg(1, lib.NE, 0))
     deny("setpriority", lib.Arg(0, lib.NE, 0))  # a whole group or user
+    deny("ioprio_set", lib.Arg(0, lib.NE, IOPRIO_WHO_PROCESS))
     for value in FCNTL_OWNER:
         deny("fcntl", _equals(lib, 1, value))
     for value in IOCTL_OWNER:
@@ -214,8 +241,12 @@ def _add_session_rules(lib: Any, made: Any, deny: Callable[..., None], beside: A
         deny("socketpair", lib.Arg(1, lib.MASKED_EQ, 0xF, kind))
     for name in QUERIES:
         deny(name, lib.Arg(0, lib.NE, 0))
-    for name in ("getpriority", "ioprio_get"):
+    for name, own in {"getpriority": 0, "ioprio_get": IOPRIO_WHO_PROCESS}.items():
         deny(name, lib.Arg(1, lib.NE, 0))
+        deny(name, lib.Arg(0, lib.NE, own))
+    for name in CLOCKS:
+        for bit in (1 << shift for shift in CLOCK_PID_BITS):
+            deny(name, lib.Arg(0, lib.MASKED_EQ, CLOCK_OF_PROCESS | bit, CLOCK_OF_PROCESS))
     for name in ("pidfd_open", "pidfd_send_signal"):
         made.add_rule(lib.ERRNO(errno.ENOSYS), name)
     deny("setrlimit", _equals(lib, 0, RLIMIT_NPROC))  # the supervisor sets it anew before every cell

@@ -1,6 +1,7 @@
 """What the forks of one session may use: each the limits of the session for itself, and none at the cost of another."""
 
 import contextlib
+import platform
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -156,3 +157,29 @@ def test_a_session_can_be_forked_as_soon_as_it_is_open(box: JailExecutor) -> Non
     for _ in range(20):
         with box.open(limits=LIMITS) as session, session.fork() as fork:
             assert ok(fork.run("1 + 1")) == "2"
+
+
+OTHERS = """
+import ctypes, os, time
+libc, found = ctypes.CDLL(None, use_errno=True), []
+at, size = ctypes.c_void_p(), ctypes.c_size_t()
+for pid in range(2, 40):
+    for kind in (2, 6):  # of all its threads, of one
+        try: found.append((pid, time.clock_gettime((~pid << 3) | kind)))
+        except OSError as error: assert error.errno == 1, error
+    if libc.syscall({list}, pid, ctypes.byref(at), ctypes.byref(size)) == 0: found.append((pid, at.value))
+own = time.clock_gettime(-6), time.clock_gettime(-2), time.process_time(), time.thread_time()
+print(found, min(own) > 0, libc.syscall({list}, 0, ctypes.byref(at), ctypes.byref(size)))
+"""
+
+
+def test_no_fork_sees_the_clocks_and_the_lists_of_another(box: JailExecutor) -> None:
+    """A process sets the list of its locks itself, and how long it computes, by which one could tell another something."""
+    number = {"x86_64": 274, "aarch64": 100}[platform.machine()]
+    with box.open(limits=LIMITS) as session:
+        session.run("x = 1")
+        left, right = session.fork(2)
+        with left, right:
+            left.run("x = 2")
+            result = right.run(OTHERS.format(list=number))
+    assert result.stdout == "[] True 0\n", result

@@ -9,8 +9,14 @@ from agentenv.sandbox.types import ExecutionLimits
 
 LIMITS = ExecutionLimits(wall_s=20.0)
 NUMBERS = {
-    "x86_64": {"socket": 41, "fcntl": 72, "ioctl": 16, "prctl": 157},
-    "aarch64": {"socket": 198, "fcntl": 25, "ioctl": 29, "prctl": 167},
+    "x86_64": {
+        **{"socket": 41, "fcntl": 72, "ioctl": 16, "prctl": 157},
+        **{"setsockopt": 54, "close_range": 436, "ioprio_set": 251},
+    },
+    "aarch64": {
+        **{"socket": 198, "fcntl": 25, "ioctl": 29, "prctl": 167},
+        **{"setsockopt": 208, "close_range": 436, "ioprio_set": 30},
+    },
 }
 CALLS = {
     "a netlink socket": ("socket", "16, 3, 0"),
@@ -21,8 +27,14 @@ CALLS = {
     "a signal for another": ("fcntl", "os.pipe()[0], 8, 1"),
     "input for a terminal": ("ioctl", "0, 0x5412, 0"),
     "a memory map of its own making": ("prctl", "35, 1, 0"),
+    "a larger queue to send": ("setsockopt", "0, 1, 7, 0, 4"),
+    "a larger queue to receive": ("setsockopt", "0, 1, 8, 0, 4"),
+    "a larger queue to send, by force": ("setsockopt", "0, 1, 32, 0, 4"),
+    "a larger queue to receive, by force": ("setsockopt", "0, 1, 33, 0, 4"),
+    "descriptors of a thread's own": ("close_range", "9000, 9001, 2"),
+    "the disk priority of all its user's": ("ioprio_set", "3, 0, 0x4005"),
 }
-WHICH = {"socket": 0, "prctl": 0, "fcntl": 1, "ioctl": 1}
+WHICH = {"socket": 0, "prctl": 0, "fcntl": 1, "ioctl": 1, "setsockopt": 2, "close_range": 2, "ioprio_set": 0}
 """Which argument of a call decides; the kernel reads it as 32 bits."""
 
 
@@ -88,3 +100,36 @@ def test_bits_that_the_kernel_does_not_read_open_no_denied_call(
     else:
         result = box.run(code, limits=LIMITS)
     assert result.stdout == f"{[(-1, 1)] * 3}\n", result
+
+
+ANSWERS = {
+    "x86_64": {
+        "vmsplice": (278, 38),
+        "splice": (275, 38),
+        "tee": (276, 38),
+        "sendfile": (40, 22),
+        "io_setup": (206, 1),
+    },
+    "aarch64": {
+        "vmsplice": (75, 38),
+        "splice": (76, 38),
+        "tee": (77, 38),
+        "sendfile": (71, 22),
+        "io_setup": (0, 1),
+    },
+}
+NEW = {"quotactl_fd": (443, 1), "statmount": (457, 1), "listmount": (458, 1), "open_tree_attr": (467, 1)}
+"""Numbers of calls, and the error that a program is told."""
+
+
+@pytest.mark.parametrize("session", [False, True], ids=["run", "session"])
+def test_calls_that_hide_pages_or_show_mounts_do_not_exist(box: JailExecutor, session: bool) -> None:
+    calls = {**ANSWERS[platform.machine()], **NEW}
+    code = (
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "def ask(number):\n ctypes.set_errno(0); libc.syscall(number, *map(ctypes.c_long, [-1] * 6))\n"
+        f" return ctypes.get_errno()\nprint([ask(number) for number, _ in {[*calls.values()]}])"
+    )
+    with box.open(limits=LIMITS) as opened:
+        result = opened.run(code) if session else box.run(code, limits=LIMITS)
+    assert result.stdout == f"{[error for _, error in calls.values()]}\n", result

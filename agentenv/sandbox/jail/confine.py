@@ -27,6 +27,8 @@ OOM_FIRST = b"1000"
 FOLDER = kernel.MS_NOSUID | kernel.MS_NODEV
 KEPT_FLAGS = os.ST_NOSUID | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
 INODES_PER_MB = 256
+PENDING_SIGNALS = 1024
+"""Signals that wait and timers of all processes of a run: the kernel bounds those of all programs of a user together."""
 NO_NETWORK = {
     errno.EPERM: "this system forbids network namespaces",
     errno.ENOSPC: "the limit on network namespaces (sysctl user.max_net_namespaces) is reached",
@@ -173,6 +175,7 @@ def limit(limits: dict[str, Any], size: int, *, isolated: bool, session: bool) -
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: PENDING_SIGNALS,
     }
     if isolated and not session:
         bounds[resource.RLIMIT_NPROC] = limits["processes"]

@@ -172,7 +172,7 @@ def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -
     hand_over(process, request)
     out, err, returned = bounded(limits), bounded(limits), Bounded(RETURN_LIMIT, RETURN_LIMIT)
     watch = Watch(limits, dict(zip(process.streams, (out, err, returned), strict=True)))
-    watch.baseline = baseline
+    watch.baseline, watch.own_network = baseline, setup["isolated"]
     if not setup["isolated"]:
         watch.members = lambda: [process.pid]
     verdict = watch.until(process.handle, started + limits["wall_s"])

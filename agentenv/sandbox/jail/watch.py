@@ -4,7 +4,10 @@ import contextlib
 import os
 import re
 import select
+import socket
+import stat
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,8 +16,18 @@ from agentenv.sandbox.jail.output import Bounded, drain
 TICK_S, FIRST_LOOK_S = 0.02, 0.01
 """How often memory is looked at, and when first: most programs have ended by then."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
-BUFFERS = {"socket": 2 * 212992, "pipe": 1 << 16}
-"""Bytes that one can hold: twice the kernel's default bound of a sender, which no program may raise further."""
+
+
+def _sender_bound() -> int:
+    """Bytes that one sender may have in a socket's queue on this machine (``net.core.wmem_default``)."""
+    with socket.socket(socket.AF_UNIX) as fresh:  # a jail does not see the setting itself
+        return fresh.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+
+BUFFERS = {"socket": 2 * _sender_bound(), "pipe": 1 << 16}
+"""Bytes that one can hold: twice the kernel's bound of a sender, which no program may change."""
+SOCKETS = re.compile(rb"^sockets: used (\d+)")
+"""How ``/proc/PID/net/sockstat`` says how many sockets a network has."""
 REGION = 512
 """Bytes that the kernel needs for one mapped region: 440 were measured."""
 SHARED = re.compile(
@@ -174,10 +187,20 @@ def outside_of_pages(pids: list[int]) -> int:
     return sum(ends.values()) + regions * REGION + hidden
 
 
-def buffers(pids: list[int], most: int) -> int:
+def network_sockets() -> int:
+    """Sockets in the network of this process, with those of no descriptor: not accepted, or sent and not received."""
+    try:
+        found = SOCKETS.search(read_small("/proc/self/net/sockstat"))
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+def buffers(pids: list[int], most: int, *, own_network: bool = False) -> int:
     """Bytes that the sockets and pipes of ``pids`` can hold at most, each once however many have it.
 
-    A process that hides its descriptors counts as if all of its ``most`` were sockets.
+    A process that hides its descriptors counts as if all of its ``most`` were sockets. With ``own_network`` every socket of
+    this process's network belongs to them, whoever has a descriptor of it.
     """
     found: set[str] = set()
     hidden = 0
@@ -191,8 +214,18 @@ def buffers(pids: list[int], most: int) -> int:
             continue
         for name in names:
             with contextlib.suppress(OSError):
-                found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    return hidden * BUFFERS["socket"] + sum(BUFFERS.get(goal.partition(":")[0], 0) for goal in found)
+                found.add(_goal(f"/proc/{pid}/fd/{name}"))
+    kinds = Counter(goal.partition(":")[0] for goal in found)
+    kinds["socket"] = hidden + max(kinds["socket"], network_sockets() if own_network else 0)
+    return sum(count * BUFFERS.get(kind, 0) for kind, count in kinds.items())
+
+
+def _goal(descriptor: str) -> str:
+    """What a descriptor leads to; a pipe that has a name is shown as one that has none."""
+    goal = os.readlink(descriptor)
+    if goal.startswith("/") and stat.S_ISFIFO((found := os.stat(descriptor)).st_mode):
+        return f"pipe:{found.st_dev}:{found.st_ino}"
+    return goal
 
 
 def unseen(pid: int) -> int:
@@ -208,19 +241,20 @@ def unseen(pid: int) -> int:
     return (size - private) * PAGE + size * REGION
 
 
-def used_by(pids: list[int], enough: int, files: int) -> int:
+def used_by(pids: list[int], enough: int, files: int, *, own_network: bool = False) -> int:
     """Bytes that ``pids`` use together; an upper bound as long as that is below ``enough``.
 
     Args:
         pids: The processes.
         enough: From here on it must be exact.
         files: Descriptors that each may have.
+        own_network: Whether nobody else has sockets in the network of this process.
     """
     found = [sizes(pid) for pid in pids]
     if any(not taken for taken, _ in found):
         pids = [pid if taken else witness(pid) for pid, (taken, _) in zip(pids, found, strict=True)]
         found = [sizes(pid) for pid in pids]
-    queued = buffers(pids, files)
+    queued = buffers(pids, files, own_network=own_network)
     rough = sum(here for _, here in found) + queued
     if rough + sum(map(unseen, pids)) < enough:
         return rough
@@ -240,6 +274,7 @@ class Watch:
         self._memory: int = limits["memory_mb"] * MIB
         self._files: int = limits["open_files"]
         self.baseline = 0
+        self.own_network = False
         self.members: Callable[[], list[int]] = lambda: [pid for pid in processes() if pid != 1]
         self.listeners: dict[int, Callable[[int], None]] = {}
 
@@ -277,7 +312,7 @@ class Watch:
     def _too_much(self) -> bool:
         pids = self.members()
         budget = self._memory + self.baseline
-        used = used_by(pids, budget, self._files)
+        used = used_by(pids, budget, self._files, own_network=self.own_network)
         self.peak = max(self.peak, used)
         return used > budget
 
