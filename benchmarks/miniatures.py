@@ -87,8 +87,8 @@ def _make_start(how: Mapping[str, Any], out: Path) -> None:
     if "imitate" in how:
         from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
 
-        own = merged({"policy": "tiny"}, how.get("run", {}))
-        expert_warmstart([small(how["imitate"], "start", own)], Silent(), out, steps=steps, episodes=episodes)
+        runs = [small(run, "start", {"policy": "tiny"}) for run in how["imitate"]]
+        expert_warmstart(runs, Silent(), out, steps=steps, episodes=episodes)
     elif how["env"] == "roles":
         from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig, warmstart
 

@@ -36,6 +36,7 @@ def test_no_method_is_without_a_figure_or_a_sentence() -> None:
     assert len(rows) > 80
     for cells in rows:
         assert len(cells) == 5, cells[0]
+        assert script("miniatures_page").NOT_YET not in cells[4], cells[0]
         assert re.search(r" → \S+ \([+-]?\S+ \[\S+, \S+\]\)", cells[4]) or cells[4].endswith("."), cells[0]
 
 
@@ -64,7 +65,7 @@ def test_a_cell_by_hand() -> None:
 def test_what_rose_and_what_fell() -> None:
     miniatures = script("miniatures")
     found = {"dapo": [0.1, 0.2], "dars": [0.0, 0.2], "vade": [-0.2, -0.1]}
-    rows = {name: {"ci95": interval} for name, interval in found.items()} | {"ikea": {"error": ""}}
+    rows = {name: {"ci95": interval} for name, interval in found.items()} | {"vcpo": {"error": ""}}
     left = len(miniatures.presets()) - 4
     assert miniatures.summary(rows) == {"runs": 3, "rose": 1, "fell": 1, "neither": 1, "open": left}
 
