@@ -96,26 +96,30 @@ class SessionGroup:
         self._sessions = 0
 
     def begin(self) -> int:
-        """A new and empty interpreter, in a new supervisor where there is none.
+        """A new and empty interpreter, in a new supervisor where there is none or its template was lost.
+
+        A program can bring its machine to end the template, so the forks that go with it are ended by a program.
 
         Raises:
             SandboxFault: it could not be started.
         """
         with self._lock:
             name = next(self._names)
-            order = {
-                "op": "open",
-                "node": name,
-                "files": self._files,
-                "limits": dataclasses.asdict(self.limits),
-            }
-            if self._channel is None:
-                try:
-                    self._channel = self._open_channel(max(1, self._sessions))
-                except JailDied as error:
-                    raise SandboxFault(f"a session cannot be started: {error}") from error
-            self.ask(order)
+            if self._start(name, replaces=False).get("template_gone"):
+                self.end()
+                self._start(name, replaces=True)
             return name
+
+    def _start(self, name: int, *, replaces: bool) -> dict[str, Any]:
+        if self._channel is None:
+            try:
+                self._channel = self._open_channel(max(1, self._sessions))
+            except JailDied as error:
+                raise SandboxFault(f"a session cannot be started: {error}") from error
+        limits = dataclasses.asdict(self.limits)
+        return self.ask(
+            {"op": "open", "node": name, "files": self._files, "limits": limits, "replaces": replaces}
+        )
 
     def ask(self, order: dict[str, Any], timeout_s: float = SLACK_S) -> dict[str, Any]:
         """One order to the supervisor.

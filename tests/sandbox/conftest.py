@@ -93,6 +93,12 @@ def parent_of(entry: Path) -> int:
         return -1
 
 
+def number_inside(pid: int) -> int:
+    """The number of a process in its own PID namespace, in which 1 is the first process."""
+    lines = (Path("/proc") / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+    return next(int(line.split()[-1]) for line in lines if line.startswith("NSpid"))
+
+
 def descendants(roots: set[int]) -> set[int]:
     """``roots`` and every process that descends from them."""
     parents = {int(entry.name): parent_of(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}

@@ -21,7 +21,7 @@ from agentenv.sandbox.executor import RETRIES, JailExecutor
 from agentenv.sandbox.jail import once
 from agentenv.sandbox.jail.router import SPARES
 from agentenv.sandbox.types import ExecStatus, ExecutionLimits
-from tests.sandbox.conftest import DEADLINE_S, shared
+from tests.sandbox.conftest import DEADLINE_S, number_inside, parent_of, shared
 
 LIMITS = ExecutionLimits(wall_s=20.0)
 
@@ -174,12 +174,9 @@ def held(pid: int) -> Iterator[None]:
 
 
 def youngest_interpreter(fresh: set[int]) -> int:
-    """Of processes that began after a session was opened, the last whose parent is the session's template."""
-    parents = {}
-    for pid in fresh:
-        stat = (Path("/proc") / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-        parents[pid] = int(stat.rpartition(")")[2].split()[1])
-    return max(pid for pid, parent in parents.items() if parent in fresh)
+    """Of processes that began after a session was opened, the last that a template has forked and no supervisor."""
+    parents = {pid: parent_of(Path("/proc") / str(pid)) for pid in fresh}
+    return max(pid for pid, parent in parents.items() if number_inside(parent) != 1)
 
 
 @pytest.mark.parametrize("size", [10, 100_000, 3_000_000])

@@ -1,6 +1,8 @@
 """What a program takes from others, or lets last, fails nobody's episode: descriptors on their way, queues, deadlines."""
 
 import asyncio
+import json
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +22,7 @@ from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.grading import StdioTest
+from agentenv.sandbox.jail import watch
 from agentenv.sandbox.pool import Slots
 from agentenv.sandbox.types import ExecStatus, ExecutionLimits
 from tests.sandbox.conftest import WALLED, shared
@@ -164,3 +167,49 @@ def test_a_queue_of_slow_programs_fails_no_step(narrow: JailExecutor, stateful: 
     episodes = played(narrow, actions, generate_code_tasks(6), STEP_S, stateful=stateful)
     assert [episode.error for episode in episodes if not episode.valid] == []
     assert all("done" in episode.turns[0].tool_results[0].text for episode in episodes)
+
+
+REGIONS = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+for _ in range(57):
+    if os.fork() == 0:
+        while True: pass
+for _ in range(3):
+    if os.fork() == 0: break
+for number in range(60000): libc.mmap(None, 4096, 1 + (number & 1) * 2, 0x22, -1, 0)
+while True: pass
+"""
+
+
+@pytest.mark.parametrize("session", [False, True], ids=["run", "session"])
+def test_no_program_makes_its_supervisor_late(box: JailExecutor, session: bool) -> None:
+    """It has regions without number, which take long to be looked at, and processes that take the processors."""
+    limits = ExecutionLimits(wall_s=4.0, cpu_s=60.0)
+    with box.open(limits=limits) as opened:
+        result = opened.run(REGIONS) if session else box.run(REGIONS, limits=limits)
+    assert result.status in (ExecStatus.TIMEOUT, ExecStatus.OOM), result
+
+
+@pytest.mark.parametrize("session", [False, True], ids=["run", "session"])
+def test_a_program_comes_after_its_supervisor(box: JailExecutor, session: bool) -> None:
+    code = (
+        "import os\nshown = [os.nice(0)]\n"
+        "try: os.nice(-1)\nexcept OSError as error: shown.append(error.errno)\nprint(shown)"
+    )
+    with box.open() as opened:
+        result = opened.run(code) if session else box.run(code)
+    first, error = json.loads(result.stdout)
+    assert first >= 5 + min(0, os.nice(0)), result
+    assert error in (1, 13), result
+
+
+def test_a_look_at_memory_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(watch.LookEnded, match="timeout"):
+        list(watch.in_time(time.monotonic())([1]))
+    assert list(watch.in_time(time.monotonic() + 60.0)([1, 2])) == [1, 2]
+    monkeypatch.setattr(watch, "LOOK_S", 0.0)
+    with pytest.raises(watch.LookEnded, match="oom"):
+        list(watch.in_time(time.monotonic() + 60.0)([1]))

@@ -309,7 +309,8 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next() -> None:
 
 def test_a_new_warden_refuses_an_order_for_one_that_is_gone(doomed: JailExecutor) -> None:
     channel = doomed._pool.jail("").channel()
-    order = {"op": "open", "node": 1, "files": {}, "limits": dataclasses.asdict(ExecutionLimits())}
+    limits = dataclasses.asdict(ExecutionLimits())
+    order = {"op": "open", "node": 1, "files": {}, "limits": limits, "replaces": False}
     assert next(channel._serials) == 1
     assert "gone" in channel.ask(order, 60.0)["fault"]
     channel.close()

@@ -22,6 +22,8 @@ DEVICE_LINKS = {
 }
 FIRST_UID, UIDS = 0x70000000, 0x08000000
 """Uids that no distribution gives away; a program takes one at random, so that two never share one."""
+NICE = 5
+"""A program waits for its supervisor where both want a processor: it cannot make the one late that watches it."""
 OOM_FIRST = b"1000"
 """Where the kernel itself runs out of memory, the program goes before its supervisor."""
 FOLDER = kernel.MS_NOSUID | kernel.MS_NODEV
@@ -181,6 +183,7 @@ def limit(limits: dict[str, Any], size: int, *, isolated: bool, session: bool) -
         bounds[resource.RLIMIT_NPROC] = limits["processes"]
     for kind, value in bounds.items():
         resource.setrlimit(kind, (value, value))
+    os.nice(NICE)
     if not session:
         seconds = max(1, round(limits["cpu_s"]))
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
@@ -207,6 +210,15 @@ def bound_processes(uid: int, pids: Collection[int], count: int) -> None:
             os.setresgid(0, uid, 0)
 
 
+def end_first(process: int | str) -> None:
+    """Lets the kernel end a program before its supervisor, and before a session's template, where memory runs out."""
+    score = os.open(f"/proc/{process}/oom_score_adj", os.O_WRONLY)
+    try:
+        os.write(score, OOM_FIRST)
+    finally:
+        os.close(score)
+
+
 def renounce(setup: dict[str, Any], *, session: bool = False) -> None:
     """Gives up identity and capabilities; a session's process loses sight of every other one too.
 
@@ -216,9 +228,8 @@ def renounce(setup: dict[str, Any], *, session: bool = False) -> None:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         return
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or else its own files in /proc are not its own
-    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-    os.write(score, OOM_FIRST)
-    os.close(score)
+    if not session:
+        end_first("self")
     own = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
     if session:
         _leave_proc()

@@ -23,9 +23,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from agentenv.sandbox.jail import answers, cells, confine, frames, session_template, sharing, trees
+from agentenv.sandbox.jail import answers, cells, confine, frames, interpreters, sharing, trees
 from agentenv.sandbox.jail.node import Node, new_streams, send_signal
-from agentenv.sandbox.jail.once import await_confined, bounded, collect, make_box
+from agentenv.sandbox.jail.once import bounded, collect, make_box
 from agentenv.sandbox.jail.session_template import SessionTemplate
 from agentenv.sandbox.jail.signal_filter import ProcessTable, SignalFilter
 from agentenv.sandbox.jail.watch import MIB, Watch, all_but, resident, share, stat_of
@@ -47,6 +47,10 @@ class SessionSupervisor:
         for folder in (self._box, self._snapshot_dir):
             os.makedirs(folder, exist_ok=True)
         self._nodes: dict[int, Node] = {}
+        self._began = False
+        """Whether a cell was handed to an interpreter: what ends the template afterwards may be the doing of a program."""
+        self._replaced = first["node"] if first["replaces"] else 0
+        """Interpreters of lower names were in a supervisor whose template was lost."""
         self._died: set[int] = set()
         """Interpreters that their own program ended while another one ran, or whose files could not be kept."""
         self._signal_filter = SignalFilter(self._node_pids, template.pid)
@@ -95,7 +99,7 @@ class SessionSupervisor:
         Raises:
             RuntimeError: there never was one of this name, or it ended before it had a program.
         """
-        if name not in self._nodes and name not in self._died:
+        if name not in self._nodes and name not in self._died and name >= self._replaced:
             raise RuntimeError(f"interpreter {name} is gone")
         node = self._nodes.get(name)
         if node is not None and not (node.began or node.frozen) and stat_of(node.pid)[2] in "ZX":
@@ -113,29 +117,20 @@ class SessionSupervisor:
             return {}
         make_box(self._box, order["files"])
         self._in_box = order["node"]
-        self._start(order["node"])
+        try:
+            self._start(order["node"])
+        except interpreters.TemplateGone:
+            if not self._began:
+                raise
+            return {"template_gone": True}
         return {}
 
     def _start(self, name: int) -> None:
-        streams, link, other = new_streams(), *answers.link()
-        ready = os.pipe()
-        fds = [*streams.theirs, other.fileno(), ready[1]]
-        own = frozenset(map(sharing.descriptor, fds[:-1]))
-        limits = self._limits | {"folder": self._work}
-        send_signal(self._template.pid, signal.SIGCONT)
-        try:
-            pid = session_template.request(self._template, limits, fds)
-        except frames.Closed as error:
-            raise RuntimeError("the session's template is gone") from error
-        finally:
-            for fd in (*streams.theirs, ready[1]):
-                os.close(fd)
-            other.close()
-        await_confined(ready[0])
-        if self._setup["isolated"]:
-            _, handed = frames.receive_with_fds(link)
-            self._listeners[handed[0]] = self._signal_filter.answer
-        self._nodes[name] = Node(link, pid, streams.out, streams.err, own, name, self._work)
+        isolated = self._setup["isolated"]
+        node, listener = interpreters.start(self._template, self._limits, name, self._work, isolated=isolated)
+        if listener >= 0:
+            self._listeners[listener] = self._signal_filter.answer
+        self._nodes[name] = node
 
     def _cell(self, order: dict[str, Any]) -> dict[str, Any]:
         """Runs a cell in a node; a node that dies of it is gone."""
@@ -143,7 +138,7 @@ class SessionSupervisor:
         node = self._living(name)
         if node is None or not self._bring_files(name):
             return {**answers.NOTHING_RAN, "status": "killed", "alive": False, "lost": self._lost(name)}
-        node.changed = True
+        node.changed = self._began = True
         try:
             for path, content in order["files"].items():
                 trees.write(self._work, path, base64.b64decode(content))

@@ -8,13 +8,15 @@ import socket
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from agentenv.sandbox.jail.output import Bounded, drain
 
 TICK_S, FIRST_LOOK_S = 0.02, 0.01
 """How often memory is looked at, and when first: most programs have ended by then."""
+LOOK_S = 1.0
+"""Processor time of one look: a program of so many regions that it takes longer uses too much."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -161,7 +163,7 @@ def sizes(pid: int) -> tuple[int, int]:
     return int(size) * PAGE, int(here) * PAGE
 
 
-def outside_of_pages(pids: list[int]) -> int:
+def outside_of_pages(pids: Iterable[int]) -> int:
     """Bytes that mappings of ``pids`` take beside the pages that a process has resident.
 
     Shared memory counts as far as any of them maps it, resident or not: a page that every process has let go of with
@@ -196,7 +198,7 @@ def network_sockets() -> int:
     return int(found[1]) if found else 0
 
 
-def buffers(pids: list[int], most: int, *, own_network: bool = False) -> int:
+def buffers(pids: Iterable[int], most: int, *, own_network: bool = False) -> int:
     """Bytes that the sockets and pipes of ``pids`` can hold at most, each once however many have it.
 
     A process that hides its descriptors counts as if all of its ``most`` were sockets. With ``own_network`` every socket of
@@ -241,7 +243,14 @@ def unseen(pid: int) -> int:
     return (size - private) * PAGE + size * REGION
 
 
-def used_by(pids: list[int], enough: int, files: int, *, own_network: bool = False) -> int:
+def used_by(
+    pids: list[int],
+    enough: int,
+    files: int,
+    *,
+    own_network: bool = False,
+    each: Callable[[list[int]], Iterable[int]] = iter,
+) -> int:
     """Bytes that ``pids`` use together; an upper bound as long as that is below ``enough``.
 
     Args:
@@ -249,19 +258,39 @@ def used_by(pids: list[int], enough: int, files: int, *, own_network: bool = Fal
         enough: From here on it must be exact.
         files: Descriptors that each may have.
         own_network: Whether nobody else has sockets in the network of this process.
+        each: Goes through processes and may raise where that lasts too long.
     """
     found = [sizes(pid) for pid in pids]
     if any(not taken for taken, _ in found):
         pids = [pid if taken else witness(pid) for pid, (taken, _) in zip(pids, found, strict=True)]
         found = [sizes(pid) for pid in pids]
-    queued = buffers(pids, files, own_network=own_network)
+    queued = buffers(each(pids), files, own_network=own_network)
     rough = sum(here for _, here in found) + queued
     if rough + sum(map(unseen, pids)) < enough:
         return rough
-    outside = outside_of_pages(pids)
+    outside = outside_of_pages(each(pids))
     if rough + outside < enough:
         return rough + outside
-    return queued + outside + held_together([holding(pid) for pid in pids])
+    return queued + outside + held_together([holding(pid) for pid in each(pids)])
+
+
+class LookEnded(Exception):
+    """A look at the memory of a program lasted too long; its argument is how the run ends."""
+
+
+def in_time(deadline: float) -> Callable[[list[int]], Iterator[int]]:
+    """Goes through processes until ``deadline``, or until this process has computed for ``LOOK_S``."""
+    end = time.thread_time() + LOOK_S
+
+    def each(pids: list[int]) -> Iterator[int]:
+        for pid in pids:
+            if time.monotonic() >= deadline:
+                raise LookEnded("timeout")
+            if time.thread_time() >= end:
+                raise LookEnded("oom")
+            yield pid
+
+    return each
 
 
 class Watch:
@@ -290,8 +319,8 @@ class Watch:
             if now >= deadline:
                 return "timeout"
             if now >= look:
-                if self._too_much():
-                    return "oom"
+                if verdict := self._look(deadline):
+                    return verdict
                 look = now + TICK_S
             events = dict(poll.poll(max(1.0, (min(look, deadline) - now) * 1000)))
             for listener in [listener for listener in self.listeners if listener in events]:
@@ -309,12 +338,17 @@ class Watch:
             if fd in events:
                 return "ready"
 
-    def _too_much(self) -> bool:
+    def _look(self, deadline: float) -> str:
+        """The limit that memory has reached, or that looking at it has; or ''."""
         pids = self.members()
         budget = self._memory + self.baseline
-        used = used_by(pids, budget, self._files, own_network=self.own_network)
+        each = in_time(deadline)
+        try:
+            used = used_by(pids, budget, self._files, own_network=self.own_network, each=each)
+        except LookEnded as ended:
+            return str(ended)
         self.peak = max(self.peak, used)
-        return used > budget
+        return "oom" if used > budget else ""
 
     def drain_rest(self) -> None:
         """Takes what is left in the streams."""
