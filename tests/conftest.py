@@ -25,6 +25,11 @@ def pytest_configure() -> None:
         settings.load_profile("any-machine")
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Names bytes by their length: a packed file holds the time, and all processes must name their tests alike."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) else None
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Registers the device before the first test: torch counts devices at the first backward pass of a process."""
     if any("separate_device" in getattr(item, "fixturenames", ()) for item in session.items):

@@ -85,7 +85,9 @@ def test_groups_of_one_name_in_two_steps_are_two(tmp_path: Path) -> None:
     assert [[t.id for t in group] for group in read_groups(tmp_path)] == [["a"], ["b"], ["a"], ["b"]]
 
 
-@pytest.mark.parametrize("content", [b"no archive", gzip.compress(b"{}"), gzip.compress(b"x" * 1000)[:20]])
+@pytest.mark.parametrize(
+    "content", [b"no archive", gzip.compress(b"{}", mtime=0), gzip.compress(b"x" * 1000, mtime=0)[:20]]
+)
 def test_a_damaged_record_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "trajectories").mkdir()
     (tmp_path / "trajectories" / "step-000001.jsonl.gz").write_bytes(content)
