@@ -212,6 +212,8 @@ def test_the_manifest_says_everything(tmp_path: Path) -> None:
         "pooling": "",
         "max_tokens": 0,
         "normalised": True,
+        "k1": None,
+        "b": None,
         "faiss": faiss.__version__,
         "files": file_sums(folder, skip=(CARD_FILE, CORPUS_FILE)),
     }
