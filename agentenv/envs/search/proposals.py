@@ -34,7 +34,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class QuestionRules:
-    """Bounds of the rules; the published ones (SSP) are 10 characters, 1000 characters and 10 words.
+    """Bounds of the rules; the published ones (SSP) are 10 characters, 1000 characters, 10 words and 2 searches.
 
     Raises:
         ConfigurationError: a bound below 0, or the upper one below the lower.
@@ -47,7 +47,7 @@ class QuestionRules:
     min_words: int = 4
     """Fewest words; questions of a FictionalWorld have as few as 4."""
     searches: int = 1
-    """Fewest searches of an episode."""
+    """Fewest searches of an episode; questions of one hop need 1."""
     searched_answer: bool = False
     """Whether an answer that stands in a query is refused."""
     quotes: bool = False

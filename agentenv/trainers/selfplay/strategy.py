@@ -72,7 +72,8 @@ class SelfPlayStrategy:
     penalty: float = 0.0
     """Reward of a refused proposal (SSP: 0 in its script, -1 in its configuration)."""
     rules: dict[str, int | bool] = field(default_factory=dict)
-    """Bounds of the rules, by the names of the fields of ``QuestionRules``; ``searches`` is that of the episode."""
+    """Bounds of the rules, by the names of the fields of ``QuestionRules``; ``searches`` is what the episode was asked for,
+    if it is not named here (SSP: 2, whatever was asked)."""
     prompts: dict[str, str] = field(default_factory=dict)
     """Opening messages by move, in place of the game's own."""
     role_policies: dict[str, str] = field(default_factory=dict)
@@ -124,7 +125,12 @@ class SelfPlayStrategy:
             raise ConfigurationError(
                 "self_play needs 0 <= confidence < 1, and 0 for a verifier behind an address: its log-probs are not recorded"
             )
-        _rules(self.rules, low)
+        fewest = _rules(self.rules, low).searches
+        if low < fewest:
+            raise ConfigurationError(
+                f"self_play would refuse a proposer that does as it is asked: searches = {self.searches} asks for {low}, "
+                f"and rules refuse fewer than {fewest}"
+            )
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """The episodes of one game, refused proposals among them.

@@ -162,6 +162,15 @@ def test_the_verifier_sees_what_the_proposer_saw_among_noise_and_nothing_else() 
     assert alone.shown["verify"][0].count("(Title: ") == 1
 
 
+def test_ssp_refuses_one_search_and_takes_two_whatever_was_asked_for() -> None:
+    """The published filter refuses where ``len(search_terms) <= 1`` and does not look at the number that was asked for."""
+    two = ("<search>Pobra Bay</search>", *PROPOSAL)
+    published: dict[str, Any] = {"searches": (3, 3), "rules": {"searches": 2}}
+    assert figures(game(Roles(ssp(propose=two)), **published))["accepted"] == 1
+    assert figures(game(Roles(ssp()), **published))["refused_few_searches"] == 1
+    assert figures(game(Roles(ssp(propose=two)), searches=(3, 3)))["refused_few_searches"] == 1
+
+
 def test_a_verifier_that_searches_finds_what_the_proposer_saw_and_against_the_corpus_all_of_it() -> None:
     """It looks for Ada Guild, which the proposer saw, and for Kovim Cup, which it did not; then answers right."""
     looks = ("<search>Ada Guild</search>", "<search>Kovim Cup</search>", RIGHT)
@@ -576,6 +585,8 @@ def test_what_cannot_be_played_is_one_sentence() -> None:
         get_strategy("self_play", {"rules": {"min_word": 3}})
     with pytest.raises(ConfigurationError, match=r"\(2, 1\)"):
         get_strategy("self_play", {"searches": (2, 1)})
+    with pytest.raises(ConfigurationError, match=r"\(1, 2\).*fewer than 2"):
+        get_strategy("self_play", {"searches": (1, 2), "rules": {"searches": 2}})
     specs = [EpisodeSpec(LocalSearch(), TOPICS[0], 0, "g")]
     context = RolloutContext(Roles(ssp()), InlineFormat(TOKENIZER), RolloutConfig(), TOKENIZER.decode)
     with pytest.raises(ConfigurationError, match=r"env\.id.*'agentenv/SearchSolver-v0'.*LocalSearch"):
