@@ -125,7 +125,7 @@ TREES = {
     "a file for a working folder": "import os\nos.rename('/box/work', '/box/tmp/w'); open('/box/work', 'w')",
     "a working folder in itself": (
         "import os\nos.rename('/box/work', '/box/tmp/w')\n"
-        "os.mkdir('/box/work'); os.rename('/box/tmp/w', '/box/work/inner')"
+        "os.mkdir('/box/work'); os.chdir('/box/work'); os.rename('../tmp/w', 'inner')"
     ),
     "4,000 names of one file": (
         "import os\nopen('g', 'wb').write(bytes(1 << 20))\n"

@@ -179,8 +179,8 @@ class DomSim(Env[DomSimState]):
             state.past.append((self.screen(), action))
         if reply.action is not None and reply.action.kind is Kind.TERMINATE:
             done = state.desktop_task.passed(state.world, reply.action.text)
-            told: dict[str, Any] = {"infeasible": True} if state.desktop_task.impossible else {}
-            return self.result((), reward=float(done), end=EndReason.SUBMITTED, **told)
+            details: dict[str, Any] = {"infeasible": True} if state.desktop_task.impossible else {}
+            return self.result((), reward=float(done), end=EndReason.SUBMITTED, **details)
         wrong = reply.error
         if reply.action is not None:
             wrong = DESKTOP.act(state.world, state.view, reply.action)

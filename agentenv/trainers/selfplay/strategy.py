@@ -266,12 +266,12 @@ class _GameRunner:
     async def _passages(self, source: str, seed: int) -> list[str]:
         """Exactly what the proposer was shown, shuffled among other passages."""
         assert self.state.proposal is not None
-        shown = self.state.proposal.documents
+        seen = self.state.proposal.documents
         if source == "corpus":
             others = await self.env.found(self.state.proposal.question)
         else:
             others = await self.env.noise_passages(seed, self.strategy.noise)
-        documents = list(dict.fromkeys((*shown, *others)))
+        documents = list(dict.fromkeys((*seen, *others)))
         random.Random(seed).shuffle(documents)
         return documents
 
@@ -376,8 +376,14 @@ class _GameRunner:
         tag, *_ = turn.writes
         thought = f"<think>{seed.data['thought']}</think>" if "thought" in seed.data else ""
         with closing(env):
-            shown = await spell(spec, self.context, lambda _: (f"{thought}<{tag}>{seed.answers[0]}</{tag}>",))
-        return [replace(shown, info=shown.info | {"role": turn.role})] if shown.valid else []
+            demonstration = await spell(
+                spec, self.context, lambda _: (f"{thought}<{tag}>{seed.answers[0]}</{tag}>",)
+            )
+        return (
+            [replace(demonstration, info=demonstration.info | {"role": turn.role})]
+            if demonstration.valid
+            else []
+        )
 
     def _move(self, name: str) -> GameTurn:
         return next(turn for turn in self.turns if turn.name == name)

@@ -135,10 +135,10 @@ def arena_warmstart(run: TrainConfig, settings: ArenaConfig, display: Display, o
     torch.set_num_threads(run.threads)
     torch.manual_seed(run.seed)
     display.phase("demonstrations", 0)
-    shown = demonstrations(run)
-    if len(shown) < settings.folds:
+    taught = demonstrations(run)
+    if len(taught) < settings.folds:
         raise ConfigurationError(
-            f"the expert succeeds on {len(shown)} tasks of {run.name}, too few for {settings.folds} folds"
+            f"the expert succeeds on {len(taught)} tasks of {run.name}, too few for {settings.folds} folds"
         )
     challenger = _start(run)
     task_env = open_questions(run.train, run.search, run.env, challenger)
@@ -151,12 +151,12 @@ def arena_warmstart(run: TrainConfig, settings: ArenaConfig, display: Display, o
     def failed(some: Sequence[Trajectory]) -> list[Trajectory]:
         return failures(run, task_env, challenger, some)
 
-    kept, hard = arena(folds_of(shown, settings.folds, rng), learn, failed)
+    kept, hard = arena(folds_of(taught, settings.folds, rng), learn, failed)
     display.phase("imitation", settings.epochs)
     policy = _start(run)
     tokens = _learn(policy, [*kept, *hard], settings, rng, display)
     metrics: Metrics = {
-        "demonstrations": len(shown),
+        "demonstrations": len(taught),
         "kept": len(kept),
         "hard": len(hard),
         "tokens": tokens,
@@ -174,12 +174,12 @@ def _start(run: TrainConfig) -> HFPolicy:
 
 
 def _learn(
-    policy: HFPolicy, shown: Sequence[Trajectory], settings: ArenaConfig, rng: Random, display: Display
+    policy: HFPolicy, taught: Sequence[Trajectory], settings: ArenaConfig, rng: Random, display: Display
 ) -> int:
-    """All epochs on ``shown``; the tokens that were seen."""
+    """All epochs on ``taught``; the tokens that were seen."""
     examples = [
         example
-        for trajectory in shown
+        for trajectory in taught
         for example in training_examples(trajectory, mask_redundant=settings.mask_redundant)
     ]
     batches = epoch_batches(examples, settings.epochs, settings.episodes, rng)
@@ -188,15 +188,15 @@ def _learn(
 
 
 def failures(
-    run: TrainConfig, task_env: TaskEnv, policy: HFPolicy, shown: Sequence[Trajectory]
+    run: TrainConfig, task_env: TaskEnv, policy: HFPolicy, taught: Sequence[Trajectory]
 ) -> list[Trajectory]:
-    """Those of ``shown`` whose tasks the policy does not solve when it decides greedily."""
+    """Those of ``taught`` whose tasks the policy does not solve when it decides greedily."""
     chat = make_chat_format(run.format, run.chat, policy)
     config = rollout_config(run.rollout, run.env, temperature=0.0)
     context = RolloutContext(policy, chat, config, policy.tokenizer.decode, name="arena")
     size, left = run.rollout.questions * run.rollout.group_size, []
-    for start in range(0, len(shown), size):
-        some = shown[start : start + size]
+    for start in range(0, len(taught), size):
+        some = taught[start : start + size]
         played = asyncio.run(_play(task_env, some, context))
         left += [
             one
@@ -207,14 +207,14 @@ def failures(
 
 
 async def _play(
-    task_env: TaskEnv, shown: Sequence[Trajectory], context: RolloutContext
+    task_env: TaskEnv, taught: Sequence[Trajectory], context: RolloutContext
 ) -> list[list[Trajectory]]:
     seconds = context.config.deadline_s
-    envs = await make_envs([task_env.make_env] * len(shown), seconds)
+    envs = await make_envs([task_env.make_env] * len(taught), seconds)
     try:
         groups = [
             [EpisodeSpec(env, one.task, seed=place, group_id=f"task-{place}")]
-            for place, (env, one) in enumerate(zip(envs, shown, strict=True))
+            for place, (env, one) in enumerate(zip(envs, taught, strict=True))
         ]
         return await play_groups(groups, PlainStrategy(), context)
     finally:
