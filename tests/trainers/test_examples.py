@@ -96,6 +96,7 @@ def test_there_is_one_for_every_method() -> None:
         "asearcher",
         "asearcher-40",
         "hybrid-search",
+        "hybrid-deep-search",
         "search-planner",
         "fictional-hot",
     }

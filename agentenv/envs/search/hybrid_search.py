@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import EndReason, ToolResult, ToolStatus
 from agentenv.envs.search.local_search import as_turns
 from agentenv.envs.search.page_format import QuestionPrompt
+from agentenv.envs.search.page_summaries import SummarizedSearch, Summarizer, make_summarizer
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, answered
@@ -144,6 +146,7 @@ class HybridSearch(SearchEnv):
         max_turns: int = 10,
         observation_tokens: int = 4096,
         repeat_notice: bool = True,
+        summarizer: Summarizer | str = "",
         prompt: str = PROMPT,
         **options: Any,
     ) -> None:
@@ -154,11 +157,15 @@ class HybridSearch(SearchEnv):
             max_turns: Turns that may search; after them the answer is forced, which takes one more.
             observation_tokens: Bound of one observation; its body is cut so that both tokens survive.
             repeat_notice: Whether a query that the episode has asked before is answered with a notice.
+            summarizer: Who says for each query what its pages hold, in place of its passages: ``openai:MODEL@URL`` or
+                ``hf:PATH`` is a language model, as published, ``extractive`` takes the sentence of each page that is most
+                like the query; empty shows the passages.
             prompt: Opening message; must hold ``{question}``.
             **options: Further arguments of `SearchEnv`.
 
         Raises:
-            ConfigurationError: no ``{question}`` in the prompt, or a bound below 1.
+            ConfigurationError: no ``{question}`` in the prompt, a bound below 1, or no such address of a summariser.
+            UnknownName: no such kind of summariser.
         """
         super().__init__(
             k=k,
@@ -168,6 +175,12 @@ class HybridSearch(SearchEnv):
             **options,
         )
         self.search = replace(self.search, format=replace(self.search.format, wrap=results))
+        self.summarizer = (
+            make_summarizer(summarizer) if summarizer and isinstance(summarizer, str) else summarizer
+        )
+        if not isinstance(self.summarizer, str):
+            blocks = ((BEGIN_QUERIES, END_QUERIES), (BEGIN_RESULTS, END_RESULTS))
+            self.search = SummarizedSearch(**vars(self.search), summarizer=self.summarizer, blocks=blocks)
         self.parts = SearchParts(
             opening=QuestionPrompt(prompt),
             parser=read_action,
@@ -184,5 +197,10 @@ class HybridSearch(SearchEnv):
         return (*searches, f"{_BOX}{task.answers[0]}}}")
 
     def expert_gives_up(self) -> str | None:
-        """An empty box where `SearchEnv` would give an empty answer."""
-        return None if super().expert_gives_up() is None else f"{_BOX}}}"
+        """An empty box where `SearchEnv` would give an empty answer; of summaries, where no page holds an answer."""
+        if not self.summarizer:
+            return None if super().expert_gives_up() is None else f"{_BOX}}}"
+        state = self.state
+        shown = get_scorer("em_cover")("\n".join(state.pages), state.task.answers).value > 0
+        yes_or_no = all(answer.strip().lower() in ("yes", "no") for answer in state.task.answers)
+        return None if shown or (yes_or_no and state.found) else f"{_BOX}}}"

@@ -47,7 +47,7 @@ class SearchTool:
             RetrieverFault: the search failed; this is never the policy's doing.
         """
         lines = [line.strip() for line in call.text.splitlines() if line.strip()]
-        return await self.search(lines[: self.queries], state)
+        return await self.search(lines[: self.queries], state, call.action)
 
     async def rank(self, texts: Sequence[str], state: SearchState) -> list[list[Passage]]:
         """What is found for each of ``texts``; the state stays as it is.
@@ -62,8 +62,8 @@ class SearchTool:
         queries = [Query(text, context) for text in texts]
         return await self.retriever.search(queries, self.k) if queries else []
 
-    async def search(self, texts: list[str], state: SearchState) -> ToolReply:
-        """The page of what is found for ``texts``.
+    async def search(self, texts: list[str], state: SearchState, action: str = "") -> ToolReply:
+        """The page of what is found for ``texts``, which ``action`` asked for.
 
         Raises:
             RetrieverFault: the search failed.
@@ -75,13 +75,21 @@ class SearchTool:
                 f"You have searched {query!r} before; look at its results above.\n" for query in repeated
             )
         rankings = await self.rank(texts, state)
+        body = notice + await self.body(list(zip(texts, rankings, strict=True)), state, action)
         ids = [[passage.id for passage in ranking] for ranking in rankings]
         passages = list({passage.id: passage for ranking in rankings for passage in ranking}.values())
         state.retrieved += ids
         state.queries += texts
         state.add_passages(passages)
         result = ToolResult("search", ToolStatus.OK, "\n".join(texts), data={"ids": ids})
-        return ToolReply(self.format.page(notice + self.format.passages(passages)), result)
+        return ToolReply(self.format.page(body), result)
+
+    async def body(
+        self, found: Sequence[tuple[str, Sequence[Passage]]], state: SearchState, action: str
+    ) -> str:
+        """What the page says, from each query with what was found for it: all passages, each once."""
+        passages = {passage.id: passage for _, ranking in found for passage in ranking}
+        return self.format.passages(list(passages.values()))
 
 
 def split_repeated(texts: Sequence[str], before: Sequence[str]) -> tuple[list[str], list[str]]:
