@@ -12,9 +12,9 @@ Two rules hold for all of them:
   `em_squad2` and `f1_squad2`, which follow their source: such golds are dropped, and where none is left the
   gold is "", meaning "no answer".
 
-`f1_squad_guard` is `f1_hotpot` under the name of FlashRAG and HierSearch. HierSearch cuts Chinese text into words by
-a dictionary first, which is not done here. In papers `em_cover` is sub-EM, "acc" (FlashRAG) or "EM" (ZeroSearch).
-Whole prediction files in the layouts of HotpotQA, 2Wiki and MuSiQue are scored by
+`f1_squad_guard` is `f1_hotpot` of FlashRAG and HierSearch, in which Chinese text is cut first: HierSearch cuts it into words
+by the dictionary of jieba, here every character is a word. In papers `em_cover` is sub-EM, "acc" (FlashRAG) or "EM"
+(ZeroSearch). Whole prediction files in the layouts of HotpotQA, 2Wiki and MuSiQue are scored by
 `agentenv.evaluation.official`, supporting facts included. A judge is asked by `agentenv.evaluation.llm_judge`.
 """
 
@@ -182,6 +182,15 @@ def f1_hotpot(prediction: str, gold: str) -> float:
     return 0.0 if len(sides) == 2 and sides & _GUARDED else f1_squad(prediction, gold)
 
 
+def f1_squad_guard(prediction: str, gold: str) -> float:
+    """`f1_hotpot` with every Chinese character as a word of its own (FlashRAG, HierSearch).
+
+    HierSearch cuts Chinese text by a dictionary. Single characters need none, and give a part of the score to an answer that
+    has some characters of a word in common with the gold. Without Chinese characters both are the same.
+    """
+    return f1_hotpot(_CJK.sub(r" \g<0> ", prediction), _CJK.sub(r" \g<0> ", gold))
+
+
 def f1_set(prediction: str, gold: str) -> float:
     """F1 over *sets* of words that keep their articles (ASearcher's reward).
 
@@ -215,7 +224,7 @@ SCORERS = {
         Scorer("f1_plain", 1, False, "plain", _over_golds(f1_plain)),
         Scorer("f1_squad2", 1, False, "squad", f1_squad2),
         Scorer("f1_hotpot", 1, False, "squad", _over_golds(f1_hotpot)),
-        Scorer("f1_squad_guard", 1, False, "squad", _over_golds(f1_hotpot)),
+        Scorer("f1_squad_guard", 2, False, "squad", _over_golds(f1_squad_guard)),
         Scorer("f1_set", 1, False, "asearcher", _over_golds(f1_set)),
     )
 }

@@ -170,7 +170,7 @@ class AgentSearch(SearchEnv):
         synonyms: str = "",
         synonym_similarity: float = SIMILARITY,
         max_turns: int = 8,
-        scorer: str = "f1_hotpot",
+        scorer: str = "f1_squad_guard",
         prompt: str = PROMPT,
         tasks: Sequence[Task] | None = None,
         retriever: Retriever | str | None = None,

@@ -233,7 +233,7 @@ class HierarchicalSearch(SearchEnv):
         local_first: bool = False,
         reranker: Reranker | str = "overlap",
         max_turns: int = 8,
-        scorer: str = "f1_hotpot",
+        scorer: str = "f1_squad_guard",
         prompt: str = PROMPT,
         tasks: Sequence[Task] | None = None,
         retriever: Retriever | str | None = None,

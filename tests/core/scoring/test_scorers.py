@@ -88,6 +88,16 @@ def test_guard_gives_no_partial_credit_for_yes_and_no() -> None:
     assert value("f1_hotpot", "yes", "no", "yes") == 1.0  # the guard speaks of one gold, not of all
 
 
+def test_the_guarded_f1_takes_every_chinese_character_as_a_word() -> None:
+    """Of the four characters of the gold two are predicted: P = 2/2, R = 2/4, F1 = 2/3; whole strings share no word."""
+    assert value("f1_squad_guard", "北京", "北京大学") == pytest.approx(2 / 3)
+    assert value("f1_hotpot", "北京", "北京大学") == 0.0
+    assert value("f1_squad_guard", "北京 2008", "北京2008") == 1.0  # digits stay together: 北, 京, 2008
+    assert value("f1_squad_guard", "大大", "大学") == 0.5  # one of two and one of two, with multiplicity
+    assert value("f1_squad_guard", "yes", "北京 yes") == 0.0  # the guard still holds
+    assert get_scorer("f1_squad_guard").version == 2
+
+
 def test_f1_set_keeps_articles_and_maps_booleans() -> None:
     # pred {the, beatles}, gold {beatles}: 2*1/(2+1).
     assert value("f1_set", "The Beatles", "Beatles") == pytest.approx(2 / 3)
