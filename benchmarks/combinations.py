@@ -104,6 +104,8 @@ class Combination(NamedTuple):
             values["rollout"]["strategy_options"] = {"verdict": "<"}  # almost every action holds it
         elif self.strategy == "reflect_retry":
             values["rollout"]["strategy_options"] = {"reflector": "rule"}
+        elif self.strategy == "critical_step":
+            values["loss"]["kl_coefficient"] = 1e-3  # its pairs are learned against the initial policy
         elif self.strategy == "self_search":
             values["env"] = {"id": "agentenv/SelfSearch-v0"}
         return parse_config(values, "the benchmark")

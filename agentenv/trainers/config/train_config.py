@@ -11,6 +11,7 @@ from agentenv.evaluation.task_env import EnvConfig, SearchConfig, known_retrieve
 from agentenv.policies.compute import ComputeSettings
 from agentenv.policies.engine import COLDEST, HOTTEST, EngineConfig
 from agentenv.tracking import check_tracker
+from agentenv.trainers.config.conflicts import conflict_of
 from agentenv.trainers.config.sections import (
     AsynchronousSettings,
     ChatSettings,
@@ -244,6 +245,12 @@ class TrainConfig(Frozen):
                 "rollout.workers lets episodes begin as others end, and rollout.deterministic all at once: set it to false, "
                 "or rollout.workers to 0"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if sentence := conflict_of(self.rollout, self.resolved_loss, self.optimizer):
+            raise ValueError(sentence)
         return self
 
     def _unweighable(self, sampler: TaskSampler) -> str:

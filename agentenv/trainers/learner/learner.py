@@ -64,16 +64,6 @@ class Objective(LossSettings, MemorySettings):
         return {name: bound for name, bound in bounds.items() if bound is not None} | self.objective_options
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether the loss of a token or its credit (``reinforce_pp``) compares with the reference model."""
-        return self.compares_tokens or self.estimator_options.get("kl_coefficient", 0.0) > 0
-
-    @property
-    def compares_tokens(self) -> bool:
-        """Whether the loss of a token does."""
-        return self.kl_coefficient > 0 or self.ace_alpha > 0
-
-    @property
     def keeps_zero_variance(self) -> bool:
         """Whether rows without credit matter: a term acts on them, or the effective sample counts them."""
         pulls = self.kl_coefficient > 0 or self.entropy_coefficient > 0

@@ -95,6 +95,16 @@ class LossSettings(Frozen):
         get_estimator(self.estimator, self.estimator_options)
         return self
 
+    @property
+    def compares_tokens(self) -> bool:
+        """Whether the loss of a token compares with the initial policy."""
+        return self.kl_coefficient > 0 or self.ace_alpha > 0
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss of a token or its credit (``reinforce_pp``) does."""
+        return self.compares_tokens or self.estimator_options.get("kl_coefficient", 0.0) > 0
+
     def resolved(self, apart: bool) -> Self:
         """These settings with what None stands for in ``proximal``, ``correction.mode`` and ``correction.off_context``.
 

@@ -152,7 +152,7 @@ def test_a_configuration_becomes_what_is_minimised() -> None:
     assert goal.surrogate_options == {"clip_low": 0.1, "dual_clip": 3}
     assert goal.correction == CorrectionSettings(mode="mask", low=0.5, off_context="weight")
     assert (goal.proximal, goal.kl, goal.ace_alpha, goal.temperature) == ("recompute", "k2", 1.0, 0.7)
-    wrong = ["--loss.objective", "opmd", "--loss.clip_low", "0.1"]
+    wrong = ["--loss.objective", "opmd", "--loss.objective_options.clip_low", "0.1"]
     with pytest.raises(UnknownName, match=r"'opmd'.*'clip_low'"):
         objective_of(override(TrainConfig(), wrong))
 

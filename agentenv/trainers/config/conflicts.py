@@ -1,0 +1,91 @@
+"""Settings that do not go together: a run would ignore one of them, count it twice, or stop at its first batch.
+
+Each rule gives the sentence that refuses such a configuration, or nothing.
+"""
+
+from collections.abc import Callable
+
+from agentenv.trainers.config.sections import OptimizerSettings, RolloutSettings
+from agentenv.trainers.learner.settings import LossSettings
+from agentenv.trainers.task_sampling.samplers import GatedSampler, get_sampler
+
+UNCLIPPED = ("opmd", "probability_mask")
+"""Objectives without bounds on the ratio."""
+
+Rule = Callable[[RolloutSettings, LossSettings, OptimizerSettings], str]
+
+
+def conflict_of(rollout: RolloutSettings, loss: LossSettings, optimizer: OptimizerSettings) -> str:
+    """The first sentence that a rule gives; empty where none does.
+
+    Args:
+        rollout: Of the run.
+        loss: As ``TrainConfig.resolved_loss`` has it.
+        optimizer: Of the run.
+    """
+    return next((found for rule in _RULES if (found := rule(rollout, loss, optimizer))), "")
+
+
+def _mask_without_movement(rollout: RolloutSettings, loss: LossSettings, optimizer: OptimizerSettings) -> str:
+    """The mask of prime-rl compares with the sampler; the learner's own weights have not moved before its first step."""
+    several = optimizer.updates * optimizer.mini_batches > 1
+    if loss.objective != "probability_mask" or loss.proximal == "sampler" or several:
+        return ""
+    return (
+        f"loss.objective='probability_mask' leaves out nothing with loss.proximal={loss.proximal!r} and one optimiser step "
+        "a batch, as the weights have not moved yet: set loss.proximal to 'sampler', with which prime-rl compares"
+    )
+
+
+def _watched_elsewhere(rollout: RolloutSettings, loss: LossSettings, optimizer: OptimizerSettings) -> str:
+    """A sampler that gives episodes up is asked by the strategy ``plain`` alone."""
+    watches = isinstance(get_sampler(rollout.sampler, rollout.sampler_options), GatedSampler)
+    if not watches or rollout.strategy == "plain":
+        return ""
+    return (
+        f"rollout.sampler={rollout.sampler!r} gives episodes up turn by turn, which rollout.strategy='plain' alone lets it "
+        f"do, not {rollout.strategy!r}"
+    )
+
+
+def _penalty_twice(rollout: RolloutSettings, loss: LossSettings, optimizer: OptimizerSettings) -> str:
+    """The penalty towards the initial policy stands in the return or in the loss."""
+    within = loss.estimator_options.get("kl_coefficient", 0.0)
+    if loss.estimator != "reinforce_pp" or not within or not loss.kl_coefficient:
+        return ""
+    return (
+        f"loss.estimator_options.kl_coefficient={within:g} and loss.kl_coefficient={loss.kl_coefficient:g} would penalise "
+        "the distance to the initial policy twice: set one of them to 0"
+    )
+
+
+def _pairs_without_reference(
+    rollout: RolloutSettings, loss: LossSettings, optimizer: OptimizerSettings
+) -> str:
+    """Preference pairs are learned against a reference."""
+    if rollout.strategy != "critical_step" or loss.needs_reference:
+        return ""
+    return (
+        "rollout.strategy='critical_step' makes pairs of actions that are learned against the initial policy, which is kept "
+        f"where it is compared with: loss.kl_coefficient={loss.kl_coefficient:g} must be above 0"
+    )
+
+
+def _bounds_without_effect(rollout: RolloutSettings, loss: LossSettings, optimizer: OptimizerSettings) -> str:
+    """Clip bounds are for objectives that have some."""
+    named = [name for name in ("clip_low", "clip_high") if getattr(loss, name) is not None]
+    if loss.objective not in UNCLIPPED or not named:
+        return ""
+    return (
+        f"loss.{named[0]}={getattr(loss, named[0]):g} bounds a ratio, and loss.objective={loss.objective!r} bounds none: "
+        "leave it out"
+    )
+
+
+_RULES: tuple[Rule, ...] = (
+    _mask_without_movement,
+    _watched_elsewhere,
+    _penalty_twice,
+    _pairs_without_reference,
+    _bounds_without_effect,
+)

@@ -1,0 +1,61 @@
+"""Settings that a run would ignore, count twice or stop at are refused with one sentence when they are read."""
+
+import inspect
+
+import pytest
+
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.config.config_files import override
+from agentenv.trainers.config.conflicts import UNCLIPPED
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.learner.losses import OBJECTIVES
+
+AHEAD = "--asynchronous.staleness 1 --rollout.deterministic false"
+MASK = "--loss.objective probability_mask"
+PENALISED = "--loss.estimator reinforce_pp --loss.estimator_options.kl_coefficient 0.01"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (f"{MASK} {AHEAD}", r"proximal='recompute'.*'sampler'"),
+        (f"{MASK} --loss.proximal interpolate", "proximal='interpolate'"),
+        ("--rollout.sampler arrol --rollout.strategy tree", "'arrol'.*'plain'.*'tree'"),
+        ("--rollout.sampler arrol --rollout.strategy guide", "'arrol'.*'plain'.*'guide'"),
+        (f"{PENALISED} --loss.kl_coefficient 0.02", r"kl_coefficient=0\.01.*kl_coefficient=0\.02"),
+        ("--rollout.strategy critical_step", r"critical_step.*kl_coefficient=0\b"),
+        ("--loss.objective opmd --loss.clip_low 0.2", r"clip_low=0\.2.*'opmd'"),
+        (f"{MASK} --loss.clip_high 0.3", r"clip_high=0\.3.*'probability_mask'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(words: str, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named) as caught:
+        override(TrainConfig(), words.split())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"{MASK} {AHEAD} --loss.proximal sampler",
+        f"{MASK} {AHEAD} --optimizer.mini_batches 2",
+        f"{MASK} {AHEAD} --optimizer.updates 2",
+        MASK,
+        "--rollout.sampler arrol",
+        "--rollout.sampler uniform --rollout.strategy tree",
+        PENALISED,
+        "--loss.estimator reinforce_pp --loss.kl_coefficient 0.02",
+        "--rollout.strategy critical_step --loss.kl_coefficient 1e-3",
+        "--rollout.strategy critical_step --loss.ace_alpha 1",
+        f"--rollout.strategy critical_step {PENALISED}",
+        "--loss.objective opmd",
+        "--loss.objective gspo --loss.clip_low 3e-4",
+    ],
+)
+def test_what_goes_together_is_accepted(words: str) -> None:
+    override(TrainConfig(), words.split())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_objectives_without_bounds_are_those_that_take_none(name: str) -> None:
+    assert (name in UNCLIPPED) is ("clip_low" not in inspect.signature(OBJECTIVES[name].function).parameters)

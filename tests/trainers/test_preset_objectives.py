@@ -1,0 +1,54 @@
+"""What a preset minimises is what it is named after: its bounds and its rules take part in a step of the learner."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentenv.core.trajectory import SegmentKind, Trajectory
+from agentenv.trainers.config.config_files import load_config
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.learner.learner import Learner
+from agentenv.trainers.parts import make_objective, trained_policy
+from agentenv.trainers.update import assign_credit
+
+Make = Callable[..., Trajectory]
+FOLDER = Path(__file__).resolve().parents[2] / "examples"
+
+
+def preset(name: str) -> TrainConfig:
+    return load_config(str(FOLDER / f"{name}.toml"))
+
+
+@pytest.fixture(scope="module")
+def learner_of() -> Callable[[TrainConfig], Learner]:
+    """A learner of the untrained tiny policy with the objective of a preset."""
+
+    def make(config: TrainConfig) -> Learner:
+        policy = trained_policy("tiny", config.lora, config.compute, seed=0)
+        objective = make_objective(config.resolved_loss, config.memory, config.rollout)
+        return Learner(policy.model, objective, learning_rate=1e-6)
+
+    return make
+
+
+def sampled(episode: Make, reward: float, logprob: float) -> Trajectory:
+    """An episode of four tokens, each sampled with ``logprob``."""
+    made = episode([(SegmentKind.PROMPT, (1, 2)), (SegmentKind.POLICY, (5, 6, 7, 8))], reward)
+    segments = [
+        replace(s, logprobs=(logprob,) * 4) if s.kind is SegmentKind.POLICY else s for s in made.segments
+    ]
+    return replace(made, segments=tuple(segments))
+
+
+def test_prime_rl_leaves_out_tokens_that_moved_away_from_the_sampler(
+    episode: Make, learner_of: Callable[[TrainConfig], Learner]
+) -> None:
+    """The failure was sampled with probability .999, and is at the learner's far below: its tokens are dropped (E29)."""
+    config = preset("prime-rl")
+    group = [sampled(episode, 1.0, -9.0), sampled(episode, 0.0, -1e-3)]
+    credited, _ = assign_credit(config, [group], 4, keep_zero_variance=False)
+    figures = learner_of(config).step([row for one in credited for row in one.rows])
+    assert figures["clip_fraction"] == pytest.approx(0.5)
+    assert figures["loss"] > 0.1  # of which the squared log-ratio is a part
