@@ -10,11 +10,13 @@ from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
 
 _SAID = "Tuvq7."  # stands in no template
+_OPENING: list[dict[str, Any]] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 TEXT_ALONE = (
     "the policy reads text alone: take a vision-language model (Qwen2-VL, Qwen2.5-VL, Qwen3-VL) whose folder has its "
     "preprocessor_config.json, or set the environment's option pixels=false"
 )
 """Why an image is refused where a chat format has no ``ImageReader``."""
+_OTHER_TEMPLATE = "save one that shows it in the folder of the tokenizer, or take another model"
 _INLINE = "the format 'inline' has no place for one: use the format 'template' or 'native', or pixels=false"
 
 
@@ -81,13 +83,13 @@ class InlineFormat:
         """The opening messages under the chat template, then the head of the assistant turn.
 
         Raises:
-            ConfigurationError: there is an image among them.
+            ConfigurationError: there is an image among them, or the template refuses them or leaves one out.
         """
         self._refuse(messages)
         if self._tokenizer.chat_template is None:
             text = "\n\n".join(message.text for message in messages) + "\n"
         else:
-            text = _render(self._tokenizer, _plain(messages, self._tokenizer), open_assistant=True)
+            text = _rendered_whole(self._tokenizer, _plain(messages, self._tokenizer))
         return _encode(self._tokenizer, text)
 
     def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
@@ -145,12 +147,13 @@ class TemplateFormat:
         """The opening messages, then the head of the first assistant turn.
 
         Raises:
-            ConfigurationError: there is an image among them that the policy or its template cannot show.
+            ConfigurationError: there is an image among them that the policy or its template cannot show, or the
+                template refuses a message or leaves it out.
             EnvFault: an image cannot be read.
         """
         self._refuse(messages)
         form = _plain(messages, self._tokenizer, self.image_reader)
-        text = _render(self._tokenizer, form, open_assistant=True)
+        text = _rendered_whole(self._tokenizer, form)
         return encode_shown(self._tokenizer, text, messages, self.image_reader)
 
     def _refuse(self, messages: Sequence[Message]) -> None:
@@ -162,22 +165,34 @@ class TemplateFormat:
 
         Raises:
             ConfigurationError: the template rewrites earlier turns when a message follows, or ends them with
-                another mark than its end-of-turn token, or there is an image that cannot be shown.
+                another mark than its end-of-turn token, or refuses a message, leaves it out or cannot show its image.
             EnvFault: an image cannot be read.
         """
         self._refuse(messages)
-        opening = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-        before = _render(self._tokenizer, opening, open_assistant=False)
-        form = _plain(messages, self._tokenizer, self.image_reader)
-        after = _render(self._tokenizer, opening + form, open_assistant=True)
+        before = _render(self._tokenizer, _OPENING, open_assistant=False)
+        form = self._in_known_roles(_plain(messages, self._tokenizer, self.image_reader))
+        after = _rendered_whole(self._tokenizer, [*_OPENING, *form])
         end = self._mark
         head = before[: before.rfind(end) + len(end)]
         if end not in before or not after.startswith(head):
             raise ConfigurationError(
                 "the chat template rewrites an earlier turn when a message follows it, or does not end it "
-                f"with {end!r}; use the inline format"
+                f"with {end!r}; use the format 'native' or 'inline'"
             )
         return [*ids, *encode_shown(self._tokenizer, after[len(head) :], messages, self.image_reader)]
+
+    def _in_known_roles(self, form: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Results of tools in the name of the user, where the template has no place for what answers no native call."""
+        if all(message["role"] != "tool" for message in form) or self._shows_tools():
+            return form
+        return [message | {"role": "user"} if message["role"] == "tool" else message for message in form]
+
+    def _shows_tools(self) -> bool:
+        try:
+            _rendered_whole(self._tokenizer, [*_OPENING, {"role": "tool", "content": _SAID}])
+        except ConfigurationError:
+            return False
+        return True
 
     def closing(self, ids: Sequence[int]) -> list[int]:
         """The template's end-of-turn token where the policy sampled no end."""
@@ -194,7 +209,7 @@ def end_of_turn(tokenizer: Any) -> int | None:
     said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": _SAID}]
     try:
         tail = _render(tokenizer, said, open_assistant=False).rpartition(_SAID)[2]
-    except Exception:  # a template raises whatever its author wrote; it is told of where it is used
+    except ConfigurationError:  # it is told of where the template is used
         return None
     special = {tokenizer.eos_token_id, *getattr(tokenizer, "all_special_ids", ())}
     special |= set(getattr(tokenizer, "added_tokens_decoder", ()))
@@ -223,9 +238,41 @@ def _family_ends(tokenizer: Any) -> list[int]:
     return [ids[name] for name in names if name in ids]
 
 
-def _render(tokenizer: Any, messages: list[dict[str, Any]], *, open_assistant: bool) -> str:
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_assistant)
+def _rendered_whole(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
+    """The conversation up to where the assistant speaks.
+
+    Raises:
+        ConfigurationError: the template refuses it, or leaves a message out.
+    """
+    text = _render(tokenizer, messages, open_assistant=True)
+    for place, message in enumerate(messages):
+        said = message["content"]
+        if not isinstance(said, str) or said.strip() in text:
+            continue  # one that a template writes in another way is told from one that it drops by a text of our own
+        probe = [*messages[:place], message | {"content": _SAID}, *messages[place + 1 :]]
+        if _SAID not in _render(tokenizer, probe, open_assistant=True):
+            raise ConfigurationError(
+                f"the chat template leaves out a message of the role {message['role']!r}: {_OTHER_TEMPLATE}"
+            )
     return text
+
+
+def _render(tokenizer: Any, messages: list[dict[str, Any]], *, open_assistant: bool) -> str:
+    try:
+        text: str = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=open_assistant
+        )
+    except Exception as error:  # a template raises whatever its author wrote
+        roles = ", ".join(message["role"] for message in messages)
+        raise ConfigurationError(
+            f"the chat template refuses a conversation of the roles {roles} ({reason_of(error)}): {_OTHER_TEMPLATE}"
+        ) from error
+    return text
+
+
+def reason_of(error: Exception) -> str:
+    """What a chat template said when it failed, in one line."""
+    return str(error).partition("\n")[0][:200] or type(error).__name__
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:

@@ -38,6 +38,8 @@ class Family:
     """What tells the family: one of these groups of texts, all of which stand in its template."""
     thinking: str = "<think>"
     """What begins the thinking."""
+    thinking_as_text: str = "<think>\n{}\n</think>\n\n"
+    """How thinking stands before the content of a turn, where a template of the family has no entry for it."""
     ends: tuple[str, ...] = ()
     """Tokens beside those of the tokenizer that end a turn."""
     closers: tuple[str, ...] = ()
@@ -47,8 +49,10 @@ class Family:
     one_text: bool = False
     """Whether a turn with calls holds either thinking or content in the template, and not both."""
     calls_tools: bool = True
-    call_list: tuple[str, str] | None = None
-    """What stands around the JSON list of a turn's calls, where some templates of the family show calls as content alone."""
+    calls_as_text: Callable[[Sequence[str]], str] | None = None
+    """From the calls of a turn, each as JSON, to their text, where some templates show calls in the content alone."""
+    call_id: str = ""
+    """The id of a call of ``name``, where the family reads the name from it."""
     declare: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
     """The text that declares tools, as the family documents it, for templates that show none."""
     declares_for: str = ""
@@ -159,7 +163,13 @@ FAMILIES: Mapping[str, Family] = {
             declare=_deepseek_tools,
             declares_for="'<｜tool▁sep｜>' + tool['function']['arguments']",  # noqa: RUF001
         ),
-        Family("kimi", _tagged(kimi), marks=(("<|tool_calls_section_begin|>",),), ends=("<|im_end|>",)),
+        Family(
+            "kimi",
+            _tagged(kimi),
+            marks=(("<|tool_calls_section_begin|>",),),
+            ends=("<|im_end|>",),
+            call_id="functions.{name}:0",
+        ),
         Family(
             "glm",
             _tagged(argument_tags),
@@ -174,6 +184,7 @@ FAMILIES: Mapping[str, Family] = {
             _tagged(mistral, "[THINK]", "[/THINK]"),
             marks=(("[TOOL_CALLS]",),),
             thinking="[THINK]",
+            thinking_as_text="[THINK]{}[/THINK]",
             ends=("</s>",),
         ),
         Family(
@@ -193,7 +204,7 @@ FAMILIES: Mapping[str, Family] = {
             _tagged(json_tags("<|tool_call|>", "<|/tool_call|>")),
             marks=(("<|tool_call|>", "<|/tool_call|>"), ("<|tool|>", "<|/tool|>")),
             ends=("<|end|>",),
-            call_list=("<|tool_call|>", "<|/tool_call|>"),
+            calls_as_text=lambda calls: f"<|tool_call|>[{', '.join(calls)}]<|/tool_call|>",
             declare=_phi_tools,
             declares_for="message['tools']",
             declares_after="",
@@ -202,13 +213,14 @@ FAMILIES: Mapping[str, Family] = {
             "granite",
             _tagged(json_tags("<|tool_call|>", "", closes=False)),
             marks=(("<|tool_call|>",),),
-            call_list=("<|tool_call|>", ""),
+            calls_as_text=lambda calls: f"<|tool_call|>[{', '.join(calls)}]",
         ),
         Family(
             "qwen",
             _tagged(json_tags("<tool_call>", "</tool_call>")),
             marks=(("<tool_call>", "arguments"),),
             ends=("<|im_end|>",),
+            calls_as_text=lambda calls: "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls),
         ),
         Family(
             "llama",

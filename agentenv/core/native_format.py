@@ -13,7 +13,7 @@ from datetime import date
 from typing import Any
 
 from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
-from agentenv.core.chat import TEXT_ALONE, content_of, defused, encode_shown, end_of_turn
+from agentenv.core.chat import TEXT_ALONE, content_of, defused, encode_shown, end_of_turn, reason_of
 from agentenv.core.conversation import Conversation, Unrenderable
 from agentenv.core.images import ImageReader, refuse_images
 from agentenv.core.model_families import Family, family_of, get_family
@@ -100,6 +100,7 @@ class NativeFormat:
         """
         self._check(tools)
         text = self._render(messages, tools)
+        self._check_shown(messages, tools, text)
         return Conversation(self.family, tuple(messages), tuple(tools), text), self._encode(text, messages)
 
     def go_on(
@@ -170,10 +171,9 @@ class NativeFormat:
                 **self._options,
             )
         except Exception as error:  # a template raises whatever its author wrote
-            reason = str(error).partition("\n")[0][:200] or type(error).__name__
             raise ConfigurationError(
-                f"the chat template of the family {self.family.name!r} refuses this conversation ({reason}): use the "
-                "inline format"
+                f"the chat template of the family {self.family.name!r} refuses this conversation ({reason_of(error)}): use "
+                "the inline format"
             ) from error
         for mark, said in texts.items():
             text = text.replace(json.dumps(mark), said).replace(mark, said)
@@ -210,11 +210,10 @@ class NativeFormat:
             if self._thinking_key:
                 form[self._thinking_key] = thinking
             else:
-                form["content"] = f"<think>\n{thinking}\n</think>\n\n{content}"
-        if calls and self._calls_in_content and self.family.call_list:
-            listed = json.dumps([call["function"] for call in calls], ensure_ascii=False)
-            begin, end = self.family.call_list
-            form["content"] += f"{begin}{self._defused(listed)}{end}"
+                form["content"] = self.family.thinking_as_text.format(thinking) + content
+        if calls and self._calls_in_content and self.family.calls_as_text is not None:
+            texts = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
+            form["content"] += self.family.calls_as_text([self._defused(text) for text in texts])
         elif calls:
             form["tool_calls"] = calls
             if self.family.one_text and turn.thinking:
@@ -254,6 +253,29 @@ class NativeFormat:
         self._check_going_on(tools)
         self._checked.add(key)
 
+    def _check_shown(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prompt: str
+    ) -> None:
+        """Whether the opening messages are in the prompt, each as it is or in another form.
+
+        Raises:
+            ConfigurationError: the template leaves one out.
+        """
+        for place, message in enumerate(messages):
+            probe = (
+                *messages[:place],
+                replace(message, content=_MARK.format("said")),
+                *messages[place + 1 :],
+            )
+            if self._defused(message.text).strip() in prompt or self._shows(
+                probe, tools, _MARK.format("said")
+            ):
+                continue
+            raise ConfigurationError(
+                f"the chat template of the family {self.family.name!r} leaves out a message of the role {message.role!r}: "
+                "save one that shows it in the folder of the tokenizer, or take another model"
+            )
+
     def _check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         if not self.family.calls_tools:
             raise ConfigurationError(
@@ -292,19 +314,45 @@ class NativeFormat:
         Raises:
             ConfigurationError: in no way.
         """
-        ways = [(False, False), (True, False), *([(False, True)] if self.family.call_list else [])]
+        ways = [(False, False), (True, False), *([(False, True)] if self.family.calls_as_text else [])]
         for self._json_arguments, self._calls_in_content in ways:
             if self._shows_calls(tools):
+                self._check_reading(tools)
                 return
         self._json_arguments = self._calls_in_content = False
-        self._render(_CALLED, tools)  # which says what the template refuses, if it does
+        self._render(self._called(), tools)  # which says what the template refuses, if it does
         raise ConfigurationError(
             f"the chat template of the family {self.family.name!r} leaves out tool calls or their results: use the inline "
             "format, or a chat template of the model that shows them"
         )
 
+    def _check_reading(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Whether a call that the template writes is read as that call.
+
+        Raises:
+            ConfigurationError: the grammar of the family is another one.
+        """
+        prompt, shown = self._render((_ASKED,), tools), self._render(self._called(), tools)
+        begin = len(prompt) if shown.startswith(prompt) else shown.index(_ASKED.text) + len(_ASKED.text)
+        argument, result = shown.index(_MARK.format("in"), begin), shown.index(_MARK.format("out"), begin)
+        end = min(
+            (at for closer in self._closers if (at := shown.find(closer, argument)) >= 0), default=result
+        )
+        said = self.family.read(shown[begin : min(end, result)], False, {_NAME: {}})
+        if not any(isinstance(call, NativeCall) and call.name == _NAME for call in said.calls):
+            raise ConfigurationError(
+                f"the chat template is taken for one of the family {self.family.name!r} and writes tool calls in another "
+                "form: use the inline format, or name the family of the model"
+            )
+
+    def _called(self) -> tuple[Message, AssistantTurn, Message]:
+        """A call and its result, both made up."""
+        id_ = self.family.call_id.format(name=_NAME) or call_id(0)
+        turn = AssistantTurn(None, "", (NativeCall(_NAME, {"a": _MARK.format("in")}, id_),))
+        return _ASKED, turn, Message("tool", _MARK.format("out"), name=_NAME, call_id=id_)
+
     def _shows_calls(self, tools: Sequence[Mapping[str, Any]]) -> bool:
-        return self._shows(_CALLED, tools, _NAME, _MARK.format("in"), _MARK.format("out"))
+        return self._shows(self._called(), tools, _NAME, _MARK.format("in"), _MARK.format("out"))
 
     def _shows(
         self, messages: Sequence[Message | AssistantTurn], tools: Sequence[Mapping[str, Any]], *texts: str
@@ -351,11 +399,6 @@ class NativeFormat:
 
 _ASKED = Message("user", "Who?")
 _NAME = "tuvq_tool"
-_CALLED = (
-    _ASKED,
-    AssistantTurn(None, "", (NativeCall(_NAME, {"a": _MARK.format("in")}),)),
-    Message("tool", _MARK.format("out"), name=_NAME, call_id=call_id(0)),
-)
 
 
 def _with_system(form: Sequence[dict[str, Any]], text: str, between: str) -> list[dict[str, Any]]:

@@ -111,6 +111,49 @@ def test_a_template_that_cannot_only_append_is_refused(tokenizer: ByteTokenizer)
         chat.extend([*chat.prompt(ASK), 97, 256], SEEN)
 
 
+class Without(ByteTokenizer):
+    """Refuses messages of one role, or leaves them out."""
+
+    def __init__(self, role: str, *, raises: bool = False) -> None:
+        super().__init__(chat=True)
+        self.role, self.raises = role, raises
+
+    def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], **options: Any) -> str:
+        if self.raises and any(message["role"] == self.role for message in conversation):
+            raise ValueError(f"{self.role} is\nunknown")
+        kept = [message for message in conversation if message["role"] != self.role]
+        return super().apply_chat_template(kept, **options)
+
+
+@pytest.mark.parametrize("raises", [True, False])
+@pytest.mark.parametrize("chat", [InlineFormat, TemplateFormat])
+def test_a_template_that_refuses_an_opening_message_or_leaves_it_out_is_refused(
+    chat: type[InlineFormat] | type[TemplateFormat], raises: bool
+) -> None:
+    with pytest.raises(ConfigurationError, match="system") as found:
+        chat(Without("system", raises=raises)).prompt(ASK)
+    assert "\n" not in str(found.value)
+    assert chat(Without("system", raises=raises)).prompt(ASK[1:])
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_result_is_in_the_users_name_where_the_template_has_no_place_for_it(raises: bool) -> None:
+    chat = TemplateFormat(Without("tool", raises=raises))
+    held = [*chat.prompt(ASK), 97, 256]
+    added = text_of(chat.extend(held, (Message("tool", "found"), Message("user", "Go on.")))[len(held) :])
+    assert added == (
+        "\n<|im_start|>user\nfound<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_text_that_the_template_writes_in_another_way_is_shown() -> None:
+    class Loud(ByteTokenizer):
+        def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], **options: Any) -> str:
+            return super().apply_chat_template(conversation, **options).replace("brief", "BRIEF")
+
+    assert "Be BRIEF." in text_of(InlineFormat(Loud(chat=True)).prompt(ASK))
+
+
 @pytest.mark.parametrize(
     ("text", "stops", "wanted"),
     [

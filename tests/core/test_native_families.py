@@ -1,9 +1,7 @@
 """Every family in every case: ids against the template's own rendering, and the table of the documentation.
 
 The oracle is the tokenizer's ``apply_chat_template`` over a conversation that the test writes down itself.
-Templates that TRL ships are read from there, and six that it lacks from the folder ``templates``. Three are written here
-after what the families publish, for want of a package that has them: they hold the same marks in the same places, and no
-more than the cases need.
+Templates that TRL ships are read from there, and those that it lacks from the folder ``templates``. All are the models' own.
 """
 
 import json
@@ -48,7 +46,7 @@ class Model:
     """One family as a model of it speaks."""
 
     template: str
-    """Name of a template of TRL or in the folder ``templates``, or a template."""
+    """Name of a template of TRL or in the folder ``templates``."""
     eos: str
     end: str
     """What ends a turn of text."""
@@ -80,8 +78,6 @@ class Model:
 
     def source(self) -> str:
         """The template."""
-        if "{" in self.template:
-            return self.template
         if (own := OWN / f"{self.template}.jinja").is_file():
             return own.read_text(encoding="utf-8")
         trl = pytest.importorskip("trl", reason="needs the interop extra, which brings the templates")
@@ -122,31 +118,25 @@ class Model:
 
 _PHI_TOOLS = f"<|tool|>{json.dumps([TOOLS[0]['function']])}<|/tool|>"
 
-_OLMO = """{%- if messages[0].role != 'system' -%}<|im_start|>system\n<functions>{{ tools | tojson }}</functions><|im_end|>\n
-{%- endif -%}{%- for m in messages -%}
-{%- if m.role == 'tool' -%}<|im_start|>environment\n{{ m.content }}<|im_end|>\n
-{%- else -%}<|im_start|>{{ m.role }}\n{{ m.content }}
-{%- if m.role == 'system' and tools -%}<functions>{{ tools | tojson }}</functions>{%- endif -%}
-{%- if m.tool_calls -%}<function_calls>{%- for c in m.tool_calls -%}
-{{ '\n' if not loop.first }}{{ c.function.name }}({%- for k, v in c.function.arguments.items() -%}
-{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{%- endfor -%}){%- endfor -%}</function_calls>{%- endif -%}
-{%- if loop.last and not add_generation_prompt -%}<|endoftext|>{%- else -%}<|im_end|>\n{%- endif -%}
-{%- endif -%}{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"""
-
-_SMOL = """<|im_start|>system\n{{ '/think' if enable_thinking is not defined or enable_thinking else '/no_think' }}
-{%- if messages[0].role == 'system' -%}\n{{ messages[0].content }}{%- endif -%}
-{%- if xml_tools -%}\n<tools>{{ xml_tools | tojson }}</tools>
-{"name": <name>, "arguments": <object>}{%- endif -%}<|im_end|>\n
-{%- for m in messages -%}{%- if m.role == 'user' -%}<|im_start|>user\n{{ m.content }}<|im_end|>\n
-{%- elif m.role == 'tool' -%}<|im_start|>user\n{{ m.content }}<|im_end|>\n
-{%- elif m.role == 'assistant' -%}<|im_start|>assistant\n{{ m.content }}
-{%- for c in m.tool_calls or [] -%}{{ '\n' if not loop.first }}<tool_call>\n
-{{- '\n{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments | tojson + '}' }}\n</tool_call>
-{%- endfor -%}<|im_end|>\n{%- endif -%}{%- endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant\n
-{{- '\n<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking else '\n' }}{%- endif -%}"""
-
 _QWEN: dict[str, Any] = {"eos": "<|endoftext|>", "end": "<|im_end|>"}
+_LLAMA: dict[str, Any] = {
+    "eos": "<|eot_id|>",
+    "end": "<|eot_id|>",
+    "call": '{{"name": "{name}", "parameters": {json}}}',
+    "between": "; ",
+}
+_GLM: dict[str, Any] = {
+    "eos": "<|endoftext|>",
+    "end": "<|user|>",
+    "call": "\n<tool_call>{name}\n{pairs}</tool_call>",
+    "between": "",
+    "xml": "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n",
+    "call_end": "<|observation|>",
+    "text": "\n{}",
+    "think": "\n<think>{}</think>",
+    "empty": "\n<think></think>",
+    "off": {"enable_thinking": False},
+}
 _DEEPSEEK: dict[str, Any] = {
     "eos": "<｜end▁of▁sentence｜>",  # noqa: RUF001
     "end": "<｜end▁of▁sentence｜>",  # noqa: RUF001
@@ -190,13 +180,9 @@ MODELS: dict[str, Model] = {
     "Qwen3.5 (calls as Qwen3-Coder)": Model(
         "qwen3_5_nothink", call=_XML, xml="<parameter={key}>\n{value}\n</parameter>\n", **_QWEN
     ),
-    "Llama 3.1": Model(
-        "llama3_1",
-        eos="<|eot_id|>",
-        end="<|eot_id|>",
-        call='{{"name": "{name}", "parameters": {json}}}',
-        between="; ",
-    ),
+    "Qwen3-Coder": Model("qwen3_coder", call=_XML, xml="<parameter={key}>\n{value}\n</parameter>\n", **_QWEN),
+    "Llama 3.1 and 3.3": Model("llama3_1", **_LLAMA),
+    "Llama 3.2": Model("llama3_2", **_LLAMA),
     "gpt-oss": Model(
         "gptoss",
         eos="<|return|>",
@@ -208,21 +194,17 @@ MODELS: dict[str, Model] = {
         key="thinking",
         between="<|call|><|start|>assistant",
     ),
-    "GLM-4.5": Model(
-        "glm4moe",
-        eos="<|endoftext|>",
-        end="<|user|>",
-        call="\n<tool_call>{name}\n{pairs}</tool_call>",
-        between="",
-        xml="<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n",
-        call_end="<|observation|>",
-        text="\n{}",
-        think="\n<think>{}</think>",
-        empty="\n<think></think>",
-        off={"enable_thinking": False},
+    "GLM-4.5": Model("glm4moe", **_GLM),
+    "GLM-4.6": Model("glm_4_6", **_GLM),
+    "GLM-4.7": Model(
+        "glm_4_7_flash",
+        **_GLM
+        | {"call": "<tool_call>{name}{pairs}</tool_call>", "text": "{}"}
+        | {"xml": "<arg_key>{key}</arg_key><arg_value>{value}</arg_value>"}
+        | {"think": "{}</think>", "empty": "</think>"},
     ),
     "DeepSeek-V3": Model("deepseekv3", **_DEEPSEEK),
-    "DeepSeek-R1": Model("deepseek_r1_distill", **_DEEPSEEK),
+    "DeepSeek-R1 (distilled)": Model("deepseek_r1_distill", **_DEEPSEEK),
     "DeepSeek-V3.1": Model(
         "deepseek_v3_1",
         **_DEEPSEEK
@@ -245,6 +227,14 @@ MODELS: dict[str, Model] = {
         call="[TOOL_CALLS]{name}[CALL_ID]call{place:05d}[ARGS]{json}",
         between="",
     ),
+    "Mistral (v13)": Model(
+        "ministral_3",
+        eos="</s>",
+        end="</s>",
+        call="[TOOL_CALLS]{name}[ARGS]{json}",
+        between="",
+        think="[THINK]{}[/THINK]",
+    ),
     "Mistral (v3)": Model("mistral_nemo", eos="</s>", end="</s>", calls="[TOOL_CALLS][{}]", **_LIST),
     "Phi-4-mini": Model(
         "phi_4_mini",
@@ -256,8 +246,17 @@ MODELS: dict[str, Model] = {
         declared_after="",
         **_LIST,
     ),
-    "OLMo 3": Model(_OLMO, call="{name}({python})", calls="<function_calls>{}</function_calls>", **_QWEN),
-    "SmolLM3": Model(_SMOL, think="<think>\n{}\n</think>\n\n", off={"enable_thinking": False}, **_QWEN),
+    "Phi-4": Model("phi_4", eos="<|im_end|>", end="<|im_end|>"),
+    "OLMo 3": Model("olmo_3", call="{name}({python})", calls="<function_calls>{}</function_calls>", **_QWEN),
+    "OLMo 3 Think": Model("olmo_3_think", think="{}</think>", empty="</think>", **_QWEN),
+    "SmolLM3": Model(
+        "smollm3",
+        think="<think>\n{}\n</think>\n\n",
+        off={"enable_thinking": False},
+        in_content=True,
+        eos="<|im_end|>",
+        end="<|im_end|>",
+    ),
     "Granite 3": Model(
         "granite_3_3",
         eos="<|end_of_text|>",
@@ -266,6 +265,7 @@ MODELS: dict[str, Model] = {
         in_content=True,
         **_LIST,
     ),
+    "Granite 4": Model("granite_4_0", eos="<|end_of_text|>", end="<|end_of_text|>"),
     "Gemma 3": Model("gemma3", eos="<eos>", end="<end_of_turn>"),
     "Phi-3": Model("phi_3_5", eos="<|endoftext|>", end="<|end|>"),
 }
@@ -352,7 +352,6 @@ def oracle(model: Model, tokenizer: Any, case: Case, options: Mapping[str, Any],
     text = tokenizer.apply_chat_template(
         messages,
         tools=tools,
-        xml_tools=tools,  # as SmolLM3 calls them
         tokenize=False,
         add_generation_prompt=True,
         **DATE,

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -16,6 +16,12 @@ from agentenv.policies.fakes import END_OF_TURN, ByteTokenizer
 TOOL = {"type": "function", "function": {"name": "search", "parameters": {"properties": {"query": {}}}}}
 ASKED = Message("user", "Who?")
 CALL = NativeCall("search", {"query": "é"})
+QWEN_CALL = "<tool_call>{all}</tool_call>"
+HARMONY_CALL = "assistant to=functions.{name}<|channel|>commentary json<|message|>{arguments}<|call|>"
+DEEPSEEK_CALL = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}"  # noqa: RUF001
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"  # noqa: RUF001
+)
 
 
 class Told(ByteTokenizer):
@@ -23,8 +29,11 @@ class Told(ByteTokenizer):
 
     all_special_tokens = (END_OF_TURN,)
 
-    def __init__(self, template: Any = "<tool_call> arguments", *, leaves_out: str = "") -> None:
+    def __init__(
+        self, template: Any = "<tool_call> arguments", *, leaves_out: str = "", call: str = QWEN_CALL
+    ) -> None:
         super().__init__()
+        self.call = call
         self.chat_template = template
         self.leaves_out = leaves_out
         self.given: list[tuple[list[dict[str, Any]], Any, bool, dict[str, Any]]] = []
@@ -49,9 +58,15 @@ class Told(ByteTokenizer):
         left_out = (self.leaves_out, "role")
         held = {name: value for name, value in message.items() if name not in left_out}
         end = "" if self.leaves_out == "ends" else END_OF_TURN
+        functions = [call["function"] for call in held.pop("tool_calls", ())]
+        calls = "".join(
+            self.call.format(name=f["name"], arguments=json.dumps(f["arguments"]), all=json.dumps(f))
+            for f in functions
+        )
+        text = json.dumps(held, ensure_ascii=False)
         if held.keys() == {"content"} and message["role"] == "assistant":
-            return f"<assistant>{message['content']}{end}\n"
-        return f"<{message['role']}>{json.dumps(held, ensure_ascii=False)}{end}\n"
+            text = message["content"]
+        return f"<{message['role']}>{text}{calls}{end}\n"
 
 
 def asked(
@@ -171,8 +186,8 @@ def test_a_conversation_goes_on_behind_what_was_sampled() -> None:
     [
         (None, "", "inline"),
         ("<tool_call> arguments", "tools", "'qwen'.*'search'"),
-        ("<tool_call> arguments", "tool_calls", "'qwen'.*calls"),
         ("<tool_call> arguments", "ends", r"<\|im_end\|>"),
+        ("[TOOL_CALLS]", "tool_calls", "'mistral'.*calls"),
         ("<tool_call> arguments", "raises", r"'qwen'.*\(no\)"),
         ("{{ messages }}", "", "'text'"),
     ],
@@ -180,6 +195,40 @@ def test_a_conversation_goes_on_behind_what_was_sampled() -> None:
 def test_a_template_that_cannot_serve_is_refused(template: Any, leaves_out: str, named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         NativeFormat(Told(template, leaves_out=leaves_out)).open([ASKED], [TOOL])
+
+
+def test_a_template_that_writes_calls_in_the_form_of_another_family_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'qwen'"):
+        NativeFormat(Told(call=HARMONY_CALL)).open([ASKED], [TOOL])
+    NativeFormat(Told(call=HARMONY_CALL), family="gpt-oss").open([ASKED], [TOOL])
+
+
+def test_calls_stand_in_the_content_of_a_turn_where_the_template_shows_them_nowhere_else() -> None:
+    tokenizer = Told(leaves_out="tool_calls")
+    turn = AssistantTurn(None, "I look.", (CALL, CALL))
+    messages = asked(NativeFormat(tokenizer), tokenizer, turn, [Message("user", "And?")])
+    call = '<tool_call>\n{"name": "search", "arguments": {"query": "é"}}\n</tool_call>'
+    assert messages[1] == {"role": "assistant", "content": f"I look.{call}\n{call}"}
+
+
+@pytest.mark.parametrize("role", ["system", "user"])
+def test_a_template_that_leaves_out_an_opening_message_is_refused(role: Literal["system", "user"]) -> None:
+    class Without(Told):
+        def shown(self, message: Mapping[str, Any]) -> str:
+            asks = message["content"] in ("Be brief.", "Tuvq7xsaidz")
+            return "" if asks and message["role"] == role else super().shown(message)
+
+    with pytest.raises(ConfigurationError, match=f"'{role}'"):
+        NativeFormat(Without()).open([Message(role, "Be brief."), ASKED], [TOOL])
+
+
+def test_an_opening_message_may_be_shown_in_another_way() -> None:
+    class Loud(Told):
+        def shown(self, message: Mapping[str, Any]) -> str:
+            return super().shown({**message, "content": message["content"].replace("brief", "BRIEF")})
+
+    _, ids = NativeFormat(Loud()).open([Message("system", "Be brief."), ASKED], [TOOL])
+    assert "Be BRIEF." in Loud().decode(ids)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +291,7 @@ def test_tools_stand_under_another_name_too_where_the_template_asks_for_it() -> 
 
 
 def test_where_a_turn_has_one_text_thinking_before_a_call_takes_the_place_of_the_content() -> None:
-    tokenizer = Told("<|channel|> arguments")
+    tokenizer = Told("<|channel|> arguments", call=HARMONY_CALL)
     form = NativeFormat(tokenizer, family="gpt-oss")
     messages = asked(form, tokenizer, AssistantTurn("hm", "I look.", (CALL,)), [Message("user", "And?")])
     assert (messages[1]["content"], messages[1]["reasoning_content"]) == ("", "hm")
@@ -255,7 +304,7 @@ def test_where_a_turn_has_one_text_thinking_before_a_call_takes_the_place_of_the
 def test_tools_that_the_template_shows_in_no_message_either_are_refused() -> None:
     """A template that shows calls as DeepSeek's is told of the tools in the system prompt, and leaves that out too."""
     calls = get_family("deepseek").declares_for
-    told = Told(calls)
+    told = Told(calls, call=DEEPSEEK_CALL)
     NativeFormat(told, family="deepseek").open([ASKED], [TOOL])
     hidden = Told(calls, leaves_out="content")
     with pytest.raises(ConfigurationError, match=r"'deepseek'.*'search'"):
