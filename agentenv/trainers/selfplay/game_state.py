@@ -1,7 +1,7 @@
 """The state of one game: what has been played so far, the question in play, and what it was refused for."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,12 +10,19 @@ from agentenv.core.types import Task
 from agentenv.envs.search.proposals import Proposal
 
 
+def successes(state: "GameState") -> float | None:
+    """Share of the attempts that succeeded; a reward short of a success is none."""
+    return mean_of([float(bool(t.info.get("success"))) for t in state.valid("solve")])
+
+
 @dataclass
 class GameState:
     """One game under way."""
 
     seed: Task
     """What it began with."""
+    rate_by: Callable[["GameState"], float | None] | None = successes
+    """What says how well the question was solved; None where the game does not tell."""
     plays: dict[str, list[Trajectory]] = field(default_factory=dict)
     """The episodes of each move played so far, by place."""
     refused: list[Trajectory] = field(default_factory=list)
@@ -53,9 +60,8 @@ class GameState:
 
     @property
     def solve_rate(self) -> float | None:
-        """Share of valid attempts that succeeded; a reward short of a success is none. None where nothing can be said."""
-        attempts = self.valid("solve")
-        return sum(bool(t.info.get("success")) for t in attempts) / len(attempts) if attempts else None
+        """How well the question was solved, 0 to 1; None where nothing can be said."""
+        return self.rate_by(self) if self.rate_by else None
 
 
 def outcomes(groups: Iterable[Sequence[Trajectory]]) -> list[dict[str, Any]]:

@@ -56,6 +56,8 @@ class Game:
     """The move with which a question of the pool goes on where none was accepted; empty ends the game."""
     admit: str = "accepted"
     """Row of ``ADMISSIONS``: when the question joins the pool."""
+    rate: str = ""
+    """Row of ``RATES``: how well its question was solved; empty where the game does not tell."""
     taught: str = ""
     """The move that a seed's own answer can be learned for, by supervised steps; empty where there is none."""
 
@@ -109,6 +111,7 @@ SSP = Game(
         GameTurn("solve", "solver", "search", times=None, reward=MINE, compare="game"),
     ),
     resume="solve",
+    rate="successes",
 )
 """Search Self-play (Lu et al. 2025): propose, verify by retrieval-augmented generation, n attempts."""
 
@@ -155,6 +158,7 @@ MAE = Game(
         ),
     ),
     admit="rated",
+    rate="grades",
 )
 """Multi-Agent Evolve (Chen et al. 2025): proposer, solver and judge of one model, without tools and without golds."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from agentenv.core.trajectory import Trajectory
-from agentenv.trainers.selfplay.game_state import GameState, actions_of, field_of, mean_of
+from agentenv.trainers.selfplay.game_state import GameState, actions_of, field_of, mean_of, successes
 
 Challenge = Literal["challenge", "intermediate"]
 
@@ -96,10 +96,15 @@ def quality(state: GameState) -> float | None:
     return mean_of([judged(trajectory) for trajectory in state.valid("rate")])
 
 
+def graded(state: GameState) -> float | None:
+    """The mean of what the judge thinks of the answers; None where no judge could be asked (MAE)."""
+    return mean_of([judged(trajectory) for trajectory in state.valid("grade")])
+
+
 def _mae_proposer(state: GameState, move: str, place: int) -> float | None:
     if not state.text("propose.question", place):
         return 0.0
-    q, solved = quality(state), mean_of([judged(t) for t in state.valid("grade")])
+    q, solved = quality(state), graded(state)
     return None if q is None or solved is None else mae_proposer(q, 1.0 - solved, _form(state, move, place))
 
 
@@ -257,6 +262,9 @@ REWARDS: Mapping[str, Rule] = {
     "defence_general": _defence_general,
 } | {name: _challenge(how) for name, how in CHALLENGES.items()}
 """The rules by name."""
+
+RATES: Mapping[str, Callable[[GameState], float | None]] = {"successes": successes, "grades": graded}
+"""How well the question of a game was solved, from 0 to 1."""
 
 ADMISSIONS: Mapping[str, Callable[[GameState], bool]] = {
     "accepted": lambda state: state.solve_rate is not None,

@@ -31,7 +31,7 @@ from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy
 from agentenv.trainers.selfplay.game_state import GameState
 from agentenv.trainers.selfplay.games import Game, GameTurn, agent_names, get_game
 from agentenv.trainers.selfplay.question_checks import AGREED, CHECKS, UNVERIFIED
-from agentenv.trainers.selfplay.role_rewards import ADMISSIONS, CHALLENGES, REWARDS, Challenge
+from agentenv.trainers.selfplay.role_rewards import ADMISSIONS, CHALLENGES, RATES, REWARDS, Challenge
 from agentenv.trainers.strategies.guided_strategies import spell
 from agentenv.trainers.strategies.reflectors import other_policy
 from agentenv.trainers.strategies.rollout_context import RolloutContext, Round, run_rounds
@@ -172,7 +172,7 @@ class _GameRunner:
         low, high = strategy.searches
         self.searches = random.Random(specs[0].seed).randint(low, high)
         self.rules = _rules(strategy.rules, self.searches)
-        self.state = GameState(specs[0].task)
+        self.state = GameState(specs[0].task, RATES[self.game.rate] if self.game.rate else None)
         self.state.counts["games"] += 1
         self.unreturned = 0  # tokens of episodes that nobody is paid for
 

@@ -25,7 +25,7 @@ from agentenv.trainers.strategies.hinted_episodes import ask_expert, play_hinted
 from agentenv.trainers.strategies.item_response import fitted_response
 from agentenv.trainers.strategies.reflection import episode_log, failed_reflection, validate_report
 from agentenv.trainers.strategies.reflectors import check_reflected_tasks, check_reflector, make_reflector
-from agentenv.trainers.strategies.rollout_context import RolloutContext, Round, run_rounds
+from agentenv.trainers.strategies.rollout_context import RolloutContext, Round, play_alone, run_rounds
 
 Played = list[Trajectory]
 OUTCOME = "outcome"
@@ -121,9 +121,11 @@ class CritiqueStrategy:
         check_reflected_tasks(self.critic, tasks)
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> Played:
-        """The episodes, the refinement last; none where an infrastructure failure ended what it should refine."""
+        """The episodes, the refinement last; none of a single start, or where an infrastructure failure ended the first."""
+        if len(specs) == 1:
+            return await play_alone(specs[0], context, 0)
         first = self._refine(specs[0], specs[-1], context)
-        plain = (_slot(specs, context, place) for place in range(1, len(specs) - 1))
+        plain = (play_alone(specs[place], context, place) for place in range(1, len(specs) - 1))
         (base, *refined), *others = await gather_all([first, *plain])
         return [base, *_flat([others]), *refined]
 
@@ -182,11 +184,6 @@ async def _plain(specs: Sequence[EpisodeSpec], context: RolloutContext, place: i
     """One episode, inside its slot."""
     episode = context.episode(place)
     return [await run_episode(specs[place], context.policy, context.chat, context.config, episode=episode)]
-
-
-async def _slot(specs: Sequence[EpisodeSpec], context: RolloutContext, place: int) -> Played:
-    async with context.slot(place):
-        return await _plain(specs, context, place)
 
 
 def _flat(rounds: Sequence[Sequence[Played]]) -> Played:

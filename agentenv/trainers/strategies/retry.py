@@ -30,7 +30,7 @@ from agentenv.trainers.strategies.guidance import guide, is_guided, pivot_masked
 from agentenv.trainers.strategies.reflection import Reflector, failed_reflection, pivot_of, validate_report
 from agentenv.trainers.strategies.reflectors import check_reflected_tasks, check_reflector, make_reflector
 from agentenv.trainers.strategies.rewind import Rewinder
-from agentenv.trainers.strategies.rollout_context import RolloutContext
+from agentenv.trainers.strategies.rollout_context import RolloutContext, play_alone
 
 _REFLECTION_TURN = 1_000_002  # seeds the reflection apart from every turn of its episode
 
@@ -45,7 +45,7 @@ class ReflectRetryStrategy:
     R3L, Shi et al. 2026, arXiv:2601.03715. The retry is guided by the lessons of the reflection. The group contains the
     episodes and the retries without their guidance; turns before the pivot are not in the loss. If a retry succeeds and is
     better or shorter, the reflection (with reward 1) and the retry with its guidance are trained as well, each in a group of
-    its own.
+    its own. Of an odd number of starts the last one is played without a retry.
     """
 
     reflector: str = "self"
@@ -82,10 +82,12 @@ class ReflectRetryStrategy:
         reflector = make_reflector(self.reflector, self.reflection_tokens, context)
         half = len(specs) // 2
         pairs = zip(specs[:half], specs[half : 2 * half], strict=True)
-        slots = await gather_all(
+        retried = (
             self._slot(place, spec, replace(spec, seed=again.seed), context, reflector)
             for place, (spec, again) in enumerate(pairs)
         )
+        single = (play_alone(specs[place], context, place) for place in range(2 * half, len(specs)))
+        slots = await gather_all([*retried, *single])
         return [trajectory for slot in slots for trajectory in slot]
 
     async def _slot(

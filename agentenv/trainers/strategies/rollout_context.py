@@ -21,7 +21,7 @@ from typing import TypeVar
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.tasks import gather_all, task_group
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig, open_episode
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig, open_episode, run_episode
 from agentenv.core.trajectory import Trajectory
 
 T = TypeVar("T")
@@ -71,6 +71,13 @@ class RolloutContext:
                 else self.deterministic_batcher.episode(self.first + place)
             ):
                 yield
+
+
+async def play_alone(spec: EpisodeSpec, context: RolloutContext, place: int) -> list[Trajectory]:
+    """One episode in slot ``place``, and nothing that follows from it."""
+    async with context.slot(place):
+        playing = (context.policy, context.chat, context.config)
+        return [await run_episode(spec, *playing, episode=context.episode(place))]
 
 
 async def gather_slots(

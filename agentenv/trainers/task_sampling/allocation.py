@@ -104,8 +104,8 @@ class DiversityFilter(DynamicSampling):
         require("eta", self.eta, self.eta >= 0, "at least 0")
 
     def keeps(self, group: Group) -> bool:
-        """Whether the returns of its valid episodes from their first turns on are diverse."""
-        return is_diverse([self._first(m) for m in group.members if m.valid and not m.guided], self.eta)
+        """Whether the returns of its credited episodes from their first turns on are diverse."""
+        return is_diverse([self._first(member) for member in group.credited], self.eta)
 
     def _first(self, member: Trajectory) -> float:
         matched = [turn.valid for turn in member.turns] or [True]

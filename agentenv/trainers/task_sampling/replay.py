@@ -175,4 +175,4 @@ class TargetedReplay:
 
 
 def _frozen(group: Group) -> tuple[int, list[dict[str, Any]]]:
-    return group.task, [json.loads(json.dumps(to_record(t, whole=True))) for t in group.members if t.valid]
+    return group.task, [json.loads(json.dumps(to_record(t, whole=True))) for t in group.credited]

@@ -60,14 +60,24 @@ class Group:
         ]
 
     @property
+    def credited(self) -> list[Trajectory]:
+        """The valid members that are compared with each other, help or not: those of the first member's group id."""
+        return [t for t in self.members if t.valid and t.group_id == self.members[0].group_id]
+
+    @property
+    def apart(self) -> list[Trajectory]:
+        """Members with groups of their own, such as demonstrations, preference pairs and reflections."""
+        return [t for t in self.members if t.group_id != self.members[0].group_id]
+
+    @property
     def successes(self) -> float:
         """Sum of the outcomes, each bounded to [0, 1]; of binary outcomes their number."""
         return float(sum(min(max(reward, 0.0), 1.0) for reward in self.rewards))
 
     @property
     def zero_variance(self) -> bool:
-        """Whether it carries no signal: fewer than two valid members, or equal outcomes."""
-        return has_zero_variance(self.rewards)
+        """Whether it carries no signal: fewer than two credited members, or equal outcomes."""
+        return has_zero_variance([trajectory.reward for trajectory in self.credited])
 
 
 @dataclass
@@ -130,7 +140,7 @@ class Selection:
     """What a sampler makes of a step once it is played."""
 
     trained: Sequence[Group]
-    """Groups of the step that credit is assigned in; the others are dropped."""
+    """Groups of the step that credit is assigned in; of the others, only members with groups of their own are trained."""
     replayed: Sequence[list[Trajectory]] = ()
     """Groups of earlier steps to train on as well."""
     added_members: Mapping[int, list[Trajectory]] = field(default_factory=dict)
@@ -226,7 +236,9 @@ def collect(sampler: TaskSampler, step_budget: StepBudget, play: Play) -> Batch:
         [*g.members, *added_members[i]] if i in added_members else g.members
         for i, g in enumerate(selection.trained)
     ]
-    trained = [*own, *selection.replayed]
+    kept = {id(group) for group in selection.trained}
+    apart = [group.apart for group in step_budget.groups if id(group) not in kept and group.apart]
+    trained = [*own, *apart, *selection.replayed]
     return Batch(
         [group.members for group in step_budget.groups], trained, _metrics(step_budget, selection, trained)
     )
@@ -235,7 +247,7 @@ def collect(sampler: TaskSampler, step_budget: StepBudget, play: Play) -> Batch:
 def _metrics(
     step_budget: StepBudget, selection: Selection, trained: Sequence[list[Trajectory]]
 ) -> dict[str, float]:
-    rewards = [[t.reward for t in group if t.valid and not t.guided] for group in trained]
+    rewards = [[t.reward for t in group if t.valid and t.group_id == group[0].group_id] for group in trained]
     return {
         "rounds": step_budget.rounds,
         "rollouts": sum(len(group.members) for group in step_budget.groups),

@@ -368,6 +368,9 @@ def test_multi_agent_evolve_by_its_table() -> None:
     assert rewards["judge"] == [1.0] * 5
     assert {t.group_id for t in played} == {f"step-1/{role}" for role in ("proposer", "solver", "judge")}
     assert played[0].info["game"]["admitted"]
+    assert played[0].info["game"]["rate"] == 0.5  # the mean grade, which the difficulty d is one less
+    assert played[0].info["game"]["asked"][0]["solve_rate"] == 0.5
+    assert figures(played)["solve_rate"] == [0.5]
     assert "Which town is oldest?" in roles.shown["propose"][0]
     assert all("score" not in text for text in roles.shown["solve"])
 
@@ -394,6 +397,7 @@ def test_a_score_that_cannot_be_read_costs_its_scorer_and_pays_nobody() -> None:
         return said.get(kind, "<score>2</score>" if place else "<score>nine</score>")
 
     played = game(Roles(script), 2, game="comas", checks=())
+    assert played[0].info["game"]["rate"] is None  # nobody says how well the seed was solved
     valid = {
         role: [t.reward for t in played if t.info["role"] == role and t.valid]
         for role in ("scorer", "solver")

@@ -173,6 +173,10 @@ def test_a_critique_makes_one_refinement_of_the_first_episode() -> None:
     assert "earlier try" not in TOKENIZER.decode(group[2].ids.tolist())
 
 
+def test_a_single_start_is_played_without_a_refinement() -> None:
+    assert [t.id for t in played("critique", Noting({"e-0": [WRONG]}), 1)] == ["e-0"]
+
+
 def test_a_critique_by_rule_or_by_the_policy_says_more() -> None:
     script: dict[str, Sequence[str]] = {"e-0": [WRONG], "e-0-refined": [RIGHT]}
     policy = Noting(dict(script))

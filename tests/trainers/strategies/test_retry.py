@@ -120,6 +120,22 @@ def counts(played: Sequence[Trajectory]) -> list[int]:
     ]
 
 
+@pytest.mark.parametrize(("starts", "expected"), [(1, ["e-0"]), (3, ["e-0", "e-0-retry", "e-2"])])
+def test_the_last_of_an_odd_number_is_played_without_a_retry(starts: int, expected: list[str]) -> None:
+    """A sampler may ask for a single further episode of a group, which was not played at all."""
+    policy = Sampled(
+        {"e-0": [IRIA, WRONG, VELL, WRONG], f"e-{starts - 1}": [WRONG]} if starts > 1 else {"e-0": [WRONG]}
+    )
+    context = RolloutContext(policy, InlineFormat(TOKENIZER), CONFIG, TOKENIZER.decode)
+    specs = [EpisodeSpec(search_env(), TASK, seed, "g") for seed in range(starts)]
+    strategy = get_strategy("reflect_retry", {"reflector": "rule"})
+    (played,) = asyncio.run(play_groups([specs], strategy, context))
+    for spec in specs:
+        spec.env.close()
+    assert [t.id for t in played] == expected
+    assert played[-1].reward == 0.0
+
+
 SAVED = (IRIA, WRONG, VELL, RIGHT)  # the base is IRIA, WRONG; its retry from step 1 is IRIA, VELL, RIGHT
 
 

@@ -211,14 +211,51 @@ def test_the_first_look_is_as_large_as_asked() -> None:
     assert sizes(DifficultyAdaptive(first=3).draw(step_budget_of(rounds=0))) == [(None, 3)] * 4
 
 
-def test_episodes_that_failed_or_were_guided_are_in_no_diversity() -> None:
-    """Returns 1 and 0 differ; without the second episode one return is left, which counts as diverse by itself."""
+def test_what_is_not_compared_is_in_no_diversity() -> None:
+    """Returns 1, 1 and 0 differ; without the third episode they do not."""
     plain = step_budget_of([1, 0], questions=1, size=2).groups[0]
     alike = step_budget_of([1, 1, 0], questions=1, size=3).groups[0]
     assert DiversityFilter().keeps(plain)
-    for lost in ({"valid": False}, {"origin": Origin.RETRY, "parent_id": "another"}):
+    for lost in ({"valid": False}, {"origin": Origin.DEMONSTRATION, "group_id": "/shown"}):
         members = [*alike.members[:2], replace(alike.members[2], **lost)]
         assert not DiversityFilter().keeps(Group(0, 0, members))
+    hinted = replace(alike.members[2], origin=Origin.RETRY, parent_id="another")
+    assert DiversityFilter().keeps(Group(0, 0, [*alike.members[:2], hinted]))
+
+
+SELECTIVE = [DynamicSampling(), DifficultyAdaptive(first=4), DiversityFilter()]
+DROPPING = pytest.mark.parametrize("sampler", SELECTIVE, ids=lambda sampler: type(sampler).__name__)
+
+
+def rescued(sampler: TaskSampler, *added: Trajectory) -> list[list[Trajectory]]:
+    """What is trained of a step in which every episode failed and every group got ``added`` beside its own."""
+
+    def play(draws: Sequence[TaskDraw], groups: object, step_budget: StepBudget) -> list[list[Trajectory]]:
+        lost = [step_budget_of([0.0] * draw.rollouts).groups[0].members for draw in draws]
+        return [[*members, *added] for members in lost]
+
+    return collect(sampler, step_budget_of(rounds=0), play).trained
+
+
+@DROPPING
+def test_a_group_that_help_rescued_is_trained(sampler: TaskSampler) -> None:
+    """Guide, SEELE and Critique-GRPO act where all fail, and what they add belongs to the group."""
+    hinted = replace(step_budget_of([1.0]).groups[0].members[0], origin=Origin.RETRY, parent_id="a")
+    trained = rescued(sampler, hinted)
+    assert [len(group) for group in trained] == [5] * len(trained)
+    assert len(trained) >= 2
+    assert rescued(sampler) == []
+
+
+@DROPPING
+def test_what_has_a_group_of_its_own_outlives_the_group_that_is_dropped(sampler: TaskSampler) -> None:
+    """Demonstrations (ReLIFT), preference pairs (EvoCUA) and reflections (R3L) stand beside a group that teaches nothing."""
+    shown = replace(
+        step_budget_of([1.0]).groups[0].members[0], origin=Origin.DEMONSTRATION, group_id="/shown"
+    )
+    trained = rescued(sampler, shown)
+    assert trained == [[shown]] * len(trained)
+    assert len(trained) >= 4
 
 
 @pytest.mark.parametrize(
