@@ -55,7 +55,7 @@ def score_queries(
         dataset: Which set.
         data: Where it lies; None is the environment variable of the sets.
         predictions: Records of ``id`` and ``answer``, or one that maps ids to queries; the number at the end of an id will
-            do, as in BIRD's own files.
+            do where no other question has it, as in BIRD's own files.
         split: Of the set; its default where None.
         runs: Of each query for its time.
 
@@ -65,7 +65,7 @@ def score_queries(
 
     Raises:
         UnknownName: no such split.
-        DatasetError: the set or a prediction cannot be read, or no id is one of the set.
+        DatasetError: the set or a prediction cannot be read, no id is one of the set, or one is of several questions.
         SandboxFault: no query could be graded.
     """
     tasks = open_source(SourceConfig(dataset=dataset, data=data, split=split)).tasks
@@ -95,9 +95,27 @@ def score_queries(
 
 
 def _by_task(tasks: Sequence[Task], answers: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Predictions by the ids of the tasks; a query of BIRD's own files without the name of its database."""
-    numbers = {task.id.rpartition("/")[2]: task.id for task in tasks}
-    named = {numbers.get(key, key): value for key, value in answers.items()}
+    """Predictions by the ids of the tasks; a query of BIRD's own files without the name of its database.
+
+    Raises:
+        DatasetError: no id is one of the tasks, a number is that of several, or two ids mean the same task.
+    """
+    numbers: dict[str, list[str]] = {}
+    for task in tasks:
+        numbers.setdefault(task.id.rpartition("/")[2], []).append(task.id)
+    named: dict[str, str | None] = {}
+    for key, value in answers.items():
+        meant = numbers.get(key, [key])
+        if len(meant) > 1:
+            raise DatasetError(
+                f"The prediction {key!r} is of {len(meant)} questions here, {meant[0]!r} and {meant[1]!r} among them; "
+                "write the whole id."
+            )
+        if meant[0] in named:
+            raise DatasetError(
+                f"There are two predictions for {meant[0]!r}, one of them under the id {key!r}."
+            )
+        named[meant[0]] = value
     if not named.keys() & {task.id for task in tasks}:
         raise DatasetError(
             f"None of {len(answers)} predictions is of a question here; ids are like {tasks[0].id!r}."

@@ -1,6 +1,7 @@
 """Reranking: a slower judge of query and passage together reorders what a fast retriever found."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -8,13 +9,16 @@ from typing import Any, Protocol, runtime_checkable
 from agentenv.core.concurrency.batching import Batcher
 from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.protocols import Retriever
+from agentenv.core.scoring.normalize import squad
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, RetrieverFault
 from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.retrievers.base import texts_of
 from agentenv.retrievers.encoder import folder_digest
 
+OVERLAP = "overlap"  # the spec of the reranker that needs no model
 DEPTH = 30  # passages that are judged for each query
+_TAG = re.compile(r"</?\w+>")
 
 
 @runtime_checkable
@@ -63,17 +67,24 @@ class CrossEncoderReranker:
 
 
 class OverlapReranker:
-    """For tests: the share of the query's words that the passage has."""
+    """The share of the query's words that the passage has, in place of a model.
 
-    id = "overlap"
+    Words are compared as `squad` normalises them, so a full stop or a tag beside a word does not count.
+    """
+
+    id = "overlap:squad"
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
         """From 0 to 1."""
-        return [_overlap(set(query.lower().split()), set(text.lower().split())) for query, text in pairs]
+        return [_overlap(_words(query), _words(text)) for query, text in pairs]
 
 
 def _overlap(query: set[str], text: set[str]) -> float:
     return len(query & text) / max(1, len(query))
+
+
+def _words(text: str) -> set[str]:
+    return set(squad(_TAG.sub(" ", text)).split())
 
 
 _Pairs = tuple[tuple[str, str], ...]
@@ -146,4 +157,4 @@ def make_reranker(spec: str) -> Reranker:
     Raises:
         ConfigurationError: the folder holds no model.
     """
-    return OverlapReranker() if spec == OverlapReranker.id else CrossEncoderReranker(Path(spec))
+    return OverlapReranker() if spec == OVERLAP else CrossEncoderReranker(Path(spec))

@@ -69,6 +69,29 @@ def test_files_of_bird_itself_are_read(bird: Path) -> None:
         scored(bird, {"x": "SELECT 1"})
 
 
+def test_a_number_of_two_questions_is_refused(tmp_path: Path) -> None:
+    """Spider's training split is two files, and each counts its questions from 0."""
+    path = tmp_path / "database" / "pop" / "pop.sqlite"
+    path.parent.mkdir(parents=True)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE singer (name TEXT, age INTEGER)")
+        connection.commit()
+    for name, gold in (("train_spider", "SELECT 1"), ("train_others", "SELECT 2")):
+        record = {"db_id": "pop", "question": f"{name}?", "query": gold}
+        (tmp_path / f"{name}.json").write_text(json.dumps([record]))
+    whole = {"spider/train_spider/0": "SELECT 1", "spider/train_others/0": "SELECT 2"}
+    assert (
+        score_queries("spider", tmp_path, [RawRow(whole, "p")], split="train", runs=1)["scores"]["ex"] == 1.0
+    )
+    with pytest.raises(DatasetError, match=r"'0'.*'spider/train_spider/0'"):
+        score_queries("spider", tmp_path, [RawRow({"0": "SELECT 1"}, "p")], split="train", runs=1)
+
+
+def test_two_predictions_of_one_question_are_refused(bird: Path) -> None:
+    with pytest.raises(DatasetError, match=r"'bird/dev/0'.*'0'"):
+        scored(bird, {"bird/dev/0": GOLDS[0], "0": GOLDS[1]})
+
+
 def test_a_question_whose_gold_query_fails_is_left_out_and_counted(bird: Path) -> None:
     write(bird, (*GOLDS[:2], "SELECT absent FROM singer"))
     found = scored(bird, {str(n): GOLDS[1] for n in range(3)})

@@ -122,6 +122,23 @@ def test_everything_that_changes_results_changes_the_fingerprint() -> None:
     assert (made[0].info().name, made[0].info().documents) == ("rerank(memory)", 4)
 
 
+@pytest.mark.parametrize(
+    ("query", "text", "score"),
+    [
+        ("New York", "He was born in New York.", 1.0),
+        ("the U.S.A.", "It is in the USA, far away", 1.0),
+        ("Ada", "<information>Ada</information>", 1.0),
+        ("Orla Venn", "Doc 1(Title: Orla Venn) A builder.", 1.0),
+        ("Who founded Foo?", "Bar founded Foo.", 2 / 3),
+        ("cat", "category", 0.0),
+        ("The", "the", 0.0),  # an article is no word
+        ("", "anything", 0.0),
+    ],
+)
+def test_words_are_compared_without_punctuation_and_tags(query: str, text: str, score: float) -> None:
+    assert OverlapReranker().score([(query, text)]) == pytest.approx([score])
+
+
 @pytest.fixture(scope="module")
 def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of two layers with random weights and the vocabulary of MiniLM."""
@@ -184,6 +201,6 @@ def test_a_cross_encoder_reranks_and_is_known_by_its_weights(cross_encoder: Path
 
 
 def test_specs_name_rerankers(tmp_path: Path) -> None:
-    assert make_reranker("overlap").id == "overlap"
+    assert make_reranker("overlap").id == OverlapReranker.id
     with pytest.raises(ConfigurationError, match=r"config\.json"):
         make_reranker(str(tmp_path))

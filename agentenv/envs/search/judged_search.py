@@ -173,8 +173,8 @@ class JudgedSearch(LocalSearch):
         """Builds an environment.
 
         Args:
-            reranker: Scores a page against the accepted answers; ``overlap`` is the share of an answer's words in it, a
-                folder holds a cross-encoder.
+            reranker: Scores a page against the accepted answers; ``overlap`` is the share of an answer's words in it,
+                without punctuation, wherever they stand; a folder holds a cross-encoder.
             threshold: A page that scores more is useful.
             judge_reward: Reward of a verdict that agrees; a useful page judged useless costs as much, a useless page judged
                 useful twice as much.

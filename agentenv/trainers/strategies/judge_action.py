@@ -1,10 +1,12 @@
 """ReSeek's JUDGE action: an observation that the policy finds useless leaves its context, or is marked there."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from agentenv.core.grammar import earliest_block
 from agentenv.core.rollout import EpisodeSpec, EpisodeState, act, observe, sample
-from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
+from agentenv.core.trajectory import Origin, SegmentKind, Trajectory, Turn
 from agentenv.core.types import Message, MessagePart, Observation
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.strategies.rollout_context import RolloutContext, gather_slots
@@ -19,12 +21,13 @@ class JudgeStrategy:
     """Replaces an observation that the policy judges useless by a short note, or marks it.
 
     ReSeek, 2025, arXiv:2510.00568. The observation changes in the record when the next turn of the policy contains the
-    verdict. That turn was sampled while the observation was in the context as it was, so its tokens carry
-    ``context_mismatch``. The state of the environment does not change.
+    verdict and the turn before it searched; what follows another turn, such as a correction, stays. The later turn was
+    sampled while the observation was in the context as it was, so its tokens carry ``context_mismatch``. The state of the
+    environment does not change.
     """
 
     verdict: str = "<judge>no</judge>"
-    """What the policy writes, beside its action, to have the last observation dropped."""
+    """What the policy writes, beside its action, to have the page of its last search dropped; see `says`."""
 
     drop: str = "note"
     """What becomes of it: ``note`` leaves a note in its place, ``mark`` keeps it with a mark (version 3 of the paper)."""
@@ -45,7 +48,7 @@ class JudgeStrategy:
             completion = await sample(state, context.policy, context.config)
             if completion is None:
                 continue
-            if state.turns and self.verdict in completion.text:
+            if state.turns and has_searched(state.turns[-1]) and says(completion.text, self.verdict):
                 before = state
                 state = self._judged(unseen, state, context)
                 dropped += state is not before
@@ -76,6 +79,24 @@ class JudgeStrategy:
             judged.segments.append(replace(segment, row=judged.row, context_mismatch=True))
             judged.ids.extend(segment.ids)
         return judged
+
+
+def has_searched(turn: Turn) -> bool:
+    """Whether a tool named ``search`` was called in ``turn``."""
+    return any(result.name == "search" for result in turn.tool_results)
+
+
+def says(text: str, verdict: str) -> bool:
+    """Whether ``text`` says ``verdict``.
+
+    A verdict in tags is read as `JudgedSearch-v0` reads it: the first complete block with these tags counts, and neither
+    case nor white space at the ends of its content matters. Any other verdict has to stand in ``text`` as it is.
+    """
+    tags = re.fullmatch(r"<(\w+)>.*</\1>", verdict, re.DOTALL)
+    if tags is None:
+        return verdict in text
+    said, wanted = (earliest_block(written, (tags[1],)) for written in (text, verdict))
+    return said is not None and wanted is not None and said.content.lower() == wanted.content.lower()
 
 
 def marked(observation: Observation) -> Observation:

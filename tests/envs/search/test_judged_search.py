@@ -92,6 +92,15 @@ def test_another_total_is_refused() -> None:
         rewards(verdicts="sums")
 
 
+def test_an_answer_is_found_beside_a_full_stop() -> None:
+    env = JudgedSearch(
+        tasks=[TASK], retriever=InMemoryRetriever([Document("a", "Halvik", "It is in cold Norland.")]), k=1
+    )
+    env.reset(seed=0)
+    env.step("<search>Halvik</search>")
+    assert env.step(YES + ANSWER).reward == pytest.approx(1.3)
+
+
 def test_the_threshold_is_passed_by_more_than_it() -> None:
     class Fixed:
         id = "fixed"

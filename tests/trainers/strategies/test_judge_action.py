@@ -8,6 +8,7 @@ from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import Document, Message, MessagePart, Task
+from agentenv.envs.search.judged_search import verdict_in
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.fakes import ByteTokenizer
@@ -85,6 +86,34 @@ def test_without_a_verdict_it_is_plain_play() -> None:
     assert "Eve was not" in played.turns[0].observation[0].text
     assert not played.context_mismatch.any()
     assert (played.origin, played.info["strategy"]) == (Origin.BASE, {"judge_dropped": 0})
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "<judge>No</judge>",
+        "<judge> no\n</judge>",
+        "<judge>yes<judge>NO</judge>",
+        "<judge>yes</judge>",
+        "<judge>no</judge> <judge>yes</judge>",
+        "<judge>yes</judge> <judge>no</judge>",
+        "<judge>maybe</judge>",
+        "<judge>no",
+    ],
+)
+def test_a_page_is_dropped_where_the_environment_reads_the_verdict_no(written: str) -> None:
+    played, _ = play("<search>Eve</search>", f"{written}<search>Ada</search>", "<answer>Ada</answer>")
+    assert played.info["strategy"] == {"judge_dropped": int(verdict_in(written) is False)}
+
+
+@pytest.mark.parametrize("drop", ["note", "mark"])
+def test_what_is_no_page_of_a_search_is_not_dropped(drop: str) -> None:
+    """The correction after a malformed action stays; so does the page before it, whose turn is past."""
+    script = ("<search>Eve</search>", "who?", "<judge>no</judge><search>Ada</search>", "<answer>Ada</answer>")
+    played, _ = play(*script, drop=drop)
+    assert "not valid" in played.turns[1].observation[0].text
+    assert not {NOTE, MARK} & {turn.observation[0].text for turn in played.turns[:3]}
+    assert played.info["strategy"] == {"judge_dropped": 0}
 
 
 def test_the_verdict_is_an_option_and_may_not_be_empty() -> None:

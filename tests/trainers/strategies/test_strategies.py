@@ -229,7 +229,7 @@ class Moody(AsyncEnv[MoodyState]):
         if action.isdigit():
             return self.result((), reward=float(action), end=EndReason.ANSWERED)
         over = EndReason.TURN_LIMIT if self.state.turns == 5 else None
-        result = ToolResult("say", ToolStatus.ERROR if action == "oops" else ToolStatus.OK)
+        result = ToolResult("search", ToolStatus.ERROR if action == "oops" else ToolStatus.OK)
         said = (Message("tool", f"[{action}]"),)
         return self.result(said, end=over, truncated=over is not None, tool_results=(result,))
 
