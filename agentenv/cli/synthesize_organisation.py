@@ -34,11 +34,15 @@ class OrganisationCommand:
     """Whose invented words are used; the splits share none."""
     followups: int = OrganisationConfig.followups
     """Most incidents that an incident leads to, one after the other; with some, questions go back along them."""
+    social: bool = OrganisationConfig.social
+    """Whether incidents come again, people burn out and complaints are passed on, with questions about that."""
 
     def run(self) -> dict[str, Any]:
         """Writes the folder and returns its card."""
         refuse_used_folder(self.out)
-        config = OrganisationConfig(self.seed, self.people, self.days, self.split, self.followups)
+        config = OrganisationConfig(
+            self.seed, self.people, self.days, self.split, self.followups, self.social
+        )
         made = invent_organisation(config)
         tasks = questions_about(made)
         card = {
@@ -49,6 +53,7 @@ class OrganisationCommand:
             "people": self.people,
             "days": self.days,
             "followups": self.followups,
+            "social": self.social,
             "events": dict(sorted(Counter(event.kind for event in made.events).items())),
             "refused": dict(sorted(made.refused.items())),
             "documents": len(made.documents),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from agentenv.data.organisation_log import Engine, Event
+from agentenv.data.organisation_social import centrality, escalate, exhaust, on_call, recognise, symptom
 
 
 def present(engine: Engine, team: str) -> list[str]:
@@ -77,11 +78,17 @@ def incident(engine: Engine, behind: Event | None = None, depth: int = 0) -> Non
     team = engine.services[service]
     staff = present(engine, team)
     finder, fixer = engine.rng.sample(staff, 2)
+    if engine.config.social:
+        fixer = on_call(engine, staff)
+        finder = engine.rng.choice([person for person in staff if person != fixer])
     facts = {"incident": number, "service": service, "team": team}
     text = f"{finder}: the service {service} has failed. This is incident {number}."
     earlier: dict[str, str] = {}
+    if engine.config.social:
+        earlier = {"symptom": symptom(engine)}
+        text += f" What is seen: {earlier['symptom']}."
     if behind is not None:
-        earlier = {"behind": behind.facts["incident"]}
+        earlier |= {"behind": behind.facts["incident"]}
         text += f" The change that fixed {earlier['behind']} has caused it."
     detected = engine.happen(
         "detected",
@@ -93,6 +100,8 @@ def incident(engine: Engine, behind: Event | None = None, depth: int = 0) -> Non
     )
     if detected is None:
         return
+    if engine.config.social:
+        recognise(engine, detected, staff)
     engine.health -= 25
     engine.feel(-0.15)
     text = f"{number} is assigned to {fixer}, who investigates the service {service}."
@@ -104,6 +113,8 @@ def incident(engine: Engine, behind: Event | None = None, depth: int = 0) -> Non
         cause=detected.id,
         minutes=(1, 4),
     )
+    if looked and engine.config.social:
+        exhaust(engine, looked, staff)
     text = f"{fixer}: I have fixed the service {service}, {number} can be closed."
     fixed = looked and engine.happen(
         "fixed",
@@ -163,13 +174,15 @@ def _afterwards(
     if engine.rng.random() < 0.4:
         other = engine.rng.choice(everybody(engine))
         text = f"{other} reports that a customer complains about {number} of the service {service}."
-        engine.happen(
+        complaint = engine.happen(
             "escalation",
             [other],
             facts | {"person": other},
             [("mail", f"Complaint about {number}", text, [other, lead])],
             cause=detected.id,
         )
+        if complaint and engine.config.social:
+            escalate(engine, complaint, lead)
 
 
 def retrospective(engine: Engine) -> None:
@@ -191,23 +204,46 @@ def celebrate(engine: Engine) -> None:
 def leave(engine: Engine) -> None:
     """Somebody who leads no team leaves, and the tickets go to a colleague.
 
-    All clocks come to the latest of them first, so that nothing which is already written lies after the farewell.
+    All clocks come to the latest of them first, so that nothing which is already written lies after the farewell. With
+    ``social`` the farewell comes last, as in OrgForge; without it first, and who leaves sees nothing of what follows.
     """
     engine.cursors = dict.fromkeys(engine.cursors, max(engine.cursors.values()))
     team = engine.rng.choice(sorted(team for team in engine.teams if len(present(engine, team)) > 3))
     lead, *members = present(engine, team)
     gone = engine.rng.choice(members)
     heir = engine.rng.choice([person for person in members if person != gone])
+    if not engine.config.social:
+        told = _farewell(engine, gone, heir, lead, None)
+        if told is not None:
+            _hand_over(engine, gone, heir, lead, told)
+        return
+    text = f"{gone} will leave us and hands over to {heir}."
+    facts = {"person": gone, "heir": heir}
+    staff = present(engine, team)
+    told = engine.happen("handover", [lead], facts, [("mail", f"{gone} hands over", text, staff)])
+    if told is not None:
+        _hand_over(engine, gone, heir, lead, told)
+        engine.cursors = dict.fromkeys(engine.cursors, max(engine.cursors.values()))
+        _farewell(engine, gone, heir, lead, told.id)
+
+
+def _farewell(engine: Engine, gone: str, heir: str, lead: str, cause: str | None) -> Event | None:
     text = f"{gone} leaves us today. The tickets of {gone} go to {heir}."
     told = engine.happen(
         "departure",
         [lead],
         {"person": gone, "heir": heir},
         [("mail", f"{gone} leaves", text, everybody(engine))],
+        cause=cause,
     )
-    if told is None:
-        return
-    engine.left[gone] = told.time
+    if told is not None:
+        engine.left[gone] = told.time
+    return told
+
+
+def _hand_over(engine: Engine, gone: str, heir: str, lead: str, told: Event) -> None:
+    """The tickets go to the heir, and the team learns what only the leaver knew."""
+    team = team_of(engine, gone)
     for number in [number for number, (person, _) in sorted(engine.tickets.items()) if person == gone]:
         text = f"{lead} has given ticket {number} of {gone} to {heir}."
         moved = engine.happen(
@@ -219,6 +255,8 @@ def leave(engine: Engine) -> None:
         )
         if moved is not None:
             engine.tickets[number] = (heir, moved.id)
+    if engine.config.social:
+        centrality(engine, gone, lead, told)
     _knowledge_gap(engine, gone, lead, told)
 
 

@@ -37,6 +37,7 @@ KINDS = (
     | NEEDS_INCIDENT
     | NEEDS_HEALTH
     | {"ticket", "progress", "reassigned", "detected", "investigating", "fixed", "resolved", "knowledge-gap"}
+    | {"recurrence", "burnout", "passed-on", "handover", "centrality"}  # of organisations with ``social``
 )
 """The kinds of events that the engine knows. Another kind may happen only if its name tells in which channel it is left."""
 _HINTS = ("mail", "chat", "ticket")
@@ -64,6 +65,9 @@ class OrganisationConfig:
     """Whose invented words are used; the splits share none."""
     followups: int = 0
     """Most incidents that an incident leads to, one after the other: its repair breaks something else."""
+    social: bool = False
+    """Whether incidents come again, people burn out, complaints go from colleague to colleague, and who leaves hands over
+    before the farewell."""
 
     def __post_init__(self) -> None:
         if not (6 <= self.people <= 200 and 10 <= self.days <= 250) or self.seed < 0:

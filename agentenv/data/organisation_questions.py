@@ -24,7 +24,14 @@ _PAST = {
 
 
 def organisation_tasks(
-    count: int, *, seed: int, split: Any, people: int = 12, days: int = 22, followups: int = 0
+    count: int,
+    *,
+    seed: int,
+    split: Any,
+    people: int = 12,
+    days: int = 22,
+    followups: int = 0,
+    social: bool = False,
 ) -> list[Task]:
     """``count`` questions about as many organisations as are needed, the seeds of which begin at ``seed``.
 
@@ -33,7 +40,7 @@ def organisation_tasks(
     """
     tasks: list[Task] = []
     while len(tasks) < count:
-        config = OrganisationConfig(seed=seed, people=people, days=days, split=split, followups=followups)
+        config = OrganisationConfig(seed, people, days, split, followups, social)
         tasks += questions_about(invent_organisation(config))
         seed += 1
     return tasks[:count]
@@ -42,7 +49,7 @@ def organisation_tasks(
 def questions_about(organisation: Organisation) -> list[Task]:
     """The questions about one organisation: as many of each answer as the rarer of both has, kinds by turns."""
     rng = Random(f"questions {organisation.config.seed} {organisation.config.split}")
-    makers = (_fact, _perspective, _counterfactual, _silence, _chain)
+    makers = (_fact, _perspective, _counterfactual, _silence, _chain, *SOCIAL)
     kinds = [_balanced(list(make(organisation, rng)), rng) for make in makers]
     rows = [task for together in zip_longest(*kinds) for task in together if task is not None]
     config = organisation.config
@@ -89,7 +96,8 @@ def _made(
         "supporting_ids": tuple(dict.fromkeys(documents)),
         "path": tuple({"query": asked, "answer": given} for asked, given in (*before, (query, answer))),
         "organisation": {"seed": config.seed, "people": config.people, "days": config.days}
-        | ({"followups": config.followups} if config.followups else {}),
+        | ({"followups": config.followups} if config.followups else {})
+        | ({"social": True} if config.social else {}),
     }
     return Task("", question, (answer,), config.split, data)
 
@@ -188,3 +196,54 @@ def _silence(organisation: Organisation, rng: Random) -> Iterator[Task]:
             support = [events[kind]] if there else [events["detected"]]
             family = f"silence, {'present' if there else 'absent'}"
             yield _made(organisation, family, words(number), answer, support, f"{channel}: {kind} {number}")
+
+
+def _recurrence(organisation: Organisation, rng: Random) -> Iterator[Task]:
+    """Which incident another was said to be again; of some nothing is said. The rule that named it may have been wrong."""
+    for number, events in _incidents(organisation):
+        if "symptom" not in events["detected"].facts:
+            return
+        told = events.get("recurrence")
+        yield _made(
+            organisation,
+            f"recurrence, {'present' if told else 'absent'}",
+            f"Which earlier incident was {number} said to be again?",
+            told.facts["root"] if told else NOBODY,
+            [told or events["detected"]],
+            f"tickets: {number} looks familiar",
+        )
+
+
+def _burnout(organisation: Organisation, rng: Random) -> Iterator[Task]:
+    """Whether it was written by a time that somebody had burnt out."""
+    told = {event.facts["person"]: event for event in organisation.events if event.kind == "burnout"}
+    people = [person for team in organisation.teams.values() for person in team] if told else []
+    for person in people:
+        event = told.get(person) or rng.choice(list(told.values()))
+        time = _near(event.time, organisation.config.days, rng)
+        answer = "yes" if person in told and event.time <= time else "no"
+        question = f"By {clock(time)}, had anybody written that {person} had burnt out?"
+        yield _made(organisation, f"burnout, {answer}", question, answer, [event], f"mail: Rest for {person}")
+
+
+def _way(organisation: Organisation, rng: Random) -> Iterator[Task]:
+    """Who passed a complaint on to the lead at its end."""
+    for event in organisation.events:
+        if event.kind == "passed-on":
+            number, lead = event.facts["incident"], event.facts["person"]
+            question = f"Who passed the complaint about {number} on to {lead}?"
+            query = f"mail: The way of the complaint about {number}"
+            yield _made(organisation, "way", question, event.facts["by"], [event], query)
+
+
+def _centrality(organisation: Organisation, rng: Random) -> Iterator[Task]:
+    """How many pairs of colleagues somebody who left stood between."""
+    for event in organisation.events:
+        if event.kind == "centrality":
+            question = f"How many pairs of colleagues did {event.facts['person']} stand between?"
+            query = f"mail: Who {event.facts['person']} has connected"
+            yield _made(organisation, "centrality", question, event.facts["pairs"], [event], query)
+
+
+SOCIAL = (_recurrence, _burnout, _way, _centrality)
+"""Of organisations with ``social``; of others they make no question."""

@@ -25,9 +25,10 @@ from agentenv.data.organisation_questions import NOBODY, organisation_tasks, que
 from agentenv.errors import ConfigurationError, UnknownName
 
 MADE = [invent_organisation(OrganisationConfig(seed=seed)) for seed in range(4)]
+SOCIAL = invent_organisation(OrganisationConfig(seed=4, followups=3, social=True))
 
 
-@pytest.mark.parametrize("made", MADE, ids=lambda made: f"seed {made.config.seed}")
+@pytest.mark.parametrize("made", [*MADE, SOCIAL], ids=lambda made: f"seed {made.config.seed}")
 def test_the_log_keeps_its_rules(made: Organisation) -> None:
     by_id = {event.id: event for event in made.events}
     assert [event.time for event in made.events] == sorted(event.time for event in made.events)
@@ -46,7 +47,7 @@ def test_the_log_keeps_its_rules(made: Organisation) -> None:
     assert made.refused["cooldown"] > 0
 
 
-@pytest.mark.parametrize("made", MADE, ids=lambda made: f"seed {made.config.seed}")
+@pytest.mark.parametrize("made", [*MADE, SOCIAL], ids=lambda made: f"seed {made.config.seed}")
 def test_what_is_written_states_its_event_and_reaches_nobody_who_has_left(made: Organisation) -> None:
     by_id = {event.id: event for event in made.events}
     for artefact in made.artefacts:
@@ -62,7 +63,9 @@ def test_what_the_engine_does_not_know_happens_only_if_its_name_tells_the_channe
     assert sum(made.refused.get("novel kind", 0) for made in MADE) > 0
     assert sum(made.refused.get("morale", 0) for made in MADE) > 0
     assert kinds - KINDS == {"mail-digest"}
-    assert KINDS - kinds <= {"hackathon"}  # invented in few organisations
+    social = {"recurrence", "burnout", "passed-on", "handover", "centrality"}
+    assert KINDS - kinds - social <= {"hackathon"}  # invented in few organisations
+    assert not kinds & social
 
 
 def test_equal_configs_give_equal_organisations_and_splits_share_no_name() -> None:

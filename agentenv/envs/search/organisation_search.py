@@ -206,6 +206,7 @@ class OrganisationSearch(SearchEnv):
         people: int = 12,
         days: int = 22,
         followups: int = 0,
+        social: bool = False,
     ) -> Sequence[Task]:
         """Questions about as many organisations as are needed.
 
@@ -216,9 +217,16 @@ class OrganisationSearch(SearchEnv):
             people: Of each organisation.
             days: Business days of each.
             followups: Most incidents that an incident leads to; with some, questions go back along them.
+            social: Whether incidents come again, people burn out and complaints are passed on, with questions about that.
         """
         return organisation_tasks(
-            n, seed=1000 * seed, split=split, people=people, days=days, followups=followups
+            n,
+            seed=1000 * seed,
+            split=split,
+            people=people,
+            days=days,
+            followups=followups,
+            social=social,
         )
 
     def expert(self) -> Sequence[str] | None:
