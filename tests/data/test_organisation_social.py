@@ -1,4 +1,4 @@
-"""Closeness, stress and recurrence in organisations: the formulas by hand, and every stated fact computed again from the log."""
+"""Closeness, stress and recurrence in organisations: formulas by hand, and every stated fact computed again from the log."""
 
 import re
 from collections import Counter
