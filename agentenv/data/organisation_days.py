@@ -77,16 +77,11 @@ def incident(engine: Engine, behind: Event | None = None, depth: int = 0) -> Non
     service = engine.rng.choice(sorted(engine.services))
     team = engine.services[service]
     staff = present(engine, team)
-    finder, fixer = engine.rng.sample(staff, 2)
-    if engine.config.social:
-        fixer = on_call(engine, staff)
-        finder = engine.rng.choice([person for person in staff if person != fixer])
+    finder, fixer = _finder_and_fixer(engine, staff)
     facts = {"incident": number, "service": service, "team": team}
     text = f"{finder}: the service {service} has failed. This is incident {number}."
-    earlier: dict[str, str] = {}
-    if engine.config.social:
-        earlier = {"symptom": symptom(engine)}
-        text += f" What is seen: {earlier['symptom']}."
+    earlier = {"symptom": symptom(engine)} if engine.config.social else {}
+    text += "".join(f" What is seen: {seen}." for seen in earlier.values())
     if behind is not None:
         earlier |= {"behind": behind.facts["incident"]}
         text += f" The change that fixed {earlier['behind']} has caused it."
@@ -129,6 +124,13 @@ def incident(engine: Engine, behind: Event | None = None, depth: int = 0) -> Non
         _afterwards(engine, number, service, team, (staff, fixer), (detected, fixed))
         if depth < engine.config.followups and engine.rng.random() < 0.6:
             incident(engine, fixed, depth + 1)
+
+
+def _finder_and_fixer(engine: Engine, staff: Sequence[str]) -> list[str]:
+    if not engine.config.social:
+        return engine.rng.sample(staff, 2)
+    fixer = on_call(engine, staff)
+    return [engine.rng.choice([person for person in staff if person != fixer]), fixer]
 
 
 def _afterwards(
