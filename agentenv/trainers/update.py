@@ -11,7 +11,7 @@ from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import EndReason
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.credit.estimators import get_estimator
+from agentenv.trainers.credit.estimators import get_estimator, left_out_by
 from agentenv.trainers.credit.group_statistics import (
     CREDIT_WEIGHT,
     Values,
@@ -240,10 +240,14 @@ def assign_credit(
     played = [shaped(config, group) for group in groups]
     if loss.estimator_options.get("scale") == "batch":
         played = with_batch_deviation(played)
+    left_out = left_out_by(loss.estimator)
     for valid in played:
+        spare = left_out(rewards_of(valid)) if left_out and valid else -1
         credit = novelty_bonus(valid, estimate(valid), strength=shaping.novelty, cap=shaping.novelty_cap)
         credit = progress_credit(valid, credit, weight=shaping.progress)
-        for trajectory, values in zip(valid, map(weighed, valid, credit), strict=True):
+        for place, (trajectory, values) in enumerate(zip(valid, map(weighed, valid, credit), strict=True)):
+            if place == spare:
+                continue
             if loss.mask_truncated and trajectory.end_reason in _TRUNCATED:
                 masked += 1
                 continue

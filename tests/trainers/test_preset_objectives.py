@@ -42,6 +42,23 @@ def sampled(episode: Make, reward: float, logprob: float) -> Trajectory:
     return replace(made, segments=tuple(segments))
 
 
+@pytest.mark.parametrize(
+    ("rewards", "spare"),
+    [((0.1, 0.3, 0.5, 0.7, 1.0), 2), ((1.0, 0.0, 0.0, 1.0, 0.0), 1), ((1.0, 1.0, 1.0), 0)],
+)
+@pytest.mark.parametrize("keep", [True, False], ids=["penalty", "no penalty"])
+def test_mc_grpo_takes_one_median_member_out_of_rows_and_counts(
+    episode: Make, rewards: tuple[float, ...], spare: int, keep: bool
+) -> None:
+    """Exactly one of equal ones too; a penalty towards the start acts on the other members without credit."""
+    group = [sampled(episode, reward, -0.5) for reward in rewards]
+    credited, _ = assign_credit(preset("mc-grpo"), [group], 0, keep_zero_variance=keep)
+    assert sum(one.tokens for one in credited) == 4 * (len(rewards) - 1)
+    middle = rewards[spare]
+    expected = [keep or reward != middle for place, reward in enumerate(rewards) if place != spare]
+    assert [len(one.rows) == 1 for one in credited] == expected
+
+
 def test_prime_rl_leaves_out_tokens_that_moved_away_from_the_sampler(
     episode: Make, learner_of: Callable[[TrainConfig], Learner]
 ) -> None:

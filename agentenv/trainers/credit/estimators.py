@@ -88,6 +88,17 @@ ESTIMATORS: Mapping[str, str] = {
 }
 
 
+def left_out_by(name: str) -> Callable[[Sequence[float]], int] | None:
+    """From the rewards of a group to the place of the member that leaves the loss; None where the estimator has none."""
+    found: Callable[[Sequence[float]], int] | None = (
+        load_entry(_LEFT_OUT[name]) if name in _LEFT_OUT else None
+    )
+    return found
+
+
+_LEFT_OUT = {"median_centered": "agentenv.trainers.credit.outcome:median_member"}
+
+
 def get_estimator(name: str, options: Mapping[str, Any] | None = None) -> Estimator:
     """The estimator registered under ``name``, with ``options`` filled in.
 

@@ -99,8 +99,8 @@ def median_centered(group: Sequence[Trajectory], *, floor: float = 0.5, epsilon:
     MC-GRPO, Kim 2026, arXiv:2601.22582: (R - median) / scale with scale = max(MAD + epsilon, floor) and the unscaled
     MAD = median |R - median|. The floor is this project's.
     Sample one member more than is to be trained, an odd number G + 1: the member at the median gets 0 and leaves the
-    backward pass. Of an even number the lower median is taken. Without a floor the MAD of binary rewards is 0, and the
-    minority gets 1 / epsilon; without floor and epsilon, a MAD of 0 divides by nothing.
+    backward pass (``median_member``). Of an even number the lower median is taken. Without a floor the MAD of binary rewards
+    is 0, and the minority gets 1 / epsilon; without floor and epsilon, a MAD of 0 divides by nothing.
     Biased: the median depends on the member itself. Measured: .915 along, .069 aside.
 
     Args:
@@ -114,6 +114,11 @@ def median_centered(group: Sequence[Trajectory], *, floor: float = 0.5, epsilon:
     centred = rewards - _lower_median(rewards)
     scale = max(_lower_median(np.abs(centred)) + epsilon, floor)
     return on_all_tokens(group, centred / (scale or 1.0))
+
+
+def median_member(rewards_G: Sequence[float]) -> int:
+    """The place of the member that leaves the backward pass: the first whose reward is the lower median (MC-GRPO)."""
+    return list(rewards_G).index(_lower_median(np.asarray(rewards_G, dtype=np.float64)))
 
 
 def optimal_baseline(
