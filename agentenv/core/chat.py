@@ -16,7 +16,7 @@ TEXT_ALONE = (
     "preprocessor_config.json, or set the environment's option pixels=false"
 )
 """Why an image is refused where a chat format has no ``ImageReader``."""
-_OTHER_TEMPLATE = "save one that shows it in the folder of the tokenizer, or take another model"
+_OTHER_TEMPLATE = "save one that takes these messages in the folder of the tokenizer, or take another model"
 _INLINE = "the format 'inline' has no place for one: use the format 'template' or 'native', or pixels=false"
 
 

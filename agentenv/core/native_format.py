@@ -23,6 +23,8 @@ from agentenv.errors import ConfigurationError
 
 _TODAY = date(2026, 1, 1)
 _MARK = "Tuvq7x{}z"  # stands in no template and no conversation
+_NAME = "tuvq_tool"
+_ASKED = Message("user", "Who?")
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -327,29 +329,50 @@ class NativeFormat:
         )
 
     def _check_reading(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Whether a call that the template writes is read as that call.
+        """Whether calls that the template writes are read as those calls: one that is made up, and one of each tool.
 
         Raises:
-            ConfigurationError: the grammar of the family is another one.
+            ConfigurationError: the grammar of the family is another one, or cannot express a name of these tools.
         """
-        prompt, shown = self._render((_ASKED,), tools), self._render(self._called(), tools)
-        begin = len(prompt) if shown.startswith(prompt) else shown.index(_ASKED.text) + len(_ASKED.text)
-        argument, result = shown.index(_MARK.format("in"), begin), shown.index(_MARK.format("out"), begin)
-        end = min(
-            (at for closer in self._closers if (at := shown.find(closer, argument)) >= 0), default=result
-        )
-        said = self.family.read(shown[begin : min(end, result)], False, {_NAME: {}})
-        if not any(isinstance(call, NativeCall) and call.name == _NAME for call in said.calls):
+        if not self._reads(self._called(), tools):
             raise ConfigurationError(
                 f"the chat template is taken for one of the family {self.family.name!r} and writes tool calls in another "
                 "form: use the inline format, or name the family of the model"
             )
+        for function in (tool["function"] for tool in tools):
+            names = tuple(function.get("parameters", {}).get("properties", {}))
+            if not self._reads(self._called(function["name"], names), tools):
+                called = f"{function['name']}({', '.join(names)})"
+                raise ConfigurationError(
+                    f"the family {self.family.name!r} has no way to write a call of the tool {called!r} that can be read "
+                    "again: rename the tool or its arguments, or use the inline format"
+                )
 
-    def _called(self) -> tuple[Message, AssistantTurn, Message]:
+    def _reads(
+        self, called: tuple[Message, AssistantTurn, Message], tools: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        (wanted,) = called[1].calls
+        prompt, shown = self._render(called[:1], tools), self._render(called, tools)
+        shown = shown.partition(called[2].text)[0]
+        begin = len(prompt) if shown.startswith(prompt) else shown.index(called[0].text) + len(called[0].text)
+        said = max(shown.find(_MARK.format("in"), begin), begin)
+        end = min((at for closer in self._closers if (at := shown.find(closer, said)) >= 0), default=None)
+        found = self.family.read(shown[begin:end], False, {_NAME: {}}).calls
+        return any(
+            isinstance(wanted, NativeCall)
+            and isinstance(call, NativeCall)
+            and (call.name, call.arguments) == (wanted.name, wanted.arguments)
+            for call in found
+        )
+
+    def _called(
+        self, name: str = _NAME, arguments: Sequence[str] = ("a",)
+    ) -> tuple[Message, AssistantTurn, Message]:
         """A call and its result, both made up."""
-        id_ = self.family.call_id.format(name=_NAME) or call_id(0)
-        turn = AssistantTurn(None, "", (NativeCall(_NAME, {"a": _MARK.format("in")}, id_),))
-        return _ASKED, turn, Message("tool", _MARK.format("out"), name=_NAME, call_id=id_)
+        id_ = self.family.call_id.format(name=name) or call_id(0)
+        given = {argument: _MARK.format("in") for argument in arguments}
+        turn = AssistantTurn(None, "", (NativeCall(name, given, id_),))
+        return _ASKED, turn, Message("tool", _MARK.format("out"), name=name, call_id=id_)
 
     def _shows_calls(self, tools: Sequence[Mapping[str, Any]]) -> bool:
         return self._shows(self._called(), tools, _NAME, _MARK.format("in"), _MARK.format("out"))
@@ -395,10 +418,6 @@ class NativeFormat:
             raise ConfigurationError(
                 f"the chat template ends a turn with none of {', '.join(self._closers)}: use the inline format"
             )
-
-
-_ASKED = Message("user", "Who?")
-_NAME = "tuvq_tool"
 
 
 def _with_system(form: Sequence[dict[str, Any]], text: str, between: str) -> list[dict[str, Any]]:

@@ -429,3 +429,17 @@ def test_the_table_names_every_family_and_every_case() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_family_does_in_every_case_what_the_table_says(name: str) -> None:
     assert {case: played(name, CASES[case]) for case in CASES} == table()[name]
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "argument"),
+    [("OLMo 3", "get-page", "query"), ("OLMo 3", "search", "from"), ("gpt-oss", "get page", "query")],
+)
+def test_a_tool_that_the_family_cannot_write_is_refused(model: str, name: str, argument: str) -> None:
+    schema = {"type": "object", "properties": {argument: {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": name, "description": "Finds.", "parameters": schema}}
+    tokenizer = MODELS[model].tokenizer()
+    with pytest.raises(ConfigurationError, match=re.escape(f"{name}({argument})")):
+        NativeFormat(tokenizer, ends=ends_of_turn(tokenizer)).open([Message("user", "Who?")], [tool])
+    other = MODELS["Qwen2.5"].tokenizer()
+    NativeFormat(other, ends=ends_of_turn(other)).open([Message("user", "Who?")], [tool])

@@ -1,6 +1,7 @@
 """Images on the real engine: log-probs are those of the trainer, before new weights and after.
 
-vLLM reads images with torchvision, which the environment of ``make test-vllm`` lacks: then these tests are skipped.
+vLLM reads images with torchvision, which the environment of ``make test-vllm`` lacks: then these tests are skipped. The
+torchvision of PyPI loads libtorch_cuda, which a torch for CPUs has not, and PyPI holds neither another build nor its source.
 """
 
 import asyncio
