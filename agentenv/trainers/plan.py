@@ -68,7 +68,8 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
         available: Bytes of memory that it may take; None asks the system.
 
     Returns:
-        Sizes, memory in GiB by part, tokens a second of sampling and learning, seconds of a step, minutes of the run.
+        Sizes, memory in GiB by part, tokens a second of sampling and learning, seconds of a step, minutes of the run, and a
+        note where clip bounds are named that no ratio can reach.
 
     Raises:
         ConfigurationError: it does not fit; says what to change.
@@ -104,7 +105,7 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
         "sampled_tokens_per_s": round(sampled_speed),
         "seconds_per_step": round(step_seconds, 2),
         "training_minutes": round(step_seconds * config.optimizer.steps / 60, 1),
-    }
+    } | ({"note": config.bounds_note} if config.bounds_note else {})
 
 
 def _refuse_absent(config: TrainConfig) -> None:

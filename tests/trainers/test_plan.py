@@ -83,6 +83,8 @@ def test_a_probe_predicts_and_leaves_no_trace() -> None:
     assert plan["sampled_tokens_per_s"] > 0
     assert plan["trained_tokens_per_s"] > 0
     assert plan["seconds_per_step"] >= 0
+    assert "note" not in plan
+    assert "clip_high=0.5" in plan_run(override(SMALL, ["--loss.clip_high", "0.5"]))["note"]
     assert set(plan["memory_parts_gib"]) == {"weights", "optimizer", "caches", "activations", "engines"}
     assert 0 < available_memory() < 1 << 50
 

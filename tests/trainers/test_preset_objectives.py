@@ -21,6 +21,19 @@ def preset(name: str) -> TrainConfig:
     return load_config(str(FOLDER / f"{name}.toml"))
 
 
+STEPS = {
+    "mt-grpo": 2, "ui-s1": 4, "cleaner": 4, "grpo-tcr": 4, "ssp": 2, "mae": 2, "sws": 4, "layer-tuning": 2, "dapo": 4,
+    "think2sql": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "steps"), STEPS.items(), ids=STEPS)
+def test_presets_make_the_steps_without_which_their_bounds_are_never_reached(name: str, steps: int) -> None:
+    config = preset(name)
+    assert config.optimizer.updates * config.optimizer.mini_batches == steps
+    assert not config.bounds_note
+
+
 @pytest.fixture(scope="module")
 def learner_of() -> Callable[[TrainConfig], Learner]:
     """A learner of the untrained tiny policy with the objective of a preset."""

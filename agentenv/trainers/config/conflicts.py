@@ -26,6 +26,28 @@ def conflict_of(rollout: RolloutSettings, loss: LossSettings, optimizer: Optimiz
     return next((found for rule in _RULES if (found := rule(rollout, loss, optimizer))), "")
 
 
+def bounds_note(
+    rollout: RolloutSettings, loss: LossSettings, optimizer: OptimizerSettings, *, apart: bool
+) -> str:
+    """That clip bounds which are named cannot be reached; empty where they can, or where none are named.
+
+    Args:
+        rollout: Of the run.
+        loss: As ``TrainConfig.resolved_loss`` has it.
+        optimizer: Of the run.
+        apart: Whether the sampler's log-probs are not those that the learner would compute.
+    """
+    named = [name for name in ("clip_low", "clip_high") if getattr(loss, name) is not None]
+    recorded = apart or get_sampler(rollout.sampler, rollout.sampler_options).replays
+    moves = (loss.proximal == "sampler" and recorded) or loss.correction.off_context == "ratio"
+    if not named or moves or optimizer.updates * optimizer.mini_batches > 1:
+        return ""
+    return (
+        f"loss.{named[0]}={getattr(loss, named[0]):g} bounds nothing: with one optimiser step a batch every ratio is 1, so "
+        "set optimizer.mini_batches or optimizer.updates above 1"
+    )
+
+
 def _mask_without_movement(rollout: RolloutSettings, loss: LossSettings, optimizer: OptimizerSettings) -> str:
     """The mask of prime-rl compares with the sampler; the learner's own weights have not moved before its first step."""
     several = optimizer.updates * optimizer.mini_batches > 1

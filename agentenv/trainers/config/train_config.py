@@ -11,7 +11,7 @@ from agentenv.evaluation.task_env import EnvConfig, SearchConfig, known_retrieve
 from agentenv.policies.compute import ComputeSettings
 from agentenv.policies.engine import COLDEST, HOTTEST, EngineConfig
 from agentenv.tracking import check_tracker
-from agentenv.trainers.config.conflicts import conflict_of
+from agentenv.trainers.config.conflicts import bounds_note, conflict_of
 from agentenv.trainers.config.sections import (
     AsynchronousSettings,
     ChatSettings,
@@ -306,6 +306,11 @@ class TrainConfig(Frozen):
             f"the sampler's log-probs are not the learner's ({', '.join(self.apart)}): the loss takes "
             f"loss.proximal={loss.proximal!r} and {done}"
         )
+
+    @property
+    def bounds_note(self) -> str:
+        """That the clip bounds cannot be reached, as a sentence; empty where they can or none are named."""
+        return bounds_note(self.rollout, self.resolved_loss, self.optimizer, apart=bool(self.apart))
 
     @property
     def copies_weights(self) -> bool:

@@ -56,6 +56,25 @@ def test_what_goes_together_is_accepted(words: str) -> None:
     override(TrainConfig(), words.split())
 
 
+@pytest.mark.parametrize(
+    ("words", "noted"),
+    [
+        ("--loss.clip_low 0.2", True),
+        ("--loss.clip_high 0.3 --loss.proximal recompute", True),
+        (f"--loss.clip_low 0.2 {AHEAD}", True),
+        ("", False),
+        ("--loss.clip_low 0.2 --optimizer.mini_batches 2", False),
+        ("--loss.clip_low 0.2 --optimizer.updates 2", False),
+        (f"--loss.clip_low 0.2 {AHEAD} --loss.proximal sampler", False),
+        ("--loss.clip_low 0.2 --rollout.sampler dots", False),
+        ("--loss.clip_low 0.2 --rollout.strategy guide --loss.correction.off_context ratio", False),
+    ],
+)
+def test_bounds_that_no_ratio_can_reach_are_noted(words: str, noted: bool) -> None:
+    note = override(TrainConfig(), words.split()).bounds_note
+    assert ("optimizer.mini_batches" in note) is noted
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_objectives_without_bounds_are_those_that_take_none(name: str) -> None:
     assert (name in UNCLIPPED) is ("clip_low" not in inspect.signature(OBJECTIVES[name].function).parameters)
