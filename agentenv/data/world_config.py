@@ -17,7 +17,10 @@ FAMILY_HOPS: dict[str, tuple[int, int]] = {
     "count": (1, 4),
     "temporal": (1, 4),
     "yes_no": (2, 4),
+    "superlative": (3, 4),
 }
+ONLY_IF_NAMED = ("superlative",)
+"""Families that a world has only where ``families`` names them: worlds that name none stay what they were without these."""
 
 MIN_DOCUMENTS, MAX_DOCUMENTS = 200, 1_000_000
 WORDS_PER_FACT = 12  # no sentence of the grammar is longer
@@ -39,7 +42,8 @@ class WorldConfig:
     hops: tuple[int, int] = (1, 2)
     """Least and greatest number of hops of a question, within 1 to 4."""
     families: tuple[str, ...] = ()
-    """Families of questions, in equal shares while there are more; empty takes all that the hops allow."""
+    """Families of questions, in equal shares while there are more; empty takes all that the hops allow but those of
+    ``ONLY_IF_NAMED``."""
     questions: int = 500
     """Number of distinct questions; 0 draws none."""
     distractors: float = 0.1
@@ -91,5 +95,6 @@ class WorldConfig:
         return tuple(
             name
             for name in FAMILY_HOPS
-            if self.hops_of(name) and (not self.families or name in self.families)
+            if self.hops_of(name)
+            and (name in self.families or (not self.families and name not in ONLY_IF_NAMED))
         )

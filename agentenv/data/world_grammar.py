@@ -265,12 +265,15 @@ RELATIONS: dict[str, tuple[Relation, ...]] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """Which of two entities has the smaller (or, with ``greatest``, the greater) value."""
+    """Which of two or more entities has the smallest (or, with ``greatest``, the greatest) value."""
 
     type: str
     relation: Relation
     greatest: bool
     questions: tuple[str, ...]
+    """Of two entities, ``{a}`` and ``{b}``."""
+    superlative: str
+    """Of more: ``{a}`` is a list of all but the last, with commas."""
 
 
 @dataclass(frozen=True)
@@ -296,23 +299,69 @@ class Sameness:
 _PLACES = ("Which town is older, {a} or {b}?", "Which town was founded earlier, {a} or {b}?")
 COMPARISONS = (
     Comparison(
-        "person", BIRTH_YEAR, False, ("Who was born earlier, {a} or {b}?", "Who is older, {a} or {b}?")
+        "person",
+        BIRTH_YEAR,
+        False,
+        ("Who was born earlier, {a} or {b}?", "Who is older, {a} or {b}?"),
+        "Who was born first, {a} or {b}?",
     ),
     Comparison(
-        "person", BIRTH_YEAR, True, ("Who was born later, {a} or {b}?", "Who is younger, {a} or {b}?")
+        "person",
+        BIRTH_YEAR,
+        True,
+        ("Who was born later, {a} or {b}?", "Who is younger, {a} or {b}?"),
+        "Who was born last, {a} or {b}?",
     ),
     Comparison(
-        "organisation", FOUNDING_YEAR, False, ("Which organisation was founded earlier, {a} or {b}?",)
+        "organisation",
+        FOUNDING_YEAR,
+        False,
+        ("Which organisation was founded earlier, {a} or {b}?",),
+        "Which organisation was founded first, {a} or {b}?",
     ),
-    Comparison("organisation", FOUNDING_YEAR, True, ("Which organisation was founded later, {a} or {b}?",)),
-    Comparison("place", FOUNDING_YEAR, False, _PLACES),
-    Comparison("place", POPULATION, True, ("Which town has more people, {a} or {b}?",)),
-    Comparison("work", PUBLICATION_YEAR, False, ("Which work appeared earlier, {a} or {b}?",)),
     Comparison(
-        "work", PAGES, True, ("Which work has more pages, {a} or {b}?", "Which work is longer, {a} or {b}?")
+        "organisation",
+        FOUNDING_YEAR,
+        True,
+        ("Which organisation was founded later, {a} or {b}?",),
+        "Which organisation was founded last, {a} or {b}?",
     ),
-    Comparison("event", EVENT_YEAR, False, ("Which event took place earlier, {a} or {b}?",)),
-    Comparison("event", GUESTS, True, ("Which event had more guests, {a} or {b}?",)),
+    Comparison("place", FOUNDING_YEAR, False, _PLACES, "Which town was founded first, {a} or {b}?"),
+    Comparison(
+        "place",
+        POPULATION,
+        True,
+        ("Which town has more people, {a} or {b}?",),
+        "Which town has the most people, {a} or {b}?",
+    ),
+    Comparison(
+        "work",
+        PUBLICATION_YEAR,
+        False,
+        ("Which work appeared earlier, {a} or {b}?",),
+        "Which work appeared first, {a} or {b}?",
+    ),
+    Comparison(
+        "work",
+        PAGES,
+        True,
+        ("Which work has more pages, {a} or {b}?", "Which work is longer, {a} or {b}?"),
+        "Which work has the most pages, {a} or {b}?",
+    ),
+    Comparison(
+        "event",
+        EVENT_YEAR,
+        False,
+        ("Which event took place earlier, {a} or {b}?",),
+        "Which event took place first, {a} or {b}?",
+    ),
+    Comparison(
+        "event",
+        GUESTS,
+        True,
+        ("Which event had more guests, {a} or {b}?",),
+        "Which event had the most guests, {a} or {b}?",
+    ),
 )
 INTERSECTIONS = (
     Intersection(

@@ -82,8 +82,8 @@ def _key(family: str, candidate: CandidateQuestion) -> tuple[str, ...]:
 
 
 def _leaks(family: str, candidate: CandidateQuestion) -> bool:
-    """Whether the question holds its answer; a comparison of two plain names does so by its form."""
-    if family == "comparison" and len(candidate.path) == 2:
+    """Whether the question holds its answer; a comparison of plain names does so by its form."""
+    if family == "superlative" or (family == "comparison" and len(candidate.path) == 2):
         return False
     return re.search(rf"\b{re.escape(candidate.answer)}\b", candidate.text, re.IGNORECASE) is not None
 
@@ -138,6 +138,7 @@ class QuestionGenerator:
             "count": self._count,
             "temporal": self._temporal,
             "yes_no": self._sameness,
+            "superlative": self._superlative,
         }
 
     def candidate(self, family: str) -> CandidateQuestion | None:
@@ -186,6 +187,22 @@ class QuestionGenerator:
         a, b = pair
         text = self._form(rule.questions).format(a=a.text, b=b.text)
         return CandidateQuestion(text, self._facts.names[rule.type][best], a.hops + b.hops)
+
+    def _superlative(self, hops: int) -> CandidateQuestion | None:
+        """Which of ``hops`` entities is first, last or largest: as many look-ups, none of which waits for another."""
+        rule = self._pick(COMPARISONS)
+        drawn = [self._one_of(rule.type, rule.relation) for _ in range(hops)]
+        entities = [i for i in dict.fromkeys(drawn) if i is not None]
+        if len(entities) < hops:
+            return None
+        column = self._facts.values[rule.type][rule.relation.name]
+        best = (max if rule.greatest else min)(entities, key=lambda entity: int(column[entity]))
+        *names, last = (self._facts.names[rule.type][i] for i in entities)
+        return CandidateQuestion(
+            rule.superlative.format(a=", ".join(names), b=last),
+            self._facts.names[rule.type][best],
+            tuple(self._hop((rule.type, i), rule.relation) for i in entities),
+        )
 
     def _sameness(self, hops: int) -> CandidateQuestion | None:
         rule = self._pick(SAMENESS)

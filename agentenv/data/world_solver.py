@@ -41,7 +41,23 @@ class Solver:
         for form, meaning in _rules():
             for slots in unfold(form, question):
                 found |= meaning(self, [self.entities(slot) for slot in slots])
+        for rule in COMPARISONS:
+            for listed, last in unfold(rule.superlative, question):
+                found |= self._extremes(rule, [*listed.split(", "), last])
         return found
+
+    def _extremes(self, rule: Comparison, names: list[str]) -> set[str]:
+        """Which of these names has the extreme value; empty where one of them has none."""
+        values = {
+            name: value
+            for name in names
+            if (entity := self._named.get(name)) is not None and entity[0] == rule.type
+            if (value := self.value(entity, rule.relation)) is not None
+        }
+        if len(values) < len(names):
+            return set()
+        best = (max if rule.greatest else min)(values.values())
+        return {name for name, value in values.items() if value == best}
 
     def entities(self, phrase: str) -> set[Entity]:
         """What a name or a nested noun phrase may stand for."""

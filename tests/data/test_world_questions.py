@@ -14,11 +14,12 @@ import pytest
 
 from agentenv.core.types import Task
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.data.world_config import FAMILY_HOPS
+from agentenv.data.world_config import FAMILY_HOPS, ONLY_IF_NAMED
 from agentenv.data.world_facts import NOWHERE, PAGE_1, Facts, generate_facts
 from agentenv.data.world_grammar import RELATIONS, TYPES
 from agentenv.data.world_questions import generate_questions
 from agentenv.data.world_solver import Solver, unfold
+from agentenv.envs.search.local_search import as_turns
 from agentenv.errors import ConfigurationError
 
 CELLS = [(family, hops) for family, (low, high) in FAMILY_HOPS.items() for hops in range(low, high + 1)]
@@ -77,6 +78,8 @@ def tiny() -> Facts:
         ("Which person born in Hi works for Org?", set()),
         ("Who was born earlier, Ann or Bob?", {"Ann"}),
         ("Who was born later, Ann or the author of W1?", {"Bob"}),
+        ("Who was born first, Ann or Bob?", {"Ann"}),
+        ("Who was born last, Ann, W1 or Bob?", set()),  # a work is not born
         ("Were Ann and Bob born in the same town?", {"no"}),
         ("Were W1 and W2 written by the same person?", {"yes"}),
         ("Who led Org directly after Ann?", {"Bob"}),
@@ -87,6 +90,38 @@ def tiny() -> Facts:
 )
 def test_the_solver_answers_from_the_facts(question: str, answers: set[str]) -> None:
     assert Solver(tiny()).answers(question) == answers
+
+
+@pytest.mark.parametrize(
+    ("question", "answers"),
+    [
+        ("Who was born first, Ann, Bob or Cy?", {"Cy"}),
+        ("Who was born last, Cy, Ann or Bob?", {"Bob"}),
+        ("Who was born first, Cy, Dan or Bob?", {"Cy", "Dan"}),  # two are: never emitted
+        ("Who was born first, Cy, Eve or Bob?", set()),  # not stated
+    ],
+)
+def test_the_solver_compares_a_list(question: str, answers: set[str]) -> None:
+    facts = tiny()
+    people = {name: np.append(column, [-1, -1, -1]) for name, column in facts.values["person"].items()} | {
+        "birth_year": np.array([1900, 1910, 1890, 1890, -1])
+    }
+    names = {**facts.names, "person": ["Ann", "Bob", "Cy", "Dan", "Eve"]}
+    listed = replace(facts, names=names, values={**facts.values, "person": people})
+    assert Solver(listed).answers(question) == answers
+
+
+def test_a_family_that_must_be_named_changes_no_other_world() -> None:
+    """Each look-up of its questions has an entity of its own, and none waits for another."""
+    named = FictionalWorld.generate(WorldConfig(hops=(3, 4), families=("superlative",), questions=60))
+    assert {task.data["hops"] for task in named.questions} == {3, 4}
+    for task in named.questions:
+        entities = [hop["entity"] for hop in task.data["path"]]
+        assert len(set(entities)) == len(entities)
+        assert task.answers[0] in entities
+        assert as_turns(task.data["path"], 4) == [[hop["query"] for hop in task.data["path"]]]
+    others = FictionalWorld.generate(WorldConfig(hops=(3, 4), questions=60)).questions
+    assert not set(ONLY_IF_NAMED) & {task.data["family"] for task in others}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +215,7 @@ def test_every_question_has_one_answer_and_does_not_tell_it(family: str, hops: i
         assert (task.data["hops"], task.data["family"]) == (hops, family)
         assert len(task.data["path"]) == hops
         assert task.split == "test"
-        if (family, hops) != ("comparison", 2):  # its form names both candidates
+        if family != "superlative" and (family, hops) != ("comparison", 2):  # these name all candidates
             assert not any(
                 re.search(rf"\b{re.escape(a)}\b", task.question, re.IGNORECASE) for a in task.answers
             )
@@ -212,7 +247,9 @@ def test_yes_and_no_are_balanced() -> None:
 
 def test_families_get_equal_shares_and_hops_stay_in_range() -> None:
     world = FictionalWorld.generate(WorldConfig(hops=(1, 3), questions=140))
-    assert Counter(task.data["family"] for task in world.questions) == dict.fromkeys(FAMILY_HOPS, 20)
+    assert Counter(task.data["family"] for task in world.questions) == {
+        name: 20 for name in FAMILY_HOPS if name not in ONLY_IF_NAMED
+    }
     assert {task.data["hops"] for task in world.questions} == {1, 2, 3}
 
 
