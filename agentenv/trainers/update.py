@@ -23,6 +23,7 @@ from agentenv.trainers.credit.outcome import LOG_RATIOS, MEASURED
 from agentenv.trainers.credit.progress import progress_credit, progress_weight
 from agentenv.trainers.credit.redundancy import redundant_in, without_redundant
 from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
+from agentenv.trainers.credit.tree import shared_means
 from agentenv.trainers.learner.imitation import DemonstrationBuffer, imitate
 from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
 from agentenv.trainers.learner.optimizers import SecondMoments
@@ -227,6 +228,12 @@ def summed_up(steps: Sequence[dict[str, float]]) -> dict[str, Any]:
     return figures | {"trained_tokens": sum(step["trained_tokens"] for step in steps)}
 
 
+def _shares_turns(config: TrainConfig) -> bool:
+    """Whether one leaf of a tree trains a turn for several, and the estimator does not know it."""
+    once = config.rollout.strategy_options.get("shared", "once") == "once"
+    return config.rollout.strategy == "tree" and once and config.loss.estimator not in ("tree", "sibling")
+
+
 def assign_credit(
     config: TrainConfig, groups: Sequence[list[Trajectory]], version: int, *, keep_zero_variance: bool
 ) -> tuple[list[Credited], int]:
@@ -243,7 +250,10 @@ def assign_credit(
     left_out = left_out_by(loss.estimator)
     for valid in played:
         spare = left_out(rewards_of(valid)) if left_out and valid else -1
-        credit = novelty_bonus(valid, estimate(valid), strength=shaping.novelty, cap=shaping.novelty_cap)
+        credit = estimate(valid)
+        if _shares_turns(config):
+            credit = shared_means(valid, credit)
+        credit = novelty_bonus(valid, credit, strength=shaping.novelty, cap=shaping.novelty_cap)
         credit = progress_credit(valid, credit, weight=shaping.progress)
         for place, (trajectory, values) in enumerate(zip(valid, map(weighed, valid, credit), strict=True)):
             if place == spare:

@@ -251,6 +251,20 @@ def test_progress_towards_the_expert_is_credit_and_widens_the_bound_of_its_group
     assert added == pytest.approx([-0.70711, 0.70711], abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("option", "shared"), [([], 0.0), (["--rollout.strategy_options.shared", "each"], -0.5)]
+)
+def test_the_leaf_that_trains_a_shared_turn_has_the_credit_of_all_leaves(
+    turns: Make, option: list[str], shared: float
+) -> None:
+    """Outcomes 0 and 1 less their mean are -1/2 and 1/2; the turn that both begin with is trained in the first leaf."""
+    played = [turns([0.0, 0.0], id="a"), turns([0.0, 1.0], id="b", parent_id="a", fork_turn=1)]
+    words = ["--rollout.strategy", "tree", "--loss.estimator", "dr_grpo", *option]
+    credited, _ = assign_credit(override(TrainConfig(), words), [played], 0, keep_zero_variance=False)
+    values = credited[0].rows[0].advantages[played[0].loss_mask]
+    assert (values[0], values[-1]) == (shared, -0.5)
+
+
 def test_turns_that_lead_back_get_no_credit_and_are_counted(turns: Make) -> None:
     """The first action of the success changed nothing; that of the failure did not either, and is blamed all the same."""
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from agentenv.trainers.config.sections import OptimizerSettings, RolloutSettings
 from agentenv.trainers.learner.settings import LossSettings
-from agentenv.trainers.task_sampling.samplers import GatedSampler, get_sampler
+from agentenv.trainers.strategies.strategies import IN_CONTEXT
+from agentenv.trainers.task_sampling.samplers import GatedSampler, GuidingSampler, get_sampler
 
 UNCLIPPED = ("opmd", "probability_mask")
 """Objectives without bounds on the ratio."""
@@ -104,10 +105,49 @@ def _bounds_without_effect(rollout: RolloutSettings, loss: LossSettings, optimiz
     )
 
 
+def _demonstrations_of_nobody(
+    rollout: RolloutSettings, loss: LossSettings, optimizer: OptimizerSettings
+) -> str:
+    """A buffer of demonstrations needs a strategy that makes some."""
+    if not optimizer.supervised_batch or rollout.strategy == "demonstrate":
+        return ""
+    return (
+        f"optimizer.supervised_batch={optimizer.supervised_batch} collects demonstrations, which "
+        f"rollout.strategy='demonstrate' makes, not {rollout.strategy!r}"
+    )
+
+
+def _nothing_off_context(rollout: RolloutSettings, loss: LossSettings, optimizer: OptimizerSettings) -> str:
+    """What is about tokens of another context needs something that leaves such tokens."""
+    sampler = get_sampler(rollout.sampler, rollout.sampler_options)
+    window = rollout.strategy == "tree" and rollout.strategy_options.get("window")
+    leaves_some = rollout.strategy not in IN_CONTEXT or window or sampler.replays
+    if leaves_some or (isinstance(sampler, GuidingSampler) and sampler.guides):
+        return ""
+    shaped = "loss.objective='guided_clip'" if loss.objective == "guided_clip" else ""
+    weighed = "loss.correction.off_context='ratio'" if loss.correction.off_context == "ratio" else ""
+    if not shaped and not weighed:
+        return ""
+    return (
+        f"{shaped or weighed} acts on tokens that were sampled in another context alone, and rollout.strategy="
+        f"{rollout.strategy!r} leaves none"
+    )
+
+
+def _games_of_nobody(rollout: RolloutSettings, loss: LossSettings, optimizer: OptimizerSettings) -> str:
+    """The sampler of self-play learns from games alone."""
+    if rollout.sampler != "self_play" or rollout.strategy == "self_play":
+        return ""
+    return f"rollout.sampler='self_play' draws for games, which rollout.strategy={rollout.strategy!r} does not play"
+
+
 _RULES: tuple[Rule, ...] = (
     _mask_without_movement,
     _watched_elsewhere,
     _penalty_twice,
     _pairs_without_reference,
     _bounds_without_effect,
+    _demonstrations_of_nobody,
+    _nothing_off_context,
+    _games_of_nobody,
 )

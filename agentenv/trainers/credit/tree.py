@@ -61,6 +61,20 @@ def pivotal(
     ]
 
 
+def shared_means(group: Sequence[Trajectory], values: Sequence[Values]) -> list[Values]:
+    """``values`` with the mean over all leaves of a turn where its first holder trains it for them.
+
+    For estimators that know no tree, under the strategy ``tree``: the value of a turn is that of its last token.
+    """
+    made = [own.copy() for own in values]
+    for path, holders in Tree(group).holders.items():
+        if len(holders) > 1:
+            places = [group[i].turn_index == len(path) - 1 for i in holders]
+            found = [values[i][own][-1] for i, own in zip(holders, places, strict=True) if own.any()]
+            made[holders[0]][places[0]] = np.mean(found) if found else 0.0
+    return made
+
+
 def _pivot(trajectory: Trajectory, group: Sequence[Trajectory]) -> int:
     """The first turn in which ``trajectory`` differs from the one it retries, or from its retries."""
     if trajectory.fork_turn is not None:

@@ -164,9 +164,12 @@ class PromptGame(DifficultyGame):
     """Draws tasks of the classes of difficulty whose loss is largest more often.
 
     GDRO, Panaganti et al. 2026, arXiv:2601.19280, its game over prompts. The loss of a task is 1 - its mean outcome; the
-    surrogate loss, which the paper names, is 0 on policy for every group whose credit is standardised. The published program
-    multiplies credit by the weights, as ``apply="weight"`` does; ``draw`` draws the classes with them, which has the same
-    expectation and trains no group with a large weight.
+    surrogate loss, which the paper names, is 0 on policy for every group whose credit is standardised, and is not offered.
+    ``apply="weight"`` is the text of the paper: credit times min(w, ``cap``), so that a class counts by its share of the
+    tasks times w. ``draw`` draws classes by the game's own distribution, whatever their shares, and trains no group with a
+    large weight: of two classes of equal loss with 90 and 10 % of the tasks, each is half of what is played. The published
+    program multiplies by the probability of the game instead, which may be z-scored, and can leave out tasks that are always
+    or never solved; both are left out here.
 
     Args:
         apply: ``draw`` or ``weight``: the credit of a task times min(w, ``cap``), w the weight of its class.

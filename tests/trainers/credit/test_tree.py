@@ -9,6 +9,7 @@ import pytest
 from agentenv.core.trajectory import Trajectory
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.credit.outcome import leave_one_out
+from agentenv.trainers.credit.tree import shared_means
 
 Turns = Callable[..., Trajectory]
 
@@ -249,3 +250,20 @@ def test_siblings_weigh_by_the_forks_of_every_turn_before_them(turns: Turns) -> 
         pytest.approx([0.0, -0.75]),
         pytest.approx([-0.75, -0.75]),
     ]
+
+
+def test_a_shared_turn_gets_the_mean_of_its_leaves(turns: Turns) -> None:
+    """Outcomes 0, 1, 1 and 0 less their mean: -1/2, 1/2, 1/2, -1/2. The first three share turn 0, the first two turn 1."""
+    first = turns([0.0, 0.0, 0.0], id="a")
+    second = turns([0.0, 0.0, 1.0], id="b", parent_id="a", fork_turn=2)
+    third = turns([0.0, 1.0], id="c", parent_id="a", fork_turn=1)
+    group = [first, second, third, turns([0.0], id="d")]
+    values = get_estimator("dr_grpo")(group)
+    found = shared_means(group, values)
+    scores = [
+        [float(v[t.turn_index == n][-1]) for n in range(len(t.turns))]
+        for t, v in zip(group, found, strict=True)
+    ]
+    assert scores[0] == pytest.approx([1 / 6, 0.0, -0.5])
+    assert scores[1:] == [[0.5] * 3, [0.5] * 2, [-0.5]]  # of which the shared turns are not trained
+    assert [float(own[-1]) for own in values] == [-0.5, 0.5, 0.5, -0.5]
