@@ -15,6 +15,7 @@ from agentenv.core.registry import make, registered
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("agentenv/LocalSearch-v0", {"outcome": "knowledge_boundary"}),
     ("agentenv/LocalSearch-v0", {"outcome": "deliberative"}),
+    ("agentenv/LocalSearch-v0", {"outcome": "graded_format"}),
     ("agentenv/LocalSearch-v0", {"found_reward": 0.5}),
     ("agentenv/LocalSearch-v0", {"scorer": "f1_squad"}),
     ("agentenv/LocalSearch-v0", {"scorer": "em_cover"}),

@@ -134,6 +134,10 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         """
         return 0.0
 
+    def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
+        """Which of ``stop`` end the turn that comes: all of them, unless one of them would cut off what the turn is for."""
+        return stop
+
     def native_tools(self) -> Sequence[ToolForm]:
         """The tools that a model may call in its native form; empty where actions are plain text."""
         return ()

@@ -168,7 +168,8 @@ async def _generate(
         max_tokens=min(config.turn_tokens, room),
         temperature=config.temperature,
         top_p=config.top_p,
-        stop=() if state.conversation is not None else config.stop,  # natively, tokens end a turn
+        # natively, tokens end a turn
+        stop=() if state.conversation is not None else state.spec.env.turn_stop(config.stop),
         seed=state.spec.seed * 1_000_003 + len(state.turns) + (attempt << 52),
     )
     generating = policy.generate(state.ids, sampling, episode=state.episode, **image_kwargs(state.images))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentenv.core.options import bind_options
 from agentenv.core.scoring.scorers import Scorer, get_scorer
 from agentenv.envs.search.search_state import SearchState, ToolReply
 from agentenv.errors import UnknownName
@@ -33,6 +34,10 @@ class Ending:
     """Whether there is an answer."""
     thought: bool = True
     """Whether the policy thought at all between tags that are whole; see `thinks_in_tags`."""
+    formed: bool = True
+    """Whether every action is a thought and a search, and the last one a thought and an answer; see `is_well_formed`."""
+    shown: bool = False
+    """Whether a page showed an accepted answer."""
 
 
 def answer_alone(ending: Ending) -> float:
@@ -57,6 +62,25 @@ def knowledge_boundary(ending: Ending) -> float:
     return 0.05 * (ending.searches > 0 and ending.answered)
 
 
+def graded_format(
+    ending: Ending, *, structure: float = 0.2, final: float = 0.1, retrieval: float = 0.0
+) -> float:
+    """Search-R1's reward v0.3 (Jin et al. 2025, arXiv:2505.15117), which pays for the form as well as for the answer.
+
+    A right answer is worth 1, or 1 - ``structure`` where the episode is not well formed. A wrong answer is worth
+    ``structure`` where the episode is well formed, and ``retrieval`` more where a page showed an accepted answer; otherwise
+    ``final``. ``retrieval`` is 0 in the published scripts, and .1 was intended.
+
+    The published program also pays ``final`` where there is no answer, because it takes the example of its own prompt for
+    one. Here an episode without an answer is worth 0.
+    """
+    if ending.score >= 1:
+        return 1.0 if ending.formed else 1.0 - structure
+    if ending.formed:
+        return structure + retrieval * ending.shown
+    return final * ending.answered
+
+
 def deliberative(ending: Ending) -> float:
     """Open-AgentRL (Yu et al. 2025): 1 for a right answer, otherwise min(-.6, -1 + .1 n) after n tool turns.
 
@@ -65,24 +89,26 @@ def deliberative(ending: Ending) -> float:
     return 1.0 if ending.score >= 1 else min(-0.6, -1.0 + 0.1 * ending.tool_turns)
 
 
-OUTCOMES: Mapping[str, Callable[[Ending], float]] = {
+OUTCOMES: Mapping[str, Callable[..., float]] = {
     "answer": answer_alone,
     "knowledge_boundary": knowledge_boundary,
     "deliberative": deliberative,
+    "graded_format": graded_format,
 }
-THOUGHTFUL = frozenset({"knowledge_boundary"})
+THOUGHTFUL = frozenset({"knowledge_boundary", "graded_format"})
 """Outcomes by which an episode without a thought is malformed, so the expert has to think as well."""
 
 
-def get_outcome(name: str) -> Callable[[Ending], float]:
-    """The outcome of `OUTCOMES` with this name.
+def get_outcome(name: str, options: Mapping[str, Any] | None = None) -> Callable[[Ending], float]:
+    """The outcome of `OUTCOMES` with this name, with ``options`` filled in, which are its keyword-only arguments.
 
     Raises:
-        UnknownName: there is none; carries the nearest.
+        UnknownName: there is none, or it has no such option; carries the nearest.
+        ConfigurationError: an option's value is of another type.
     """
     if name not in OUTCOMES:
         raise UnknownName.among("outcome", name, OUTCOMES)
-    return OUTCOMES[name]
+    return bind_options("outcome", name, OUTCOMES[name], options or {})
 
 
 _HOLDS = get_scorer("em_cover")
@@ -98,6 +124,24 @@ def thinks_in_tags(actions: Sequence[str]) -> bool:
     *closed, _ = text.split("</think>")  # an expression for all of it takes the square of the text's length
     thinks = any(part.partition("<think>")[2].strip() for part in closed)
     return thinks and _GLUED.search(text) is None
+
+
+_FORM = re.compile(
+    r"\s*<think>(?:(?!</?(?:think|search|information|answer)>).)*</think>"
+    r"\s*<(search|answer)>(?:(?!</?(?:think|search|information|answer)>).)*</\1>\s*",
+    re.DOTALL,
+)
+
+
+def is_well_formed(turns: Sequence[ToolReply]) -> bool:
+    """Search-R1's form of an episode: (think, search, information)*, then think and answer, with nothing in between.
+
+    The pages are the environment's, so the actions decide: each is a whole thought and a whole search, and the last one a
+    whole thought and a whole answer.
+    """
+    forms = [_FORM.fullmatch(turn.action) for turn in turns]
+    wanted = ["search"] * (len(turns) - 1) + ["answer"]
+    return all(turn.valid for turn in turns) and [form and form[1] for form in forms] == wanted
 
 
 def is_one_action(action: str, tags: Sequence[str]) -> bool:
@@ -140,11 +184,14 @@ def answer_reward(
 
 def ending_of(state: SearchState, score: float) -> Ending:
     """How the episode of ``state`` ended, whose answer has ``score``."""
+    answered = state.answer is not None
     return Ending(
         score,
         searches=state.lookups,
         mistakes=state.mistakes,
         tool_turns=state.turns - state.mistakes,
-        answered=state.answer is not None,
+        answered=answered,
         thought=not state.tagged or thinks_in_tags([turn.action for turn in state.record]),
+        formed=is_well_formed(state.record) if state.tagged else answered and not state.mistakes,
+        shown=answer_shown(state.record, state.task.answers),
     )

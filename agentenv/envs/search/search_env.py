@@ -100,6 +100,7 @@ class SearchEnv(AsyncEnv[SearchState]):
         scorer: str = "em_squad",
         found_reward: float = 0.0,
         outcome: str = "answer",
+        outcome_options: Mapping[str, Any] | None = None,
         queries: int | None = None,
         repeat_notice: bool = False,
         count_tokens: Callable[[str], int] | None = None,
@@ -118,6 +119,7 @@ class SearchEnv(AsyncEnv[SearchState]):
             found_reward: Reward of the first turn whose observation holds an accepted answer, for credit by turn (MT-GRPO:
                 0.5); of no use where answers are yes or no.
             outcome: Row of `agentenv.envs.search.outcomes.OUTCOMES`: what the end is worth; ``answer`` is the score alone.
+            outcome_options: Options of the outcome, such as ``retrieval`` of ``graded_format``.
             queries: Queries that one turn may ask, further ones are left out; 1 is sequential search, None any number.
             repeat_notice: Whether a query that the episode has asked before is not searched again, and a notice says so
                 (HybridDeepSearcher).
@@ -126,7 +128,7 @@ class SearchEnv(AsyncEnv[SearchState]):
 
         Raises:
             ConfigurationError: a bound below 1.
-            UnknownName: no such outcome, scorer or retriever.
+            UnknownName: no such outcome, option of it, scorer or retriever.
         """
         super().__init__(render_mode=render_mode)
         if min(k, observation_tokens, 1 if queries is None else queries) < 1 or max_turns < 0:
@@ -143,7 +145,10 @@ class SearchEnv(AsyncEnv[SearchState]):
         self.scorer = get_scorer(scorer)
         self.expert_thinks = outcome in THOUGHTFUL
         self.answer_reward = partial(
-            answer_reward, scorer=self.scorer, outcome=get_outcome(outcome), found=found_reward
+            answer_reward,
+            scorer=self.scorer,
+            outcome=get_outcome(outcome, outcome_options),
+            found=found_reward,
         )
 
     def held_tasks(self) -> Sequence[Task]:

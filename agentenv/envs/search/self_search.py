@@ -40,6 +40,7 @@ _TAG = re.compile(r"<(/?)([^\s<>][^<>]*|\s*[^\s<>]+\s*)>")
 """Anything between angle brackets, but no comparison: text between a < and a > that stand apart is no tag."""
 _PLACEHOLDERS = ("your query", "your thoughts", "your answer", "your information")
 _MOST_THOUGHTS = 8
+_ANSWER = TagParser(("answer",))
 
 
 def format_reward(text: str) -> float:
@@ -201,6 +202,19 @@ class SelfSearch(SearchEnv):
             correction=None,
             state=SelfSearchState,
         )
+
+    def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
+        """As they are; in the last turn a query does not end it, because an answer may follow."""
+        return tuple(one for one in stop if one != "</search>") if self._is_last_turn() else stop
+
+    def _is_last_turn(self) -> bool:
+        return self.state.turns >= self.max_turns
+
+    async def _reply(self, call: ToolCall | None) -> ToolReply:
+        """As elsewhere; in the last turn an answer counts although a query stands before it, as SSRL's program has it."""
+        if call is not None and self._is_last_turn():
+            call = _ANSWER(call.action) or call
+        return await super()._reply(call)
 
     def tell_entropy(self, entropy: float) -> None:
         """Says how uncertain the query was that is about to be acted on; see `query_entropy`."""

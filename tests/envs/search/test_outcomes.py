@@ -7,7 +7,13 @@ import pytest
 from agentenv.core.types import Step
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.local_search import LocalSearch
-from agentenv.envs.search.outcomes import Ending, deliberative, is_one_action, knowledge_boundary
+from agentenv.envs.search.outcomes import (
+    Ending,
+    deliberative,
+    graded_format,
+    is_one_action,
+    knowledge_boundary,
+)
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.retrievers.fakes import InMemoryRetriever
 
@@ -35,6 +41,31 @@ WORLD = FictionalWorld.generate(
 )
 def test_the_knowledge_boundary_as_published(ending: Ending, reward: float) -> None:
     assert knowledge_boundary(ending) == pytest.approx(reward)
+
+
+@pytest.mark.parametrize(
+    ("ending", "reward"),
+    [
+        (Ending(1.0), 1.0),
+        (Ending(1.0, shown=True), 1.0),
+        (Ending(1.0, formed=False), 0.8),  # 1 - a
+        (Ending(0.5), 0.2),  # half right is not right
+        (Ending(0.0), 0.2),
+        (Ending(0.0, shown=True), 0.3),  # a + c
+        (Ending(0.0, formed=False), 0.1),
+        (Ending(0.0, formed=False, shown=True), 0.1),
+        (Ending(0.0, formed=False, answered=False), 0.0),  # published: .1
+    ],
+)
+def test_the_graded_format_as_published(ending: Ending, reward: float) -> None:
+    """Search-R1 v0.3 with a = .2, b = .1 and c = .1."""
+    assert graded_format(ending, retrieval=0.1) == pytest.approx(reward)
+
+
+def test_the_options_of_the_graded_format() -> None:
+    assert graded_format(Ending(0.0, shown=True)) == pytest.approx(0.2)  # c is 0 unless it is named
+    assert graded_format(Ending(1.0, formed=False), structure=0.3) == pytest.approx(0.7)
+    assert graded_format(Ending(0.0, formed=False), final=0.05) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +137,65 @@ def test_the_environment_ends_with_the_outcome_that_it_was_given(actions: list[s
     assert [step.reward for step in steps] == [0.0] * (len(steps) - 1) + [pytest.approx(reward)]
 
 
+HOP = f"<search>{WORLD.questions[0].data['path'][0]['query']}</search>"
+
+
+@pytest.mark.parametrize(
+    ("actions", "reward"),
+    [
+        ([THINK + RIGHT], 1.0),
+        ([f"\n{THINK}\n{SEARCH}\n", f" {THINK} {RIGHT} "], 1.0),
+        ([THINK + SEARCH, THINK + SEARCH, THINK + WRONG], 0.2),
+        ([RIGHT], 0.8),  # no thought
+        ([THINK + SEARCH, RIGHT], 0.8),  # no thought after the page
+        ([THINK + "so" + RIGHT], 0.8),  # text between the blocks
+        ([THINK + SEARCH + " then", THINK + RIGHT], 0.8),
+        ([THINK + THINK + RIGHT], 0.8),
+        (["<think>a <think>b</think>" + RIGHT], 0.8),  # opened twice
+        ([THINK + RIGHT + "<answer>", THINK], 0.8),  # the first answer ends it
+        ([THINK + "<read>nowhere</read>", THINK + RIGHT], 0.8),
+        ([THINK, THINK + RIGHT], 0.8),  # a turn without an action
+        ([WRONG], 0.1),
+        ([THINK + SEARCH, THINK + SEARCH, THINK + SEARCH], 0.0),  # never answers
+        (["nothing", "nothing", "nothing"], 0.0),
+    ],
+)
+def test_the_form_of_an_episode_is_graded(actions: list[str], reward: float) -> None:
+    env = LocalSearch(
+        tasks=WORLD.questions,
+        retriever=InMemoryRetriever(WORLD.documents),
+        outcome="graded_format",
+        max_turns=2,
+    )
+    env.reset(seed=0, options={"task": WORLD.questions[0]})
+    earned = 0.0
+    for action in actions:
+        step = env.step(action)
+        earned += step.reward
+        if step.terminated or step.truncated:
+            break
+    assert earned == pytest.approx(reward)
+
+
+def test_a_page_with_the_answer_is_paid_where_the_answer_is_wrong() -> None:
+    options = {"outcome": "graded_format", "outcome_options": {"retrieval": 0.1}, "k": 20}
+    assert played(THINK + HOP, THINK + WRONG, **options)[-1].reward == pytest.approx(0.3)
+    assert played(THINK + SEARCH, THINK + WRONG, **(options | {"k": 1}))[-1].reward == pytest.approx(0.2)
+    with pytest.raises(UnknownName, match="'retrieve'"):
+        played(outcome="graded_format", outcome_options={"retrieve": 0.1})
+
+
+def test_the_expert_earns_all_of_the_graded_format() -> None:
+    env = LocalSearch(
+        tasks=WORLD.questions,
+        retriever=InMemoryRetriever(WORLD.documents),
+        outcome="graded_format",
+        queries=1,
+    )
+    env.reset(seed=0)
+    assert sum(env.step(action).reward for action in env.expert() or ()) == pytest.approx(1.0)
+
+
 def test_the_expert_thinks_where_the_outcome_asks_for_it() -> None:
     """Two searches, each with a thought: 1 + .6 - .2 * 2."""
     env = LocalSearch(
@@ -164,7 +254,7 @@ def test_parallel_queries_take_fewer_turns_at_equal_accuracy() -> None:
     assert sequential == [(2, 1.0, 2)] * 12
 
 
-@pytest.mark.parametrize("outcome", ["answer", "knowledge_boundary", "deliberative"])
+@pytest.mark.parametrize("outcome", ["answer", "knowledge_boundary", "deliberative", "graded_format"])
 def test_an_episode_that_is_cut_earns_what_one_without_an_answer_earns(outcome: str) -> None:
     """A policy that fills its context must not lose less than one that comes to the last turn."""
     env = LocalSearch(

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from agentenv.core.chat import InlineFormat
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.types import Document, EndReason, Step, Task
 from agentenv.envs.search.self_search import Real, SelfSearch, format_reward, query_entropy
 from agentenv.errors import ConfigurationError, EnvFault, UnknownName
+from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 
 T, S, I, A = (  # noqa: E741
@@ -191,6 +194,26 @@ def test_what_ends_an_episode() -> None:
         assert step.info["end_reason"] is end
         assert step.truncated is (end is EndReason.TURN_LIMIT)
     assert begun().step("<search> </search>").info["end_reason"] is EndReason.PARSE_ERROR
+
+
+LAST = "<information>c</information>" + T + "<search>z</search>" + I + T + "<answer>Norland</answer>"
+
+
+def test_the_last_turn_prefers_the_answer_to_a_query_before_it() -> None:
+    """Two searches, three thoughts and a right answer: all of the reward. In a turn before the last the query decides."""
+    first, last = play(begun(max_turns=1), T + S, LAST)
+    assert (first.terminated, last.info["answer"], last.reward) == (False, "Norland", pytest.approx(1.0))
+    assert not play(begun(max_turns=2), T + S, LAST)[-1].terminated
+
+
+def test_in_the_last_turn_a_query_does_not_stop_the_policy() -> None:
+    policy = ScriptedPolicy({"e-0": [T + S + "never sampled", LAST + "never sampled"]})
+    config = RolloutConfig(context_tokens=9999, turn_tokens=999, stop=SelfSearch.stop)
+    env = begun(max_turns=1)
+    chat = InlineFormat(policy.tokenizer)
+    (played,) = asyncio.run(rollout([EpisodeSpec(env, TASK, 0)], policy, chat, config, name="e"))
+    assert [turn.action for turn in played.turns] == [T + S, LAST]
+    assert played.reward == pytest.approx(1.0)
 
 
 def test_a_fault_of_the_real_search_changes_nothing() -> None:
