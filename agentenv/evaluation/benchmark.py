@@ -34,7 +34,7 @@ from agentenv.evaluation.journal import CONFIG, CONTENTS, lock_folder, release
 from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
 from agentenv.evaluation.records import EPISODES, RESULTS, read_results, write_results
 from agentenv.evaluation.report.report import PAGE, write_report
-from agentenv.evaluation.results import measure_of
+from agentenv.evaluation.results import RANKED, measure_of
 from agentenv.evaluation.task_env import (
     EnvConfig,
     SearchConfig,
@@ -121,7 +121,9 @@ class Benchmark:
         own_env = SQL if self.dataset in SQL_SETS else CODE if self.dataset in PROGRAM_SETS else SEARCH
         env = self.env or own_env
         object.__setattr__(self, "env", env)
-        own = _SCORERS if takes(env, "retriever") else env_class(env).scorers
+        own = env_class(env).scorers
+        if takes(env, "retriever") and not RANKED.keys() & set(own):
+            own = _SCORERS
         object.__setattr__(self, "scorers", self.scorers or own)
 
 
@@ -156,6 +158,10 @@ def check_names(benchmark: Benchmark, given: Given = BY_NAME) -> None:
         check_source(benchmark.dataset, benchmark.split, benchmark.data)
     for scorer in benchmark.scorers:
         measure_of(scorer)
+        if scorer in RANKED and scorer not in env_class(benchmark.env).scorers:
+            raise ConfigurationError(
+                f"{scorer} is of the rank of a gold passage, which {benchmark.env} does not tell; Rewrite-v0 does"
+            )
     known_retriever(benchmark.retriever)
     if given.policy is None:
         check_policy(benchmark.policy)

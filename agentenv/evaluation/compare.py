@@ -16,7 +16,7 @@ from agentenv.evaluation.records import (
     read_suite_summary,
     write_results,
 )
-from agentenv.evaluation.results import Json, clusters_of, measure_of, score_tables, values_of
+from agentenv.evaluation.results import RANKED, Json, clusters_of, measure_of, score_tables, values_of
 from agentenv.evaluation.rubrics import Grade, get_rubric
 from agentenv.evaluation.statistics.significance import (
     holm,
@@ -97,10 +97,15 @@ def rescore(directory: Path, scorers: Sequence[str]) -> Json:
     """Adds scorers to ``results.json`` from the same episodes; returns the new content.
 
     Raises:
-        ConfigurationError: not an evaluation folder, or an unknown scorer. Nothing is written then.
+        ConfigurationError: not an evaluation folder, an unknown scorer, or one of ranks that no episode has. Nothing is
+            written then.
     """
     evaluation = read_evaluation(directory)
     scored = [record for record in evaluation.records if record["valid"]]
+    if (ranked := [name for name in scorers if name in RANKED]) and not any("rank" in one for one in scored):
+        raise ConfigurationError(
+            f"{ranked[0]} needs the rank of a gold passage, and no episode of {directory} has one."
+        )
     tables = score_tables(scored, scorers, seed=evaluation.results.get("seed", 0))
     results = dict(evaluation.results)
     results["scores"] = {**results.get("scores", {}), **tables["scores"]}

@@ -79,6 +79,7 @@ class EpisodeRecord(TypedDict, total=False):
     end_reason: Required[str]
     searches: Required[int | None]  # queries asked; None where nothing says what was found
     reward: float
+    rank: int | None  # the best of a gold passage, in an environment of one search; None where none was found
     supporting_ids: Sequence[str]
     canary: str  # of a set whose text may lie on disk in encrypted form only
     cluster: str  # the passage that the question shares with others: not independent of them

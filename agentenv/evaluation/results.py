@@ -23,6 +23,18 @@ _OUTCOME = Scorer(
     OUTCOME, 1, False, "none", lambda prediction, answers: 0.0
 )  # read off records, never called
 
+
+def _of_rank(name: str, value: Callable[[int], float]) -> tuple[Scorer, Callable[[int], float]]:
+    return Scorer(name, 1, name != "mrr", "none", lambda prediction, answers: 0.0), value
+
+
+RANKED = {
+    "mrr": _of_rank("mrr", lambda rank: 1 / rank),
+    "recall@10": _of_rank("recall@10", lambda rank: float(rank <= 10)),
+    "recall@100": _of_rank("recall@100", lambda rank: float(rank <= 100)),
+}
+"""Measures of the best rank of a gold passage (TopiOCQA, QReCC), read off records; 0 where no gold passage was found."""
+
 CEILINGS = ("oracle", "oracle_paged", "expert")
 _BELOW = "below the run itself, so no ceiling for this policy"
 
@@ -158,15 +170,20 @@ def score_of(record: EpisodeRecord, scorer: str) -> float:
     """The value of one record under one scorer; 0 for a fault, which belongs in no mean."""
     if scorer == OUTCOME:
         return record.get("reward", 0.0)
+    if scorer in RANKED:
+        rank = record.get("rank")
+        return RANKED[scorer][1](rank) if rank else 0.0
     return get_scorer(scorer)(record["prediction"], record["answers"]).value
 
 
 def measure_of(name: str) -> Scorer:
-    """Version and kind of a score, that of the environment's own outcome included; values are ``score_of``'s.
+    """Version and kind of a score, `RANKED` and the environment's own outcome included; values are ``score_of``'s.
 
     Raises:
         UnknownName: no such scorer.
     """
+    if name in RANKED:
+        return RANKED[name][0]
     return _OUTCOME if name == OUTCOME else get_scorer(name)
 
 

@@ -262,6 +262,8 @@ def to_record(
         record["error"] = trajectory.error
     if trajectory.valid:
         record["reward"] = trajectory.reward
+    if "rank" in trajectory.info:
+        record["rank"] = trajectory.info["rank"]
     if supporting := task.data.get("supporting_ids"):
         record["supporting_ids"] = list(supporting)
     if "cluster" in task.data:

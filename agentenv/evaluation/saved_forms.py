@@ -63,6 +63,7 @@ class _Episode(_Form):
     end_reason: str
     searches: int | None
     reward: float = 0.0
+    rank: int | None = None
     supporting_ids: list[str] = []
     canary: str = ""
     cluster: str = ""

@@ -126,6 +126,8 @@ def test_what_is_not_named_is_that_of_the_set_or_of_the_environment() -> None:
     assert code.scorers == Code.scorers
     own = Benchmark("", "tiny", env="agentenv/Calculator-v0")
     assert (own.dataset, own.scorers) == ("env", Calculator.scorers)
+    ranked = Benchmark("", "tiny", env="agentenv/Rewrite-v0")
+    assert ranked.scorers == ("mrr", "recall@10", "recall@100", "reward")
     assert Benchmark("hotpotqa", "tiny", scorers=("cem",)).scorers == ("cem",)
     assert Benchmark("hotpotqa", "openai:m@http://h/v1").bounds is False
     assert Benchmark("hotpotqa", "openai:m@http://h/v1", bounds=True).bounds is True
@@ -162,6 +164,7 @@ def test_what_cannot_be_evaluated_is_refused_by_name(
         ({"dataset": "hotpot"}, {}, "'hotpotqa'"),
         ({"split": "devv"}, {}, "devv"),
         ({"scorers": ("em_squat",)}, {}, "'em_squad'"),
+        ({"scorers": ("em_squad", "mrr")}, {}, "mrr"),
         ({"retriever": "fais:x"}, {}, "'faiss'"),
         ({"policy": "tinny"}, {}, "tinny"),
     ],

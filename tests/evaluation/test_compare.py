@@ -210,6 +210,8 @@ def test_a_refused_rescore_writes_nothing(runs: tuple[Path, Path]) -> None:
     before = (runs[0] / "results.json").read_bytes()
     with pytest.raises(UnknownName):
         rescore(runs[0], ["em_cover", "bleu"])
+    with pytest.raises(ConfigurationError, match="mrr"):  # no episode has a rank
+        rescore(runs[0], ["em_cover", "mrr"])
     assert (runs[0] / "results.json").read_bytes() == before
 
 

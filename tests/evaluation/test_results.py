@@ -310,3 +310,21 @@ def test_the_seed_of_the_bootstrap_reaches_every_table(record: Maker) -> None:
         drawn[seed] = ends[0]
     assert drawn[0] != drawn[9]
     assert score_tables(rows, ["f1_squad"])["scores"]["f1_squad"]["ci95"] == drawn[0]
+
+
+def test_ranks_give_mrr_and_recall_over_conversations(record: Maker) -> None:
+    """Ranks 1, 4, 11 and none: MRR (1 + 1/4 + 1/11) / 4; two of four are among the first 10, three among the first 100."""
+    ranks = {"a": 1, "b": 4, "c": 11, "d": None}
+    played = [
+        record(name, rank=rank, cluster="one" if name in "ab" else name) for name, rank in ranks.items()
+    ]
+    malformed = record("e", None)  # has no rank and counts 0
+    names = ("mrr", "recall@10", "recall@100")
+    scores = summary(*played, scorers=names)["scores"]
+    assert [scores[name]["mean"] for name in names] == pytest.approx([(1 + 1 / 4 + 1 / 11) / 4, 2 / 4, 3 / 4])
+    assert [measure_of(name).binary for name in names] == [False, True, True]
+    alone = summary(*(one | {"cluster": one["id"]} for one in played), scorers=names)["scores"]
+    assert scores["mrr"]["ci95"] != alone["mrr"]["ci95"]  # two turns of one conversation are not independent
+    assert summary(*played, malformed, scorers=names)["scores"]["recall@10"]["mean"] == 2 / 5
+    assert score_of(record("f", rank=100), "recall@100") == 1.0
+    assert score_of(record("g", rank=101), "recall@100") == 0.0

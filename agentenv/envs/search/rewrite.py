@@ -96,6 +96,7 @@ class Rewrite(AsyncEnv[RewriteState]):
         "rewrite": str,
     }
     stop: ClassVar[tuple[str, ...]] = ("</rewrite>",)
+    scorers: ClassVar[tuple[str, ...]] = ("mrr", "recall@10", "recall@100", "reward")
 
     def __init__(
         self,
@@ -177,7 +178,7 @@ class Rewrite(AsyncEnv[RewriteState]):
         """
         self.check_running()
         match = _FORM.fullmatch(action)
-        if match is None:
+        if match is None or not match[1].strip():
             return self.result(
                 (), reward=self._reward(self.state), end=EndReason.PARSE_ERROR, valid=False, answer=None
             )

@@ -144,12 +144,8 @@ class SearchEnv(AsyncEnv[SearchState]):
         self.search = SearchTool(retriever, k, page_format, queries, repeat_notice)
         self.scorer = get_scorer(scorer)
         self.expert_thinks = outcome in THOUGHTFUL
-        self.answer_reward = partial(
-            answer_reward,
-            scorer=self.scorer,
-            outcome=get_outcome(outcome, outcome_options),
-            found=found_reward,
-        )
+        ends = get_outcome(outcome, outcome_options)
+        self.answer_reward = partial(answer_reward, scorer=self.scorer, outcome=ends, found=found_reward)
 
     def held_tasks(self) -> Sequence[Task]:
         """The tasks that it was given, or those of its default."""

@@ -14,7 +14,7 @@ from agentenv.errors import MissingExtra
 from agentenv.evaluation.diagnosis import UNSOLVED, cause_of
 from agentenv.evaluation.records import EpisodeRecord, Evaluation, redacted
 from agentenv.evaluation.report.charts import Level, level_chart
-from agentenv.evaluation.results import OUTCOME
+from agentenv.evaluation.results import OUTCOME, RANKED, score_of
 from agentenv.evaluation.screens import pictures_of
 
 Json = dict[str, Any]
@@ -156,9 +156,8 @@ def episodes_of(
 
 
 def _episode(record: EpisodeRecord, scorer: str) -> Json:
-    score = record.get("reward", 0.0)
-    if scorer in SCORERS:
-        score = SCORERS[scorer](record["prediction"], record["answers"]).value
+    known = scorer in {*SCORERS, *RANKED}  # what a judge has graded is kept elsewhere
+    score = score_of(record, scorer if known else OUTCOME)
     cause = cause_of(record, score)
     if scorer == OUTCOME and cause not in ("correct", "fault"):
         cause = UNSOLVED  # the other causes are those of wrong answers

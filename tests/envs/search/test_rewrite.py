@@ -86,6 +86,7 @@ def test_the_supporting_document_is_looked_for() -> None:
         "<think>a</think>\n<rewrite>3</rewrite> and more",
         "<think></think>\n<rewrite>3</rewrite>",
         "<think>a</think>\n<rewrite></rewrite>",
+        "<think>a</think>\n<rewrite> \n</rewrite>",
         "<think>a<think>b</think>\n<rewrite>3</rewrite>",
     ],
 )
