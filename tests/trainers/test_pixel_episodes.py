@@ -76,6 +76,15 @@ def gap(policy: HFPolicy, trajectories: Sequence[Trajectory], model: Any = None)
     return float(torch.cat(found).abs().max())
 
 
+def moved(policy: HFPolicy, trajectories: Sequence[Trajectory]) -> set[str]:
+    """The parameters that one training step on ``trajectories`` changes."""
+    model = copy.deepcopy(policy.model)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    learner = Learner(model, Objective(), learning_rate=1e-3, image_reader=policy.image_reader)
+    learner.step(rows_of(trajectories, [np.where(t.loss_mask, 1.0, 0.0) for t in trajectories]))
+    return {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+
+
 def test_recorded_screens_that_leave_the_context_open_new_rows(policy: HFPolicy) -> None:
     tasks = SemiOnlineGUI.make_tasks(2, templates=("mail-archive",), pixels=True)
     envs = [SemiOnlineGUI(pixels=True, patch_budget=3, window=2) for _ in tasks]
@@ -83,6 +92,7 @@ def test_recorded_screens_that_leave_the_context_open_new_rows(policy: HFPolicy)
     assert [len(row) for row in done[0].row_images][:3] == [1, 2, 2]
     assert done[0].row_images[0][0].image == done[0].row_images[1][0].image
     assert gap(policy, done) < NATS
+    assert any(".visual." in name for name in moved(policy, done[:1]))
 
 
 def test_recordings_without_screenshots_are_refused_and_with_pixels_no_ids_are_shown() -> None:
@@ -108,6 +118,7 @@ def test_a_browser_is_played_from_screenshots(policy: HFPolicy) -> None:
         env.close()
     assert len(done[0].row_images[0]) == 2
     assert gap(policy, done) < NATS
+    assert any(".visual." in name for name in moved(policy, done))
 
 
 def test_the_native_format_shows_images_too(policy: HFPolicy) -> None:
