@@ -73,7 +73,7 @@ def interrupt(run: Path) -> None:
     (run / "results.json").unlink()
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "self_play"])  # which draws for games
 def test_two_steps_and_the_second_one_again(name: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     folder = RunFolder.create(tmp_path / "run", parse_config(config(name), "test"))
