@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 import time
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -119,7 +120,7 @@ class CorpusRetriever(ABC):
 
 
 def texts_of(queries: Sequence[Query | str], k: int) -> tuple[str, ...]:
-    """The texts of ``queries``, white space collapsed, cut to `QUERY_CHARS`.
+    """The texts of ``queries`` in composed characters (NFC), white space collapsed, cut to `QUERY_CHARS`.
 
     A policy may write queries of any length, and a server that refused one would mask its episode.
 
@@ -131,7 +132,8 @@ def texts_of(queries: Sequence[Query | str], k: int) -> tuple[str, ...]:
     if k < 1:
         raise ConfigurationError(f"k is {k}; ask for at least 1 passage.")
     texts = (query if isinstance(query, str) else query.text for query in queries)
-    return tuple(" ".join(text.split())[:QUERY_CHARS].rstrip() for text in texts)
+    composed = (text if text.isascii() else unicodedata.normalize("NFC", text) for text in texts)
+    return tuple(" ".join(text.split())[:QUERY_CHARS].rstrip() for text in composed)
 
 
 def passage_of(fields: Any) -> Passage:

@@ -28,3 +28,9 @@ def test_faults_come_on_the_chosen_calls() -> None:
 
     asyncio.run(main())
     assert faulty.calls == 3
+
+
+def test_a_query_of_decomposed_characters_finds_composed_ones() -> None:
+    documents = [Document("1", "Beyonc\u00e9", "Beyonc\u00e9 sings."), Document("2", "b", "other text")]
+    (found,) = asyncio.run(InMemoryRetriever(documents).search(["Beyonce\u0301"], 1))
+    assert [passage.id for passage in found] == ["1"]

@@ -111,17 +111,21 @@ class BrowseTool:
 
     async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
         """The page."""
-        address = call.text
-        for separator in _SEPARATORS:
+        for address in addresses_in(call.text):
             known = state.found.get(address) or state.by_id.get(address)
             if known is not None:
                 return passages_reply(call, state, self.format, [known])
-            address = call.text.rpartition(separator)[0].strip() or address
-        known = state.found.get(address) or state.by_id.get(address)
-        if known is not None:
-            return passages_reply(call, state, self.format, [known])
-        page = self.format.page(f"No search has found a page {address!r}.")
+        page = self.format.page(f"No search has found a page {call.text!r}.")
         return ToolReply(page, ToolResult(call.tag, ToolStatus.ERROR, call.text, "UnknownPage"))
+
+
+def addresses_in(text: str) -> list[str]:
+    """What may be the address in ``text``, the longest first: all of it, and what stands before each separator.
+
+    A title may hold a comma, and a question may hold any separator, so only what was found tells where the address ends.
+    """
+    ends = [len(text), *(end for end in range(len(text) - 1, -1, -1) if text[end] in _SEPARATORS)]
+    return [text[:end].strip() for end in ends]
 
 
 def passages_reply(

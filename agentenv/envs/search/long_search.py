@@ -23,7 +23,7 @@ from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, ToolCall, ToolFunction, ToolReply
 from agentenv.envs.search.search_tools import TagParser
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.retrievers.remote import RemoteRetriever
 from agentenv.retrievers.service.pages import Pages
 from agentenv.retrievers.storage.corpus import Corpus
@@ -72,14 +72,27 @@ def is_well_formed(actions: Sequence[str]) -> bool:
     )
 
 
-def doubts_question(answer: str, accepted: Sequence[str]) -> bool:
-    """ASearcher: whether an answer speaks of a question, of validity or of appropriateness instead of answering.
+def holds_doubt(answer: str, accepted: Sequence[str]) -> bool:
+    """ASearcher as published: whether "question", "appropriate" or "valid" stands anywhere in ``answer``."""
+    return any(word in answer.lower() for word in ("question", "appropriate", "valid"))
 
-    Published with substrings, by which "Validus" doubts as well. Here whole words count, and none that an accepted answer
-    holds too.
+
+def doubts_question(answer: str, accepted: Sequence[str]) -> bool:
+    """Whether an answer speaks of a question, of validity or of appropriateness instead of answering.
+
+    As `holds_doubt`, but only whole words count, and none that an accepted answer holds too.
     """
     known = {word.lower() for text in accepted for word in _DOUBTS.findall(text)}
     return any(word.lower() not in known for word in _DOUBTS.findall(answer))
+
+
+DOUBTS: Mapping[str, Callable[[str, Sequence[str]], bool]] = {
+    "words": doubts_question,
+    "substring": holds_doubt,
+}
+"""What counts as a doubt about the question, by name."""
+SEARCH_CHARS = 5000
+"""Most characters of a document that a search shows, as published."""
 
 
 def augmented_score(state: SearchState, scorer: Scorer) -> float:
@@ -111,7 +124,12 @@ class LongOpening:
 
 
 def long_reward(
-    state: LongState, *, answer: Reward, certain: Callable[[Task], bool], doubt_penalty: float
+    state: LongState,
+    *,
+    answer: Reward,
+    certain: Callable[[Task], bool],
+    doubt_penalty: float,
+    doubts: Callable[[str, Sequence[str]], bool] = doubts_question,
 ) -> dict[str, float]:
     """ASearcher (Gao et al. 2025): the reward of the answer times 0 where an action is not well formed, else times 1.
 
@@ -119,7 +137,7 @@ def long_reward(
     form. A part below 0 is kept, so that a malformed turn is no way out of it.
     """
     ends = state.last.end is not None
-    if ends and state.answer and certain(state.task) and doubts_question(state.answer, state.task.answers):
+    if ends and state.answer and certain(state.task) and doubts(state.answer, state.task.answers):
         return {"doubt": -doubt_penalty}
     gate = not ends or is_well_formed([turn.action for turn in state.record])
     return {name: part if gate else min(part, 0.0) for name, part in answer(state).items()}
@@ -270,6 +288,7 @@ class LongSearch(SearchEnv):
         force_turns: int | None = None,
         certain_share: float = 0.3,
         doubt_penalty: float = 0.5,
+        doubt: str = "words",
         prompt: str = PROMPT,
         scorer: str = "f1_set",
         **options: Any,
@@ -291,26 +310,36 @@ class LongSearch(SearchEnv):
             certain_share: Share of the tasks, drawn by their ids, whose opening message says that the question can be
                 answered. The others are told that it may be doubted. Only the environment's own message says either.
             doubt_penalty: Subtracted where an answer doubts a question that can be answered.
+            doubt: ``words`` looks for whole words that no accepted answer holds; ``substring`` is what was published.
             prompt: Opening message; must hold ``{question}``. Under another one than the default nothing counts as a doubt.
             scorer: Name of the scorer that gives the reward; F1 over sets of words as published.
             **options: Further arguments of `SearchEnv`.
 
         Raises:
             ConfigurationError: a bound below 1, a share outside of [0, 1] or a negative penalty.
+            UnknownName: no such rule for a doubt.
         """
         super().__init__(
             max_turns=max_turns, k=k, observation_tokens=observation_tokens, scorer=scorer, **options
         )
         _check_bounds(part_chars, parts, kept_chars, certain_share, doubt_penalty)
         self._kept_chars = kept_chars
-        retriever, page_format = self.search.retriever, replace(self.search.format, write=format_addresses)
+        write = partial(format_addresses, chars=SEARCH_CHARS)
+        retriever, page_format = self.search.retriever, replace(self.search.format, write=write)
         self.search = replace(self.search, format=page_format)
         self.access = AccessTool(retriever, page_format, part_chars, parts, _pages_of(retriever))
         force = partial(Forcing, documents=force_documents, turns=force_turns)
-        self.parts = self._parts(prompt, force, certain_share, doubt_penalty)
+        if doubt not in DOUBTS:
+            raise UnknownName.among("rule for a doubt", doubt, DOUBTS)
+        charge = partial(long_reward, doubt_penalty=doubt_penalty, doubts=DOUBTS[doubt])
+        self.parts = self._parts(prompt, force, certain_share, charge)
 
     def _parts(
-        self, prompt: str, force: Callable[[ToolFunction], ToolFunction], share: float, penalty: float
+        self,
+        prompt: str,
+        force: Callable[[ToolFunction], ToolFunction],
+        share: float,
+        charge: Callable[..., dict[str, float]],
     ) -> SearchParts:
         usual, native = prompt == PROMPT, NativeActions.of(TAGS, prompt, PROMPT)
         if usual:
@@ -320,10 +349,9 @@ class LongSearch(SearchEnv):
             parser=TagParser(TAGS),
             tools={"search": force(self.search), "access": force(self.access)},
             reward=partial(
-                long_reward,
+                charge,
                 answer=partial(self.answer_reward, score=augmented_score),
                 certain=partial(is_certain, share=share if usual else 0.0),
-                doubt_penalty=penalty,
             ),
             state=LongState,
             native=native,

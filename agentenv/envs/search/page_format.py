@@ -25,9 +25,11 @@ def format_passages(passages: Sequence[Passage], words: int | None = None) -> st
     return passage_lines(replace(p, text=" ".join(p.text.split(" ")[:words])) for p in passages)
 
 
-def format_addresses(passages: Sequence[Passage], words: int | None = None) -> str:
-    """One line a passage with its id, which is its address: ``[Doc 1](id): t. text``."""
-    texts = [" ".join(passage.text.split(" ")[:words]) for passage in passages]
+def format_addresses(
+    passages: Sequence[Passage], words: int | None = None, *, chars: int | None = None
+) -> str:
+    """One line a passage with its id, which is its address: ``[Doc 1](id): t. text``; of each text ``chars`` at most."""
+    texts = [" ".join(passage.text.split(" ")[:words])[:chars] for passage in passages]
     return "".join(
         f"[Doc {i}]({p.id}): {p.title}. {text}\n"
         for i, (p, text) in enumerate(zip(passages, texts, strict=True), 1)

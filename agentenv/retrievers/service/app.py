@@ -59,6 +59,7 @@ def make_app(service: Service) -> Any:
         )
 
     post("/retrieve", RetrieveRequest, service.retrieve)
+    post("/search", RetrieveRequest, service.retrieve)
     post("/v1/search", SearchRequest, service.search)
     post("/access", AccessRequest, service.access)
 

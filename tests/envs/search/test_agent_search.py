@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentenv.core.types import Document, Step, Task
-from agentenv.envs.search.agent_search import TOOLS, AgentSearch
+from agentenv.envs.search.agent_search import TOOLS, AgentSearch, addresses_in
 from agentenv.envs.search.page_graph import PageGraph, personalised_pagerank
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
@@ -162,3 +162,12 @@ def test_tools_that_cannot_be_are_refused() -> None:
     elsewhere = FaultyRetriever(InMemoryRetriever(LOCAL), fail_on=())
     with pytest.raises(ConfigurationError, match="graph_search"):
         AgentSearch(tasks=[TASK], retriever=elsewhere, tools=["graph_search"])
+
+
+def test_the_question_behind_an_address_may_hold_separators() -> None:
+    for question in ("| a | b?", ", what, and when?", "\uff5c who, and | why?", "|"):
+        env = begun("web_search", "browse_url")
+        call(env, "web_search", "Ulm Norland")
+        assert "end" in call(env, "browse_url", f"Norland News{question}").observation[0].text
+    assert addresses_in("a, b | c") == ["a, b | c", "a, b", "a"]  # a title may hold a comma
+    assert addresses_in("a") == ["a"]

@@ -19,7 +19,7 @@ from agentenv.envs.search.long_search import (
     is_well_formed,
     short_form,
 )
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 
@@ -331,3 +331,22 @@ def test_a_share_of_the_tasks_is_said_to_have_an_answer() -> None:
 def test_a_share_above_one_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"certain_share=1\.5"):
         LongSearch(certain_share=1.5)
+
+
+def test_the_published_rule_takes_a_substring_for_a_doubt() -> None:
+    answer = "<answer>Validus</answer>"
+    options: dict[str, Any] = {"certain_share": 1.0}
+    assert ended("<search>Halvik</search>", answer, **options) == 0.0
+    assert ended("<search>Halvik</search>", answer, doubt="substring", **options) == -0.5
+    assert ended("<search>Halvik</search>", "<answer>Norland</answer>", doubt="substring", **options) == 1.0
+    with pytest.raises(UnknownName, match="'word'"):
+        begun(doubt="word")
+
+
+def test_a_search_shows_5000_characters_of_a_document() -> None:
+    long = Document("d9", "Keep", "tower " + "x" * 6000)
+    env = LongSearch(tasks=[Task("q", "Where?", ("a",))], retriever=InMemoryRetriever([long]), k=1)
+    env.reset(seed=0)
+    shown = env.step("<search>tower</search>").observation[0].text
+    assert shown.count("x") == 5000 - len("tower ")
+    assert env.step("<access>d9</access>").observation[0].text.count("x") == 6000

@@ -203,6 +203,7 @@ def test_k_may_exceed_the_corpus(wire: Wire) -> None:
 
 def test_blank_and_no_queries(wire: Wire) -> None:
     assert wire.post("/retrieve", {"queries": []}) == (200, {"result": []})
+    assert wire.post("/search", {"query": ""}) == (200, {"result": [[]]})
     assert wire.post("/retrieve", {"queries": ["", " \t"], "return_scores": True}) == (
         200,
         {"result": [[], []]},
