@@ -221,10 +221,14 @@ def cut(credited: Sequence[Credited], count: int, seed: Sequence[int]) -> list[l
 
 
 def summed_up(steps: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """The figures of several optimiser steps as those of one: the mean of each, and the sum of the trained tokens."""
+    """The figures of several optimiser steps as those of one: the mean of each, and the sum of the trained tokens.
+
+    A step without rows lacks the figures of a forward pass, which are then means over the others.
+    """
     if len(steps) == 1:
         return dict(steps[0])
-    figures = {name: fmean(step[name] for step in steps) for name in steps[0]}
+    names = dict.fromkeys(name for step in steps for name in step)
+    figures = {name: fmean(step[name] for step in steps if name in step) for name in names}
     return figures | {"trained_tokens": sum(step["trained_tokens"] for step in steps)}
 
 

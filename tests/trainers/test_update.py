@@ -119,6 +119,9 @@ def test_figures_of_several_steps_are_means_and_tokens_a_sum() -> None:
     steps = [{"loss": 1.0, "trained_tokens": 3.0}, {"loss": 2.0, "trained_tokens": 4.0}]
     assert summed_up(steps) == {"loss": 1.5, "trained_tokens": 7.0}
     assert summed_up(steps[:1]) == steps[0]
+    empty = {"loss": 0.0, "trained_tokens": 0.0}  # a mini-batch of which nothing is trained
+    for parts in ([empty, {**steps[1], "policy_entropy": 0.5}], [{**steps[1], "policy_entropy": 0.5}, empty]):
+        assert summed_up(parts) == {"loss": 1.0, "trained_tokens": 4.0, "policy_entropy": 0.5}
 
 
 def test_episodes_that_a_limit_cut_off_are_left_out_and_counted(episode: Make) -> None:

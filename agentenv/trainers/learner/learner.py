@@ -391,9 +391,8 @@ class Learner:
             with torch.no_grad(), without_adapters(self.reference):
                 reference = self._logprobs(self.reference, packed)[0]
         if goal.ace_alpha and reference is not None:
-            advantages = asymmetric_penalty(
-                advantages, logprobs, reference, packed.rows, alpha=goal.ace_alpha, cap=goal.ace_cap
-            )
+            how: dict[str, Any] = {"alpha": goal.ace_alpha, "cap": goal.ace_cap, "scale": goal.ace_scale}
+            advantages = asymmetric_penalty(advantages, logprobs, reference, packed.rows, **how)
         tokens = Tokens(
             logprobs, proximal, advantages, packed.rows, packed.mismatch, clip_margin=packed.clip_margin
         )

@@ -325,11 +325,12 @@ def asymmetric_penalty(
     *,
     alpha: float,
     cap: float,
+    scale: Literal["mean", "sum", "sqrt"] = "mean",
 ) -> Tensor:
     """Multiplies negative advantages by 1 + alpha softplus(c), so that overconfident errors are pushed down harder.
 
-    ACE, 2026, arXiv:2602.21420; c is the mean of log p - log p_ref over the row, at most ``cap``. The mean is this project's
-    choice: the sum over a long row would be hundreds of nats.
+    ACE, 2026, arXiv:2602.21420; c is the sum of log p - log p_ref over the row there, and at most ``cap`` here. The default,
+    the mean, is this project's choice: the sum over a long row would be hundreds of nats.
 
     Args:
         advantages_N: Values of the estimator.
@@ -338,7 +339,11 @@ def asymmetric_penalty(
         rows_N: The row of each token.
         alpha: Strength.
         cap: Bound on c.
+        scale: What the sum is divided by: the number of the row's tokens, nothing, or the root of that number.
     """
-    confidence = row_means(logprobs_N.detach() - reference_logprobs_N, rows_N).clamp(max=cap)
+    gains = logprobs_N.detach() - reference_logprobs_N
+    sizes = row_sums(torch.ones_like(gains), rows_N)
+    below = {"mean": sizes, "sum": torch.ones_like(sizes), "sqrt": sizes.sqrt()}[scale]
+    confidence = (row_sums(gains, rows_N) / below).clamp(max=cap)
     factor = 1 + alpha * torch.nn.functional.softplus(confidence)
     return torch.where(advantages_N < 0, advantages_N * factor, advantages_N)

@@ -75,7 +75,9 @@ class LossSettings(Frozen):
     ace_alpha: float = Field(0.0, ge=0)
     """Strength of ACE's push against overconfident errors; above 0 keeps a reference model."""
     ace_cap: float = Field(5.0, gt=0)
-    """Bound, in nats a token, on the confidence that ACE counts."""
+    """Bound, in nats, on the confidence that ACE counts."""
+    ace_scale: Literal["mean", "sum", "sqrt"] = "mean"
+    """How ACE's confidence is taken over the n tokens of a row: their mean, their sum, or the sum over the root of n."""
     entropy_coefficient: float = Field(0.0, ge=0)
     """Weight of an entropy bonus, in nats a token."""
     mastered_probability: float | None = Field(None, gt=0, le=1)

@@ -280,6 +280,17 @@ def test_overconfident_errors_are_pushed_harder(
     assert not found.requires_grad
 
 
+@pytest.mark.parametrize(
+    ("scale", "expected"), [("mean", -1.974077), ("sqrt", -2.313262), ("sum", -3.126928)]
+)
+def test_confidence_is_a_mean_a_sum_or_in_between(scale: Any, expected: float) -> None:
+    """Four tokens of gain 1/2: c = 1/2, 4/2/sqrt 4 = 1 and 2; softplus .974077, 1.313262 and 2.126928."""
+    new, advantages = double([-1.0] * 4), double([-1.0] * 4)
+    rows = torch.zeros(4, dtype=torch.int64)
+    found = asymmetric_penalty(advantages, new, new - 0.5, rows, alpha=1.0, cap=5.0, scale=scale)
+    assert found.tolist() == pytest.approx([expected] * 4, abs=1e-5)
+
+
 def test_an_unknown_objective_or_option_names_the_nearest() -> None:
     with pytest.raises(UnknownName, match="'ppo_clip'"):
         get_objective("ppo_clipp")

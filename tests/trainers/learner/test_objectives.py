@@ -86,6 +86,17 @@ EVERY: list[dict[str, Any]] = [
 each_objective = pytest.mark.parametrize("objective", EVERY, ids=str)
 
 
+def test_the_scale_of_confidence_reaches_the_loss(table: Make, rows: list[TrainingRow]) -> None:
+    def found(scale: str) -> torch.Tensor:
+        learner = learner_of(table(8), table(8, seed=1), ace_alpha=1.0, ace_scale=scale)
+        return gradient(learner, rows)[1]
+
+    torch.testing.assert_close(
+        found("mean"), gradient(learner_of(table(8), table(8, seed=1), ace_alpha=1.0), rows)[1]
+    )
+    assert not torch.allclose(found("mean"), found("sum"), atol=1e-6)
+
+
 @each_objective
 def test_micro_batches_and_strips_change_nothing(
     table: Make, rows: list[TrainingRow], objective: dict[str, Any]
