@@ -3,7 +3,10 @@
 Question and passage are read together, one passage at a time ("[CLS] question [SEP] passage [SEP]", Devlin et al. 2019), and
 the scores of all passages are compared in one softmax (Clark and Gardner 2018, section 3.2). An action is a span to
 search for, a span to answer with, or yes or no. What was searched before stands beside the question when the passages that
-it found are read, so the second hop of a question is read with the entity of the first.
+it found are read, so the second hop of a question is read with the entity of the first. Passages are read one at a time, so
+no score compares two of them: of the passages whose titles the question names, the one with the earliest year and the one
+with the latest are therefore answers with scores of their own, which say whether the question asks for either. What
+stands in the question is seldom its answer, so such spans have a score of their own as well.
 
 Shapes: S segments (the question, or a passage with it), T tokens of the longest, H hidden size, P spans of one segment,
 C candidates.
@@ -30,11 +33,13 @@ from agentenv.policies.reading import (
     Found,
     Reading,
     action,
+    dated,
     turns_of,
 )
 
-_AT_ONCE = 8  # segments of one forward pass
+_AT_ONCE = 24  # segments of one forward pass
 _QUESTION_TOKENS = 64
+_IN_QUESTION = -3.0  # before anything is learned: what stands in the question is seldom its answer
 _LAST_RESORT = -30.0  # score of an empty answer, which is given only where the prompt has begun one too early
 
 
@@ -90,6 +95,8 @@ class Segment:
     """[P], and ends."""
     texts: tuple[str, ...]
     """[P]."""
+    asked: NDArray[np.bool_]
+    """[P], whether the question has the span's text."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +125,22 @@ def _spans_of(source: int, tag: str, segment: Segment, ends: Tensor, bias: Tenso
         tag: Of the action.
         segment: What was read.
         ends: Scores [T, 2] of the tokens as first and as last of a span.
-        bias: Of the segment.
+        bias: Of the segment, or of each span [P].
     """
     scores = ends[segment.first, 0] + ends[segment.last, 1] + bias
     return _Scored(source, [action(tag, text) for text in segment.texts], scores)
+
+
+def _of_order(known: Reading, segments: Sequence[Segment], held: Mapping[Segment, Tensor]) -> list[_Scored]:
+    """The earliest and the latest of the passages that the question names, where it names two or more with a year."""
+    named = dated(known)
+    if len({one.name for one in named}) < 2:
+        return []
+    ends = (min(named, key=lambda one: one.year), max(named, key=lambda one: one.year))
+    return [
+        _Scored(one.place, [action(ANSWER, one.name)], held[segments[one.place]][0, 8 + which : 9 + which])
+        for which, one in enumerate(ends)
+    ]
 
 
 class PassageReader(PreTrainedModel):  # type: ignore[misc]
@@ -136,13 +155,15 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         width = self.encoder.config.hidden_size
         self.spans = nn.Linear(width, 4)
         """Beginning and end of an answer, beginning and end of a query."""
-        self.page = nn.Linear(width, 4)
-        """Of a whole segment: that it answers, that it names what to search for, yes, no."""
+        self.page = nn.Linear(width, 7)
+        """Of a whole segment: that it answers, that it names what to search for, yes, no, that the question asks for the
+        earliest of what it names, for the latest, and that it holds its answer itself."""
         self.stage = nn.Parameter(torch.zeros(3))
         """The question as it is for a query; searching on; an answer from a passage that was read before the last search."""
         self.words: Any = None
         """The tokenizer of the encoder."""
         self.post_init()
+        self.page.bias.data[6] = _IN_QUESTION
         self.encoder.embeddings.requires_grad_(False)
         self.encoder.encoder.layer[: config.frozen_layers].requires_grad_(False)
 
@@ -183,11 +204,13 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         for place, (found, segment) in enumerate(zip(known.found, segments, strict=False)):
             heads = held[segment]
             answering = heads[0, 4] + self.stage[2] * float(found.query != latest)
-            parts.append(_spans_of(place, ANSWER, segment, heads[:, :2], answering))
+            biases = answering + heads[0, 10] * torch.from_numpy(segment.asked)
+            parts.append(_spans_of(place, ANSWER, segment, heads[:, :2], biases))
             if known.searches < self.config.max_searches:
                 parts.append(_spans_of(place, SEARCH, segment, heads[:, 2:4], heads[0, 5] + self.stage[1]))
-        verdict = torch.stack([held[segment][0, 6:] for segment in segments]).mean(0)
-        return [*parts, _Scored(-1, [action(ANSWER, "yes"), action(ANSWER, "no")], verdict)]
+        verdict = torch.stack([held[segment][0, 6:8] for segment in segments]).mean(0)
+        parts.append(_Scored(-1, [action(ANSWER, "yes"), action(ANSWER, "no")], verdict))
+        return [*parts, *_of_order(known, segments, held)]
 
     def segments(self, known: Reading) -> list[Segment]:
         """Every passage with the question; the question alone where there is none."""
@@ -200,7 +223,7 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         )
 
     def read(self, segments: Sequence[Segment], held: dict[Segment, Tensor]) -> None:
-        """Adds to ``held`` for each segment [T, 8]: the spans' columns, and those of the page, which its first token has."""
+        """Adds to ``held`` for each segment [T, 11]: the spans' columns, and the page's, which its first token has."""
         unique = sorted(dict.fromkeys(segments), key=lambda segment: len(segment.ids))
         for start in range(0, len(unique), _AT_ONCE):
             batch = unique[start : start + _AT_ONCE]
@@ -266,24 +289,26 @@ def segment_of(
     first, last, texts = _spans(question, places, 0, span_tokens)
     spans = [(first + 1, last + 1, texts)]
     if found is None:
-        return _joined(asked, [], spans)
+        return _joined(question, asked, [], spans)
     if query:
         asked += [*_pieces(words, query, _QUESTION_TOKENS)[0], end]
     text = f"{found.title}\n{found.text}"
     body, offsets = _pieces(words, text, max(tokens - len(asked) - 1, 1))
     first, last, texts = _spans(text, offsets, len(found.title), span_tokens)
     spans.append((first + len(asked), last + len(asked), texts))
-    return _joined(asked, [*body, end], spans)
+    return _joined(question, asked, [*body, end], spans)
 
 
-def _joined(asked: Sequence[int], body: Sequence[int], spans: Sequence["_Spans"]) -> Segment:
-    firsts, lasts, texts = zip(*spans, strict=True)
+def _joined(question: str, asked: Sequence[int], body: Sequence[int], spans: Sequence["_Spans"]) -> Segment:
+    firsts, lasts, parts = zip(*spans, strict=True)
+    texts = tuple(text for part in parts for text in part)
     return Segment(
         ids=(*asked, *body),
         kinds=(*[0] * len(asked), *[1] * len(body)),
         first=np.concatenate(firsts),
         last=np.concatenate(lasts),
-        texts=tuple(text for part in texts for text in part),
+        texts=texts,
+        asked=np.array([text.lower() in question.lower() for text in texts], dtype=np.bool_),
     )
 
 

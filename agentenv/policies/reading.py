@@ -32,6 +32,7 @@ _OBSERVED = re.compile(
     re.DOTALL,
 )
 _DOCUMENT = re.compile(r"^Doc \d+\(Title: (.*?)\) (.*?)(?=^Doc \d+\(Title: |\Z)", re.DOTALL | re.MULTILINE)
+_YEAR = re.compile(r"\b(?:1\d|20)\d\d\b")
 _QUERY = re.compile(rb"<search>(.*?)</search>", re.DOTALL)
 
 
@@ -59,6 +60,34 @@ class Reading:
     """Passages of all searches so far, each once for each query."""
     searches: int = 0
     """Searches so far."""
+
+
+class Dated(NamedTuple):
+    """A passage that the question names and that has a year."""
+
+    name: str
+    """As the question writes it."""
+    year: int
+    """The first in its text."""
+    place: int
+    """In ``Reading.found``."""
+
+
+def dated(known: Reading) -> list[Dated]:
+    """The passages whose titles, without what stands in brackets behind them, are in the question, and that have a year."""
+    asked, found = known.question.lower(), []
+    for place, passage in enumerate(known.found):
+        name = bare(passage.title)
+        at = asked.find(name.lower())
+        year = _YEAR.search(passage.text)
+        if name and at >= 0 and year:
+            found.append(Dated(known.question[at : at + len(name)], int(year[0]), place))
+    return found
+
+
+def bare(title: str) -> str:
+    """A title without what tells it from others of its name: ``Jaws (film)`` is ``Jaws``."""
+    return title.partition(" (")[0].strip()
 
 
 class Turn(NamedTuple):

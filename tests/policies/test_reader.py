@@ -15,8 +15,8 @@ from agentenv.policies.fake_reader import random_reader
 from agentenv.policies.policy_contract import PolicyContract
 from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.reader import ReaderPolicy
-from agentenv.policies.reader_model import segment_of
-from agentenv.policies.reading import Found, Reading, is_reader
+from agentenv.policies.reader_model import Segment, segment_of
+from agentenv.policies.reading import Dated, Found, Reading, dated, is_reader
 from agentenv.trainers.learner.logprobs import token_logprobs
 from agentenv.trainers.learner.packing import TrainingRow, micro_batches
 
@@ -68,7 +68,8 @@ def test_it_searches_first_then_searches_or_answers_and_answers_last(policy: Rea
     """Before anything is found there is nothing to answer with; after ``max_searches`` nothing else is left."""
 
     def tags(text: str) -> set[str]:
-        return {act(policy, text, seed=seed).text.partition(">")[0] for seed in range(40)}
+        done = (act(policy, text, seed=seed, temperature=4.0) for seed in range(40))
+        return {one.text.partition(">")[0] for one in done}
 
     assert tags(PROMPT) == {"<search"}
     assert tags(READ) == {"<search", "<answer"}
@@ -159,6 +160,39 @@ def test_a_segment_is_cut_to_its_tokens(policy: ReaderPolicy) -> None:
     assert len(long.ids) == 40
     assert int(long.last.max()) < 39
     assert sum(kind == 0 for kind in long.kinds) > len(words("Who directed Jaws? Paris")["input_ids"]) - 2
+
+
+def test_of_what_the_question_names_the_earliest_and_the_latest_are_answers(policy: ReaderPolicy) -> None:
+    """Each with the score that its page gives; one named page with a year is compared with nothing."""
+    first, last = (
+        Found("", "Jaws (film)", "A film of 1975."),
+        Found("", "Paris", "A city since 1946 and 1990."),
+    )
+    other = Found("", "Steven", "Born in 1900.")
+    known = Reading("Is Jaws or Paris older?", (other, first, last), 2)
+    assert dated(known) == [Dated("Jaws", 1975, 1), Dated("Paris", 1946, 2)]
+    held: dict[Segment, torch.Tensor] = {}
+    choices = policy.model.choices(known, held)
+    heads = [held[segment] for segment in policy.model.segments(known)]
+    assert choices.candidates.actions.tolist()[-3:-1] == [b"<answer>Paris</answer>", b"<answer>Jaws</answer>"]
+    assert choices.scores_C[-3:-1].tolist() == [heads[2][0, 8].item(), heads[1][0, 9].item()]
+    alone = policy.model.choices(Reading(known.question, (other, first), 2))
+    assert alone.candidates.actions.tolist()[-3:-1] == [b"<answer>yes</answer>", b"<answer>no</answer>"]
+
+
+def test_what_stands_in_the_question_has_a_score_of_its_own(policy: ReaderPolicy) -> None:
+    """It is added to spans of the question, wherever they stand, and to no other."""
+    known = Reading("Who directed Jaws?", (Found("", "Jaws", "Jaws is a film."),), 2)
+    (segment,) = policy.model.segments(known)
+    asked = {text for text, one in zip(segment.texts, segment.asked, strict=True) if one}
+    assert {"Jaws", "directed Jaws"} <= asked
+    assert not {"a film", "Jaws is"} & asked
+    held: dict[Segment, torch.Tensor] = {}
+    before = policy.model.choices(known, held).scores_C[: len(segment.texts)]
+    held[segment] = held[segment].clone()
+    held[segment][0, 10] += 2.0
+    after = policy.model.choices(known, held).scores_C[: len(segment.texts)]
+    assert torch.allclose(after - before, 2.0 * torch.from_numpy(segment.asked).double())
 
 
 def test_reading_of_nothing_found_still_answers(policy: ReaderPolicy) -> None:

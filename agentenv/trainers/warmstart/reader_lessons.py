@@ -1,10 +1,14 @@
 """Lessons for a reader of passages: what it knows, and what it may then do.
 
-Questions with one gold passage (SQuAD, Natural Questions) teach where an answer stands. Questions of several hops (HotpotQA,
-2WikiMultihopQA, MuSiQue, their training files) are searched as an episode searches them: where a gold passage is missing and
-its title stands in what was found, the lesson is to search for the title, and where none is missing it is to answer.
+Questions with one gold passage (SQuAD, Natural Questions) teach where an answer stands. So do questions with answers alone
+(TriviaQA, PopQA and more of Natural Questions), by the passages that a search finds and an answer stands in, which is
+distant supervision (Clark and Gardner 2018). Questions of several hops (the training files of HotpotQA, 2WikiMultihopQA and
+MuSiQue) are searched as an episode searches them: where a gold passage is missing and its title stands in what was found,
+the lesson is to search for the title, and where none is missing it is to answer. Some of them are left to the episodes of
+reinforcement learning: an episode says little about reading where the answer was taught before.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +17,17 @@ from random import Random
 from agentenv.core.env import run_sync
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage, Task
+from agentenv.data.datasets import sample
 from agentenv.data.sources import SourceConfig
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, corpus_of, open_tasks
-from agentenv.policies.reading import ANSWER, SEARCH, Found, Reading, action
+from agentenv.policies.reading import ANSWER, SEARCH, Found, Reading, action, bare
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.storage.corpus import Corpus
 
-ONE_HOP = {"squad": None, "nq_oracle": 700}
-"""Sets of one hop, and how many of their questions are drawn; None takes all."""
+ONE_HOP = ("squad", "nq_oracle")
+"""Sets whose questions have one gold passage."""
+FOUND = "flashrag_nq,flashrag_triviaqa,popqa"
+"""Sets whose questions have answers alone, over one corpus."""
 SEVERAL_HOPS = "hotpotqa,2wiki,musique"
 
 
@@ -35,10 +42,10 @@ class ReaderWarmstartConfig:
     """Passages a search, as in the episodes to come."""
     window: int = 45
     """Words of a passage in a lesson of one hop."""
+    kept: int = 180
+    """Questions of several hops that are left to the episodes: those that ``train.limit`` draws with the same seed."""
     shown: int = 3
     """Passages of a lesson: the gold ones first, then others that a search found."""
-    one_hop_rounds: int = 1
-    """How often each question of one hop is a lesson."""
     several_hop_rounds: int = 2
     """How often each lesson of several hops is."""
     batch: int = 8
@@ -62,12 +69,8 @@ class Lesson:
 
 def curriculum(config: ReaderWarmstartConfig, rng: Random) -> list[Lesson]:
     """All lessons in the order in which they are taught: of one hop first, then of several with some of one between them."""
-    single = [
-        lesson
-        for name in ONE_HOP
-        for _ in range(config.one_hop_rounds)
-        for lesson in _one_hop(name, config, rng)
-    ]
+    single = [lesson for name in ONE_HOP for lesson in _one_hop(name, config, rng)]
+    single += _found_answers(config, rng)
     several = [lesson for _ in range(config.several_hop_rounds) for lesson in _several_hops(config, rng)]
     rng.shuffle(single)
     first, rest = single[: len(single) // 2], [*single[len(single) // 2 :], *several]
@@ -76,7 +79,7 @@ def curriculum(config: ReaderWarmstartConfig, rng: Random) -> list[Lesson]:
 
 
 def _one_hop(name: str, config: ReaderWarmstartConfig, rng: Random) -> Iterator[Lesson]:
-    given = SourceConfig(dataset=name, data=config.data, limit=ONE_HOP[name], seed=config.seed)
+    given = SourceConfig(dataset=name, data=config.data)
     source = open_tasks(given, SearchConfig(), EnvConfig())
     corpus = corpus_of(source)
     assert corpus is not None
@@ -93,14 +96,53 @@ def _one_hop(name: str, config: ReaderWarmstartConfig, rng: Random) -> Iterator[
             yield lesson
 
 
+def _found_answers(config: ReaderWarmstartConfig, rng: Random) -> Iterator[Lesson]:
+    source = open_tasks(SourceConfig(dataset=FOUND, data=config.data), SearchConfig(), EnvConfig())
+    corpus = corpus_of(source)
+    assert corpus is not None
+    found = _search(BM25Retriever.build(corpus), [task.question for task in source.tasks], config.k)
+    for task, passages in zip(source.tasks, found, strict=True):
+        lesson = found_lesson(task, passages, config, rng)
+        if lesson is not None:
+            yield lesson
+
+
+def found_lesson(
+    task: Task, passages: Sequence[Passage], config: ReaderWarmstartConfig, rng: Random
+) -> Lesson | None:
+    """The lesson to answer from the first two passages that an answer stands in, beside one in which none stands."""
+    answers = [answer.strip().lower() for answer in task.answers]
+    having = [p for p in passages if any(_stands(answer, p.text.lower()) for answer in answers)]
+    others = [p for p in passages if p not in having]
+    shown = [*having[:2], *others[:1]]
+    cut = tuple(
+        _found(p, "")._replace(text=window_of(" ".join(p.text.split()), task.answers, config.window, rng))
+        for p in shown
+    )
+    golds = [Document(p.id, p.title.strip('"'), p.text) for p in having[:2]]
+    return answer_lesson(task, Reading(task.question, cut, 2), golds) if having else None
+
+
+def _stands(answer: str, text: str) -> bool:
+    """Whether ``answer`` stands in ``text`` as whole words."""
+    return bool(answer) and re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
+
+
+def taught(tasks: tuple[Task, ...], config: ReaderWarmstartConfig) -> list[Task]:
+    """The questions of several hops that are not left to the episodes."""
+    kept = {task.id for task in sample(tasks, config.kept, config.seed)}
+    return [task for task in tasks if task.id not in kept]
+
+
 def _several_hops(config: ReaderWarmstartConfig, rng: Random) -> Iterator[Lesson]:
     given = SourceConfig(dataset=SEVERAL_HOPS, split="train", data=config.data)
     source = open_tasks(given, SearchConfig(), EnvConfig())
     corpus = corpus_of(source)
     assert corpus is not None
     retriever = BM25Retriever.build(corpus)
-    firsts = _search(retriever, [task.question for task in source.tasks], config.k)
-    for task, found in zip(source.tasks, firsts, strict=True):
+    tasks = taught(source.tasks, config)
+    firsts = _search(retriever, [task.question for task in tasks], config.k)
+    for task, found in zip(tasks, firsts, strict=True):
         yield from episode_lessons(task, found, corpus, retriever, config, rng)
 
 
@@ -122,7 +164,7 @@ def episode_lessons(
     shown += [_found(p, "") for p in _others(found, golds, rng, config.shown - len(there))]
     rng.shuffle(shown)
     read = "\n".join([task.question, *(found.text for found in shown)]).lower()
-    named = [gold for gold in missing if _bare(gold.title).lower() in read]
+    named = [gold for gold in missing if bare(gold.title).lower() in read]
     if not missing:
         lesson = answer_lesson(task, Reading(task.question, tuple(shown), 1), golds)
         if lesson is not None:
@@ -130,10 +172,10 @@ def episode_lessons(
         return
     if not named:
         return
-    query = _bare(rng.choice(named).title)
+    query = bare(rng.choice(named).title)
     yield Lesson(
         Reading(task.question, tuple(shown), 1),
-        frozenset(action(SEARCH, _bare(gold.title)).lower() for gold in named),
+        frozenset(action(SEARCH, bare(gold.title)).lower() for gold in named),
     )
     second = _search(retriever, [query], config.k)[0]
     reached = [gold for gold in missing if gold.id in {passage.id for passage in second}]
@@ -177,8 +219,3 @@ def _others(found: Sequence[Passage], golds: Sequence[Document], rng: Random, co
 
 def _found(passage: Document | Passage, query: str) -> Found:
     return Found(query, passage.title.strip('"'), " ".join(passage.text.split()))
-
-
-def _bare(title: str) -> str:
-    """A title without what tells it from others of its name: ``Jaws (film)`` is ``Jaws``."""
-    return title.partition(" (")[0].strip()

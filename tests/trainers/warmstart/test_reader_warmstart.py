@@ -7,17 +7,21 @@ import pytest
 import torch
 
 from agentenv.core.types import Document, Passage, Task
+from agentenv.data.datasets import sample
 from agentenv.policies.fake_reader import random_reader
 from agentenv.policies.reader import ReaderPolicy
 from agentenv.policies.reading import Found, Reading
 from agentenv.progress import SilentDisplay
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.storage.corpus import Corpus
+from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.warmstart.reader_lessons import (
     Lesson,
     ReaderWarmstartConfig,
     answer_lesson,
     episode_lessons,
+    found_lesson,
+    taught,
     window_of,
 )
 from agentenv.trainers.warmstart.reader_warmstart import fit_lessons, loss_of
@@ -87,6 +91,29 @@ def test_yes_and_no_stand_in_no_page() -> None:
     lesson = answer_lesson(task, Reading("Is it?", (), 2), [])
     assert lesson is not None
     assert lesson.accepted == {b"<answer>no</answer>"}
+
+
+def test_lessons_and_episodes_are_of_different_questions() -> None:
+    """The preset draws exactly the questions that the lessons leave out."""
+    train, config = load_config("real-questions").train, ReaderWarmstartConfig()
+    assert (train.limit, train.seed) == (config.kept, config.seed)
+    tasks = tuple(Task(str(i), f"Question {i}?", ("yes",), "train", {}) for i in range(365))
+    played = {task.id for task in sample(tasks, train.limit, train.seed)}
+    assert {task.id for task in taught(tasks, config)} == {task.id for task in tasks} - played
+    assert len(played) == 180
+
+
+def test_an_answer_is_taught_wherever_a_search_finds_it() -> None:
+    """In a passage that has it as whole words; it is no lesson where none does."""
+    found = [passage("paris"), passage("jaws")]
+    task = Task("t", "Who made Jaws?", ("Steven Spielberg", "Spiel"), "test", {})
+    lesson = found_lesson(task, found, ReaderWarmstartConfig(), Random(0))
+    assert lesson is not None
+    assert lesson.accepted == {b"<answer>steven spielberg</answer>", b"<answer>spiel</answer>"}
+    assert lesson.gold == {"Jaws (film)"}
+    assert [one.title for one in lesson.known.found] == ["Jaws (film)", "Paris"]
+    part = Task("t", "Who?", ("Spiel",), "test", {})
+    assert found_lesson(part, found, ReaderWarmstartConfig(), Random(0)) is None
 
 
 def test_a_window_holds_an_answer() -> None:
