@@ -146,6 +146,12 @@ def f1_squad(prediction: str, gold: str) -> float:
     return _f1((Counter(tokens) & Counter(target)).total(), len(tokens), len(target))
 
 
+def em_cover_plain(prediction: str, gold: str) -> float:
+    """1 if the gold is a substring of the prediction, whatever the case and white space (HybridDeepSearcher's acc)."""
+    target = normalize.plain(gold)
+    return float(target in normalize.plain(prediction)) if target else _same_text(prediction, gold)
+
+
 def f1_plain(prediction: str, gold: str) -> float:
     """`f1_squad` over words that keep their punctuation and articles (HybridDeepSearcher)."""
     target, tokens = normalize.plain(gold).split(), normalize.plain(prediction).split()
@@ -219,6 +225,7 @@ SCORERS = {
         Scorer("em_nq", 1, True, "nq", _over_golds(em_nq)),
         Scorer("em_popqa_raw", 1, True, "none", _over_golds(em_popqa_raw)),
         Scorer("em_cover", 1, True, "squad", _over_golds(em_cover)),
+        Scorer("em_cover_plain", 1, True, "plain", _over_golds(em_cover_plain)),
         Scorer("cem", 1, True, "squad", _over_golds(cem)),
         Scorer("f1_squad", 1, False, "squad", _over_golds(f1_squad)),
         Scorer("f1_plain", 1, False, "plain", _over_golds(f1_plain)),

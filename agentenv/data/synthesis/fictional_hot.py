@@ -1,7 +1,7 @@
 """FictionalHot: questions of a real set about invented names, with documents rewritten alike (ReSeek, arXiv:2510.00568).
 
-Every real name of a question, of its answers and of its supporting documents gives way to an invented one, everywhere to the
-same. What has to be found and combined stays as it was, and nobody can know it. Numbers, dates and common words stay.
+The names in a question, in its answers and in its supporting documents give way to invented ones, everywhere to the same.
+What has to be found and combined stays as it was, and nobody can know it. Numbers, dates and common words stay.
 """
 
 import calendar

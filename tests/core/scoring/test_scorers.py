@@ -50,6 +50,8 @@ def value(name: str, prediction: str | None, *answers: str) -> float:
         ("em_plain", " New  YORK", "new york", 1),
         ("em_plain", "the usa", "usa", 0),  # articles and punctuation stay
         ("em_plain", "Spider-Man", "spiderman", 0),
+        ("em_cover_plain", "in  BEIJING, China", "Beijing", 1),
+        ("em_cover_plain", "the USA", "U.S.A.", 0),  # punctuation stays
         ("f1_plain", "in Beijing, China", "Beijing", 0),  # "beijing," is another word
         ("f1_plain", "the city of Ulm", "Ulm", 0.4),  # P = 1/4, R = 1; without the article it would be .5
         ("f1_plain", *NEW_YORK, 0.75),
@@ -117,7 +119,7 @@ def test_f1_set_cuts_chinese_into_letters_and_digit_runs() -> None:
 @pytest.mark.parametrize("name", ORDINARY)
 @pytest.mark.parametrize("prediction", ["anything at all", "", "the", "!"])
 def test_a_gold_that_normalises_to_nothing_does_not_match_everything(name: str, prediction: str) -> None:
-    keeps_articles = name in ("em_popqa_raw", "f1_set", "em_plain", "f1_plain")
+    keeps_articles = name in ("em_popqa_raw", "f1_set", "em_plain", "em_cover_plain", "f1_plain")
     golds = ("   ", "---") if keeps_articles else ("The The", "A")
     expected = 1.0 if keeps_articles and prediction == "" else 0.0
     assert value(name, prediction, *golds) == expected
