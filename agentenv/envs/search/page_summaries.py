@@ -4,7 +4,6 @@ A model that is never trained reads the pages of each query, each cut to the par
 of the episode, and writes what helps. The policy is shown that in place of the passages.
 """
 
-import asyncio
 import re
 import string
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
+from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.types import Passage
 from agentenv.envs.search.search_state import SearchState
 from agentenv.envs.search.search_tools import SearchTool
@@ -193,11 +193,9 @@ class SummarizedSearch(SearchTool):
         """
         written = "".join(turn.action + turn.page for turn in state.record) + action
         reasoning = condensed(written, self.blocks)
-        summaries = await asyncio.gather(
-            *(
-                self.summarizer.summary(reasoning, query, passages, _seed_of(state, query))
-                for query, passages in found
-            )
+        summaries = await gather_all(
+            self.summarizer.summary(reasoning, query, passages, _seed_of(state, query))
+            for query, passages in found
         )
         return "".join(f"{query}: {said}\n" for (query, _), said in zip(found, summaries, strict=True))
 

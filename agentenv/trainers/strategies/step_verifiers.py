@@ -1,4 +1,4 @@
-"""Who finds the first wrong step of an episode (SCOPE); a new verifier is a class and a row of ``VERIFIERS``."""
+"""Who finds the first wrong step of an episode (SCOPE, arXiv:2602.24110); a verifier is a class and a row of a registry."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
