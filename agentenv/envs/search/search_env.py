@@ -67,6 +67,8 @@ class SearchParts:
     """From the state after a turn to what the turn earns, by part."""
     submit: ToolFunction = submit_answer
     """What the tag ``final_tag`` of the environment calls; it ends the episode."""
+    last_parser: Callable[[str], ToolCall | None] | None = None
+    """The parser of the turn after the last search; None leaves it to ``parser``."""
     correction: str | None = CORRECTION
     """What is shown after a malformed action; None ends the episode there."""
     beside: Callable[[str, Any], Awaitable[Mapping[str, Any]]] | None = None
@@ -192,7 +194,10 @@ class SearchEnv(AsyncEnv[SearchState]):
         self.check_running()
         parts, state = self.parts, self.state
         notes = await parts.beside(action, state) if parts.beside is not None else {}
-        reply = await self._reply(parts.parser(action))
+        is_last = state.turns >= self.max_turns
+        reply = await self._reply(
+            (parts.last_parser if is_last and parts.last_parser else parts.parser)(action)
+        )
         reply = replace(reply, info={**reply.info, **notes}, action=action)
         state.record.append(reply)
         reward = 0.0

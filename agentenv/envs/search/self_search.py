@@ -40,7 +40,7 @@ _TAG = re.compile(r"<(/?)([^\s<>][^<>]*|\s*[^\s<>]+\s*)>")
 """Anything between angle brackets, but no comparison: text between a < and a > that stand apart is no tag."""
 _PLACEHOLDERS = ("your query", "your thoughts", "your answer", "your information")
 _MOST_THOUGHTS = 8
-_ANSWER = TagParser(("answer",))
+_EARLIEST, _ANSWER = TagParser(("search", "answer")), TagParser(("answer",))
 
 
 def format_reward(text: str) -> float:
@@ -146,6 +146,11 @@ def self_search_reward(state: SelfSearchState, *, scorer: Scorer) -> dict[str, f
     return {"answer": 0.9 * score_of(state, scorer), "format": 0.1 * format_reward(state.text)}
 
 
+def answer_first(action: str) -> ToolCall | None:
+    """Reads an action of the last turn: an answer counts although a query stands before it, as SSRL's program has it."""
+    return _ANSWER(action) or _EARLIEST(action)
+
+
 class SelfSearch(SearchEnv):
     """Thoughts, queries, self-written information, then an answer; 0.9 of the reward is the score, 0.1 the format."""
 
@@ -196,7 +201,8 @@ class SelfSearch(SearchEnv):
         self.tool = SelfSearchTool(self.search, real, first)
         self.parts = SearchParts(
             opening=QuestionPrompt(prompt),
-            parser=TagParser(("search", "answer")),
+            parser=_EARLIEST,
+            last_parser=answer_first,
             tools={"search": self.tool},
             reward=partial(self_search_reward, scorer=self.scorer),
             correction=None,
@@ -205,16 +211,8 @@ class SelfSearch(SearchEnv):
 
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
         """As they are; in the last turn a query does not end it, because an answer may follow."""
-        return tuple(one for one in stop if one != "</search>") if self._is_last_turn() else stop
-
-    def _is_last_turn(self) -> bool:
-        return self.state.turns >= self.max_turns
-
-    async def _reply(self, call: ToolCall | None) -> ToolReply:
-        """As elsewhere; in the last turn an answer counts although a query stands before it, as SSRL's program has it."""
-        if call is not None and self._is_last_turn():
-            call = _ANSWER(call.action) or call
-        return await super()._reply(call)
+        is_last = self.state.turns >= self.max_turns
+        return tuple(one for one in stop if one != "</search>") if is_last else stop
 
     def tell_entropy(self, entropy: float) -> None:
         """Says how uncertain the query was that is about to be acted on; see `query_entropy`."""
