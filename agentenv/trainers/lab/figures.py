@@ -37,7 +37,7 @@ def figures_of(name: str, experiment: Experiment, out: Path) -> Json:
     for arm, start in starts.items():
         found["arms"][arm]["start"] |= start
         found["arms"][arm]["start"]["measure"] = _measure_of_start(experiment, found["arms"][arm]["start"])
-    held = [one or {} for one in foundations(experiment, out).values()]
+    held = [one or {} for one in foundations(out).values()]
     merged = {key: value for one in held for key, value in sorted(one.items()) if key != SOURCE}
     return found | {"stands_on": merged, "sources": sorted({one[SOURCE] for one in held if SOURCE in one})}
 

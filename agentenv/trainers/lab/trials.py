@@ -159,7 +159,7 @@ def run_trial(experiment: Experiment, trial: Trial, out: Path, display: Any) -> 
     begun = path / "config.toml"
     if begun.is_file() and begun.read_text(encoding="utf-8") != dump_config(config):
         raise ConfigurationError(f"{path} holds a run of another configuration: choose another --out")
-    others = foundations(experiment, out)
+    others = foundations(out)
     for arm in experiment.arms:  # an arm that needs no run any more may have been configured otherwise
         refuse_mixture(others, configured(arm, experiment.run_of(arm, 0), experiment.conditions(arm)))
     found = stands_on(trial.arm, config, experiment.conditions(trial.arm)) | _plan(experiment)
@@ -183,7 +183,7 @@ def refuse_other_plan(experiment: Experiment, out: Path) -> None:
         ConfigurationError: the number of seeds, the error level, the measure or the pairs are other ones than for a run that
             has begun.
     """
-    held = {folder: one for folder, one in foundations(experiment, out).items() if one is not None}
+    held = {folder: one for folder, one in foundations(out).items() if one is not None}
     refuse_mixture(held, _plan(experiment))
 
 
@@ -197,9 +197,12 @@ def _plan(experiment: Experiment) -> dict[str, str]:
     return {"plan of the comparison": value_digest([fixed, pairs, families])}
 
 
-def foundations(experiment: Experiment, out: Path) -> dict[Path, dict[str, str] | None]:
-    """What each run that has begun stands on, by its folder; None where it does not say."""
-    begun = sorted(path.parent for arm in experiment.arms for path in (out / arm).glob("seed-*/config.toml"))
+def foundations(out: Path) -> dict[Path, dict[str, str] | None]:
+    """What each run that has begun stands on, by its folder; None where it does not say.
+
+    Runs of arms that the experiment does not have count as well.
+    """
+    begun = sorted(path.parent for path in out.glob("*/seed-*/config.toml"))
     return {folder: read_foundations(folder) for folder in begun}
 
 

@@ -384,6 +384,13 @@ def test_a_plan_does_not_change_after_a_look(policy: Path, tmp_path: Path) -> No
     for change in changes:
         with pytest.raises(ConfigurationError, match="plan"):
             refuse_other_plan(changed_by(short, change), out)
+    renamed = short.model_dump(exclude_none=True) | {
+        "arms": {"a": {}, "b": {}},
+        "expects": (),
+        "families": (),
+    }
+    with pytest.raises(ConfigurationError, match="plan"):
+        refuse_other_plan(Experiment(**renamed), out)
 
 
 def test_runs_whose_page_cannot_be_written_do_not_begin(
