@@ -21,6 +21,7 @@ NEEDED = {
     "serve": ["x"],
     "lab run": ["x"],
     "synthesize fictional-hot": ["--dataset", "x", "--out", "x"],
+    "synthesize organisation": ["--out", "x"],
     "trace": ["x", "--out", "x"],
 }
 

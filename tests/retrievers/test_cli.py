@@ -91,7 +91,7 @@ def test_a_query_may_be_reranked(corpus: Path, tmp_path: Path) -> None:
     Build(corpus, tmp_path / "out", "Flat", "hash").run()
     plain, judged = (Query(tmp_path / "out", "fish", 2, rerank).run() for rerank in ("", "overlap"))
     assert judged["retriever"]["name"] == "rerank(faiss)"
-    assert [passage["score"] for passage in judged["passages"]] == [0.0, 0.0]  # "fish," is not "fish"
+    assert [passage["score"] for passage in judged["passages"]] == [1.0, 0.0]  # "fish," is "fish"
     assert {p["id"] for p in plain["passages"]} == {p["id"] for p in judged["passages"]}
 
 

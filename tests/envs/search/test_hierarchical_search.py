@@ -55,12 +55,12 @@ def ids(found: list[Passage]) -> list[str]:
 
 
 def test_refinement_keeps_the_best_share_and_one_at_least() -> None:
-    some = passages("a", "a b c", "b", "a b", "x")
-    assert ids(refine(some, ["a b c"], OverlapReranker(), 0.5)) == ["p1", "p3"]  # int(2.5)
-    assert ids(refine(some, ["a b c"], OverlapReranker(), 0.3)) == ["p1"]  # int(1.5)
-    assert ids(refine(some[4:], ["a"], OverlapReranker(), 0.1)) == ["p4"]
+    some = passages("u", "u v w", "v", "u v", "x")
+    assert ids(refine(some, ["u v w"], OverlapReranker(), 0.5)) == ["p1", "p3"]  # int(2.5)
+    assert ids(refine(some, ["u v w"], OverlapReranker(), 0.3)) == ["p1"]  # int(1.5)
+    assert ids(refine(some[4:], ["u"], OverlapReranker(), 0.1)) == ["p4"]
     assert ids(refine(some, [""], OverlapReranker(), 0.5)) == ["p0", "p1"]  # without a thought the first ones
-    assert refine([], ["a"], OverlapReranker(), 0.3) == []
+    assert refine([], ["u"], OverlapReranker(), 0.3) == []
 
 
 def test_an_agent_hands_up_what_suits_its_thoughts_and_then_its_conclusion() -> None:
