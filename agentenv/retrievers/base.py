@@ -132,8 +132,12 @@ def texts_of(queries: Sequence[Query | str], k: int) -> tuple[str, ...]:
     if k < 1:
         raise ConfigurationError(f"k is {k}; ask for at least 1 passage.")
     texts = (query if isinstance(query, str) else query.text for query in queries)
-    composed = (text if text.isascii() else unicodedata.normalize("NFC", text) for text in texts)
-    return tuple(" ".join(text.split())[:QUERY_CHARS].rstrip() for text in composed)
+    return tuple(" ".join(composed(text).split())[:QUERY_CHARS].rstrip() for text in texts)
+
+
+def composed(text: str) -> str:
+    """``text`` in composed characters (NFC), in which queries and documents are compared: accents have two spellings."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def passage_of(fields: Any) -> Passage:
@@ -152,8 +156,8 @@ def passage_of(fields: Any) -> Passage:
 
 
 def passage_text(document: Document | Passage) -> str:
-    """The words of a document: its title and its text."""
-    return f"{document.title} {document.text}".strip()
+    """The words of a document in composed characters: its title and its text."""
+    return composed(f"{document.title} {document.text}".strip())
 
 
 def best_hits(scores: NDArray[np.floating], rows: NDArray[np.integer], k: int) -> list[Hit]:

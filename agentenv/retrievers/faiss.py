@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, IndexMismatch
-from agentenv.retrievers.base import SCORE_DECIMALS, CorpusRetriever, Hit, best_hits
+from agentenv.retrievers.base import SCORE_DECIMALS, CorpusRetriever, Hit, best_hits, composed
 from agentenv.retrievers.encoder import CachedQueries, Encoder, Vectors, make_encoder
 from agentenv.retrievers.indexes import (
     EFFORT,
@@ -189,10 +189,10 @@ def encode_documents(encoder: Encoder, documents: Sequence[Document]) -> Vectors
 
 
 def laid_out(document: Document, layout: str) -> str:
-    """What is encoded of a document; one without a title is its text."""
-    return (
-        layout.format(title=document.title, text=document.text).strip() if document.title else document.text
-    )
+    """What is encoded of a document, in composed characters; one without a title is its text."""
+    if not document.title:
+        return composed(document.text)
+    return composed(layout.format(title=document.title, text=document.text).strip())
 
 
 def dense_card(

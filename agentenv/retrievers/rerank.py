@@ -13,7 +13,7 @@ from agentenv.core.scoring.normalize import squad
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, RetrieverFault
 from agentenv.policies.compute import ComputeSettings, process_compute
-from agentenv.retrievers.base import texts_of
+from agentenv.retrievers.base import passage_text, texts_of
 from agentenv.retrievers.encoder import folder_digest
 
 OVERLAP = "overlap"  # the spec of the reranker that needs no model
@@ -119,7 +119,7 @@ class RerankRetriever:
         texts = texts_of(queries, k)
         found = await self.inner.search(queries, max(k, self.depth))
         pairs = tuple(
-            (text, f"{passage.title} {passage.text}".strip())
+            (text, passage_text(passage))
             for text, passages in zip(texts, found, strict=True)
             for passage in passages
         )

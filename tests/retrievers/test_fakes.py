@@ -1,13 +1,21 @@
 """The shipped fakes: word overlap by hand, and faults on the chosen calls only."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Literal
+from unicodedata import normalize
 
 import pytest
 
+from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document
 from agentenv.errors import EnvFault, RetrieverFault
+from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.retrievers.encoder import HashEncoder
+from agentenv.retrievers.faiss import FaissRetriever
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 
+Form = Literal["NFC", "NFD"]
 DOCUMENTS = [Document("a", "Halvik", "harbour town"), Document("b", "Herring", "harbour fish, fish, fish")]
 
 
@@ -30,7 +38,22 @@ def test_faults_come_on_the_chosen_calls() -> None:
     assert faulty.calls == 3
 
 
-def test_a_query_of_decomposed_characters_finds_composed_ones() -> None:
-    documents = [Document("1", "Beyonc\u00e9", "Beyonc\u00e9 sings."), Document("2", "b", "other text")]
-    (found,) = asyncio.run(InMemoryRetriever(documents).search(["Beyonce\u0301"], 1))
-    assert [passage.id for passage in found] == ["1"]
+@pytest.mark.parametrize("asked", ["NFC", "NFD"])
+@pytest.mark.parametrize("written", ["NFC", "NFD"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        InMemoryRetriever,
+        BM25Retriever.build,
+        lambda documents: FaissRetriever.build(documents, HashEncoder()),
+    ],
+    ids=["words", "bm25", "faiss"],
+)
+def test_an_accent_is_the_same_in_one_character_or_two(
+    build: Callable[[list[Document]], Retriever], written: Form, asked: Form
+) -> None:
+    name, shown = normalize(asked, "Beyonc\u00e9"), normalize(written, "Beyonc\u00e9")
+    (found,) = asyncio.run(
+        build([Document("1", "b", "other text"), Document("2", shown, "sings")]).search([name], 1)
+    )
+    assert [(passage.id, passage.title) for passage in found] == [("2", shown)]
