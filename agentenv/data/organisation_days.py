@@ -215,35 +215,35 @@ def leave(engine: Engine) -> None:
     gone = engine.rng.choice(members)
     heir = engine.rng.choice([person for person in members if person != gone])
     if not engine.config.social:
-        told = _farewell(engine, gone, heir, lead, None)
-        if told is not None:
-            _hand_over(engine, gone, heir, lead, told)
+        notice = _farewell(engine, gone, heir, lead, None)
+        if notice is not None:
+            _hand_over(engine, gone, heir, lead, notice)
         return
     text = f"{gone} will leave us and hands over to {heir}."
     facts = {"person": gone, "heir": heir}
     staff = present(engine, team)
-    told = engine.happen("handover", [lead], facts, [("mail", f"{gone} hands over", text, staff)])
-    if told is not None:
-        _hand_over(engine, gone, heir, lead, told)
+    notice = engine.happen("handover", [lead], facts, [("mail", f"{gone} hands over", text, staff)])
+    if notice is not None:
+        _hand_over(engine, gone, heir, lead, notice)
         engine.cursors = dict.fromkeys(engine.cursors, max(engine.cursors.values()))
-        _farewell(engine, gone, heir, lead, told.id)
+        _farewell(engine, gone, heir, lead, notice.id)
 
 
 def _farewell(engine: Engine, gone: str, heir: str, lead: str, cause: str | None) -> Event | None:
     text = f"{gone} leaves us today. The tickets of {gone} go to {heir}."
-    told = engine.happen(
+    notice = engine.happen(
         "departure",
         [lead],
         {"person": gone, "heir": heir},
         [("mail", f"{gone} leaves", text, everybody(engine))],
         cause=cause,
     )
-    if told is not None:
-        engine.left[gone] = told.time
-    return told
+    if notice is not None:
+        engine.left[gone] = notice.time
+    return notice
 
 
-def _hand_over(engine: Engine, gone: str, heir: str, lead: str, told: Event) -> None:
+def _hand_over(engine: Engine, gone: str, heir: str, lead: str, notice: Event) -> None:
     """The tickets go to the heir, and the team learns what only the leaver knew."""
     team = team_of(engine, gone)
     for number in [number for number, (person, _) in sorted(engine.tickets.items()) if person == gone]:
@@ -253,16 +253,16 @@ def _hand_over(engine: Engine, gone: str, heir: str, lead: str, told: Event) -> 
             [lead],
             {"ticket": number, "person": heir},
             [("tickets", f"{number} reassigned", text, present(engine, team))],
-            cause=told.id,
+            cause=notice.id,
         )
         if moved is not None:
             engine.tickets[number] = (heir, moved.id)
     if engine.config.social:
-        centrality(engine, gone, lead, told)
-    _knowledge_gap(engine, gone, lead, told)
+        centrality(engine, gone, lead, notice)
+    _knowledge_gap(engine, gone, lead, notice)
 
 
-def _knowledge_gap(engine: Engine, gone: str, lead: str, told: Event) -> None:
+def _knowledge_gap(engine: Engine, gone: str, lead: str, notice: Event) -> None:
     """What somebody who leaves has repaired and nobody has described: the team, which saw every repair, is told the share.
 
     The mail names no incident that is described, so that nobody learns from it that a post-mortem was written.
@@ -278,5 +278,5 @@ def _knowledge_gap(engine: Engine, gone: str, lead: str, told: Event) -> None:
             [lead],
             {"person": gone, "share": share, "missing": ", ".join(missing)},
             [("mail", f"What {gone} knew", text, present(engine, team_of(engine, gone)))],
-            cause=told.id,
+            cause=notice.id,
         )

@@ -203,25 +203,25 @@ def _recurrence(organisation: Organisation, rng: Random) -> Iterator[Task]:
     for number, events in _incidents(organisation):
         if "symptom" not in events["detected"].facts:
             return
-        told = events.get("recurrence")
+        recurrence = events.get("recurrence")
         yield _made(
             organisation,
-            f"recurrence, {'present' if told else 'absent'}",
+            f"recurrence, {'present' if recurrence else 'absent'}",
             f"Which earlier incident was {number} said to be again?",
-            told.facts["root"] if told else NOBODY,
-            [told or events["detected"]],
+            recurrence.facts["root"] if recurrence else NOBODY,
+            [recurrence or events["detected"]],
             f"tickets: {number} looks familiar",
         )
 
 
 def _burnout(organisation: Organisation, rng: Random) -> Iterator[Task]:
     """Whether it was written by a time that somebody had burnt out."""
-    told = {event.facts["person"]: event for event in organisation.events if event.kind == "burnout"}
-    people = [person for team in organisation.teams.values() for person in team] if told else []
+    burnouts = {event.facts["person"]: event for event in organisation.events if event.kind == "burnout"}
+    people = [person for team in organisation.teams.values() for person in team] if burnouts else []
     for person in people:
-        event = told.get(person) or rng.choice(list(told.values()))
+        event = burnouts.get(person) or rng.choice(list(burnouts.values()))
         time = _near(event.time, organisation.config.days, rng)
-        answer = "yes" if person in told and event.time <= time else "no"
+        answer = "yes" if person in burnouts and event.time <= time else "no"
         question = f"By {clock(time)}, had anybody written that {person} had burnt out?"
         yield _made(organisation, f"burnout, {answer}", question, answer, [event], f"mail: Rest for {person}")
 

@@ -56,10 +56,10 @@ def recognise(engine: Engine, found: Event, staff: Sequence[str]) -> None:
 
 def exhaust(engine: Engine, looked: Event, staff: Sequence[str]) -> None:
     """The lead tells the team who has burnt out by an incident, once for each of them."""
-    told = {event.facts["person"] for event in engine.events if event.kind == "burnout"}
+    announced = {event.facts["person"] for event in engine.events if event.kind == "burnout"}
     burnt = social_state(engine.teams, engine.events).burnt_out()
     for person in dict.fromkeys(looked.actors):
-        if person in burnt and person not in told:
+        if person in burnt and person not in announced:
             number = looked.facts["incident"]
             text = f"{person} has burnt out with {number} and needs rest, writes {staff[0]}."
             engine.happen(
@@ -87,7 +87,7 @@ def escalate(engine: Engine, complaint: Event, lead: str) -> None:
         )
 
 
-def centrality(engine: Engine, gone: str, lead: str, told: Event) -> None:
+def centrality(engine: Engine, gone: str, lead: str, notice: Event) -> None:
     """The lead notes how many pairs of colleagues somebody who leaves stood between."""
     between = betweenness(social_state(engine.teams, engine.events))
     pairs = str(int(between[gone]))
@@ -98,5 +98,5 @@ def centrality(engine: Engine, gone: str, lead: str, told: Event) -> None:
         [lead],
         {"person": gone, "pairs": pairs},
         [("mail", f"Who {gone} has connected", text, staff)],
-        cause=told.id,
+        cause=notice.id,
     )
