@@ -5,6 +5,8 @@ exist, for which the Python part registers shapes when it is imported, and the i
 them. ``make test-vllm`` appends this file to ``torchvision/extension.py``, which is imported before they are used.
 """
 
+from typing import Any
+
 import torch
 
 _SCHEMAS = (
@@ -13,7 +15,7 @@ _SCHEMAS = (
 )
 
 if not hasattr(torch.ops.torchvision, "nms"):
-    _declared = torch.library.Library("torchvision", "FRAGMENT")
+    _declared: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     """Kept, since its operators are gone with it."""
     for _schema in _SCHEMAS:
         _declared.define(_schema)
