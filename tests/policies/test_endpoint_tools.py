@@ -223,7 +223,9 @@ def test_a_picture_for_a_model_without_eyes_is_refused_before_anything_is_sent(n
 
 
 @pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("reason", ["image_url is only supported by certain models", "At most 0 images may be provided"])
+@pytest.mark.parametrize(
+    "reason", ["image_url is only supported by certain models", "At most 0 images may be provided"]
+)
 def test_a_service_that_takes_no_pictures_makes_a_fault_that_says_so(wire: Any, reason: str) -> None:
     answer = Answer(status=400, raw=json.dumps({"error": {"message": reason, "param": "messages"}}))
     played, bodies = play(Pictures(), [answer], wire=wire)
