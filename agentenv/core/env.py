@@ -18,6 +18,7 @@ from agentenv.core.assistant_turns import AssistantTurn, ToolForm
 from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.concurrency.deadlines import guarded
 from agentenv.core.env_options import check_declarations, check_reset_options, picklable
+from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.scene import TurnScene
 from agentenv.core.snapshot import Snapshot, fork_value, resources_of
 from agentenv.core.spaces import FreeText, Messages
@@ -137,6 +138,9 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
         """Which of ``stop`` end the turn that comes: all of them, unless one of them would cut off what the turn is for."""
         return stop
+
+    def use_policy(self, policy: Policy, chat: ChatFormat) -> None:
+        """Tells it which policy will act, before ``reset``; only an environment that asks that policy keeps it."""
 
     def native_tools(self) -> Sequence[ToolForm]:
         """The tools that a model may call in its native form; empty where actions are plain text."""

@@ -33,7 +33,7 @@ async def run_episode(
         ConfigurationError: the environment cannot pose this task, the format cannot render it, or the policy
             cannot be asked as it is configured.
     """
-    state = await open_episode(spec, chat, config, episode=episode)
+    state = await open_episode(spec, policy, chat, config, episode=episode)
     try:
         return await play(state, policy, chat, config)
     finally:
@@ -41,7 +41,7 @@ async def run_episode(
 
 
 async def open_episode(
-    spec: EpisodeSpec, chat: ChatFormat, config: RolloutConfig, *, episode: str
+    spec: EpisodeSpec, policy: Policy, chat: ChatFormat, config: RolloutConfig, *, episode: str
 ) -> EpisodeState:
     """Poses the task. The state that is returned has already ended if the environment failed or the prompt is too long.
 
@@ -50,6 +50,7 @@ async def open_episode(
     """
     state = EpisodeState(spec, episode)
     spec.env.native = isinstance(chat, ConversationFormat)
+    spec.env.use_policy(policy, chat)
     try:
         state.prompt = await opening_of(spec, config)
         ids = _opened(state, chat, state.prompt)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from agentenv.core.env import AsyncEnv
+from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.types import EndReason, Info, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.data.splits import in_split
 from agentenv.envs.gui.actions import STOP, Kind, Reply, action_text, parse_reply
@@ -25,7 +26,7 @@ from agentenv.envs.gui.recordings import RecordedStep, Recording, expert_action,
 from agentenv.envs.gui.rewards import Weights, step_reward
 from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Screen, pointed
-from agentenv.envs.gui.thoughts import OFF_POLICY, ON_POLICY, ThoughtWriter
+from agentenv.envs.gui.thoughts import OFF_POLICY, ON_POLICY, ThoughtWriter, policy_thoughts
 from agentenv.errors import ConfigurationError, DatasetError
 
 Patch = Literal["thought_free", "off_policy", "on_policy"]
@@ -88,9 +89,9 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
             matcher: Preset of ``MATCHERS``.
             patch: What a patch says: ``thought_free`` the action alone; ``off_policy`` with the recorded thought or, where
                 ``thoughts`` is given, one that it writes from goal, screen and action; ``on_policy`` with one that
-                ``thoughts``, the policy itself, writes from its context and the action as a hint (`policy_thoughts`).
+                the acting policy writes from its context and the action as a hint (`policy_thoughts`).
             patch_budget: Patches an episode; 0 ends it at the first mismatch, -1 (``UNLIMITED``) never.
-            thoughts: Writes thoughts; see ``patch``.
+            thoughts: Writes thoughts; see ``patch``. Without it an episode loop's policy writes those of ``on_policy``.
             weights: Of the reward; see `step_reward`.
             kinds: The actions that are offered.
             by_id: Whether the prompt's example and patches point by element id, where the policy is shown a tree.
@@ -102,8 +103,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
             render_mode: ``ansi`` or None.
 
         Raises:
-            ConfigurationError: a number out of range, no ``{goal}``, ``on_policy`` without ``thoughts``, or ``thoughts``
-                with ``pixels``.
+            ConfigurationError: a number out of range, no ``{goal}``, or ``thoughts`` or ``on_policy`` with ``pixels``.
             UnknownName: no such matcher.
         """
         super().__init__(render_mode=render_mode)
@@ -111,10 +111,12 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
             raise ConfigurationError(
                 "the prompt must hold {goal}, window be at least 1, patch_budget at least -1"
             )
-        _check_thoughts(patch, thoughts, pixels=pixels)
+        _refuse_pixels(patch, thoughts, pixels=pixels)
         self._tasks = None if tasks is None else tuple(tasks)
         self._match, self._weights = get_matcher(matcher), weights
         self._patch, self._budget, self._thoughts = patch, patch_budget, thoughts
+        self._policy: tuple[Policy, ChatFormat] | None = None
+        self._seed = 0
         self._kinds, self._by_id, self._window = tuple(map(Kind, kinds)), by_id and not pixels, window
         self._format = ScreenFormat(tree=not pixels, pixels=pixels, places=places)
         self._reveal_gold, self._prompt = reveal_gold, prompt
@@ -149,6 +151,10 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         held = [item for item in loaded if in_split(item.id, split)]
         return [item.task(split) for item in held[:n]]
 
+    def use_policy(self, policy: Policy, chat: ChatFormat) -> None:
+        """Keeps the policy that acts, for the thoughts of ``on_policy`` patches."""
+        self._policy = (policy, chat)
+
     def held_tasks(self) -> Sequence[Task]:
         """The recordings that it was given, or some of DomSim's expert, made at the first call."""
         if self._tasks is None:
@@ -164,13 +170,14 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         ``options["patch_budget"]`` and ``options["patch_variant"]``, what a patch says, count for this episode.
 
         Raises:
-            ConfigurationError: ``on_policy`` without ``thoughts``.
+            ConfigurationError: ``on_policy`` with ``pixels``.
             DatasetError: the task has no recording, or one without screenshots where the policy sees pixels.
         """
         await super().areset(seed=seed, options=options)
         chosen = options or {}
         budget, patch = chosen.get("patch_budget", self._budget), chosen.get("patch_variant", self._patch)
-        _check_thoughts(patch, self._thoughts, pixels=self._format.pixels)
+        _refuse_pixels(patch, self._thoughts, pixels=self._format.pixels)
+        self._seed = seed or 0
         task = self.choose_task(options)
         if task is None or not isinstance(task.data.get("recording"), Recording):
             raise DatasetError(f"task {task.id if task else None!r} has no recording")
@@ -264,7 +271,15 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         action, patch = expert_action(step, by_id=self._by_id), self.state.patch
         if patch == "thought_free":
             return action_text(action)
-        if self._thoughts is None:
+        writer = self._thoughts
+        if patch == "on_policy" and writer is None:
+            if self._policy is None:
+                raise ConfigurationError(
+                    "patch='on_policy' has no policy that could write thoughts: play the episode with run_episode, or "
+                    "give thoughts=policy_thoughts(policy, chat)"
+                )
+            writer = policy_thoughts(*self._policy, seed=self._seed)
+        if writer is None:
             return action_text(action, step.thought)
         bare = action_text(action).removeprefix("<think></think>")
         if patch == "off_policy":
@@ -273,7 +288,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         else:
             context = "\n\n".join(message.text for message in self._context())
             prompt = ON_POLICY.format(context=context, action=bare)
-        written = self._thoughts(prompt)
+        written = writer(prompt)
         return action_text(action, (await written if inspect.isawaitable(written) else written).strip())
 
     def _context(self) -> Observation:
@@ -301,10 +316,8 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         return f"{state.recording.goal} [{len(state.history)} of {len(state.recording.steps)}, {state.patches} patched]"
 
 
-def _check_thoughts(patch: Patch, thoughts: ThoughtWriter | None, *, pixels: bool) -> None:
-    if patch == "on_policy" and thoughts is None:
-        raise ConfigurationError("patch='on_policy' needs thoughts: policy_thoughts(policy, chat) makes them")
-    if thoughts is not None and pixels:
+def _refuse_pixels(patch: Patch, thoughts: ThoughtWriter | None, *, pixels: bool) -> None:
+    if pixels and (patch == "on_policy" or thoughts is not None):
         raise ConfigurationError(
             "thoughts are written from the text of a screen: leave them out, or pixels=false"
         )

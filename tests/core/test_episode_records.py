@@ -102,7 +102,7 @@ def test_seeds_differ_by_episode_by_turn_and_by_attempt() -> None:
 
     async def attempts() -> set[int]:
         again = Watched(*["one"] * 3)
-        state = await open_episode(EpisodeSpec(Listener(bye), TASK, 0), CHAT, CONFIG, episode="e-0")
+        state = await open_episode(EpisodeSpec(Listener(bye), TASK, 0), again, CHAT, CONFIG, episode="e-0")
         for attempt in range(3):
             await sample(state.copy(), again, CONFIG, attempt=attempt)
         return {asked.seed for asked in again.asked}

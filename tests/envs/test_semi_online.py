@@ -109,8 +109,9 @@ def test_a_reset_may_set_the_kind_of_patch_of_its_episode() -> None:
         assert f"<think>{thought}</think>" in words(env.step(OTHER_KIND).observation)
     with pytest.raises(ConfigurationError, match="'offpolicy'"):
         env.reset(seed=0, options={"patch_variant": "offpolicy"})
+    env.reset(seed=0, options={"patch_variant": "on_policy"})
     with pytest.raises(ConfigurationError, match="policy_thoughts"):
-        env.reset(seed=0, options={"patch_variant": "on_policy"})
+        env.step(OTHER_KIND)
 
 
 def test_a_text_without_an_action_ends_or_is_patched() -> None:
@@ -155,8 +156,8 @@ def test_the_three_kinds_of_patch() -> None:
     off, on = asked
     assert '{"action": "click", "id": "1"}' in off
     assert "A hint, for you alone" in on
-    with pytest.raises(ConfigurationError, match="policy_thoughts"):
-        SemiOnlineGUI(patch="on_policy")
+    with pytest.raises(ConfigurationError, match="pixels"):
+        SemiOnlineGUI(patch="on_policy", pixels=True)
 
 
 def test_on_policy_thoughts_come_from_the_policy() -> None:
@@ -166,6 +167,17 @@ def test_on_policy_thoughts_come_from_the_policy() -> None:
     told = play([OTHER_KIND], patch="on_policy", thoughts=writer)
     assert "<think>It is the first.</think>" in words(told[0]["observation"])
     assert spoken("I click.<|im_end|>") == "I click."
+
+
+def test_the_episode_loop_lets_its_policy_write_the_thoughts_of_on_policy_patches() -> None:
+    tokenizer = ByteTokenizer()
+    scripts = {"e-0": [RIGHT[0], OTHER_KIND, *RIGHT[2:]], "": ["<think>It is the second.</think> more"]}
+    spec = EpisodeSpec(SemiOnlineGUI(patch="on_policy"), TASK, 0, "g")
+    config = RolloutConfig(context_tokens=20_000, turn_tokens=300, stop=SemiOnlineGUI.stop)
+    policy = ScriptedPolicy(scripts, tokenizer)
+    (trajectory,) = asyncio.run(rollout([spec], policy, InlineFormat(tokenizer), config, name="e"))
+    assert "<think>It is the second.</think>" in tokenizer.decode(trajectory.ids.tolist())
+    assert "It is the second." not in tokenizer.decode(trajectory.ids[trajectory.loss_mask].tolist())
 
 
 def test_a_writer_that_fails_is_a_fault_and_no_reward() -> None:

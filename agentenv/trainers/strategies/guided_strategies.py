@@ -214,7 +214,7 @@ async def spell(
         raise ConfigurationError(
             f"{type(context.policy).__name__} has no tokenizer to spell demonstrations in"
         )
-    state = await open_episode(spec, context.chat, context.config, episode=episode)
+    state = await open_episode(spec, context.policy, context.chat, context.config, episode=episode)
     taken = await ask_expert(state, context.config, partial(actions, spec))
     script = ScriptedPolicy({} if taken is None else {episode: taken}, tokenizer)
     demonstration = await play(state, script, context.chat, context.config)

@@ -38,7 +38,7 @@ async def play_hinted(
         hint: The hint, asked for after the reset.
     """
     episode = f"{parent}-{name}"
-    state = await open_episode(spec, context.chat, context.config, episode=episode)
+    state = await open_episode(spec, context.policy, context.chat, context.config, episode=episode)
     text = await ask_expert(state, context.config, partial(hint, spec)) or ""
     if state.ended is None and not text:
         return []

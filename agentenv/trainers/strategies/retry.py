@@ -162,7 +162,7 @@ async def play_marked(
     spec: EpisodeSpec, rewinder: Rewinder, context: RolloutContext, episode: str
 ) -> Trajectory:
     """One episode with the state of each turn kept."""
-    state = await open_episode(spec, context.chat, context.config, episode=episode)
+    state = await open_episode(spec, context.policy, context.chat, context.config, episode=episode)
     while state.ended is None:
         await rewinder.mark(state)
         if state.ended is None:

@@ -96,7 +96,7 @@ async def gather_slots(
     async def alone(place: int, spec: EpisodeSpec) -> Trajectory:
         async with context.slot(place):
             episode = context.episode(place)
-            state = await open_episode(spec, context.chat, context.config, episode=episode)
+            state = await open_episode(spec, context.policy, context.chat, context.config, episode=episode)
             try:
                 return await play(state)
             finally:

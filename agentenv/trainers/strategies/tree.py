@@ -236,7 +236,7 @@ class _TreeBuilder:
         context, spec = self.context, self.specs[slots.start]
         async with context.slot(slots.start):
             episode = context.episode(slots.start)
-            state = await open_episode(spec, context.chat, context.config, episode=episode)
+            state = await open_episode(spec, context.policy, context.chat, context.config, episode=episode)
             script = await expert_script(state, context) if self.strategy.progress else ()
             await self._grow(Branch(state, slots, self.strategy.depth, script=script), tasks)
 

@@ -195,7 +195,9 @@ class _Search:
         """Begins the episode, in one slot; nothing is played where it ends at once."""
         if slot == 0:
             name = f"{self.episode}-0"
-            state = await open_episode(self.spec, self.context.chat, self.config, episode=name)
+            state = await open_episode(
+                self.spec, self.context.policy, self.context.chat, self.config, episode=name
+            )
             self.root = _Node(state, goes_on=state.ended is None)
             return _Continuation(state.ended)
         return _Continuation()

@@ -110,7 +110,7 @@ class Slot:
 
     async def play(self) -> None:
         policy = ScriptedPolicy({"e": ACTIONS})
-        self.record = await open_episode(self.start, CHAT, self.config, episode="e")
+        self.record = await open_episode(self.start, policy, CHAT, self.config, episode="e")
         for _ in ACTIONS:
             await self.rewinder.mark(self.record)
             if self.record.ended is None:
