@@ -348,7 +348,7 @@ def test_a_second_look_never_mixes_starts(policy: Path, tmp_path: Path) -> None:
     held = json.loads(kept.read_text())
     weights = f"weights of hf:{policy}"
     kept.write_text(json.dumps(held | {SOURCE: "another"}))  # a changed comment is no other start
-    run_trial(short, Trial("xrpo", 0), out, SilentDisplay())
+    run_trial(short, Trial("gdro", 0), out, SilentDisplay())
     for other, named in ((held | {weights: "other"}, weights), (None, "does not say")):
         kept.unlink() if other is None else kept.write_text(json.dumps(other))
         with pytest.raises(ConfigurationError, match=named) as refused:
@@ -367,8 +367,8 @@ def test_a_second_look_never_mixes_designs(policy: Path, tmp_path: Path) -> None
     (begun / STANDS_ON).write_text(json.dumps(mine))
     slower = changed_by(short, {"base": {"optimizer": {"learning_rate": 1e-3}}})
     with pytest.raises(ConfigurationError, match="configuration of uniform"):
-        run_trial(slower, Trial("xrpo", 0), out, SilentDisplay())
-    assert not (out / "xrpo").exists()
+        run_trial(slower, Trial("gdro", 0), out, SilentDisplay())
+    assert not (out / "gdro").exists()
 
 
 def test_a_plan_does_not_change_after_a_look(policy: Path, tmp_path: Path) -> None:
