@@ -162,7 +162,7 @@ async def retry(make: Make, writer: Writer, task: Task, branches: int) -> Trajec
     """One episode, then once more from turn ``writer.at`` on."""
     env, chat = make(), InlineFormat(TOKENIZER)
     try:
-        state = await open_episode(EpisodeSpec(env, task, 0), chat, CONFIG, episode="e")
+        state = await open_episode(EpisodeSpec(env, task, 0), writer, chat, CONFIG, episode="e")
         while len(state.turns) < writer.at:
             await take_turn(state, writer, chat, CONFIG)
         past, snapshot = state.copy(), await capture(state, CONFIG)

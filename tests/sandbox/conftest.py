@@ -117,12 +117,23 @@ def first_process(container: str) -> set[int]:
     return set()
 
 
+def drivers() -> set[int]:
+    """The processes that drive the browser of other tests, whose number changes whenever the browser likes."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and parent_of(entry) == os.getpid():
+            with suppress(OSError):
+                if (entry / "comm").read_text(encoding="utf-8", errors="replace").strip() == "node":
+                    found.add(int(entry.name))
+    return found
+
+
 def tree(backend: str = "") -> set[int]:
-    """Every process that descends from this one, or is in one of its containers."""
+    """Every process that descends from this one without its browser, or is in one of its containers."""
     roots = {os.getpid()}
     for name in containers() if backend == "docker" else ():
         roots |= first_process(name)
-    return descendants(roots) - {os.getpid()}
+    return descendants(roots) - descendants(drivers()) - {os.getpid()}
 
 
 def jails_of(executor: JailExecutor) -> list[Any]:
