@@ -123,7 +123,7 @@ def drivers() -> set[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and parent_of(entry) == os.getpid():
             with suppress(OSError):
-                if (entry / "comm").read_text(encoding="utf-8", errors="replace").strip() == "node":
+                if (entry / "exe").readlink().name == "node":
                     found.add(int(entry.name))
     return found
 
