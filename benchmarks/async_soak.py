@@ -47,6 +47,7 @@ from agentenv.core.types import EndReason, Passage, Query, RetrieverInfo, Step
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import Fault, RetrieverFault, SandboxFault
 from agentenv.policies.hf import HFPolicy
+from agentenv.progress import SilentDisplay
 from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.types import ExecStatus, ExecutionLimits
@@ -55,9 +56,9 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
 
-from common import arguments, finish, fork  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
-from kills import groups  # type: ignore[import-not-found]  # isort: skip
-from sandbox_soak import descendants, harm, inodes, resident_mib  # type: ignore[import-not-found]  # isort: skip
+from common import arguments, finish, fork  # isort: skip  # sibling scripts
+from kills import groups  # isort: skip
+from sandbox_soak import descendants, harm, inodes, resident_mib  # isort: skip
 
 ENV = "bench/SoakSearch-v0"
 QUESTIONS, SIZE, STALENESS = 3, 4, 2
@@ -173,7 +174,7 @@ def stormy(run: Callable[[HFPolicy, Any], Any]) -> Callable[[HFPolicy, Any], Any
 
 
 @dataclass
-class Watch:
+class Watch(SilentDisplay):
     """The display of a run: checks every step, counts what the process holds, and ends the run when told to."""
 
     folder: RunFolder
@@ -184,7 +185,7 @@ class Watch:
         """Faults strike in training alone."""
         self.training = STORM.raging = name == "training"
 
-    def advance(self, done: int, metrics: dict[str, float]) -> None:
+    def advance(self, done: int, metrics: dict[str, Any]) -> None:
         """A step ended."""
         if not self.training:
             return
@@ -197,9 +198,6 @@ class Watch:
         append(self.folder.path / TALLY, {"life": self.life, "failures": STORM.failures} | dict(STORM.counts))
         if STORM.over:
             raise Over
-
-    def warn(self, sentence: str) -> None:
-        """Nothing: how well the policy learns is not measured here."""
 
 
 def wrongs(
@@ -262,7 +260,7 @@ def work(place: Path, config: TrainConfig, args: argparse.Namespace, life: int) 
     STORM = Storm(random.Random(1000 * args.seed + life), rates, args.deadline)
     signal.signal(signal.SIGTERM, lambda *_: setattr(STORM, "over", True))
     faulthandler.register(signal.SIGUSR1)  # where it hangs, if it does
-    HFPolicy._run = stormy(HFPolicy._run)  # type: ignore[method-assign]
+    HFPolicy._run = stormy(HFPolicy._run)  # type: ignore[method-assign,assignment]
     begun = (place / "config.toml").exists()
     folder = RunFolder.open(place) if begun else RunFolder.create(place, config)
     with make_executor(args.backend, limits=LIMITS, size=2, wait_s=60.0) as executor:

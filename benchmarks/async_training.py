@@ -27,8 +27,8 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
 
-from common import arguments, finish  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
-from throughput import Clock  # type: ignore[import-not-found]  # isort: skip
+from common import arguments, finish  # isort: skip  # sibling scripts
+from throughput import Clock  # isort: skip
 
 ENV = "bench/SlowSearch-v0"
 WORLD = {"documents": 200, "questions": 60}

@@ -54,7 +54,8 @@ def mass_change(
 def softmax(logits_A: Values) -> Values:
     """float64[A]: the probabilities."""
     weights: Values = np.exp(logits_A - logits_A.max())
-    return weights / weights.sum()
+    total: float = weights.sum()
+    return weights / total
 
 
 def simulate(rollouts: int, seed: int, steps: int = STEPS) -> dict[str, float]:

@@ -35,7 +35,7 @@ from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.strategies.strategies import STRATEGIES
 
-from common import arguments, finish  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
+from common import arguments, finish  # isort: skip  # sibling scripts
 
 PROXIMAL = (None, "sampler", "recompute", "interpolate")
 MODES = (None, "none", "truncate", "mask")

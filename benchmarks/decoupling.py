@@ -37,8 +37,8 @@ from agentenv.trainers.task_sampling.samplers import get_sampler
 from agentenv.trainers.workers.group_runner import GroupRunner
 from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 
-from async_training import pareto  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
-from common import common_arguments, finish  # type: ignore[import-not-found]  # isort: skip
+from async_training import pareto  # isort: skip  # sibling scripts
+from common import common_arguments, finish  # isort: skip
 
 T = TypeVar("T")
 TOKENIZER = ByteTokenizer()
@@ -59,7 +59,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         """Simulated seconds."""
         return self.now
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> "asyncio.Future[T]":
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> "asyncio.Future[T]":
         """Here and now: no other thread takes time."""
         done: asyncio.Future[T] = self.create_future()
         done.set_result(func(*args))

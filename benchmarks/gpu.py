@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentenv.errors import MissingExtra
 
-from common import common_arguments, write  # type: ignore[import-not-found]  # isort: skip
-from gpu_models import Plan, Skipped, describe_card  # type: ignore[import-not-found]  # isort: skip
-from gpu_sections import SECTIONS  # type: ignore[import-not-found]  # isort: skip
+from common import common_arguments, write  # isort: skip
+from gpu_models import Plan, Skipped, describe_card  # isort: skip
+from gpu_sections import SECTIONS  # isort: skip
 import contextlib
 
 GRACE_S = 20.0

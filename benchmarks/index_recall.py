@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +148,7 @@ def compare(
     rows = [measure("bm25", lambda: BM25Retriever.build(corpus), questions, args)]
     rows.append(measure("hybrid", lambda: HybridRetriever.build(corpus, encoder), questions, args))
     for spec in specs(len(corpus), encoder.dim):
-        rows.append(
-            measure(spec, lambda spec=spec: FaissRetriever.build(corpus, encoder, spec), questions, args)
-        )
+        rows.append(measure(spec, partial(FaissRetriever.build, corpus, encoder, spec), questions, args))
     truth = next(row["ranked"] for row in rows if row["retriever"] == "Flat")
     for row in rows:
         ranked = row.pop("ranked")

@@ -40,8 +40,8 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
 
-from common import arguments, finish, fork  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
-from throughput import Clock  # type: ignore[import-not-found]  # isort: skip
+from common import arguments, finish, fork  # isort: skip  # sibling scripts
+from throughput import Clock  # isort: skip
 
 QUESTIONS, SIZE = 3, 4
 GLANCE_S = 0.005
@@ -233,7 +233,9 @@ def trials(args: argparse.Namespace, place: Path) -> dict[str, Any]:
     began = time.perf_counter()
     run(place / "whole", config, args.patience)
     seconds = time.perf_counter() - began
-    folder, moments, checkpoints = place / "killed", [], []
+    folder = place / "killed"
+    moments: list[int] = []
+    checkpoints: list[int] = []
     right = Counter({"equal": 0, "gone_on_from_the_checkpoint": 0, "nothing_half_written": 0})
     orphans = left_running(mark)
     while len(moments) < args.kills:

@@ -85,7 +85,8 @@ def drive(
 
     ``seen`` gets every answer and returns the seconds that its client pauses.
     """
-    host, port = urlsplit(address).hostname, urlsplit(address).port
+    split = urlsplit(address)
+    host, port = split.hostname or "", split.port or 80
 
     async def client(deadline: float) -> None:
         _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port)
@@ -123,8 +124,13 @@ def _loop() -> asyncio.AbstractEventLoop:
 def server(words: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Runs a server that says ``... at ADDRESS`` on stderr; yields address and process id once it is ready."""
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
-    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
-    child = subprocess.Popen([sys.executable, *words], text=True, env=environment, **pipes)
+    child = subprocess.Popen(
+        [sys.executable, *words],
+        text=True,
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
     try:
         assert child.stderr is not None
         line = child.stderr.readline()

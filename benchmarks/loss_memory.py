@@ -31,18 +31,18 @@ from agentenv.policies.output_head import LogitTail
 from agentenv.trainers.learner.chunked import chunked_logprobs, whole_logprobs
 from agentenv.trainers.learner.logprobs import WHOLE
 
-from common import common_arguments, finish, load  # type: ignore[import-not-found]  # isort: skip  # sibling script
+from common import common_arguments, finish, load  # isort: skip  # sibling script
 
 WAYS = ("whole", "chunked")
 _DEADLINE_S = 1800.0
 _MIB = 2**20
 
 
-class Alive(TorchDispatchMode):
+class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the storages that operations made and that are still alive."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.held: dict[int, tuple[StorageWeakRef, int]] = {}
         self.most = 0
 
@@ -54,8 +54,8 @@ class Alive(TorchDispatchMode):
         }
         for one in tree_leaves(made):
             if isinstance(one, Tensor) and (storage := one.untyped_storage())._cdata not in before:
-                self.held[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self.held = {place: pair for place, pair in self.held.items() if not pair[0].expired()}
+                self.held[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
+        self.held = {place: pair for place, pair in self.held.items() if not pair[0].expired()}  # type: ignore[no-untyped-call]
         self.most = max(self.most, sum(size for _, size in self.held.values()))
         return made
 

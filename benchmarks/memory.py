@@ -27,8 +27,8 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
 
-from common import Silent, arguments, finish  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
-from soak import resident_mib  # type: ignore[import-not-found]  # isort: skip
+from common import Silent, arguments, finish  # isort: skip  # sibling scripts
+from soak import resident_mib  # isort: skip
 
 WORLD: dict[str, Any] = {"documents": 200, "questions": 24}
 
@@ -54,7 +54,7 @@ def configure(args: argparse.Namespace, policy: Path) -> TrainConfig:
     return parse_config(values, "the benchmark")
 
 
-class Census(Silent):  # type: ignore[misc]  # a sibling script
+class Census(Silent):
     """A display that counts what the process holds."""
 
     def __init__(self, every: int) -> None:

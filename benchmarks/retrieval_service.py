@@ -72,7 +72,8 @@ def compare(ground: Ground, args: argparse.Namespace) -> dict[str, Any]:
     The reference is measured under each of its settings. Ours is compared with the setting that answers the most
     queries a second, and its 99th percentile with the lowest one of any setting.
     """
-    settings, their_answers = {}, {}
+    settings: dict[str, Any] = {}
+    their_answers: dict[str, Any] = {}
     for handler, threads in itertools.product(HANDLERS, sorted({1, args.threads})):
         flags = ["--handler", handler, "--search-threads", str(threads)]
         command = reference(ground.folder, args.threads, *flags)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from agentenv.sandbox.backends import make_executor, unavailable
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.types import ExecutionLimits
 
-from common import finish, load  # type: ignore[import-not-found]  # isort: skip  # a sibling script
+from common import finish, load  # isort: skip  # a sibling script
 
 WARM_RUN_MS = {"bwrap": 5.0, "docker": 10.0, "unsafe-local": 5.0}
 LIMITS = ExecutionLimits(memory_mb=512, wall_s=60.0, cpu_s=60.0)
@@ -82,13 +83,11 @@ def measure(executors: dict[str, JailExecutor], rounds: int) -> dict[str, Any]:
         rows: dict[str, Row] = {}
         for backend, executor in executors.items():
             for program, source in PROGRAMS.items():
-                rows[f"{backend}: warm run, {program}"] = lambda executor=executor, source=source: _ok(
-                    executor.run(source)
-                )
+                rows[f"{backend}: warm run, {program}"] = partial(_run_ok, executor, source)
             for name, session in stack.enter_context(sessions(executor)).items():
                 rows |= {f"{backend}: {row}": act for row, act in session_rows(name, session).items()}
         slow: dict[str, Row] = {
-            f"fresh python -c, {program}": lambda source=source: _quietly([sys.executable, "-c", source])
+            f"fresh python -c, {program}": partial(_quietly, [sys.executable, "-c", source])
             for program, source in PROGRAMS.items()
         }
         if "docker" in executors:
@@ -204,7 +203,7 @@ def docker_rows() -> Iterator[dict[str, Row]]:
         for kind, command in {"run": [*run, docker.IMAGE], "exec": [program, "exec", name]}.items():
             for work, source in PROGRAMS.items():
                 words = [*command, *python, source]
-                rows[f"docker {kind}, {work}"] = lambda words=words: _quietly(words)
+                rows[f"docker {kind}, {work}"] = partial(_quietly, words)
         yield rows
     finally:
         _quietly([program, "rm", "--force", name])
@@ -244,6 +243,10 @@ def summary(times: list[float]) -> dict[str, float]:
     ordered = sorted(times)
     high = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
     return {"median_ms": round(statistics.median(times), 2), "p99_ms": round(high, 2), "n": len(times)}
+
+
+def _run_ok(executor: Any, source: str) -> None:
+    _ok(executor.run(source))
 
 
 def _ok(result: Any) -> None:

@@ -21,7 +21,7 @@ from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.grading import grade
 from agentenv.sandbox.types import ExecutionLimits
 
-from common import finish, load  # type: ignore[import-not-found]  # isort: skip  # a sibling script
+from common import finish, load  # isort: skip  # a sibling script
 
 SETS = ("humaneval", "mbpp")
 LIMITS = ExecutionLimits(wall_s=60.0, cpu_s=30.0, memory_mb=512)

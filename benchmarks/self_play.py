@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import common_arguments, finish, write  # type: ignore[import-not-found]
+from common import common_arguments, finish, write
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec
@@ -29,6 +29,7 @@ from agentenv.evaluation.records import read_json
 from agentenv.evaluation.statistics.significance import wilson_interval
 from agentenv.evaluation.task_env import TaskEnv, open_task_env
 from agentenv.policies.policy_spec import make_policy
+from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import load_config, override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.strategies.rollout_context import RolloutContext
@@ -236,15 +237,12 @@ def outcome(path: Path, solver: Solver) -> dict[str, Any]:
     return shown | {"accepted_true": share(true), "curves": curves}
 
 
-class Quiet:
+class Quiet(SilentDisplay):
     """A display that says what is under way on standard error."""
 
     def phase(self, name: str, total: int) -> None:
         """One line a phase."""
         print(name, total, file=sys.stderr)
-
-    def advance(self, done: int, metrics: Mapping[str, float]) -> None:
-        """Nothing."""
 
     def warn(self, sentence: str) -> None:
         """The sentence."""

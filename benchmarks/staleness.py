@@ -24,8 +24,8 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
 
-from common import arguments, finish, interval, write  # type: ignore[import-not-found]  # isort: skip  # sibling scripts
-from throughput import Clock  # type: ignore[import-not-found]  # isort: skip
+from common import arguments, finish, interval, write  # isort: skip  # sibling scripts
+from throughput import Clock  # isort: skip
 
 
 def configure(args: argparse.Namespace, staleness: int, seed: int) -> TrainConfig:
@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=20, help="last steps that are compared")
     args = parser.parse_args()
     curves: dict[int, list[dict[str, Any]]] = {}
+    figures: dict[str, Any] = {}
     for seed in range(args.seeds):
         for bound in args.staleness:
             curves.setdefault(bound, []).append(curve(configure(args, bound, seed)))

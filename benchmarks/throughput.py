@@ -15,6 +15,7 @@ from typing import Any
 
 from common import arguments, finish
 
+from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import load_config, parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
@@ -25,7 +26,7 @@ _SMALL_WORLD = {"documents": 200, "questions": 10}  # of the evaluations, which 
 
 
 @dataclass
-class Clock:
+class Clock(SilentDisplay):
     """A display that only notes when each step ended."""
 
     ends: list[float] = field(default_factory=list)
@@ -36,12 +37,9 @@ class Clock:
         self.training = name == "training"
         self.ends += [time.perf_counter()] * self.training
 
-    def advance(self, done: int, metrics: dict[str, float]) -> None:
+    def advance(self, done: int, metrics: dict[str, Any]) -> None:
         """A step ended."""
         self.ends += [time.perf_counter()] * self.training
-
-    def warn(self, sentence: str) -> None:
-        """Nothing: how well the policy learns is not measured here."""
 
 
 def configure(args: argparse.Namespace) -> TrainConfig:

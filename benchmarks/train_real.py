@@ -98,7 +98,7 @@ def _figures(
         "gold_pages": score_tables(gold, SCORERS)["scores"],
         "answer_shown": shown / len(after),
         "yes_or_no": 1 - len(spans) / len(after),
-        "searches": sum(record["searches"] for record in after) / len(after),
+        "searches": sum(record["searches"] or 0 for record in after) / len(after),
     }
 
 

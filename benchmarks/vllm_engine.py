@@ -34,7 +34,7 @@ HOT = 2.0  # an end of turn is rare, so that both sample about equally many toke
 def processor_seconds() -> float:
     """Of this process and all under it."""
     times = [p.cpu_times() for p in (psutil.Process(), *psutil.Process().children(recursive=True))]
-    return sum(t.user + t.system for t in times)
+    return float(sum(t.user + t.system for t in times))
 
 
 def ids_of(rng: np.random.Generator, count: int, vocabulary: int) -> list[int]:

@@ -176,7 +176,7 @@ def test_soak(tmp_path: Path) -> None:
 )
 def test_the_soak_sees_wrong_answers(wrong: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import soak  # type: ignore[import-not-found]
+    import soak
 
     from agentenv.core.types import Passage
 
@@ -191,7 +191,7 @@ def test_the_million_is_random_unit_vectors_and_real_questions(
 ) -> None:
     pytest.importorskip("faiss", reason="faiss-cpu is not installed")
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import grounds  # type: ignore[import-not-found]
+    import grounds
     import numpy as np
 
     from agentenv.retrievers.encoder import HashEncoder
