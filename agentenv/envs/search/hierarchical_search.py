@@ -30,7 +30,9 @@ from agentenv.envs.search.synonyms import SIMILARITY
 from agentenv.errors import ConfigurationError, EnvFault
 from agentenv.policies.extractive import EXTRACTIVE, ExtractivePolicy
 from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy
+from agentenv.retrievers.part import PartRetriever
 from agentenv.retrievers.rerank import Reranker, make_reranker
+from agentenv.retrievers.retriever_spec import make_retriever
 
 PROMPT = """\
 Find the answer to the question below with the help of two agents that search for you.
@@ -103,6 +105,9 @@ class AgentSettings:
     """What its local tools search; empty takes what the planner's environment was given."""
     web: str = ""
     """What its web tools search; empty takes the same."""
+    part: tuple[int, ...] = ()
+    """Which of how many parts of the documents it searches, such as [1, 2] for the first of two, so that agents over one
+    corpus know different documents; empty searches all. Not for web tools with a search of their own."""
     facts: str = ""
     """What its graph tools search; see `AgentSearch`."""
     synonyms: str = ""
@@ -146,7 +151,7 @@ def configured_agent(
     """
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     made: AgentSettings = bind_options("agent", name, AgentSettings, settings)()
-    own = made.retriever or retriever
+    own = _part_of(made.retriever or retriever, made.part)
     bounds: dict[str, Any] = {
         "tasks": tasks,
         "retriever": own,
@@ -175,6 +180,22 @@ def configured_agent(
         deterministic=False,
     )
     return Agent(env, policy, chat, config)
+
+
+def _part_of(retriever: Retriever | str, part: Sequence[int]) -> Retriever | str:
+    """The retriever, or the part of it that an agent searches.
+
+    Raises:
+        ConfigurationError: not a number and how many there are, or no such part.
+    """
+    if not part:
+        return retriever
+    if len(part) != 2:
+        raise ConfigurationError(
+            f"part={list(part)} must be two numbers, such as [1, 2] for the first of two parts"
+        )
+    whole = make_retriever(retriever) if isinstance(retriever, str) else retriever
+    return PartRetriever(whole, *part)
 
 
 def _agents(
@@ -284,11 +305,20 @@ class HierarchicalSearch(SearchEnv):
         )
 
     def expert(self) -> Sequence[str] | None:
-        """Thinks and asks for every hop where the task carries its path, then answers."""
+        """Thinks and asks for every hop where the task carries its path, then answers.
+
+        The web agent is asked only for what the local one did not find.
+        """
+        (twin,) = self.fork()
         task = self.state.task
-        asked = [
-            thinking(UNSURE, f"<local_search_agent>{hop['query']}</local_search_agent>")
-            for hop in task.data.get("path", ())
-        ]
-        known = asked[: self.max_turns] if "local_search_agent" in self.parts.tools else []
-        return (*known, thinking(SURE, f"<answer>{task.answers[0]}</answer>"))
+        agents = [name for name in (f"local{_SUFFIX}", f"web{_SUFFIX}") if name in self.parts.tools]
+        asked: list[str] = []
+        for hop in task.data.get("path", ()):
+            for name in agents:
+                if len(asked) == self.max_turns:
+                    break
+                asked.append(thinking(UNSURE, f"<{name}>{hop['query']}</{name}>"))
+                twin.step(asked[-1])
+                if hop.get("document") is None or any(hop["document"] in ids for ids in twin.state.retrieved):
+                    break
+        return (*asked, thinking(SURE, f"<answer>{task.answers[0]}</answer>"))

@@ -12,7 +12,7 @@ from agentenv.evaluation.records import read_json
 from agentenv.evaluation.statistics.power import detectable_difference, detectable_margin
 from agentenv.evaluation.statistics.sequential import Decision
 from agentenv.trainers.lab.lab import Equivalence, Experiment, rollouts_of
-from agentenv.trainers.lab.measures import Json, cost_per_right, curve, pareto_front, reached
+from agentenv.trainers.lab.measures import Json, cost_per_right, curve, pareto_front, reached, with_strategy
 from agentenv.trainers.lab.provenance import SOURCE
 from agentenv.trainers.lab.trials import (
     STARTS,
@@ -85,6 +85,7 @@ def _arm(experiment: Experiment, arm: str, runs: Sequence[Json], scores: Sequenc
         "start": _start(runs),
         "before": over_seeds([run["before"]["mean"] for run in runs]),
         "after": over_seeds([one["mean"] for one in every]),
+        "after_with_strategy": _strategy_scores(runs),
         "dev_mean": over_seeds([fmean(value for _, _, value in curve(run)) for run in runs]),
         "sampled_tokens": over_seeds([float(curve(run)[-1][1]) for run in runs]),
         **{cost: over_seeds([one[cost] for one in every if one.get(cost) is not None]) for cost in COSTS},
@@ -104,6 +105,13 @@ def _arm(experiment: Experiment, arm: str, runs: Sequence[Json], scores: Sequenc
     return figures
 
 
+def _strategy_scores(runs: Sequence[Json]) -> Json:
+    """Scores with ``evaluation.strategy``; none where no run has one, as they would be those of the plain evaluation."""
+    played = [with_strategy(run, "after") for run in runs]
+    differ = any(one is not run["after"] for one, run in zip(played, runs, strict=True))
+    return over_seeds([one["mean"] for one in played if differ])
+
+
 def _start(runs: Sequence[Json]) -> Json:
     """What the arm's policy does before it is trained, in the columns of its results."""
     if not runs:
@@ -111,7 +119,8 @@ def _start(runs: Sequence[Json]) -> Json:
     before = runs[0]["before"]
     counted = {cost: before[cost] for cost in COSTS if before.get(cost) is not None}
     each = {f"{cost}_per_right": cost_per_right(before, cost) for cost in counted}
-    return {"after": before["mean"], "sampled_tokens": 0.0} | counted | each
+    scores = {"after": before["mean"], "after_with_strategy": with_strategy(runs[0], "before")["mean"]}
+    return scores | {"sampled_tokens": 0.0} | counted | each
 
 
 def _measure_of_start(experiment: Experiment, start: Json) -> float | None:

@@ -19,7 +19,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.lab.measures import MEASURES, Measure
 
 MeasureName = Literal[
-    "after", "tested", "dev_mean", "steps_to", "tokens_to", "dev_at_tokens", "turns", "searches",
+    "after", "after_with_strategy", "tested", "dev_mean", "steps_to", "tokens_to", "dev_at_tokens", "turns", "searches",
     "turns_per_right", "searches_per_right", "tokens_per_right", "agreement", "sign_flips", "accepted_true",
 ]  # fmt: skip
 """The keys of ``MEASURES``."""

@@ -188,8 +188,18 @@ def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
     )
 
 
+def with_strategy(run: Mapping[str, Any], moment: Literal["before", "after"]) -> Json:
+    """The evaluation of a run that was played with ``evaluation.strategy``; the plain one where none is named."""
+    played: Json = next((run[name] for name in run if name.startswith(f"{moment}-")), run[moment])
+    return played
+
+
 MEASURES: dict[str, Measure] = {
     "after": Measure("score on the test tasks afterwards", lambda run, level: float(run["after"]["mean"])),
+    "after_with_strategy": Measure(
+        "score on the test tasks afterwards, played with the strategy of the evaluation where it names one",
+        lambda run, level: float(with_strategy(run, "after")["mean"]),
+    ),
     "tested": Measure(
         "score on the test tasks afterwards under the first test",
         lambda run, level: float(next(iter(run["tests"].values()))),
