@@ -17,7 +17,8 @@ from agentenv.trainers.lab.measures import MEASURES, Json, curve
 from agentenv.trainers.lab.trials import finished
 
 COLUMNS = {
-    "after": "after", "after, with the strategy": "after_with_strategy", "mean of dev": "dev_mean", "sampled tokens": "sampled_tokens",
+    "after": "after", "after, with the strategy": "after_with_strategy", "mean of dev": "dev_mean",
+    "sampled tokens": "sampled_tokens",
     "turns": "turns", "searches": "searches", "turns a right answer": "turns_per_right",
     "searches a right answer": "searches_per_right", "tokens a right answer": "tokens_per_right",
 }  # fmt: skip

@@ -298,3 +298,33 @@ def test_an_agent_of_a_configuration_sees_ten_passages_a_query() -> None:
 def test_an_agent_that_cannot_be_is_named(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         HierarchicalSearch(agents={"local": settings})
+
+
+def test_agents_may_know_different_parts_of_one_corpus() -> None:
+    documents = [Document(f"d{n}", f"Halvik {n}", "Halvik is here") for n in range(20)]
+    agents = {name: {"part": [number, 2], "k": 20} for name, number in (("local", 1), ("web", 2))}
+    env = begun(agents=agents, retriever=InMemoryRetriever(documents), keep=1.0)
+    seen = {}
+    for name in agents:
+        ask(env, name, "Halvik")
+        seen[name] = set(env.state.retrieved[-1])
+    assert seen["local"] | seen["web"] == {document.id for document in documents}
+    assert not seen["local"] & seen["web"]
+
+
+@pytest.mark.parametrize("part", [[1], [1, 2, 3], [3, 2]])
+def test_a_part_that_does_not_exist_is_refused(part: list[int]) -> None:
+    with pytest.raises(ConfigurationError, match="part"):
+        begun(agents={"local": {"part": part}}, retriever=InMemoryRetriever(LOCAL))
+
+
+def test_the_expert_asks_the_web_agent_for_what_the_local_one_does_not_find() -> None:
+    hops = ({"query": "Where is Halvik", "document": "l0"}, {"query": "Where is Ketterby", "document": "w0"})
+    task = replace(TASK, data={"path": hops})
+    env = HierarchicalSearch(
+        tasks=[task], agents={"local": extractive_agent(lower(LOCAL)), "web": extractive_agent(lower(WEB))}
+    )
+    env.reset(seed=0)
+    tags = [action.partition("</think>")[2].partition(">")[0] for action in env.expert() or ()]
+    assert tags == ["<local_search_agent", "<local_search_agent", "<web_search_agent", "<answer"]
+    assert not env.state.calls  # the episode itself has not moved

@@ -207,6 +207,7 @@ def test_searches_and_turns_are_told_where_there_are_any_of_the_start_too() -> N
     assert figures["arms"]["a"]["start"] == {
         "after": 0.25, "sampled_tokens": 0.0, "turns": 3.0, "searches": 2.0,
         "turns_per_right": 12.0, "searches_per_right": 8.0,
+            "after_with_strategy": 0.25,
     }  # fmt: skip
     assert figures["arms"]["b"]["turns"]["values"] == []
     lines = page(figures | {"drawn": False}).splitlines()

@@ -15,6 +15,7 @@ from agentenv.trainers.lab.measures import (
     proposals,
     reached,
     sign_flips,
+    with_strategy,
 )
 
 
@@ -103,3 +104,11 @@ def test_where_a_score_is_reached() -> None:
     assert reached(run, 0.5) == (2, 20)
     assert reached(run, 0.8) is None
     assert MEASURES["steps_to"].of(run, 0.8) == 3  # all of them
+
+
+def test_the_score_with_the_strategy_is_the_plain_one_where_no_strategy_is_named() -> None:
+    plain = {"before": {"mean": 0.1}, "after": {"mean": 0.4}}
+    both = plain | {"before-judge": {"mean": 0.2}, "after-judge": {"mean": 0.6}}
+    measure = MEASURES["after_with_strategy"]
+    assert (measure.of(plain, 0.0), measure.of(both, 0.0)) == (0.4, 0.6)
+    assert (with_strategy(plain, "before")["mean"], with_strategy(both, "before")["mean"]) == (0.1, 0.2)
