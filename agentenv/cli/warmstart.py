@@ -10,6 +10,8 @@ from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.policies.tiny import shipped_weights
 
+_OF_CODE = ("difficulty", "stateful", "careless")
+
 
 @dataclass(frozen=True)
 class Warmstart:
@@ -58,6 +60,12 @@ class Warmstart:
     """Reward that the best of them has to earn, of --distil."""
     mask_redundant: bool = False
     """With --imitate and --distil: turns that lead back to where the episode has been before are not learned."""
+    difficulty: int | None = None
+    """Steps of a task before its last, of --env code; default: 1."""
+    stateful: bool | None = None
+    """With --env code: programs are tried step by step in an interpreter that is kept."""
+    careless: float | None = None
+    """Share of the first tries that fail, of --env code; default: 0.75."""
     trust_config: bool = False
     """Whether these files may run code without a sandbox or contact hosts; otherwise that is asked at the terminal."""
     steps: int | None = None
@@ -128,7 +136,10 @@ class Warmstart:
         search = self._given(*phases, "init_from", "hops")
         if self.env == "questions":
             search |= self._given("steps")
-        if wrong := self._given("steps") if self.env == "search" and not self._named else search:
+        wrong = self._given("steps") if self.env == "search" and not self._named else search
+        if self.env != "code" or self._named:
+            wrong |= self._given(*_OF_CODE)
+        if wrong:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
             chosen = f"--{self._named}" if self._named else f"--env {self.env}"
             raise ConfigurationError(f"{flags} does not go with {chosen}")
@@ -158,7 +169,7 @@ class Warmstart:
     def _code(self, display: Any) -> dict[str, Any]:
         from agentenv.trainers.warmstart.code_warmstart import CodeWarmstartConfig, code_warmstart
 
-        config = CodeWarmstartConfig(seed=self.seed, **self._given("steps"))
+        config = CodeWarmstartConfig(seed=self.seed, **self._given("steps", *_OF_CODE))
         return code_warmstart(config, display, self.out)
 
     def _desktop(self, display: Any) -> dict[str, Any]:

@@ -1,19 +1,19 @@
 """``agentenv warmstart --env code``: a small policy for small programming tasks that errs often, by supervised learning.
 
-It imitates three demonstrators in ``agentenv/Code-v0`` over generated tasks of the training split. All of them try a program
-out and then hand one in; two in three slip first, so that the first try ends in an error, and only one of those mends it.
+It imitates careless demonstrators in ``agentenv/Code-v0`` over generated tasks of the training split. They try a
+program out, whole or step by step in a kept interpreter, and then hand one in. Most slip first, so that the first try ends
+in an error, and about half of these mend it.
 What they are shown is what the environment showed them. So the policy can write the right program and does not always:
 what there is for rollback and reinforcement learning to find.
 """
 
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import Env
@@ -22,22 +22,20 @@ from agentenv.core.rollout import RolloutConfig
 from agentenv.core.types import Task
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.envs.code import STOP, TAGS
-from agentenv.errors import SandboxFault
+from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.evaluation.runner import play
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.hf import HFPolicy
 from agentenv.progress import Display
 from agentenv.sandbox.types import ExecStatus
 from agentenv.trainers.learner.denormals import flushed_denormals
+from agentenv.trainers.warmstart.code_demonstrators import step_by_step, whole_programs
 from agentenv.trainers.warmstart.demonstrations import Demo, Piece, to_tokens
 from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, imitate, untrained_policy
 from agentenv.trainers.warmstart.supervised import Metrics, write_policy
 
 ENV = "agentenv/Code-v0"
-OPTIONS = {"stateful": False, "max_turns": 3, "observation_chars": 160, "prompt": "{question}"}
-"""Options of the environment that the policy knows."""
 _PLAYS = 3  # of one demonstration
-_SAMPLES = {"list": "[7, 2, 9, 4]", "word": "'banane'", "number": "17"}
 
 
 @dataclass(frozen=True)
@@ -46,57 +44,37 @@ class CodeWarmstartConfig(SmallPolicyConfig):
 
     difficulty: int = 1
     """Steps of a task before its last."""
+    stateful: bool = False
+    """Whether programs are tried step by step in an interpreter that is kept, instead of whole."""
+    careless: float = 0.75
+    """Share of the first tries that fail, of a program or of a step."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.careless <= 1:
+            raise ConfigurationError(f"careless must be within 0 and 1, not {self.careless}")
+
+    @property
+    def episodes_like(self) -> EpisodeCard:
+        """The form of the episodes that the policy learns."""
+        turns = 2 * self.difficulty + 2 if self.stateful else 3
+        context = 896 if self.stateful else 512
+        return EpisodeCard(
+            env=ENV, prompt="{question}", max_turns=turns, turn_tokens=80, context_tokens=context
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the environment that the policy learns."""
+        card = self.episodes_like
+        return {
+            "stateful": self.stateful,
+            "max_turns": card.max_turns,
+            "observation_chars": 160,
+            "prompt": card.prompt,
+        }
 
 
-class Demonstrator(Protocol):
-    """Gives the actions of an episode."""
-
-    def __call__(self, task: Task, rng: Random) -> list[str]:
-        """What is written, turn by turn."""
-
-
-def prover(task: Task, rng: Random) -> list[str]:
-    """Tries the right program and hands it in."""
-    return [_try(task, task.data["solution"]), _submit(task.data["solution"])]
-
-
-def mender(task: Task, rng: Random) -> list[str]:
-    """Slips, tries the right program after the error and hands that in."""
-    return [_try(task, slip(task.data["solution"], rng)), *prover(task, rng)]
-
-
-def stubborn(task: Task, rng: Random) -> list[str]:
-    """Slips and hands the broken program in all the same."""
-    broken = slip(task.data["solution"], rng)
-    return [_try(task, broken), _submit(broken)]
-
-
-MIXTURE: Mapping[Demonstrator, float] = {prover: 0.25, mender: 0.35, stubborn: 0.40}
-"""Share of each demonstrator."""
-
-
-def slip(program: str, rng: Random) -> str:
-    """``program`` with one mistake that raises as soon as it is called: a wrong name, a lost colon or bracket."""
-    head, *lines = program.split("\n")
-    kind = rng.choice(("colon", "name", "bracket"))
-    if kind == "colon":
-        head = head.removesuffix(":")
-    elif kind == "bracket" and "(x)" in lines[-1]:
-        lines[-1] = lines[-1].replace("(x)", "(x")
-    else:
-        lines[-1] = re.sub(r"\bx\b", "y", lines[-1], count=1)
-    return "\n".join([head, *lines])
-
-
-def _try(task: Task, program: str) -> str:
-    return f"<python>{program}\nprint(solve({_SAMPLES[task.data['family']]}))</python>"
-
-
-def _submit(program: str) -> str:
-    return f"<submit>{program}</submit>"
-
-
-def demonstrations(config: CodeWarmstartConfig) -> list[tuple[Demonstrator, Demo]]:
+def demonstrations(config: CodeWarmstartConfig) -> list[Demo]:
     """One episode a task, played in the sandbox.
 
     Raises:
@@ -104,12 +82,9 @@ def demonstrations(config: CodeWarmstartConfig) -> list[tuple[Demonstrator, Demo
     """
     rng = Random(config.seed)
     tasks = generate_code_tasks(config.tasks, seed=config.seed, steps=config.difficulty, split="train")
-    who = rng.choices(list(MIXTURE), list(MIXTURE.values()), k=len(tasks))
-    with closing(make(ENV, tasks=tasks, **OPTIONS)) as env:
-        return [
-            (one, _play_demonstration(env, task, one(task, rng)))
-            for one, task in zip(who, tasks, strict=True)
-        ]
+    show = (step_by_step if config.stateful else whole_programs)(config.careless)
+    with closing(make(ENV, tasks=tasks, **config.options)) as env:
+        return [_play_demonstration(env, task, show(task, rng)) for task in tasks]
 
 
 def _play_demonstration(env: Env[Any], task: Task, actions: Sequence[str]) -> Demo:
@@ -147,7 +122,7 @@ def code_warmstart(config: CodeWarmstartConfig, display: Display, out: Path) -> 
     """
     began = time.perf_counter()
     display.phase("demonstrations", config.tasks)
-    demos = [demo for _, demo in demonstrations(config)]
+    demos = demonstrations(config)
     texts = ["\n".join(["user", *(piece.text for piece in demo), "assistant"]) for demo in demos]
     policy = untrained_policy(texts, (*TAGS, "output"), config)
     chat = InlineFormat(policy.tokenizer)
@@ -155,10 +130,14 @@ def code_warmstart(config: CodeWarmstartConfig, display: Display, out: Path) -> 
     tokens = imitate(policy, [to_tokens(chat, demo) for demo in demos], config.steps, config, display)
     metrics: Metrics = {"tokens": tokens} | judge(policy, config)
     metrics["minutes"] = (time.perf_counter() - began) / 60
-    episodes = EpisodeCard(env=ENV, prompt="{question}", max_turns=3, turn_tokens=80, context_tokens=512)
     parameters = sum(p.numel() for p in policy.model.parameters())
+    kept = "with" if config.stateful else "without"
     write_policy(
-        policy, metrics, episodes, _CARD.format(config=config, parameters=parameters, **metrics), out
+        policy,
+        metrics,
+        config.episodes_like,
+        _CARD.format(config=config, parameters=parameters, kept=kept, **metrics),
+        out,
     )
     return metrics
 
@@ -166,10 +145,17 @@ def code_warmstart(config: CodeWarmstartConfig, display: Display, out: Path) -> 
 def judge(policy: HFPolicy, config: CodeWarmstartConfig) -> dict[str, float]:
     """How the policy does on unseen tasks: ``greedy`` and ``sampled`` mean outcome, ``first_tries_failed`` when sampled."""
     tasks = generate_code_tasks(config.judged, seed=config.seed, steps=config.difficulty, split="dev")
-    chat, metrics = InlineFormat(policy.tokenizer), {}
+    card, chat, metrics = config.episodes_like, InlineFormat(policy.tokenizer), {}
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-        budgets = RolloutConfig(context_tokens=512, turn_tokens=80, temperature=temperature, stop=STOP)
-        played = play(policy, chat, lambda: make(ENV, tasks=tasks, **OPTIONS), tasks, budgets, name=name)
+        budgets = RolloutConfig(
+            context_tokens=card.context_tokens,
+            turn_tokens=card.turn_tokens,
+            temperature=temperature,
+            stop=STOP,
+        )
+        played = play(
+            policy, chat, lambda: make(ENV, tasks=tasks, **config.options), tasks, budgets, name=name
+        )
         metrics[name] = sum(t.reward for t in played) / len(played)
     tried = [t.turns[0].tool_results[0].error_class for t in played if t.turns]
     return metrics | {"first_tries_failed": sum(map(bool, tried)) / max(len(tried), 1)}
@@ -181,6 +167,6 @@ _CARD = """\
 A Qwen2 of {parameters:,} parameters ({config.layers} layers, {config.heads} heads of 32) with its own tokenizer. Made from
 nothing by `agentenv warmstart --env code --seed {config.seed}`: {tokens:,} tokens of demonstrations over generated tasks of
 the training split in {minutes:.0f} minutes. It errs on purpose: on {config.judged} unseen tasks it scores {greedy:.3f}
-greedy and {sampled:.3f} sampled, and {first_tries_failed:.0%} of its first tries fail. It knows `agentenv/Code-v0` without a
-kept interpreter, tasks of {config.difficulty} step before the last, and nothing else.
+greedy and {sampled:.3f} sampled, and {first_tries_failed:.0%} of its first tries fail. It knows `agentenv/Code-v0` {kept} a
+kept interpreter, tasks of {config.difficulty} steps before the last, and nothing else.
 """

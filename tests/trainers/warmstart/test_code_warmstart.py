@@ -1,5 +1,6 @@
 """The warm start on programming tasks in miniature: what the demonstrators write, what they are shown, what is kept."""
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -9,22 +10,26 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.envs.code import Code
-from agentenv.errors import SandboxFault
+from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.policies.card import read_card
 from agentenv.policies.policy_spec import make_policy
 from agentenv.progress import SilentDisplay
 from agentenv.sandbox.backends import unavailable
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.sandbox.types import ExecResult, ExecStatus
+from agentenv.trainers.warmstart.code_demonstrators import (
+    mender,
+    prover,
+    slip,
+    slip_in_step,
+    step_by_step,
+    stubborn,
+)
 from agentenv.trainers.warmstart.code_warmstart import (
     CodeWarmstartConfig,
     _play_demonstration,
     code_warmstart,
     demonstrations,
-    mender,
-    prover,
-    slip,
-    stubborn,
 )
 
 TINY = CodeWarmstartConfig(tasks=8, steps=1, episodes=4, layers=1, heads=1, judged=1)
@@ -56,14 +61,47 @@ def test_who_does_what() -> None:
     assert handed_in.removeprefix("<submit>").removesuffix("</submit>") in tried
 
 
+@pytest.mark.parametrize("task", generate_code_tasks(10, steps=3, split="train"), ids=str)
+def test_a_slip_in_a_step_raises_and_a_step_without_one_does_not(task: Any) -> None:
+    x = {"list": [7, 2, 9, 4], "word": "banane", "number": 17}[task.data["family"]]
+    for line in task.data["solution"].split("\n")[1:-1]:
+        for seed in range(4):
+            with pytest.raises((SyntaxError, NameError)):
+                exec(slip_in_step(line.strip(), Random(seed)), {"x": x})
+        exec(line.strip(), {"x": x})
+
+
+def test_step_by_step_the_careful_write_every_step_once_and_the_careless_slip_in_each() -> None:
+    (task,) = generate_code_tasks(1, steps=3, split="train")
+    right = f"<submit>{task.data['solution']}</submit>"
+    careful = step_by_step(0.0)(task, Random(0))
+    assert len(careful) == 4
+    assert careful[0].startswith("<python>x = ")
+    assert [action.count("print(x)") for action in careful] == [1, 1, 1, 0]
+    assert careful[-1] == right
+    shown = [step_by_step(1.0)(task, Random(seed)) for seed in range(40)]
+    assert all(actions[0] not in careful for actions in shown)
+    mended = [actions for actions in shown if actions[-1] == right]
+    assert mended
+    assert all(
+        len(actions) == 7 and actions[1] == careful[0] for actions in mended
+    )  # three slips, all mended
+    assert all(len(actions) < 7 for actions in shown if actions not in mended)
+
+
 @sandboxed
-def test_what_is_shown_is_what_came_of_it() -> None:
-    for who, demo in demonstrations(TINY):
-        assert demo[0].kind == "opening"
-        shown = [piece.text for piece in demo if piece.kind == "page"]
-        assert all(text.startswith("\n<output>\n") for text in shown)
-        failed = [("Error" in text) for text in shown]
-        assert failed == {prover: [False], mender: [True, False], stubborn: [True]}[who]
+@pytest.mark.parametrize("stateful", [False, True])
+def test_what_is_shown_is_what_came_of_it(stateful: bool) -> None:
+    def failures(careless: float) -> list[list[bool]]:
+        config = replace(TINY, stateful=stateful, careless=careless, difficulty=2)
+        demos = demonstrations(config)
+        assert all(demo[0].kind == "opening" for demo in demos)
+        pages = [[piece.text for piece in demo if piece.kind == "page"] for demo in demos]
+        assert all(text.startswith("\n<output>\n") for page in pages for text in page)
+        return [["Error" in text for text in page] for page in pages]
+
+    assert not any(failed for page in failures(0.0) for failed in page)
+    assert all(page[0] for page in failures(1.0))
 
 
 class Stopping(FakeExecutor):
@@ -109,3 +147,15 @@ def test_flags_of_one_kind_do_not_go_with_the_other(
     said = capsys.readouterr().err
     assert "--reading-steps" in said
     assert "--env code" in said
+
+
+def test_what_only_programs_have_goes_with_them_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["warmstart", "--out", str(tmp_path / "p"), "--careless", "0.5"]) == 1
+    assert "--careless does not go with --env search" in capsys.readouterr().err
+
+
+def test_a_share_of_failures_is_a_share() -> None:
+    with pytest.raises(ConfigurationError, match="careless"):
+        CodeWarmstartConfig(careless=1.5)
