@@ -45,6 +45,9 @@ class Warmstart:
     """Folder of what an earlier call made, such as a reader with --mixture-steps 0; only the phases after it are run."""
     imitate: tuple[str, ...] = ()
     """Presets or TOML files of runs: the policy of the first learns what the experts of all do on their training tasks."""
+    advisor: str = ""
+    """With --imitate: failures of that policy which the expert mends after the advice of this verifier (rule, evidence or
+    process) are shown besides, so that it learns to read advice."""
     arena: int | None = None
     """Folds of --imitate, of one run: of each but the first only those tasks are shown that the policy fails by then, and
     twice those that it fails at the end (DRIVE, 5)."""
@@ -121,6 +124,8 @@ class Warmstart:
             raise ConfigurationError(
                 "--arena goes with --imitate of one run and without --steps, and --epochs goes with --arena"
             )
+        if self.advisor and (not self.imitate or self.arena is not None):
+            raise ConfigurationError("--advisor goes with --imitate and without --arena")
         if self.mask_redundant and not self._named:
             raise ConfigurationError(
                 "--mask-redundant goes with --imitate or --distil: nothing else plays episodes"
@@ -197,7 +202,9 @@ class Warmstart:
         steps = 100 if self.steps is None else self.steps
         here = {"compute": self.compute}
         runs = [load_config(name).model_copy(update=here) for name in self.imitate]
-        return expert_warmstart(runs, display, self.out, steps=steps, mask_redundant=self.mask_redundant)
+        return expert_warmstart(
+            runs, display, self.out, steps=steps, mask_redundant=self.mask_redundant, advisor=self.advisor
+        )
 
     def _arena(self, run: Any, display: Any) -> dict[str, Any]:
         from agentenv.trainers.warmstart.arena import ArenaConfig, arena_warmstart

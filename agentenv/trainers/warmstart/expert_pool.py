@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentenv.core.env_lifecycle import close_quickly, make_envs
 from agentenv.core.io.files import write_text
 from agentenv.core.rollout import EpisodeSpec
-from agentenv.core.trajectory import Trajectory, to_record
+from agentenv.core.trajectory import Trajectory, Turn, to_record
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.parts import (
@@ -48,14 +49,46 @@ def expert_episodes(config: TrainConfig) -> list[Trajectory]:
     Raises:
         ConfigurationError: the environment has no expert for a task, or the configuration cannot be used.
     """
+    task_env, context = open_run(config, "expert")
+    places = range(len(task_env.source.tasks))
+    return [one for place in places for one in asyncio.run(_play(task_env, place, context))]
+
+
+def open_run(config: TrainConfig, name: str) -> tuple[TaskEnv, RolloutContext]:
+    """The training tasks of a run, and what its episodes are played with; ``name`` is the prefix of their ids.
+
+    Raises:
+        ConfigurationError: the configuration cannot be used.
+    """
     config = with_declared_scorers(config)
     policy = trained_policy(config.policy, config.lora, config.compute, seed=config.seed)
     task_env = open_questions(config.train, config.search, config.env, policy)
     settings = rollout_config(config.rollout, config.env, temperature=config.rollout.temperature)
     chat = make_chat_format(config.format, config.chat, policy)
-    context = RolloutContext(policy, chat, settings, policy.tokenizer.decode, name="expert")
-    places = range(len(task_env.source.tasks))
-    return [one for place in places for one in asyncio.run(_play(task_env, place, context))]
+    return task_env, RolloutContext(policy, chat, settings, policy.tokenizer.decode, name=name)
+
+
+def found_its_sources(trajectory: Trajectory, *, searched: bool = False) -> bool:
+    """Whether an episode that searched found every document that its answer stands on, as far as the task names them.
+
+    The expert knows the answer anyway; who imitates that learns to answer what it did not read.
+
+    Args:
+        trajectory: The episode.
+        searched: Whether an episode that has not searched counts as one that found nothing.
+    """
+    unread = not searched and not any(
+        "ids" in result.data for turn in trajectory.turns for result in turn.tool_results
+    )
+    return unread or found_documents(trajectory.turns).issuperset(
+        trajectory.task.data.get("supporting_ids", ())
+    )
+
+
+def found_documents(turns: Sequence[Turn]) -> set[str]:
+    """The ids of all documents that the searches of ``turns`` found."""
+    results = (result for turn in turns for result in turn.tool_results)
+    return {one for result in results for ids in result.data.get("ids", ()) for one in ids}
 
 
 async def _play(task_env: TaskEnv, place: int, context: RolloutContext) -> list[Trajectory]:

@@ -20,7 +20,8 @@ from agentenv.trainers.credit.redundancy import redundant_in
 from agentenv.trainers.grpo import episode_card
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.parts import trained_policy, with_declared_scorers
-from agentenv.trainers.warmstart.expert_pool import expert_episodes
+from agentenv.trainers.warmstart.advised_episodes import advised_episodes
+from agentenv.trainers.warmstart.expert_pool import expert_episodes, found_its_sources
 from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
 from agentenv.trainers.warmstart.supervised import (
     Metrics,
@@ -41,6 +42,7 @@ def expert_warmstart(
     episodes: int = 32,
     rate: float = 0.25,
     mask_redundant: bool = False,
+    advisor: str = "",
 ) -> Metrics:
     """Makes the policy, from the one that the first run names, and writes it to ``out``.
 
@@ -52,9 +54,11 @@ def expert_warmstart(
         episodes: Episodes a step, drawn from those of all runs.
         rate: Share of the tiny policy's peak step sizes.
         mask_redundant: Whether turns that lead back to an earlier state are not imitated (EvoCUA).
+        advisor: A verifier on whose advice the expert mends failures of the policy, which is shown besides; see
+            `advised_episodes`. Empty shows none.
 
     Returns:
-        The metrics of its card: episodes shown, tokens seen, minutes.
+        The metrics of its card: episodes shown, those after advice among them, tokens seen, minutes.
 
     Raises:
         ConfigurationError: an environment has no expert, one succeeds nowhere, or a run cannot be configured so.
@@ -65,11 +69,9 @@ def expert_warmstart(
     torch.manual_seed(first.seed)
     display.phase("demonstrations", 0)
     policy = trained_policy(first.policy, first.lora, first.compute.precise(), seed=first.seed)
-    shown = [
-        episode
-        for config in runs
-        for episode in demonstrations(config.model_copy(update={"policy": first.policy}))
-    ]
+    runs = [config.model_copy(update={"policy": first.policy}) for config in runs]
+    advised = [episode for config in runs for episode in advised_episodes(config, advisor)] if advisor else []
+    shown = [*(episode for config in runs for episode in demonstrations(config)), *advised]
     examples = [
         example
         for trajectory in shown
@@ -80,6 +82,7 @@ def expert_warmstart(
     tokens = fit(policy, asked, steps, rate, WarmstartConfig(), display)
     minutes = (time.perf_counter() - began) / 60
     metrics: Metrics = {"demonstrations": len(shown), "tokens": tokens, "minutes": minutes}
+    metrics |= {"advised": len(advised)} if advisor else {}
     names = ", ".join(f"`{config.env.id}`" for config in runs)
     text = _CARD.format(policy=first.policy, names=names, steps=steps, **metrics)
     write_policy(policy, metrics, episode_card(with_declared_scorers(first)), text, out)
@@ -100,21 +103,6 @@ def demonstrations(config: TrainConfig) -> list[Trajectory]:
     return shown
 
 
-def found_its_sources(trajectory: Trajectory) -> bool:
-    """Whether an episode that searched found every document that its answer stands on, as far as the task names them.
-
-    The expert knows the answer anyway; who imitates that learns to answer what it did not read.
-    """
-    searches = [
-        result.data["ids"]
-        for turn in trajectory.turns
-        for result in turn.tool_results
-        if "ids" in result.data
-    ]
-    found = {one for rankings in searches for ids in rankings for one in ids}
-    return not searches or found.issuperset(trajectory.task.data.get("supporting_ids", ()))
-
-
 def training_examples(trajectory: Trajectory, *, mask_redundant: bool = False) -> list[TrainingExample]:
     """Each row of an episode as ids and which of them the policy is to write.
 
@@ -128,7 +116,7 @@ def training_examples(trajectory: Trajectory, *, mask_redundant: bool = False) -
         (
             [id for segment in row for id in segment.ids],
             [
-                segment.kind is SegmentKind.POLICY and segment.turn not in left_out
+                segment.kind is SegmentKind.POLICY and segment.trained and segment.turn not in left_out
                 for segment in row
                 for _ in segment.ids
             ],

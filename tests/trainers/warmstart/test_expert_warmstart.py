@@ -16,11 +16,8 @@ from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import config_of, merged
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.evaluate import score_under
-from agentenv.trainers.warmstart.expert_warmstart import (
-    expert_warmstart,
-    found_its_sources,
-    training_examples,
-)
+from agentenv.trainers.warmstart.expert_pool import found_its_sources
+from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart, training_examples
 
 
 def run(**changes: Any) -> TrainConfig:
