@@ -1,4 +1,4 @@
-"""The commands ``agentenv lab list`` and ``agentenv lab run``."""
+"""The commands ``agentenv lab list``, ``agentenv lab starts`` and ``agentenv lab run``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
 
 _RUNS, _PAGES = Path("runs/lab"), Path("docs/lab")
 
@@ -61,6 +61,45 @@ class List:
 
 
 @dataclass(frozen=True)
+class Starts:
+    """Makes the policies that the experiments start from, each once.
+
+    A start that is there and would be made alike is kept. Together they take about two hours of one core.
+
+    Example: agentenv lab starts tiny-chains
+    """
+
+    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Which; default: all."""
+    out: Path = Path("runs")
+    """Folder of the starts; the experiments look for them in `runs`."""
+
+    def run(self) -> dict[str, Any]:
+        """The minutes that each start took; None for one that was there."""
+        try:
+            import torch  # noqa: F401 (the extra is there)
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of("torch", "train") from error
+        from agentenv.cli.main import main
+        from agentenv.trainers.lab.starts import STARTS, is_made, make_start
+
+        for name in self.names:
+            if name not in STARTS:
+                raise UnknownName.among("start", name, STARTS)
+        made: dict[str, Any] = {}
+        for name in self.names or STARTS:
+            folder = self.out / name
+            made[name] = None if is_made(name, folder) else round(make_start(name, folder, main), 1)
+        return {"minutes": made, "out": str(self.out)}
+
+    def show(self, result: dict[str, Any], console: Console) -> None:
+        """A line each."""
+        for name, minutes in result["minutes"].items():
+            took = "is there" if minutes is None else f"made in {minutes:.1f} minutes"
+            console.print(f"{result['out']}/{name}: {took}", highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
 class Run:
     """Runs an experiment, or continues it, until the sequential test has decided, and writes its page beside the runs.
 
@@ -94,6 +133,7 @@ class Run:
         from agentenv.trainers.lab.lab import experiments, load_experiment
         from agentenv.trainers.lab.lab_page import write_page
         from agentenv.trainers.lab.results_table import publish
+        from agentenv.trainers.lab.starts import refuse_missing_starts
         from agentenv.trainers.lab.trials import next_trial, refuse_other_plan, run_trial
 
         if self.name not in experiments():
@@ -103,6 +143,8 @@ class Run:
         experiment, name = load_experiment(self.name), Path(self.name).stem
         out = self.out / name
         refuse_other_plan(experiment, out)
+        if self.runs != 0:
+            refuse_missing_starts(experiment)
         out.mkdir(parents=True, exist_ok=True)
         done, metrics = 0, write_page(name, experiment, out)
         while done != self.runs and (trial := next_trial(experiment, out)):

@@ -66,6 +66,7 @@ COMMANDS = {
         "agentenv.cli.value:Value", "train a model that predicts the reward of an episode after each turn"
     ),
     "lab list": Command("agentenv.cli.lab:List", "show the controlled comparisons and their progress"),
+    "lab starts": Command("agentenv.cli.lab:Starts", "make the policies that the comparisons start from"),
     "lab run": Command("agentenv.cli.lab:Run", "run or continue a controlled comparison"),
     "retriever build": Command("agentenv.cli.retriever:Build", "build an index of a corpus"),
     "retriever query": Command("agentenv.cli.retriever:Query", "search an index"),

@@ -1,0 +1,125 @@
+"""The policies that the experiments start from: the commands that make each, and whether one that lies there is that one.
+
+A start keeps in ``start.json`` a digest of all that decides what it is: the commands, the runs whose experts it imitates,
+the weights that it begins with, and the versions of the code. One whose digest is still right is not made again.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.io.digests import value_digest
+from agentenv.core.io.files import write_text
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.records import read_json
+from agentenv.trainers.config.config_files import load_config
+from agentenv.trainers.lab.lab import Experiment
+from agentenv.trainers.lab.provenance import SOURCE, stands_on
+
+RECORD = "start.json"
+"""What a start says of itself, in its folder: ``digest``, ``commands`` and ``minutes``."""
+
+STARTS: Mapping[str, tuple[str, ...]] = {
+    "tiny-advice": ("warmstart --imitate lab-advice --advisor evidence --steps 100",),
+    "tiny-chains": ("warmstart --imitate lab-chains --steps 400",),
+    "tiny-hybrid": ("warmstart --imitate lab-parallel lab-sequential --steps 400",),
+    "tiny-ikea": ("warmstart --imitate lab-lookups lab-memory --steps 400",),
+    "tiny-pages": ("warmstart --imitate lab-pages --steps 150",),
+    "tiny-planner": ("warmstart --imitate lab-refined lab-everything --steps 200",),
+    "tiny-rewriter": ("warmstart --imitate lab-rewrites --steps 100",),
+    "tiny-self": ("warmstart --imitate lab-self --steps 300",),
+    "tiny-steps": ("warmstart --env code --stateful --difficulty 3 --careless 0.8 --steps 400",),
+    "tiny-verdicts": ("warmstart --imitate lab-verdicts --steps 300",),
+    "simulator": (
+        "simulator data --worlds 80 --out {out}.jsonl",
+        "simulator train {out}.jsonl --steps 1500 --rate 0.5",
+    ),
+}
+"""The commands that make each start, by the name of its folder. ``--out`` with that folder belongs to the last of them."""
+
+
+def commands_of(name: str, folder: Path) -> list[list[str]]:
+    """The commands of a start as lists of words."""
+    lines = [command.format(out=folder).split() for command in STARTS[name]]
+    return [*lines[:-1], [*lines[-1], "--out", str(folder)]]
+
+
+def digest_of(name: str) -> str:
+    """A digest of all that decides what the start ``name`` is.
+
+    Raises:
+        ConfigurationError: a run that it imitates cannot be read, or a policy that it begins with is not there.
+    """
+    rests: list[Any] = [STARTS[name]]
+    for command in STARTS[name]:
+        for run in _imitated(command.split()):
+            found = stands_on(run, load_config(run), {})
+            rests.append({key: value for key, value in found.items() if key != SOURCE})
+    return value_digest(rests)
+
+
+def is_made(name: str, folder: Path) -> bool:
+    """Whether ``folder`` holds the start ``name`` as it would be made now.
+
+    Raises:
+        ConfigurationError: it holds something that was not made as a start.
+    """
+    if not folder.exists():
+        return False
+    if not (folder / RECORD).is_file():
+        raise ConfigurationError(
+            f"{folder} was not made by agentenv lab starts, or that was interrupted: move it away, or give another --out"
+        )
+    return bool(read_json(folder / RECORD)["digest"] == digest_of(name))
+
+
+def make_start(name: str, folder: Path, run: Callable[[Sequence[str]], int]) -> float:
+    """Makes the start ``name`` in ``folder``, in place of an older one; the minutes that it took.
+
+    Args:
+        name: A key of ``STARTS``.
+        folder: Where; what is there is known to be an older start.
+        run: Runs a command of agentenv; its exit status.
+
+    Raises:
+        ConfigurationError: a command failed.
+    """
+    began = time.perf_counter()
+    digest = digest_of(name)
+    if folder.exists():
+        shutil.rmtree(folder)
+    for words in commands_of(name, folder):
+        if run(words) != 0:
+            raise ConfigurationError(f"{folder} could not be made: agentenv {' '.join(words)} failed")
+    minutes = (time.perf_counter() - began) / 60
+    record = {"digest": digest, "commands": list(STARTS[name]), "minutes": round(minutes, 1)}
+    write_text(folder / RECORD, json.dumps(record, indent=1) + "\n")
+    return minutes
+
+
+def refuse_missing_starts(experiment: Experiment) -> None:
+    """Refuses an experiment whose start has not been made, and says how to make it.
+
+    Raises:
+        ConfigurationError: a folder of ``STARTS`` that an arm starts from does not exist.
+    """
+    folders = {
+        Path(policy.removeprefix("hf:"))
+        for arm in experiment.arms
+        if (policy := experiment.run_of(arm, 0).policy).startswith("hf:")
+    }
+    missing = sorted(folder for folder in folders if folder.name in STARTS and not folder.exists())
+    if missing:
+        names = " ".join(folder.name for folder in missing)
+        raise ConfigurationError(f"{missing[0]} is not there: make it with agentenv lab starts {names}")
+
+
+def _imitated(words: Sequence[str]) -> list[str]:
+    """The runs after ``--imitate``."""
+    if "--imitate" not in words:
+        return []
+    return [*takewhile(lambda word: not word.startswith("--"), words[words.index("--imitate") + 1 :])]

@@ -1,0 +1,86 @@
+"""The starts of the laboratory: made once, again where something that decides them has changed, and named where missing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.errors import ConfigurationError
+from agentenv.trainers.config.config_files import load_config
+from agentenv.trainers.lab.lab import experiments, load_experiment
+from agentenv.trainers.lab.starts import STARTS, commands_of, digest_of, is_made, make_start
+
+ROOT = Path(__file__).parents[3]
+
+
+def write(words: Sequence[str]) -> int:
+    """Stands in for a command: makes the folder that it would write."""
+    Path(words[-1]).mkdir()
+    return 0
+
+
+def test_a_start_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "tiny-advice"
+    assert not is_made("tiny-advice", folder)
+    make_start("tiny-advice", folder, write)
+    assert is_made("tiny-advice", folder)
+    monkeypatch.setitem(STARTS, "tiny-advice", ("warmstart --imitate lab-advice --steps 7",))
+    assert not is_made("tiny-advice", folder)
+    make_start("tiny-advice", folder, write)  # in the place of the older one
+    assert is_made("tiny-advice", folder)
+
+
+def test_the_runs_that_are_imitated_decide_what_a_start_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digest_of("tiny-advice")
+    changed = {"threads": 7}
+    monkeypatch.setattr(
+        "agentenv.trainers.lab.starts.load_config",
+        lambda name: load_config(name).model_copy(update=changed),
+    )
+    assert digest_of("tiny-advice") != before
+
+
+def test_what_is_no_start_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tiny-advice").mkdir()
+    assert main(["lab", "starts", "tiny-advice", "--out", str(tmp_path)]) == 1
+    assert "move it away" in capsys.readouterr().err
+    assert [*tmp_path.rglob("*")] == [tmp_path / "tiny-advice"]
+
+
+def test_a_command_that_fails_leaves_no_start(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny-advice"
+    with pytest.raises(ConfigurationError, match="warmstart --imitate"):
+        make_start("tiny-advice", folder, lambda words: 1)
+    assert not is_made("tiny-advice", folder)
+
+
+def test_the_folder_belongs_to_the_last_command() -> None:
+    data, train = commands_of("simulator", Path("runs/simulator"))
+    assert data[-2:] == ["--out", "runs/simulator.jsonl"]
+    assert train[2] == "runs/simulator.jsonl"
+    assert train[-2:] == ["--out", "runs/simulator"]
+
+
+def test_an_unknown_start_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", "starts", "tiny-advise"]) == 1
+    assert "tiny-advice" in capsys.readouterr().err
+
+
+def test_an_experiment_without_its_start_says_how_to_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["lab", "run", "r3l"]) == 1
+    assert "agentenv lab starts tiny-advice" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", sorted(experiments()))
+def test_every_start_of_an_experiment_has_its_command(name: str) -> None:
+    experiment = load_experiment(name)
+    policies = {experiment.run_of(arm, 0).policy for arm in experiment.arms}
+    made = {f"hf:runs/{start}" for start in STARTS}
+    assert policies <= made | {"tiny"}
+    for start in (policy.removeprefix("hf:runs/") for policy in policies - {"tiny"}):
+        assert STARTS[start][-1].removeprefix("warmstart") in f" {experiment.setup} "  # as its page says it
