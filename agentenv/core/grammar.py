@@ -33,6 +33,15 @@ def earliest_block(text: str, tags: Sequence[str]) -> Block | None:
     return Block(match[1], match[2].strip(), match.end()) if match else None
 
 
+def written_block(tag: str, content: str) -> str:
+    """``<tag> content </tag>``, as the prompts of the search environments show it.
+
+    The spaces matter to a tokenizer: without them the first word has other ids than the same word within a text, and a small
+    policy that copies names from its pages cannot write it.
+    """
+    return f"<{tag}> {content} </{tag}>"
+
+
 def between(text: str, opening: str, closing: str) -> list[str]:
     """The texts between each ``opening`` and the next ``closing`` after it."""
     found, at = [], 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from agentenv.core.grammar import written_block
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
 from agentenv.envs.search.fact_graph import FactGraph, fact_graph
@@ -258,10 +259,10 @@ class AgentSearch(SearchEnv):
         path = task.data.get("path", ())
         if tool not in ("chunk_search", "web_search"):
             return None
-        searches = [thinking("I have to look this up.", f"<{tool}>{hop['query']}</{tool}>") for hop in path]
+        searches = [thinking("I have to look this up.", written_block(tool, hop["query"])) for hop in path]
         return (
             *searches[: self.max_turns],
-            thinking("I know it now.", f"<answer>{task.answers[0]}</answer>"),
+            thinking("I know it now.", written_block("answer", task.answers[0])),
         )
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.grammar import shortened
+from agentenv.core.grammar import shortened, written_block
 from agentenv.core.options import bind_options
 from agentenv.core.protocols import ChatFormat, Policy, Retriever
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, run_episode
@@ -317,8 +317,8 @@ class HierarchicalSearch(SearchEnv):
             for name in agents:
                 if len(asked) == self.max_turns:
                     break
-                asked.append(thinking(UNSURE, f"<{name}>{hop['query']}</{name}>"))
+                asked.append(thinking(UNSURE, written_block(name, hop["query"])))
                 twin.step(asked[-1])
                 if hop.get("document") is None or any(hop["document"] in ids for ids in twin.state.retrieved):
                     break
-        return (*asked, thinking(SURE, f"<answer>{task.answers[0]}</answer>"))
+        return (*asked, thinking(SURE, written_block("answer", task.answers[0])))

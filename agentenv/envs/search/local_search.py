@@ -8,6 +8,7 @@ turn. After ``max_turns`` turns one last action is left, which must be an answer
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from agentenv.core.grammar import written_block
 from agentenv.envs.search.native_tools import NATIVE_PROMPT, NativeActions
 from agentenv.envs.search.page_format import QuestionPrompt
 from agentenv.envs.search.search_env import SearchEnv, SearchParts, thinking
@@ -99,8 +100,8 @@ class LocalSearch(SearchEnv):
         """
         task = self.state.task
         together = as_turns(task.data.get("path", ()), self.search.queries or 1)
-        searches = ["<search>" + "\n".join(queries) + "</search>" for queries in together][: self.max_turns]
-        answer = f"<answer>{task.answers[0]}</answer>"
+        searches = [written_block("search", "\n ".join(queries)) for queries in together][: self.max_turns]
+        answer = written_block("answer", task.answers[0])
         if not self.expert_thinks:
             return (*searches, answer)
         return (*[thinking(UNSURE, search) for search in searches], thinking(SURE, answer))

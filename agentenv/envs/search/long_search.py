@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
+from agentenv.core.grammar import written_block
 from agentenv.core.protocols import Retriever
 from agentenv.core.scoring.scorers import Scorer
 from agentenv.core.types import Info, Message, Observation, Step, Task, ToolResult, ToolStatus
@@ -401,8 +402,8 @@ class LongSearch(SearchEnv):
         actions: list[str] = []
         for hop in self.state.task.data.get("path", ()):
             tried = [
-                f"<search>{hop['query']}</search>",
-                *[f"<access>{hop['document']}</access>"] * self.access.most_parts,
+                written_block("search", hop["query"]),
+                *[written_block("access", hop["document"])] * self.access.most_parts,
             ]
             for action in tried[: self.max_turns - len(actions)]:
                 step = twin.step(action)
@@ -410,4 +411,4 @@ class LongSearch(SearchEnv):
                 shown = "".join(message.text for message in step.observation)
                 if hop["answer"] in shown or step.info["tool_results"][0].status is not ToolStatus.OK:
                     break
-        return [*actions, f"<answer>{self.state.task.answers[0]}</answer>"]
+        return [*actions, written_block("answer", self.state.task.answers[0])]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
+from agentenv.core.grammar import written_block
 from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
 from agentenv.data.organisation import invent_organisation
 from agentenv.data.organisation_log import OrganisationConfig
@@ -232,5 +233,5 @@ class OrganisationSearch(SearchEnv):
     def expert(self) -> Sequence[str] | None:
         """The search of the task's path, then the answer."""
         task = self.state.task
-        searches = [f"<search>{hop['query']}</search>" for hop in task.data["path"]]
-        return (*searches[: self.max_turns], f"<answer>{task.answers[0]}</answer>")
+        searches = [written_block("search", hop["query"]) for hop in task.data["path"]]
+        return (*searches[: self.max_turns], written_block("answer", task.answers[0]))

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 from agentenv.core.env import AsyncEnv
+from agentenv.core.grammar import written_block
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import (
     EndReason,
@@ -202,10 +203,11 @@ class Rewrite(AsyncEnv[RewriteState]):
         """The search of the last hop where the task carries its path, else the rewriting of a person where it has one."""
         data = self.state.task.data
         path, rewrite = data.get("path", ()), data.get("rewrite")
-        if not path:
-            known = f"<think>The question without its conversation.</think>\n<rewrite>{rewrite}</rewrite>"
-            return (known,) if rewrite else None
-        return (f"<think>It is {path[-1]['entity']}.</think>\n<rewrite>{path[-1]['query']}</rewrite>",)
+        if path:
+            thought, rewrite = f"It is {path[-1]['entity']}.", path[-1]["query"]
+        else:
+            thought = "The question without its conversation."
+        return (f"<think>{thought}</think>\n" + written_block("rewrite", rewrite),) if rewrite else None
 
     def render(self) -> str:
         """The question, its rewriting and the rank that it got."""

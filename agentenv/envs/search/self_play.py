@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, ClassVar, Self
 
 from agentenv.core.env import Env
-from agentenv.core.grammar import between, earliest_block
+from agentenv.core.grammar import between, earliest_block, written_block
 from agentenv.core.scoring.scorers import check_answers
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
@@ -256,7 +256,7 @@ class SearchProposer(SearchEnv):
         task = self.state.task
         if "proposal" not in task.data:
             return None
-        searches = [f"<search>{hop['entity']}</search>" for hop in task.data["path"]]
+        searches = [written_block("search", hop["entity"]) for hop in task.data["path"]]
         return (*searches, proposal_text(*task.data["proposal"]))
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from math import log2
 from typing import Any, Literal, get_args
 
-from agentenv.core.grammar import Block
+from agentenv.core.grammar import Block, written_block
 from agentenv.core.scoring.scorers import Scorer
 from agentenv.core.types import ToolResult, ToolStatus
 from agentenv.envs.search.outcomes import score_of
@@ -224,10 +224,10 @@ class SelfSearch(SearchEnv):
             return None
         task, actions, known = self.state.task, [], ""
         for number, hop in enumerate(task.data.get("path", ())[: self.max_turns]):
-            actions.append(f"{known}<think>What comes next?</think><search>{hop['query']}</search>")
+            actions.append(f"{known}<think>What comes next?</think>" + written_block("search", hop["query"]))
             real = self.tool.real == "always" or (self.tool.real == "first" and number < self.tool.first)
-            known = "" if real else f"<information>{hop['query']}: {hop['answer']}</information>"
-        return (*actions, f"{known}<think>I know it.</think><answer>{task.answers[0]}</answer>")
+            known = "" if real else written_block("information", f"{hop['query']}: {hop['answer']}")
+        return (*actions, f"{known}<think>I know it.</think>" + written_block("answer", task.answers[0]))
 
 
 def query_entropy(probabilities: Sequence[float]) -> float:

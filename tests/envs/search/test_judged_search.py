@@ -37,7 +37,14 @@ def rewards(*actions: str, **options: Any) -> list[float]:
     [
         (["<search>Halvik</search>", YES + ANSWER], [0.0, 1.3]),
         (["<search>Halvik</search>", NO + ANSWER], [0.0, 0.7]),
-        (["<search>Ketterby</search>", NO + "<search>Halvik</search>", YES + ANSWER], [0.0, 0.3, 1.0]),
+        (
+            [
+                "<search> Ketterby </search>",
+                NO + "<search> Halvik </search>",
+                YES + "<answer> cold Norland </answer>",
+            ],
+            [0.0, 0.3, 1.0],
+        ),
         (["<search>Ketterby</search>", YES + "<search>Halvik</search>", ANSWER], [0.0, -0.6, 1.3]),
         (["<search>Ketterby</search>", YES + "<search>Halvik</search>", NO + ANSWER], [0.0, -0.6, 1.15]),
         (["<search>Halvik</search>", "<judge>maybe</judge>" + ANSWER], [0.0, 1.0]),
@@ -52,7 +59,14 @@ def test_the_mean_of_the_verdicts_follows_the_reranker(actions: list[str], expec
 @pytest.mark.parametrize(
     ("actions", "expected"),
     [
-        (["<search>Ketterby</search>", NO + "<search>Halvik</search>", YES + ANSWER], [0.0, 0.3, 1.3]),
+        (
+            [
+                "<search> Ketterby </search>",
+                NO + "<search> Halvik </search>",
+                YES + "<answer> cold Norland </answer>",
+            ],
+            [0.0, 0.3, 1.3],
+        ),
         (["<search>Ketterby</search>", YES + "<search>Halvik</search>", NO + ANSWER], [0.0, -0.6, 0.7]),
     ],
 )
@@ -120,7 +134,11 @@ def test_the_threshold_is_passed_by_more_than_it() -> None:
 
 def test_a_page_judged_useless_leaves_the_context_and_the_verdict_is_paid() -> None:
     env = JudgedSearch(tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), k=1)
-    actions = ["<search>Ketterby</search>", NO + "<search>Halvik</search>", YES + ANSWER]
+    actions = [
+        "<search> Ketterby </search>",
+        NO + "<search> Halvik </search>",
+        YES + "<answer> cold Norland </answer>",
+    ]
     policy = ScriptedPolicy({"e-0": actions})
     config = RolloutConfig(context_tokens=9999, turn_tokens=999, stop=STOP)
     context = RolloutContext(policy, InlineFormat(policy.tokenizer), config, policy.tokenizer.decode)
@@ -159,7 +177,7 @@ def test_the_expert_keeps_a_verdict_to_itself_that_its_answer_would_be_refused_f
     )
     env = JudgedSearch(tasks=[task], retriever=InMemoryRetriever(DOCUMENTS), k=1, search_again=True)
     env.reset(seed=0)
-    assert env.expert() == ["<search>Halvik</search>", "<answer>nowhere</answer>"]
+    assert env.expert() == ["<search> Halvik </search>", "<answer> nowhere </answer>"]
 
 
 def test_the_expert_judges_each_page_in_the_action_after_it() -> None:
@@ -168,7 +186,11 @@ def test_the_expert_judges_each_page_in_the_action_after_it() -> None:
     env = JudgedSearch(tasks=[task], retriever=InMemoryRetriever(DOCUMENTS), k=1)
     env.reset(seed=0)
     actions = env.expert()
-    assert actions == ["<search>Ketterby</search>", NO + "<search>Halvik</search>", YES + ANSWER]
+    assert actions == [
+        "<search> Ketterby </search>",
+        NO + "<search> Halvik </search>",
+        YES + "<answer> cold Norland </answer>",
+    ]
     assert [env.step(action).reward for action in actions] == pytest.approx([0.0, 0.3, 1.0])
 
 

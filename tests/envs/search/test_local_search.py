@@ -392,7 +392,9 @@ def test_the_expert_searches_in_as_many_turns_as_there_are() -> None:
     path = tuple({"query": query, "answer": "-"} for query in ("Ada", "London", "Thames"))
     task = Task("q", "Who?", ("Ada",), data={"path": path})
     assert len(begun(task, max_turns=2).expert() or ()) == 3
-    assert (begun(task, max_turns=2, queries=8).expert() or ())[0] == "<search>Ada\nLondon\nThames</search>"
+    assert (begun(task, max_turns=2, queries=8).expert() or ())[
+        0
+    ] == "<search> Ada\n London\n Thames </search>"
 
 
 def test_the_expert_needs_every_supporting_document_on_its_pages() -> None:
@@ -436,7 +438,7 @@ def test_an_answer_that_was_shown_before_is_not_found_again() -> None:
 def test_the_expert_asks_one_query_a_turn_where_nothing_else_is_said() -> None:
     path = tuple({"query": query, "answer": "-"} for query in ("Ada", "London"))
     env = begun(Task("q", "Who?", ("Ada",), data={"path": path}))
-    assert env.expert() == ("<search>Ada</search>", "<search>London</search>", "<answer>Ada</answer>")
+    assert env.expert() == ("<search> Ada </search>", "<search> London </search>", "<answer> Ada </answer>")
     assert env.expert_gives_up() == "<answer></answer>"  # it has a path and has shown nothing yet
     with pytest.raises(ConfigurationError, match="'q1'"):
         begun().expert_gives_up()  # no path, and nothing was searched

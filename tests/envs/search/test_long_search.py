@@ -223,10 +223,10 @@ def test_the_expert_opens_what_the_search_did_not_show() -> None:
     env = begun(tasks=[task], k=1, observation_tokens=90, part_chars=24, count_tokens=len)
     actions = env.expert()
     assert actions == [
-        "<search>Halvik</search>",
-        *["<access>d0</access>"] * 3,
-        "<search>Ketterby</search>",
-        "<answer>a lighthouse</answer>",
+        "<search> Halvik </search>",
+        *["<access> d0 </access>"] * 3,
+        "<search> Ketterby </search>",
+        "<answer> a lighthouse </answer>",
     ]
     assert env.state.parts == {}
     assert [env.step(action).reward for action in actions][-1] == 1

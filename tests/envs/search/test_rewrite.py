@@ -116,7 +116,7 @@ def test_the_policy_sees_the_conversation_and_not_what_it_is_about() -> None:
     env = Rewrite(tasks=[task], retriever=InMemoryRetriever(DOCUMENTS))
     (message,), _ = env.reset(seed=0)
     assert message.text.endswith("Q: Sabzosi Diary author?\nA: Ann Lee\nQ: it was taught by?\n")
-    assert env.expert() == ("<think>It is Ann Lee.</think>\n<rewrite>Ann Lee was taught by</rewrite>",)
+    assert env.expert() == ("<think>It is Ann Lee.</think>\n<rewrite> Ann Lee was taught by </rewrite>",)
     assert as_conversation(TASK) is TASK
 
 

@@ -25,8 +25,8 @@ DOCUMENTS = [
     Document("1", "Iria", "Iria was built by Tomas Vell."),
     Document("2", "Tomas Vell", "Tomas Vell was born in Orun."),
 ]
-IRIA, VELL = "<search>Iria built</search>", "<search>Tomas Vell born</search>"
-RIGHT, WRONG = "<answer>Orun</answer>", "<answer>Iria</answer>"
+IRIA, VELL = "<search> Iria built </search>", "<search> Tomas Vell born </search>"
+RIGHT, WRONG = "<answer> Orun </answer>", "<answer> Iria </answer>"
 PATH = ({"query": "Iria built"}, {"query": "Tomas Vell born"})
 TASK = Task("t", "Where was the builder of Iria born?", ("Orun",), data={"path": PATH})
 CONFIG = RolloutConfig(context_tokens=4000, turn_tokens=60, stop=("</search>", "</answer>"))
