@@ -29,11 +29,11 @@ STARTS: Mapping[str, tuple[str, ...]] = {
     "tiny-hybrid": ("warmstart --imitate lab-parallel lab-sequential --steps 400",),
     "tiny-ikea": ("warmstart --imitate lab-lookups lab-memory --steps 400",),
     "tiny-pages": ("warmstart --imitate lab-pages --steps 150",),
-    "tiny-planner": ("warmstart --imitate lab-refined lab-everything --steps 200",),
+    "tiny-planner": ("warmstart --imitate lab-refined lab-everything --steps 100",),
     "tiny-rewriter": ("warmstart --imitate lab-rewrites --steps 100",),
     "tiny-self": ("warmstart --imitate lab-self --steps 300",),
     "tiny-steps": ("warmstart --env code --stateful --difficulty 3 --careless 0.8 --steps 400",),
-    "tiny-verdicts": ("warmstart --imitate lab-verdicts --steps 300",),
+    "tiny-verdicts": ("warmstart --imitate lab-verdicts --steps 100",),
     "simulator": (
         "simulator data --worlds 80 --out {out}.jsonl",
         "simulator train {out}.jsonl --steps 1500 --rate 0.5",
