@@ -6,14 +6,16 @@ names one edge of the tree, and the path before it the state in which that turn 
 twice are two edges.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from typing import Literal
 
 import numpy as np
 
 from agentenv.core.trajectory import SegmentKind, Trajectory
+from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.group_statistics import Values, on_turns, rewards_of, standardize, turn_rewards
 
 Path = tuple[str, ...]
@@ -182,6 +184,8 @@ def tree(
     fusion: Literal["mean", "softmax"] = "mean",
     temperature: float = 1.0,
     epsilon: float = 1e-8,
+    keep_siblings: float = 1.0,
+    skip_depths: tuple[int, ...] = (),
 ) -> list[Values]:
     """Credits a turn with the mean outcome of the leaves behind it, standardised among the turns of its depth.
 
@@ -196,7 +200,17 @@ def tree(
         fusion: ``mean`` over the leaves, or ``softmax`` over the log-probs of the turns behind, level by level.
         temperature: Of the softmax.
         epsilon: Added to the deviation.
+        keep_siblings: Share of the turns taken in one state that are trained, the best first and at least one (width pruning
+            by parent); the others get 0 after all have been standardised. `keep` of the strategy prunes whole leaves.
+        skip_depths: Turns, from 0, that get 0 in every trajectory (depth pruning).
+
+    Raises:
+        ConfigurationError: ``keep_siblings`` is not in (0, 1].
     """
+    if not 0 < keep_siblings <= 1:
+        raise ConfigurationError(
+            f"option 'keep_siblings' of the estimator 'tree' must be in (0, 1], not {keep_siblings}"
+        )
     trunk = Tree(group)
     outcomes = np.asarray(rewards_of(group), dtype=np.float64)
     leaves = standardize(outcomes, epsilon=epsilon) if normalise == "leaves" else outcomes
@@ -204,7 +218,20 @@ def tree(
         rewards = _fused(trunk, leaves, temperature)
     else:
         rewards = {path: float(leaves[places].mean()) for path, places in trunk.holders.items()}
-    return trunk.trained_once(_by_depth(rewards, epsilon) if normalise == "depth" else rewards)
+    scores = _by_depth(rewards, epsilon) if normalise == "depth" else rewards
+    kept = _best_siblings(trunk, rewards, keep_siblings)
+    return trunk.trained_once(
+        {
+            path: score if path in kept and len(path) - 1 not in skip_depths else 0.0
+            for path, score in scores.items()
+        }
+    )
+
+
+def _best_siblings(trunk: Tree, rewards: Mapping[Path, float], share: float) -> set[Path]:
+    """Of the turns taken in each state the best share, the first of equal ones."""
+    ranked = (sorted(family, key=lambda path: -rewards[path]) for family in trunk.children.values())
+    return {path for family in ranked for path in family[: ceil(share * len(family))]}
 
 
 def _by_depth(rewards: dict[Path, float], epsilon: float) -> dict[Path, float]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from agentenv.core.trajectory import Trajectory
+from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.credit.outcome import leave_one_out
 from agentenv.trainers.credit.tree import shared_means
@@ -267,3 +268,24 @@ def test_a_shared_turn_gets_the_mean_of_its_leaves(turns: Turns) -> None:
     assert scores[0] == pytest.approx([1 / 6, 0.0, -0.5])
     assert scores[1:] == [[0.5] * 3, [0.5] * 2, [-0.5]]  # of which the shared turns are not trained
     assert [float(own[-1]) for own in values] == [-0.5, 0.5, 0.5, -0.5]
+
+
+def test_of_siblings_the_best_share_alone_is_trained(forked: list[Trajectory]) -> None:
+    # First turns: a 4, b 2: a stays. Behind a: a 4 and c 4, equal: the first stays. Behind c: c 8, d 0: c stays.
+    half, third = 0.5**0.5, 1 / 3**0.5
+    expected = [[half, third, 0.0], [0.0, -2 * third], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
+    for mine, wanted in zip(by_turn("tree", forked, keep_siblings=0.5), expected, strict=True):
+        assert mine == pytest.approx(wanted, abs=1e-6)
+
+
+def test_listed_depths_are_not_trained(forked: list[Trajectory]) -> None:
+    third = 1 / 3**0.5
+    expected = [[0.0, third, 0.0], [0.0, -2 * third], [0.0, third, 0.0], [0.0, 0.0, 0.0]]
+    for mine, wanted in zip(by_turn("tree", forked, skip_depths=(0, 2)), expected, strict=True):
+        assert mine == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.1])
+def test_a_share_of_siblings_is_a_share(forked: list[Trajectory], share: float) -> None:
+    with pytest.raises(ConfigurationError, match="keep_siblings"):
+        by_turn("tree", forked, keep_siblings=share)
