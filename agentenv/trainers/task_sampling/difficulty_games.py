@@ -167,12 +167,15 @@ class PromptGame(DifficultyGame):
     surrogate loss, which the paper names, is 0 on policy for every group whose credit is standardised, and is not offered.
     ``apply="weight"`` is the text of the paper: credit times min(w, ``cap``), so that a class counts by its share of the
     tasks times w. ``draw`` draws classes by the game's own distribution, whatever their shares, and trains no group with a
-    large weight: of two classes of equal loss with 90 and 10 % of the tasks, each is half of what is played. The published
-    program multiplies by the probability of the game instead, which may be z-scored, and can leave out tasks that are always
-    or never solved; both are left out here.
+    large weight: of two classes of equal loss with 90 and 10 % of the tasks, each is half of what is played.
+    ``probability`` is
+    the published program: credit times min(q, ``cap``), q the game's distribution over the classes of the step, so that the
+    credits shrink as there are more classes. Its options to z-score q, which turns the sign of the credit of half of the
+    classes, and to leave out tasks that are always or never solved, which have no credit anyway, are not offered.
 
     Args:
-        apply: ``draw`` or ``weight``: the credit of a task times min(w, ``cap``), w the weight of its class.
+        apply: ``draw``; ``weight``: the credit of a task times min(w, ``cap``), w the weight of its class; or
+            ``probability``: times min(q, ``cap``) instead.
         cap: See ``apply``.
         strength: See ``game_weights``.
         bound: See ``game_weights``.
@@ -181,7 +184,7 @@ class PromptGame(DifficultyGame):
             are rarely drawn are not forgotten (an option of GDRO).
     """
 
-    apply: Literal["draw", "weight"] = "draw"
+    apply: Literal["draw", "weight", "probability"] = "draw"
     cap: float = 10.0
     strength: float = 0.1
     bound: float = 10.0
@@ -197,13 +200,11 @@ class PromptGame(DifficultyGame):
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """``questions`` tasks; a class that has tasks is played with its probability, within it all are equally likely."""
-        if self.apply == "weight":
+        if self.apply != "draw":
             return whole_groups(step_budget, step_budget.draw_unplayed(step_budget.questions))
         numbers = [self.class_of(task) for task in range(len(step_budget.tasks))]
         present, places, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
-        scores_B = [self.means.get(int(number), 1.0) for number in present]
-        weights_B = game_weights(scores_B, strength=self.strength, bound=self.bound)
-        chances = (game_distribution(weights_B, floor=self.floor) / sizes)[places]
+        chances = (self._distribution(present.tolist()) / sizes)[places]
         drawn = step_budget.rng.choice(
             len(numbers),
             size=step_budget.questions,
@@ -215,18 +216,30 @@ class PromptGame(DifficultyGame):
     def select(self, step_budget: StepBudget) -> Selection:
         """Losses and classes move. All groups are trained."""
         groups = step_budget.groups
-        if self.apply == "weight":
+        if self.apply != "draw":
+            factors = self._factors(groups)
             for group in groups:
-                group.members = [weighted(member, self._weight(group.task)) for member in group.members]
+                factor = factors[self.class_of(group.task)]
+                group.members = [weighted(member, factor) for member in group.members]
         losses = {i: 1 - fmean(_clipped(g)) for i, g in enumerate(groups) if g.rewards}
         self.learn(groups, losses, per_share=self.per_share)
         metrics = {f"loss_class_{number}": self.means[number] for number in sorted(self.means)}
         return Selection(groups, metrics=metrics)
 
-    def _weight(self, task: int) -> float:
-        score = self.means.get(self.class_of(task), 1.0)
-        (weight,) = game_weights([score], strength=self.strength, bound=self.bound)
-        return min(float(weight), self.cap)
+    def _factors(self, groups: Sequence[Group]) -> dict[int, float]:
+        """By class, what the credit of its tasks is multiplied by."""
+        present = sorted({self.class_of(group.task) for group in groups})
+        found = self._weights(present) if self.apply == "weight" else self._distribution(present)
+        return {number: min(float(one), self.cap) for number, one in zip(present, found, strict=True)}
+
+    def _distribution(self, present: Sequence[int]) -> Values:
+        """float64[B]: the game's distribution over the classes ``present``."""
+        return game_distribution(self._weights(present), floor=self.floor)
+
+    def _weights(self, present: Sequence[int]) -> Values:
+        """float64[B]: the weights of the classes ``present``."""
+        scores_B = [self.means.get(number, 1.0) for number in present]
+        return game_weights(scores_B, strength=self.strength, bound=self.bound)
 
 
 def weighted(member: Trajectory, weight: float) -> Trajectory:

@@ -12,6 +12,7 @@ import pytest
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError
+from agentenv.trainers.credit.group_statistics import CREDIT_WEIGHT
 from agentenv.trainers.task_sampling.difficulty_games import (
     DifficultyGame,
     PromptGame,
@@ -126,6 +127,27 @@ def test_classes_of_larger_loss_are_drawn_more() -> None:
     sampler.select(step_of({0: [1, 1], 1: [0, 0]}))
     drawn = [d.task for seed in range(400) for d in sampler.draw(step_of({}, seed=seed, questions=1))]
     assert abs(sum(task != 0 for task in drawn) - 300) < 43
+
+
+@pytest.mark.parametrize(
+    ("apply", "cap", "wanted"),
+    [
+        ("weight", 10.0, [1.0, 3.0]),  # 3^0 and 3^1
+        ("weight", 2.0, [1.0, 2.0]),
+        ("probability", 10.0, [0.25, 0.75]),
+        ("probability", 0.5, [0.25, 0.5]),
+    ],
+)
+def test_credit_is_weighed_by_the_weight_or_the_probability_of_its_class(
+    apply: Any, cap: float, wanted: list[float]
+) -> None:
+    """Task 0 is in class 9 with a loss of 0, task 1 in class 0 with a loss of 1; strength log 3, no floor."""
+    game = PromptGame(apply=apply, cap=cap, strength=math.log(3), floor=0.0)
+    game.classes, game.means = {0: 9, 1: 0}, {9: 0.0, 0: 1.0}
+    step = step_of({0: [1, 1], 1: [0, 0]})
+    groups = game.select(step).trained
+    factors = {group.task: {m.info[CREDIT_WEIGHT] for m in group.members} for group in groups}
+    assert factors == {0: {pytest.approx(wanted[0])}, 1: {pytest.approx(wanted[1])}}
 
 
 def test_a_varied_class_is_played_longer() -> None:
