@@ -33,7 +33,7 @@ STARTS: Mapping[str, tuple[str, ...]] = {
     "tiny-rewriter": ("warmstart --imitate lab-rewrites --steps 100",),
     "tiny-self": ("warmstart --imitate lab-self --steps 300",),
     "tiny-steps": ("warmstart --env code --stateful --difficulty 3 --careless 0.8 --steps 400",),
-    "tiny-verdicts": ("warmstart --imitate lab-verdicts --steps 100",),
+    "tiny-verdicts": ("warmstart --imitate lab-verdicts --steps 150",),
     "simulator": (
         "simulator data --worlds 80 --out {out}.jsonl",
         "simulator train {out}.jsonl --steps 1500 --rate 0.5",
