@@ -157,11 +157,13 @@ class Run:
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """The means, the verdicts, and where the page is."""
+        from agentenv.trainers.lab.lab_page import pair_verdict
+
         for arm, row in result["arms"].items():
             found = row["measure"]
             mean = "" if found["mean"] is None else f"{found['mean']:.3f}"
             console.print(f"  {arm:<20} {len(found['values'])} seeds  {mean}", highlight=False)
         for family in result["families"]:
             for pair in family["pairs"]:
-                console.print(f"  {pair['first']} / {pair['second']}: {pair['verdict']}", highlight=False)
+                console.print(f"  {pair_verdict(pair, family['interims'])}", highlight=False, soft_wrap=True)
         console.print(f"{result['missing_runs']} runs missing. Page: {result['page']}", highlight=False)

@@ -398,7 +398,7 @@ def test_runs_whose_page_cannot_be_written_do_not_begin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    assert main(["lab", "run", "turn-credit", "--out", str(tmp_path / "file" / "runs")]) == 1
+    assert main(["lab", "run", "group-size", "--out", str(tmp_path / "file" / "runs")]) == 1
     assert str(tmp_path / "file") in capsys.readouterr().err
 
 
