@@ -94,8 +94,11 @@ def content_digests(title: str, text: str) -> str:
 
 
 def retrieved(passages: list[Passage], scores: bool) -> list[dict[str, Any]]:
-    """One query's passages as ``/retrieve`` returns them."""
-    documents = [{"id": p.id, "contents": content_digests(p.title, p.text)} for p in passages]
+    """One query's passages as ``/retrieve`` returns them.
+
+    The ``url`` is what ASearcher's clients hand to ``/access``: an id is an address there.
+    """
+    documents = [{"id": p.id, "url": p.id, "contents": content_digests(p.title, p.text)} for p in passages]
     if not scores:
         return documents
     return [{"document": d, "score": p.score} for d, p in zip(documents, passages, strict=True)]

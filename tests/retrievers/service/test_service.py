@@ -24,8 +24,8 @@ WIKI = [
     Document("b", "Herring", "A smoked fish."),
     Document("c", "Herring", "It swims in schools."),
 ]
-B = {"id": "b", "contents": '"Herring"\nA smoked fish.'}
-C = {"id": "c", "contents": '"Herring"\nIt swims in schools.'}
+B = {"id": "b", "url": "b", "contents": '"Herring"\nA smoked fish.'}
+C = {"id": "c", "url": "c", "contents": '"Herring"\nIt swims in schools.'}
 
 
 class Wire:
@@ -135,6 +135,14 @@ def test_access_by_id_and_by_address(wire: Wire) -> None:
         },
         None,
     ]
+
+
+def test_the_address_of_a_found_document_opens_it(wire: Wire) -> None:
+    """As ASearcher's clients go from a search to its pages."""
+    _, found = wire.post("/retrieve", {"queries": ["smoked fish"], "topk": 1})
+    ((document,),) = found["result"]
+    _, opened = wire.post("/access", {"urls": [document["url"]]})
+    assert opened["result"][0]["contents"] == document["contents"]
 
 
 def test_several_corpora_by_field_and_by_path() -> None:
