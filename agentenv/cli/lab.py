@@ -75,27 +75,32 @@ class Starts:
     """Folder of the starts; the experiments look for them in `runs`."""
 
     def run(self) -> dict[str, Any]:
-        """The minutes that each start took; None for one that was there."""
+        """The minutes that each start took, None for one that was there, and which of these were made by other source."""
         try:
             import torch  # noqa: F401 (the extra is there)
         except ModuleNotFoundError as error:
             raise MissingExtra.of("torch", "train") from error
         from agentenv.cli.main import main
-        from agentenv.trainers.lab.starts import STARTS, is_made, make_start
+        from agentenv.trainers.lab.starts import STARTS, has_other_source, is_made, make_start
 
         for name in self.names:
             if name not in STARTS:
                 raise UnknownName.among("start", name, STARTS)
         made: dict[str, Any] = {}
+        older = []
         for name in self.names or STARTS:
             folder = self.out / name
             made[name] = None if is_made(name, folder) else round(make_start(name, folder, main), 1)
-        return {"minutes": made, "out": str(self.out)}
+            if has_other_source(folder):
+                older.append(name)
+        return {"minutes": made, "other_source": older, "out": str(self.out)}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """A line each."""
         for name, minutes in result["minutes"].items():
             took = "is there" if minutes is None else f"made in {minutes:.1f} minutes"
+            if name in result["other_source"]:
+                took += ", made by other source of agentenv: delete it to make it anew"
             console.print(f"{result['out']}/{name}: {took}", highlight=False, soft_wrap=True)
 
 

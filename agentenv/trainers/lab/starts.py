@@ -1,7 +1,8 @@
 """The policies that the experiments start from: the commands that make each, and whether one that lies there is that one.
 
 A start keeps in ``start.json`` a digest of all that decides what it is: the commands, the runs whose experts it imitates,
-the weights that it begins with, and the versions of the code. One whose digest is still right is not made again.
+the weights that it begins with, and the versions of the code. One whose digest is still right is not made again. The source
+itself is no part of the digest, because any changed comment changes it; whether it differs is said.
 """
 
 import json
@@ -18,10 +19,10 @@ from agentenv.errors import ConfigurationError
 from agentenv.evaluation.records import read_json
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.lab.lab import Experiment
-from agentenv.trainers.lab.provenance import SOURCE, stands_on
+from agentenv.trainers.lab.provenance import SOURCE, source_digest, stands_on
 
 RECORD = "start.json"
-"""What a start says of itself, in its folder: ``digest``, ``commands`` and ``minutes``."""
+"""What a start says of itself, in its folder: ``digest``, ``source``, ``commands`` and ``minutes``."""
 
 STARTS: Mapping[str, tuple[str, ...]] = {
     "tiny-advice": ("warmstart --imitate lab-advice --advisor evidence --steps 100",),
@@ -77,6 +78,11 @@ def is_made(name: str, folder: Path) -> bool:
     return bool(read_json(folder / RECORD)["digest"] == digest_of(name))
 
 
+def has_other_source(folder: Path) -> bool:
+    """Whether the start in ``folder`` was made by other source of agentenv, which may or may not make it otherwise."""
+    return bool(read_json(folder / RECORD)["source"] != source_digest())
+
+
 def make_start(name: str, folder: Path, run: Callable[[Sequence[str]], int]) -> float:
     """Makes the start ``name`` in ``folder``, in place of an older one; the minutes that it took.
 
@@ -96,7 +102,12 @@ def make_start(name: str, folder: Path, run: Callable[[Sequence[str]], int]) -> 
         if run(words) != 0:
             raise ConfigurationError(f"{folder} could not be made: agentenv {' '.join(words)} failed")
     minutes = (time.perf_counter() - began) / 60
-    record = {"digest": digest, "commands": list(STARTS[name]), "minutes": round(minutes, 1)}
+    record = {
+        "digest": digest,
+        "source": source_digest(),
+        "commands": list(STARTS[name]),
+        "minutes": round(minutes, 1),
+    }
     write_text(folder / RECORD, json.dumps(record, indent=1) + "\n")
     return minutes
 

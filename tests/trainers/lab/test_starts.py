@@ -31,6 +31,18 @@ def test_a_start_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert is_made("tiny-advice", folder)
 
 
+def test_a_start_of_other_source_is_kept_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_start("tiny-advice", tmp_path / "tiny-advice", write)
+    words = ["lab", "starts", "tiny-advice", "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert capsys.readouterr().out.strip().endswith("tiny-advice: is there")
+    monkeypatch.setattr("agentenv.trainers.lab.starts.source_digest", lambda: "other")
+    assert main(words) == 0
+    assert "other source" in capsys.readouterr().out
+
+
 def test_the_runs_that_are_imitated_decide_what_a_start_is(monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest_of("tiny-advice")
     changed = {"threads": 7}
