@@ -5,7 +5,7 @@
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -176,6 +176,7 @@ class AgentSearch(SearchEnv):
         synonym_similarity: float = SIMILARITY,
         max_turns: int = 8,
         scorer: str = "f1_squad_guard",
+        frame: str = "information",
         prompt: str = PROMPT,
         tasks: Sequence[Task] | None = None,
         retriever: Retriever | str | None = None,
@@ -194,6 +195,7 @@ class AgentSearch(SearchEnv):
             synonym_similarity: Cosine from which on two names are synonyms, within (0, 1].
             max_turns: Turns before the last one, in which only an answer counts.
             scorer: Name of the scorer of answers.
+            frame: Tags between which a page stands, ``information`` or, as published, ``result``; the prompt names them.
             prompt: Opening message; must hold ``{question}``, and may hold ``{tools}``.
             tasks: Questions with answers; None takes those of a small FictionalWorld.
             retriever: What local tools search, or its spec; those of a graph need its corpus in this process.
@@ -202,10 +204,11 @@ class AgentSearch(SearchEnv):
         Raises:
             ConfigurationError: no tools, a graph over a corpus that is elsewhere, or synonyms of names without facts.
             DatasetError: the facts cannot be read or are those of another corpus.
-            UnknownName: no such tool or encoder.
+            UnknownName: no such tool, encoder or frame.
         """
         tasks, retriever = on_small_world(tasks, retriever)
         super().__init__(tasks=tasks, retriever=retriever, max_turns=max_turns, scorer=scorer, **options)
+        self.search = replace(self.search, format=self.search.format.framed(frame))
         _check_tools(tools)
         _check_synonyms(synonyms, facts, synonym_similarity)
         made = make_retriever(web) if isinstance(web, str) else web
@@ -213,16 +216,20 @@ class AgentSearch(SearchEnv):
         self._synonyms = (synonyms, synonym_similarity)
         self._judge = make_reranker(fact_judge) if isinstance(fact_judge, str) else fact_judge
         offered = "; ".join(TOOLS[name] for name in tools)
-        self.parts = SearchParts(
-            opening=QuestionPrompt(prompt.replace("{tools}", offered)),
-            parser=TagParser((*tools, "answer"), filled=tuple(tools)),
-            tools={name: Noted(tool) for name, tool in self._tools(made).items() if name in tools},
-            reward=partial(
-                hierarchical_reward, answer=self.answer_reward, scorer=self.scorer, tools=tuple(tools)
-            ),
+        opening = prompt.replace("{tools}", offered).replace("information>", f"{frame}>")
+        self.parts = self._parts(tuple(tools), QuestionPrompt(opening), self._tools(made))
+        self._check_corpus(tools)
+
+    def _parts(
+        self, tools: tuple[str, ...], opening: QuestionPrompt, made: Mapping[str, ToolFunction]
+    ) -> SearchParts:
+        return SearchParts(
+            opening=opening,
+            parser=TagParser((*tools, "answer"), filled=tools),
+            tools={name: Noted(tool) for name, tool in made.items() if name in tools},
+            reward=partial(hierarchical_reward, answer=self.answer_reward, scorer=self.scorer, tools=tools),
             state=HierarchicalState,
         )
-        self._check_corpus(tools)
 
     def _check_corpus(self, tools: Sequence[str]) -> None:
         if missing := [name for name in tools if name not in self.parts.tools]:

@@ -116,6 +116,8 @@ class AgentSettings:
     """Cosine from which on two names are synonyms."""
     prompt: str = AGENT_PROMPT
     """Its opening message."""
+    frame: str = "information"
+    """Tags between which its pages stand; see `AgentSearch`."""
     k: int = 10
     """Passages a query; HierSearch's agents see ten."""
     max_turns: int = 8
@@ -167,6 +169,7 @@ def configured_agent(
         synonyms=made.synonyms,
         synonym_similarity=made.synonym_similarity,
         prompt=made.prompt,
+        frame=made.frame,
         max_turns=made.max_turns,
         **bounds,
     )
@@ -255,6 +258,7 @@ class HierarchicalSearch(SearchEnv):
         reranker: Reranker | str = "overlap",
         max_turns: int = 8,
         scorer: str = "f1_squad_guard",
+        frame: str = "information",
         prompt: str = PROMPT,
         tasks: Sequence[Task] | None = None,
         retriever: Retriever | str | None = None,
@@ -273,6 +277,7 @@ class HierarchicalSearch(SearchEnv):
             reranker: Judges evidence: ``overlap``, or a folder with a cross-encoder.
             max_turns: Turns before the last one, in which only an answer counts.
             scorer: Name of the scorer of answers.
+            frame: Tags between which a page stands, ``information`` or, as published, ``result``; the prompt names them.
             prompt: Opening message; must hold ``{question}``.
             tasks: Questions with answers; None takes those of that world.
             retriever: What the default agents search, or its spec.
@@ -280,6 +285,7 @@ class HierarchicalSearch(SearchEnv):
 
         Raises:
             ConfigurationError: no agents, or a share out of range.
+            UnknownName: no such frame.
         """
         tasks, retriever = on_small_world(tasks, retriever)
         super().__init__(tasks=tasks, retriever=retriever, max_turns=max_turns, scorer=scorer, **options)
@@ -290,16 +296,24 @@ class HierarchicalSearch(SearchEnv):
         judge = make_reranker(reranker) if isinstance(reranker, str) else reranker
         refiner = Refiner(judge, keep, keep if keep_rest is None else keep_rest, cut_again)
         asked = {f"{name}{_SUFFIX}": {name: agent} for name, agent in agents.items()} | {_ALL: dict(agents)}
-        self.parts = SearchParts(
-            opening=QuestionPrompt(prompt),
-            parser=TagParser((*asked, "answer"), filled=tuple(asked)),
-            tools={tag: AgentsTool(some, refiner, self.search.format) for tag, some in asked.items()},
+        pages = self.search.format.framed(frame)
+        tools = {tag: AgentsTool(some, refiner, pages) for tag, some in asked.items()}
+        opening = QuestionPrompt(prompt.replace("information>", f"{frame}>"))
+        self.parts = self._parts(opening, tools, far)
+
+    def _parts(
+        self, opening: QuestionPrompt, tools: Mapping[str, AgentsTool], late: tuple[str, ...]
+    ) -> SearchParts:
+        return SearchParts(
+            opening=opening,
+            parser=TagParser((*tools, "answer"), filled=tuple(tools)),
+            tools=tools,
             reward=partial(
                 hierarchical_reward,
                 answer=self.answer_reward,
                 scorer=self.scorer,
-                tools=tuple(asked),
-                late=far,
+                tools=tuple(tools),
+                late=late,
             ),
             state=HierarchicalState,
         )

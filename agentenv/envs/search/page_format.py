@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from agentenv.core.tool_results import passage_lines
 from agentenv.core.types import Passage, Task
-from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 
 
 def as_question(text: str) -> str:
@@ -18,6 +18,15 @@ def as_question(text: str) -> str:
 def information(body: str) -> str:
     """An observation: two newlines on the outside, none inside."""
     return f"\n\n<information>{body.strip()}</information>\n\n"
+
+
+def result(body: str) -> str:
+    """An observation as HierSearch writes it: a blank before the tag, and newlines inside."""
+    return f" <result>\n{body.strip()}\n</result>"
+
+
+FRAMES: Mapping[str, Callable[[str], str]] = {"information": information, "result": result}
+"""What a page stands in, by the name of its tags."""
 
 
 def format_passages(passages: Sequence[Passage], words: int | None = None) -> str:
@@ -113,6 +122,16 @@ class PageFormat:
     """From passages and ``words`` to text."""
     wrap: Callable[[str], str] = information
     """From the body of a page to the observation, which holds it between tags."""
+
+    def framed(self, frame: str) -> "PageFormat":
+        """The same in other tags.
+
+        Raises:
+            UnknownName: no such frame.
+        """
+        if frame not in FRAMES:
+            raise UnknownName.among("frame of pages", frame, FRAMES)
+        return replace(self, wrap=FRAMES[frame])
 
     def passages(self, passages: Sequence[Passage]) -> str:
         """The body of a page of search results."""

@@ -171,3 +171,13 @@ def test_the_question_behind_an_address_may_hold_separators() -> None:
         assert "end" in call(env, "browse_url", f"Norland News{question}").observation[0].text
     assert addresses_in("a, b | c") == ["a, b | c", "a, b", "a"]  # a title may hold a comma
     assert addresses_in("a") == ["a"]
+
+
+def test_an_agent_s_pages_may_stand_between_the_tags_that_were_published() -> None:
+    env = AgentSearch(frame="result")
+    (opening,), _ = env.reset(seed=0)
+    assert "<result>" in opening.text
+    assert "<information>" not in opening.text
+    tools = ("chunk_search", "graph_search", "get_adjacent_passages")
+    pages = [env.step(f"<{tool}>the town</{tool}>").observation[0].text for tool in tools]
+    assert all(page.startswith(" <result>\n") for page in pages)

@@ -14,7 +14,7 @@ from agentenv.envs.search.evidence import FoundEvidence, Refiner, closeness, ref
 from agentenv.envs.search.hierarchical_rewards import coverage_reward, local_first_penalty
 from agentenv.envs.search.hierarchical_search import Agent, HierarchicalSearch, extractive_agent
 from agentenv.envs.search.local_search import LocalSearch
-from agentenv.errors import ConfigurationError, EnvFault
+from agentenv.errors import ConfigurationError, EnvFault, UnknownName
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
@@ -328,3 +328,18 @@ def test_the_expert_asks_the_web_agent_for_what_the_local_one_does_not_find() ->
     tags = [action.partition("</think>")[2].partition(">")[0] for action in env.expert() or ()]
     assert tags == ["<local_search_agent", "<local_search_agent", "<web_search_agent", "<answer"]
     assert not env.state.calls  # the episode itself has not moved
+
+
+def test_pages_may_stand_between_the_tags_that_were_published() -> None:
+    env = begun(frame="result")
+    (opening,), _ = env.reset(seed=0)
+    assert "between <result> and </result>" in " ".join(opening.text.split())
+    assert "<information>" not in opening.text
+    text = ask(env, "local", "Where is Halvik").observation[0].text
+    assert text.startswith(" <result>\n")
+    assert text.endswith("\n</result>")
+
+
+def test_unknown_tags_are_refused() -> None:
+    with pytest.raises(UnknownName, match="result"):
+        begun(frame="results")
