@@ -198,7 +198,7 @@ def test_the_best_rank_of_the_passages_is_the_reward_of_a_rewriting(tmp_path: Pa
     opening, _ = env.reset(seed=0)
     assert "Q: What is the tower?\nA: A building.\nQ: Who built it?" in opening[0].text
     (action,) = env.expert() or ()
-    assert "<rewrite>Who built the tower?</rewrite>" in action
+    assert "<rewrite> Who built the tower? </rewrite>" in action
     step = env.step(action)
     assert step.info["rank"] == 2
     assert step.reward == pytest.approx(17 / 9)
