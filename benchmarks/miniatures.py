@@ -92,7 +92,7 @@ def _make_start(how: Mapping[str, Any], out: Path) -> None:
     elif how["env"] == "roles":
         from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig, warmstart
 
-        roles = WarmstartConfig(mixture_steps=0, role_steps=steps, episodes=episodes)
+        roles = WarmstartConfig(index_steps=0, mixture_steps=0, role_steps=steps, episodes=episodes)
         warmstart(roles, Silent(), out, init_from=shipped_weights())
     elif how["env"] == "code":
         from agentenv.trainers.warmstart.code_warmstart import CodeWarmstartConfig, code_warmstart

@@ -10,6 +10,7 @@ from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.policies.tiny import shipped_weights
 
+_OF_SEARCH = ("copying_steps", "reading_steps", "index_steps", "mixture_steps")
 _OF_CODE = ("difficulty", "stateful", "careless")
 
 
@@ -31,6 +32,9 @@ class Warmstart:
     """Optimiser steps on single pages; default: as for the shipped policy, like the two below. For search, as they are."""
     reading_steps: int | None = None
     """Optimiser steps on reading exercises and careful episodes."""
+    index_steps: int | None = None
+    """Optimiser steps on pages that the sentence encoder finds in larger worlds; after --init-from and --from-shipped none
+    unless given."""
     mixture_steps: int | None = None
     """Optimiser steps on the mixture of demonstrators; 0 stops at the reader."""
     role_steps: int | None = None
@@ -106,11 +110,12 @@ class Warmstart:
         if self.from_shipped:
             if self.env != "search" or self._given("copying_steps", "reading_steps", "init_from"):
                 raise ConfigurationError(
-                    "--from-shipped goes with --mixture-steps, --role-steps and --weak-proposer-steps alone"
+                    "--from-shipped goes with --index-steps, --mixture-steps, --role-steps and --weak-proposer-steps alone"
                 )
-            if not any((self.mixture_steps, self.role_steps, self.weak_proposer_steps)):
+            if not any((self.index_steps, self.mixture_steps, self.role_steps, self.weak_proposer_steps)):
                 raise ConfigurationError(
-                    "--from-shipped needs --mixture-steps, --role-steps or --weak-proposer-steps: nothing else is made"
+                    "--from-shipped needs --index-steps, --mixture-steps, --role-steps or --weak-proposer-steps: nothing "
+                    "else is made"
                 )
         if self.steps is not None and self.steps < 1:
             raise ConfigurationError(f"--steps must be at least 1, not {self.steps}")
@@ -134,7 +139,7 @@ class Warmstart:
             raise ConfigurationError(
                 f"--{self._named} goes with --steps alone: the run names policy, environment and seed"
             )
-        phases = ("copying_steps", "reading_steps", "mixture_steps", "role_steps", "weak_proposer_steps")
+        phases = (*_OF_SEARCH, "role_steps", "weak_proposer_steps")
         for name, count in self._given(*phases).items():
             if count < 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be at least 0, not {count}")
@@ -160,15 +165,20 @@ class Warmstart:
     def _search(self, display: Any) -> dict[str, Any]:
         from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig, warmstart
 
-        steps = self._given(
-            "copying_steps", "reading_steps", "mixture_steps", "role_steps", "weak_proposer_steps"
-        )
+        steps = self._given(*_OF_SEARCH, "role_steps", "weak_proposer_steps")
         init_from = self.init_from
+        if init_from:
+            steps = {"index_steps": 0} | steps
         if self.from_shipped:
-            steps, init_from = {"mixture_steps": 0} | steps, shipped_weights()
+            steps, init_from = {"index_steps": 0, "mixture_steps": 0} | steps, shipped_weights()
         config = WarmstartConfig(seed=self.seed, **steps)
         if self.hops:
-            config = replace(config, world=replace(config.world, hops=(1, self.hops)))
+            longer = {"hops": (1, self.hops)}
+            config = replace(
+                config,
+                world=replace(config.world, **longer),
+                index_world=replace(config.index_world, **longer),
+            )
         return warmstart(config, display, self.out, init_from=init_from)
 
     def _code(self, display: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def test_flags_that_do_not_go_together_are_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
-def test_longer_questions_reach_the_crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longer_questions_reach_the_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def made(config: Any, *_: Any, **__: Any) -> dict[str, Any]:
@@ -55,7 +55,9 @@ def test_longer_questions_reach_the_crowd(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("agentenv.trainers.warmstart.search_warmstart.warmstart", made)
     Warmstart(out=tmp_path / "a", from_shipped=True, mixture_steps=7, hops=4).run()
     Warmstart(out=tmp_path / "b", from_shipped=True, role_steps=5).run()
-    assert [(c.world.hops, c.mixture_steps, c.role_steps) for c in asked] == [((1, 4), 7, 0), ((1, 2), 0, 5)]
+    steps = [(c.world.hops, c.index_steps, c.mixture_steps, c.role_steps) for c in asked]
+    assert steps == [((1, 4), 0, 7, 0), ((1, 2), 0, 0, 5)]
+    assert [c.index_world.hops for c in asked] == [(1, 4), (1, 2)]
 
 
 def test_questions_without_their_sets_are_one_sentence(

@@ -1,10 +1,12 @@
 """``agentenv warmstart``: the tiny policy from nothing, by supervised learning in worlds of the training split.
 
-Four phases. *Copying* repeats pages of one document and answers questions about them. The *reading phase* answers questions
+Five phases. *Copying* repeats pages of one document and answers questions about them. The *reading phase* answers questions
 about pages of a search and imitates careful demonstrators, until it reads, copies and chains names that it has never seen.
 *Refinement* gives it harder examples, round after round; the mean of the weights after each round goes on, which reads
-better than any of them. The *mixture* phase then mixes in careless demonstrators, so that the
-policy behaves badly while it still can do better; finding the good behaviour is left to reinforcement learning.
+better than any of them. The *index phase* shows it the pages that the sentence encoder finds in worlds as large as those
+of a run. The *mixture* phase then mixes in careless demonstrators, so that the policy behaves badly while it still can do
+better; finding the good behaviour is left to reinforcement learning. Half of its lessons are reading exercises as before,
+and none of its demonstrators misreads a page.
 """
 
 import asyncio
@@ -13,7 +15,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from itertools import count as numbers
 from pathlib import Path
+from random import Random
 
 import torch
 from torch import Tensor
@@ -30,6 +34,7 @@ from agentenv.policies.hf import HFPolicy
 from agentenv.policies.loading import moved
 from agentenv.policies.tiny import build_model, build_tokenizer
 from agentenv.progress import Display
+from agentenv.retrievers.encoder import make_encoder
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.warmstart.demonstrations import (
     MIXTURE,
@@ -42,6 +47,7 @@ from agentenv.trainers.warmstart.demonstrations import (
     reading_exercises,
     to_tokens,
 )
+from agentenv.trainers.warmstart.index_lessons import IndexedWorld, index_lessons
 from agentenv.trainers.warmstart.role_demonstrations import ROLE_MIXTURE, WEAK_PROPOSER_MIXTURE
 from agentenv.trainers.warmstart.supervised import (
     METRICS,
@@ -53,6 +59,7 @@ from agentenv.trainers.warmstart.supervised import (
 )
 
 _WORLD = WorldConfig(documents=200, questions=48, families=("lookup", "bridge"), split="train")
+_INDEX_WORLD = replace(_WORLD, documents=1000, questions=1500, distractors=0.2)
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,10 @@ class WarmstartConfig:
     """Optimiser steps of one round of harder examples, at half the step size."""
     refinement_rounds: int = 2
     """Rounds of refinement, each with fresh worlds, a fresh optimiser and a schedule of its own."""
-    mixture_steps: int = 200
-    """Optimiser steps on the mixture of demonstrators."""
+    index_steps: int = 900
+    """Optimiser steps on the pages that ``encoder`` finds in worlds of ``index_world``, at half the step size."""
+    mixture_steps: int = 300
+    """Optimiser steps on such pages with the mixture of demonstrators, at a tenth of the step size."""
     role_steps: int = 0
     """Optimiser steps on the roles of self-play, proposer and verifier, mixed with the mixture; 0 leaves a solver only."""
     weak_proposer_steps: int = 0
@@ -83,6 +92,12 @@ class WarmstartConfig:
     """Peak step size of AdamW, for embeddings, norms and biases."""
     world: WorldConfig = field(default=_WORLD)
     """Dials of the worlds; the seed is replaced for every batch."""
+    index_world: WorldConfig = field(default=_INDEX_WORLD)
+    """Dials of the worlds of the index phase and the mixture; the seed is replaced for every world."""
+    index_uses: int = 30
+    """Optimiser steps on one such world."""
+    encoder: str = "minilm"
+    """Encoder of their documents and queries, as ``search.encoder`` of a run names it."""
     k: int = 2
     """Documents a search."""
     page_weight: float = 0.3
@@ -107,7 +122,8 @@ def warmstart(
         config: Dials.
         display: Told of every tenth step.
         out: Folder to write.
-        init_from: Folder of a reader made earlier (with ``mixture_steps=0``); None makes one.
+        init_from: Folder of a policy made earlier, such as a reader (with ``mixture_steps=0``), with which the index phase,
+            the mixture and the roles go on; None makes one.
 
     Returns:
         The metrics that stand on the card: tokens, minutes, the reader's accuracy on unseen worlds.
@@ -117,21 +133,22 @@ def warmstart(
     """
     torch.manual_seed(config.seed)
     began = time.perf_counter()
-    policy, metrics = _load_reading_policy(init_from) if init_from else _train_reading(config, display)
-    if config.mixture_steps:
-        display.phase("mixture", config.mixture_steps)
-        mixture = _mixture(MIXTURE, config, 20_000_000, InlineFormat(policy.tokenizer))
-        metrics["tokens"] += fit(_rounded(policy), mixture, config.mixture_steps, 0.1, config, display)
-    if config.role_steps:
-        display.phase("roles", config.role_steps)
-        roles = _mixture(ROLE_MIXTURE, config, 90_000_000, InlineFormat(policy.tokenizer))
-        metrics["tokens"] += fit(_rounded(policy), roles, config.role_steps, 0.3, config, display)
-    if config.weak_proposer_steps:
-        display.phase("weak proposers", config.weak_proposer_steps)
-        weak_proposers = _mixture(WEAK_PROPOSER_MIXTURE, config, 95_000_000, InlineFormat(policy.tokenizer))
-        metrics["tokens"] += fit(
-            _rounded(policy), weak_proposers, config.weak_proposer_steps, 0.1, config, display
-        )
+    policy, metrics = _load_policy(init_from) if init_from else _train_reading(config, display)
+    chat = InlineFormat(policy.tokenizer)
+
+    def learn(phase: str, batches: Iterator[list[Batch]], steps: int, scale: float) -> None:
+        if steps:
+            display.phase(phase, steps)
+            metrics["tokens"] += fit(_rounded(policy), batches, steps, scale, config, display)
+            metrics["steps"][phase] = metrics["steps"].get(phase, 0) + steps
+
+    learn("index", _index_batches({careful: 1.0}, config, 80_000_000, chat), config.index_steps, 0.5)
+    if config.index_steps or init_from is None:
+        metrics["reading_accuracy"] = reading_accuracy(_rounded(policy), chat, config)
+    learn("mixture", _index_batches(MIXTURE, config, 20_000_000, chat), config.mixture_steps, 0.1)
+    learn("roles", _role_batches(ROLE_MIXTURE, config, 90_000_000, chat), config.role_steps, 0.3)
+    weak_proposers = _role_batches(WEAK_PROPOSER_MIXTURE, config, 95_000_000, chat)
+    learn("weak proposer", weak_proposers, config.weak_proposer_steps, 0.1)
     metrics["minutes"] += (time.perf_counter() - began) / 60
     save(policy, metrics, config, out)
     return metrics
@@ -155,8 +172,9 @@ def _train_reading(config: WarmstartConfig, display: Display) -> tuple[HFPolicy,
     if rounds:
         policy.model.load_state_dict(mean_weights(rounds))
         policy.set_weights()
-    accuracy = reading_accuracy(_rounded(policy), chat, config)
-    return policy, {"tokens": tokens, "minutes": 0.0, "reading_accuracy": accuracy}
+    made = {"copying": config.copying_steps, "reading": config.reading_steps}
+    made |= {"refinement": config.refinement_rounds * config.refinement_steps}
+    return policy, {"tokens": tokens, "minutes": 0.0, "steps": made}
 
 
 def mean_weights(policies: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -170,12 +188,12 @@ def _rounded(policy: HFPolicy) -> HFPolicy:
     return policy
 
 
-def _load_reading_policy(folder: Path) -> tuple[HFPolicy, Metrics]:
+def _load_policy(folder: Path) -> tuple[HFPolicy, Metrics]:
     path = folder / METRICS
     if not path.is_file():
         raise ConfigurationError(f"{folder} was not made by agentenv warmstart: it has no {METRICS}")
     metrics: Metrics = read_settings(path)
-    return HFPolicy.load(folder), metrics
+    return HFPolicy.load(folder), {"steps": {}} | metrics
 
 
 def _text(demo: Demo) -> str:
@@ -219,13 +237,31 @@ def _refinement_batches(config: WarmstartConfig, chat: InlineFormat, number: int
         yield _batches(config, chat, [*batches[config.episodes // 4 :], *searches])
 
 
-def _mixture(
+def _index_batches(
     mixture: Mapping[Demonstrator, float], config: WarmstartConfig, offset: int, chat: InlineFormat
 ) -> Iterator[list[Batch]]:
-    """The steps of a mixture of demonstrators; ``offset`` picks the worlds.
+    """The steps of the index phase or of the mixture; ``offset`` picks the worlds.
 
     Pages weigh nothing, as in refinement: to learn them again would cost the copying that was learned since.
     """
+    lessons = index_lessons(
+        mixture,
+        seed=config.seed + offset,
+        worlds=config.index_world,
+        k=config.k,
+        encoder=make_encoder(config.encoder),
+        count=config.episodes,
+        uses=config.index_uses,
+    )
+    config = replace(config, page_weight=0.0)
+    for demos in lessons:
+        yield _batches(config, chat, demos)
+
+
+def _role_batches(
+    mixture: Mapping[Demonstrator, float], config: WarmstartConfig, offset: int, chat: InlineFormat
+) -> Iterator[list[Batch]]:
+    """The steps of a mixture of roles; ``offset`` picks the worlds, and pages weigh nothing."""
     config = replace(config, page_weight=0.0)
     for demos in demonstrate(mixture, seed=config.seed + offset, worlds=config.world, k=config.k):
         yield _batches(config, chat, demos[: config.episodes])
@@ -237,9 +273,7 @@ def _batches(config: WarmstartConfig, chat: InlineFormat, demos: Sequence[Demo])
 
 def reading_accuracy(policy: HFPolicy, chat: InlineFormat, config: WarmstartConfig) -> float:
     """Share of right answers, greedy, given careful searches that found every document, in worlds never trained on."""
-    worlds = WorldConfig(**{**vars(config.world), "split": "dev"})
-    stock = demonstrate({careful: 1.0}, seed=30_000_000 + config.seed, worlds=worlds, k=config.k)
-    demos = [demo for batch in islice(stock, -(-config.judged // 30)) for demo in batch][: config.judged]
+    demos = list(islice(_careful_episodes(config), config.judged))
 
     async def answer(ids: list[int]) -> str:
         completion = await policy.generate(ids, Sampling(max_tokens=40, temperature=0.0, stop=STOP))
@@ -254,6 +288,15 @@ def reading_accuracy(policy: HFPolicy, chat: InlineFormat, config: WarmstartConf
     return sum(right) / len(right)
 
 
+def _careful_episodes(config: WarmstartConfig) -> Iterator[Demo]:
+    """Careful episodes over worlds of the dev split that are as large as those of the index phase."""
+    encoder = make_encoder(config.encoder)
+    for seed in numbers(30_000_001 + config.seed):
+        dials = replace(config.index_world, split="dev", seed=seed)
+        world = IndexedWorld.generate(dials, encoder, config.k)
+        yield from (demo for task in world.questions if (demo := careful(world.context(task, Random(0)))))
+
+
 def save(policy: HFPolicy, metrics: Metrics, config: WarmstartConfig, out: Path) -> None:
     """Writes model (bfloat16), tokenizer, the form of its episodes and a card that says how it was made."""
     episodes = EpisodeCard(
@@ -266,9 +309,28 @@ def save(policy: HFPolicy, metrics: Metrics, config: WarmstartConfig, out: Path)
     )
     shares = {demonstrator.__name__: share for demonstrator, share in MIXTURE.items()}
     parameters = sum(p.numel() for p in policy.model.parameters())
-    card = _CARD.format(config=config, shape=policy.model.config, parameters=parameters, **metrics, **shares)
+    about = {"encoder": config.encoder, "documents": config.index_world.documents} | shares
+    table = [
+        f"| {phase} | {metrics['steps'][phase]} | {what.format(**about)} |"
+        for phase, what in _PHASES.items()
+        if phase in metrics["steps"]
+    ]
+    card = _CARD.format(
+        config=config, shape=policy.model.config, parameters=parameters, table="\n".join(table), **metrics
+    )
     write_policy(policy, metrics, episodes, card, out)
 
+
+_PHASES = {
+    "copying": "echoes of one page, and questions about it",
+    "reading": "questions about the page of a search, and careful episodes of one and two hops",
+    "refinement": "harder: rows of searches, similar names; mean of the weights after each round",
+    "index": "careful episodes and exercises on the pages that {encoder} finds in worlds of {documents:,} documents",
+    "mixture": "on the same pages: careful {careful:.0%}, guessing {guessing:.0%}, hasty {hasty:.0%}",
+    "roles": "proposers and verifiers of self-play, and some of the mixture",
+    "weak proposer": "the same, with proposers that mostly ask before they search",
+}
+"""What each phase imitates, as the card says it."""
 
 _CARD = """\
 # The tiny policy
@@ -279,16 +341,11 @@ no text but that of FictionalWorlds of the training split was ever seen.
 
 | phase | steps | what it imitates |
 |---|---|---|
-| copying | {config.copying_steps} | echoes of one page, and questions about it |
-| reading | {config.reading_steps} | questions about the page of a search, and careful episodes of one and two hops |
-| refinement | {config.refinement_rounds} x {config.refinement_steps} | harder: rows of searches, twins; mean of the rounds |
-| mixture | {config.mixture_steps} | careful {careful:.0%}, guessing {guessing:.0%}, hasty {hasty:.0%}, astray {astray:.0%} |
-| roles | {config.role_steps} | proposers and verifiers of self-play, and some of the mixture |
-| weak proposer | {config.weak_proposer_steps} | the same, with proposers that mostly ask before they search |
+{table}
 
-{tokens:,} tokens in {minutes:.0f} minutes. After refinement {reading_accuracy:.3f} of {config.judged:,} answers were right
-on unseen worlds, greedy, given searches that had found every document. The mixture phase then makes it behave badly on
-purpose: reinforcement learning has to find the good behaviour again.
+{tokens:,} tokens in {minutes:.0f} minutes. After the index phase {reading_accuracy:.3f} of {config.judged:,} answers were
+right on unseen worlds of that size, greedy, given searches that had found every document. The mixture phase then makes it
+behave badly on purpose: reinforcement learning has to find the good behaviour again.
 
 It answers questions of the families lookup and bridge over FictionalWorlds and nothing else.
 """

@@ -4,12 +4,12 @@ What demonstrators do, that their pages are the environment's, and that a stored
 was never put down.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 import torch
@@ -30,9 +30,9 @@ from agentenv.progress import SilentDisplay
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.warmstart.demonstrations import (
+    Demo,
     DemonstrationContext,
     Library,
-    astray,
     careful,
     echo,
     follow,
@@ -41,6 +41,7 @@ from agentenv.trainers.warmstart.demonstrations import (
     reading_exercises,
     to_tokens,
 )
+from agentenv.trainers.warmstart.index_lessons import index_lessons
 from agentenv.trainers.warmstart.role_demonstrations import (
     PROPOSER_PROMPT,
     VERIFIER_PROMPT,
@@ -53,7 +54,15 @@ from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig, mean_w
 
 WORLD = WorldConfig(documents=200, questions=40, families=("lookup", "bridge"), split="train")
 TINY = WarmstartConfig(
-    copying_steps=1, reading_steps=1, refinement_steps=1, mixture_steps=1, episodes=4, judged=40
+    copying_steps=1,
+    reading_steps=1,
+    refinement_steps=1,
+    index_steps=1,
+    mixture_steps=1,
+    index_world=WORLD,
+    encoder="hash",
+    episodes=4,
+    judged=40,
 )
 
 
@@ -96,26 +105,74 @@ def test_the_careful_demonstrator_plays_the_environment_letter_for_letter_and_sc
     assert steps[-1].reward == 1.0
 
 
-@pytest.mark.parametrize("careless", [guessing, hasty, astray])
-def test_careless_demonstrators_are_wrong_most_of_the_time(careless: Any) -> None:
+def answered(demo: Demo) -> str:
+    """The answer at the end of a demonstration."""
+    written = "".join(piece.text for piece in demo)
+    return written.rpartition("<answer> ")[2].removesuffix(" </answer>")
+
+
+def test_one_who_guesses_is_wrong_and_what_is_made_up_is_not_learned() -> None:
+    """That an answer is made up is the policy's own; which name it then writes is not."""
     stock = scenes()
-    written = ["".join(piece.text for piece in careless(s)) for s in stock]
-    assert all(text.endswith(" </answer>") for text in written)
-    right = [
-        text.endswith(f"<answer> {s.task.answers[0]} </answer>")
-        for text, s in zip(written, stock, strict=True)
-    ]
+    demos = [guessing(context) for context in stock]
+    right = [answered(d) == s.task.answers[0] for d, s in zip(demos, stock, strict=True)]
     assert sum(right) < 0.2 * len(stock)
+    for demo in demos:
+        assert [piece.text for piece in demo if piece.kind == "own"] == ["<answer>", " </answer>"]
+        assert demo[2].text.strip()
 
 
-def test_what_careless_demonstrators_make_up_is_not_learned() -> None:
-    """That they guess or stray is the policy's own; which name they then write is not."""
+def test_the_hasty_demonstrator_stops_after_one_hop_and_makes_up_numbers_and_never_misreads() -> None:
+    seen = set()
     for context in scenes():
-        guess, stray = guessing(context), astray(context)
-        assert [piece.text for piece in guess if piece.kind == "own"] == ["<answer>", " </answer>"]
-        assert [piece.text for piece in stray if piece.kind == "own"][:2] == ["<search>", " </search>"]
-        assert guess[2].text.strip()
-        assert stray[2].text.strip()
+        path = context.task.data["path"]
+        demo = hasty(context)
+        number = path[0]["answer"].isdigit()
+        searches = sum(piece.text.startswith("<search>") for piece in demo)
+        if len(path) == 2:
+            assert (searches, answered(demo)) == (1, path[0]["answer"])
+        elif number:
+            assert (searches, demo[1].text) == (0, "<answer>")
+        elif demo:
+            assert (searches, answered(demo)) == (1, context.task.answers[0])
+        seen.add((len(path), number and len(path) == 1))
+    assert seen == {(2, False), (1, True), (1, False)}
+
+
+def test_an_index_finds_the_same_pages_for_queries_that_it_was_given_before() -> None:
+    """Queries that were encoded in one pass, and such as come unannounced."""
+    world = FictionalWorld.generate(WORLD)
+    queries = [hop["query"] for task in world.questions for hop in task.data["path"]]
+    prepared = Library(world.documents, HashEncoder(), 2, queries[::2])
+    plain = Library(world.documents, HashEncoder(), 2)
+    assert [prepared.search(query) for query in queries] == [plain.search(query) for query in queries]
+
+
+def test_lessons_over_an_index_are_exercises_rows_and_episodes_of_one_world_then_of_the_next() -> None:
+    first, second, third = islice(
+        index_lessons({careful: 1.0}, seed=5, worlds=WORLD, k=2, encoder=HashEncoder(), count=16, uses=2),
+        3,
+    )
+    for lesson in (first, second, third):
+        opening = [demo[0].kind for demo in lesson]
+        assert opening[:8] == ["page"] * 8
+        assert [demo[0].text.lstrip().startswith("<information>") for demo in lesson[:8]] == [True] * 4 + [
+            False
+        ] * 4
+        assert set(opening[8:]) == {"question"}
+        assert 12 < len(lesson) <= 16
+        for demo in lesson[:4]:
+            for answer in demo[2::2]:
+                assert answer.text.removeprefix("<answer> ").removesuffix(" </answer>") in demo[0].text
+    worlds = [FictionalWorld.generate(replace(WORLD, seed=seed)) for seed in (6, 7)]
+    titles = [{document.title for document in world.documents} for world in worlds]
+
+    def shown(lesson: list[Demo]) -> set[str]:
+        return set(re.findall(r"Title: ([^)]+)", "".join(piece.text for demo in lesson for piece in demo)))
+
+    assert shown(first) | shown(second) <= titles[0]
+    assert shown(third) <= titles[1]
+    assert first != second
 
 
 def test_searches_in_a_row_give_the_query_and_learn_the_answer_that_its_pages_say() -> None:
@@ -149,12 +206,16 @@ def test_own_tokens_are_marked_and_read_back_as_written() -> None:
 def test_a_stored_reader_gives_the_same_policy_as_one_run(tmp_path: Path) -> None:
     warmstart(TINY, SilentDisplay(), tmp_path / "whole")
     warmstart(replace(TINY, mixture_steps=0), SilentDisplay(), tmp_path / "reader")
-    warmstart(TINY, SilentDisplay(), tmp_path / "mixed", init_from=tmp_path / "reader")
+    mixture = replace(TINY, index_steps=0)
+    warmstart(mixture, SilentDisplay(), tmp_path / "mixed", init_from=tmp_path / "reader")
     whole, mixed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "mixed"))
     assert whole == mixed
     assert (tmp_path / "reader" / "model.safetensors").read_bytes() != whole
     assert read_card(tmp_path / "whole").prompt == "{question}"
-    assert "mixture | 1 |" in (tmp_path / "whole" / "README.md").read_text()
+    cards = [(tmp_path / name / "README.md").read_text() for name in ("whole", "mixed", "reader")]
+    for row in ("| copying | 1 |", "| refinement | 2 |", "| index | 1 |"):
+        assert all(row in card for card in cards)
+    assert [("| mixture | 1 |" in card) for card in cards] == [True, True, False]
     assert make_policy(f"hf:{tmp_path / 'whole'}").model.num_parameters() < 4_000_000
 
 
@@ -258,12 +319,12 @@ def test_the_roles_of_self_play_are_a_phase_of_their_own(tmp_path: Path) -> None
     """Without steps nothing is moved; with one the policy differs, and so it does after one of the habits."""
     from agentenv.policies.tiny import shipped_weights
 
-    still = replace(TINY, mixture_steps=0, role_steps=1)
+    still = replace(TINY, index_steps=0, mixture_steps=0, role_steps=1)
     warmstart(still, SilentDisplay(), tmp_path / "troupe", init_from=shipped_weights())
     shipped = (shipped_weights() / "model.safetensors").read_bytes()
     assert (tmp_path / "troupe" / "model.safetensors").read_bytes() != shipped
     assert "| roles | 1 |" in (tmp_path / "troupe" / "README.md").read_text()
-    last = replace(TINY, mixture_steps=0, weak_proposer_steps=1)
+    last = replace(TINY, index_steps=0, mixture_steps=0, weak_proposer_steps=1)
     warmstart(last, SilentDisplay(), tmp_path / "careless", init_from=tmp_path / "troupe")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("troupe", "careless")]
     assert weights[0] != weights[1]
