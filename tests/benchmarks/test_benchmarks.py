@@ -70,6 +70,44 @@ def test_throughput(policy: Path, tmp_path: Path) -> None:
     assert 4 <= round(tokens) <= 4 * 2 * 6
 
 
+def test_main_training(policy: Path, tmp_path: Path) -> None:
+    """Each seed is a run of its own, and its policy answers each of the fresh worlds."""
+    path, preset = tmp_path / "out.json", tmp_path / "small.toml"
+    world = "documents = 200\nquestions = 6\n"
+    preset.write_text(
+        f'policy = "hf:{policy}"\nthreads = 1\n[search]\nencoder = "hash"\n[rollout]\nquestions = 2\ngroup_size = 2\n'
+        'turn_tokens = 6\ncontext_tokens = 256\n[env.options]\nprompt = "{question}"\nmax_turns = 1\nk = 1\n'
+        f"[optimizer]\nsteps = 1\n[evaluation]\nevery = 0\nbounds = false\n"
+        f'[train.world]\nsplit = "train"\nseed = 1\n{world}[test.world]\nseed = 3\n{world}'
+    )
+    script = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "main_training.py"),
+        "--preset",
+        str(preset),
+        "--json",
+    ]
+    words = [
+        "--seeds",
+        "2",
+        "--fresh",
+        "2",
+        "--threads",
+        "1",
+        "--runs",
+        str(tmp_path / "runs"),
+        "--out",
+        str(path),
+    ]
+    done = subprocess.run([*script, *words], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    figures = result(done, path)
+    assert list(figures["seeds"]) == ["0", "1"]
+    for run in figures["seeds"].values():
+        assert (run["steps"], run["faults"], run["after"]["n"]) == (1, 0, 6)
+        assert {seed: score["n"] for seed, score in run["fresh_worlds"].items()} == {"101": 6, "102": 6}
+    assert sorted(folder.name for folder in (tmp_path / "runs").iterdir()) == ["seed-0", "seed-1"]
+
+
 @pytest.mark.skipif(not HAS_TRL, reason="trl or datasets is not installed")
 def test_trl_comparison(policy: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.json"

@@ -142,7 +142,8 @@ def warmstart(
             metrics["tokens"] += fit(_rounded(policy), batches, steps, scale, config, display)
             metrics["steps"][phase] = metrics["steps"].get(phase, 0) + steps
 
-    learn("index", _index_batches({careful: 1.0}, config, 80_000_000, chat), config.index_steps, 0.5)
+    lessons = _index_batches({careful: 1.0}, config, 80_000_000, chat, mixed=True)
+    learn("index", lessons, config.index_steps, 0.5)
     if config.index_steps or init_from is None:
         metrics["reading_accuracy"] = reading_accuracy(_rounded(policy), chat, config)
     learn("mixture", _index_batches(MIXTURE, config, 20_000_000, chat), config.mixture_steps, 0.1)
@@ -238,9 +239,14 @@ def _refinement_batches(config: WarmstartConfig, chat: InlineFormat, number: int
 
 
 def _index_batches(
-    mixture: Mapping[Demonstrator, float], config: WarmstartConfig, offset: int, chat: InlineFormat
+    mixture: Mapping[Demonstrator, float],
+    config: WarmstartConfig,
+    offset: int,
+    chat: InlineFormat,
+    *,
+    mixed: bool = False,
 ) -> Iterator[list[Batch]]:
-    """The steps of the index phase or of the mixture; ``offset`` picks the worlds.
+    """The steps of the index phase or of the mixture; ``offset`` picks the worlds, ``mixed`` as for ``index_lessons``.
 
     Pages weigh nothing, as in refinement: to learn them again would cost the copying that was learned since.
     """
@@ -252,6 +258,7 @@ def _index_batches(
         encoder=make_encoder(config.encoder),
         count=config.episodes,
         uses=config.index_uses,
+        mixed=mixed,
     )
     config = replace(config, page_weight=0.0)
     for demos in lessons:
