@@ -218,7 +218,7 @@ class EvaluationOptions(TypedDict, total=False):
     """Split of the set; None takes its first, and ``test`` of an environment's own tasks."""
     retriever: str | Retriever
     """A spec such as ``faiss:DIR``, or an object with the methods of `Retriever`; empty builds an index of the set's own
-    corpus, ``bm25`` one of words."""
+    corpus, ``bm25`` one of words, ``hybrid`` both fused."""
     corpus: str | Path
     """A file, or the name of a set, whose corpus is searched in place of the set's own."""
     limit: int | None

@@ -13,7 +13,7 @@ from agentenv.core.io.digests import file_digest, path_digest, value_digest
 from agentenv.core.protocols import Policy, Retriever
 from agentenv.core.registry import env_class, is_remote
 from agentenv.data.sources import Source
-from agentenv.evaluation.task_env import BM25, SearchConfig
+from agentenv.evaluation.task_env import BUILT, SearchConfig
 from agentenv.policies.policy_spec import policy_digest
 from agentenv.retrievers.retriever_spec import LOADERS, make_retriever
 from agentenv.retrievers.storage.corpus import as_corpus
@@ -70,7 +70,7 @@ def _corpus(source: Source) -> str:
 
 def _index(spec: str) -> str:
     """Of what a retriever's spec names on this disk; of a server what it says of itself."""
-    if spec in ("", BM25):  # it is built over the corpus, which has a digest of its own
+    if spec in BUILT:  # it is built over the corpus, which has a digest of its own
         return ""
     kind, _, rest = spec.partition(":")
     if kind in LOADERS and Path(rest).exists():

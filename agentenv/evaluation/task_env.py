@@ -27,6 +27,9 @@ from agentenv.data.datasets import SETS, load_dataset, sample
 from agentenv.data.sources import OWN, Source, SourceConfig, check_draw, open_source
 from agentenv.data.task_checks import checked_tasks
 from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault
+from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.retrievers.faiss import FaissRetriever
+from agentenv.retrievers.hybrid import HybridRetriever
 from agentenv.retrievers.metrics import all_at_k, recall_at_k
 from agentenv.retrievers.retriever_spec import check_retriever, make_retriever
 from agentenv.retrievers.simulation.simulated import check_gold
@@ -34,7 +37,9 @@ from agentenv.retrievers.storage.corpus import Corpus, as_corpus, load_corpus, r
 
 T = TypeVar("T")
 
-BM25 = "bm25"
+BM25, HYBRID = "bm25", "hybrid"
+BUILT = ("", BM25, HYBRID)
+"""Specs of the indexes that are built over a corpus: FAISS, BM25, and both fused."""
 _RECALL_AT = (2, 3, 5, 10)
 _ASKED_AT_ONCE = 256  # a server has a deadline for each request
 _OWN_TASKS = 200
@@ -58,7 +63,7 @@ def known_retriever(spec: str) -> str:
     Raises:
         UnknownName: no such kind; carries the nearest.
     """
-    if spec and spec != BM25:
+    if spec not in BUILT:
         check_retriever(spec)
     return spec
 
@@ -67,7 +72,8 @@ class SearchConfig(Frozen):
     """What the environment searches."""
 
     retriever: str = ""
-    """A spec such as ``faiss:DIR``; empty builds a FAISS index over the corpus of the questions, ``bm25`` a BM25 index."""
+    """A spec such as ``faiss:DIR``; empty builds a FAISS index over the corpus of the questions, ``bm25`` a BM25 index, and
+    ``hybrid`` fuses both."""
     corpus: str = ""
     """Corpus searched instead of the questions' own: a file, or the name of the set that it belongs to."""
     index: str = "Flat"
@@ -226,7 +232,7 @@ def open_task_env(
 def _open_retriever(
     search: SearchConfig, opened: Source, progress: Callable[[int, int], None] | None
 ) -> Retriever:
-    if search.retriever and search.retriever != BM25:
+    if search.retriever not in BUILT:
         return make_retriever(search.retriever)
     corpus = corpus_of(opened)
     if corpus is None:
@@ -236,7 +242,8 @@ def _open_retriever(
     if search.retriever == BM25:
         return _words(corpus)
     weights = path_state(Path(search.encoder.partition(":")[2]))
-    return _index(corpus, search.encoder, weights, search.index, progress)
+    dense = _index(corpus, search.encoder, weights, search.index, progress)
+    return _fused(dense, _words(corpus)) if search.retriever == HYBRID else dense
 
 
 def _findable(source: Source, retriever: Retriever, own: Source) -> Source:
@@ -362,10 +369,13 @@ def _load(path: Path, state: PathState) -> Corpus:
 
 
 @lru_cache(maxsize=4)
-def _words(corpus: Corpus) -> Retriever:
-    from agentenv.retrievers.bm25 import BM25Retriever
-
+def _words(corpus: Corpus) -> BM25Retriever:
     return BM25Retriever.build(corpus)
+
+
+@lru_cache(maxsize=4)
+def _fused(dense: FaissRetriever, words: BM25Retriever) -> Retriever:
+    return HybridRetriever(dense, words)
 
 
 @lru_cache(maxsize=4)
@@ -375,10 +385,9 @@ def _index(
     weights: PathState,
     index: str,
     progress: Callable[[int, int], None] | None,
-) -> Retriever:
+) -> FaissRetriever:
     """An index of ``corpus``, built again where the files of the encoder in ``weights`` are others."""
     from agentenv.retrievers.encoder import make_encoder
-    from agentenv.retrievers.faiss import FaissRetriever
 
     return FaissRetriever.build(corpus, make_encoder(encoder), index, progress=progress)
 

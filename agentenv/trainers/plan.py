@@ -20,7 +20,7 @@ from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.data.overlap import refuse_overlap
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.task_env import BM25, open_tasks, takes
+from agentenv.evaluation.task_env import BUILT, open_tasks, takes
 from agentenv.policies.compute import use_compute
 from agentenv.policies.forward import text_config
 from agentenv.policies.hf import HFPolicy
@@ -125,7 +125,7 @@ def _refuse_absent(config: TrainConfig) -> None:
     if not declared.train.topics:
         refuse_overlap(tasks.pop("train"), tasks, allowed=declared.evaluation.on_training_tasks)
     spec = declared.search.retriever
-    if spec and spec != BM25 and takes(declared.env.id, "retriever"):
+    if spec not in BUILT and takes(declared.env.id, "retriever"):
         make_retriever(spec)
     refuse_silent(config.cluster.address)
 

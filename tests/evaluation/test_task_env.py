@@ -356,6 +356,23 @@ def test_the_corpus_of_a_source() -> None:
     assert corpus_of(Source("s", "", (), None, None)) is None
 
 
+def test_a_hybrid_over_the_set_s_own_corpus_fuses_both_indexes_of_it(tmp_path: Path) -> None:
+    pytest.importorskip("bm25s", reason="needs the extra 'retrieval'")
+    write_world(SMALL, tmp_path / "world")
+    source = SourceConfig(dataset="fictional", data=tmp_path / "world")
+
+    def opened(spec: str) -> Any:
+        return open_task_env(
+            source, SearchConfig(retriever=spec, encoder="hash"), EnvConfig(), words
+        ).searched
+
+    fused, dense, lexical = opened("hybrid"), opened(""), opened("bm25")
+    assert (fused.info().name, fused.info().documents) == ("hybrid", 200)
+    assert (fused.dense, fused.bm25) == (dense, lexical)
+    assert opened("hybrid") is fused
+    assert known_retriever("hybrid") == "hybrid"
+
+
 def test_words_over_the_set_s_own_corpus_or_another_one(tmp_path: Path) -> None:
     pytest.importorskip("bm25s", reason="needs the extra 'retrieval'")
     write_world(SMALL, tmp_path / "world")

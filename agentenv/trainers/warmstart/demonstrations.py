@@ -28,7 +28,6 @@ class Library:
         encoder: Makes vectors of documents, laid out as an index of ``FaissRetriever`` lays them out, and of queries.
         k: Documents a search.
         queries: Queries that will come, encoded in one pass because a sentence encoder is slow on single queries.
-        mixed_by: Mixes the order of what a search found, if given, so that its place does not tell which document is meant.
     """
 
     def __init__(
@@ -37,8 +36,6 @@ class Library:
         encoder: Encoder,
         k: int,
         queries: Sequence[str] = (),
-        *,
-        mixed_by: Random | None = None,
     ) -> None:
         self._documents = documents
         self._encoder = encoder
@@ -47,15 +44,12 @@ class Library:
             [LAYOUT.format(title=d.title, text=d.text) for d in documents]
         )
         self._queries = dict(zip(queries, encoder.encode_queries(queries), strict=True)) if queries else {}
-        self._mixed_by = mixed_by
 
     def search(self, query: str) -> list[Passage]:
-        """The ``k`` nearest documents, best first unless they are mixed."""
+        """The ``k`` nearest documents, best first."""
         vector = self._queries[query] if query in self._queries else self._encoder.encode_queries([query])[0]
         scores = self._passages @ vector
-        order = list((-scores).argsort(kind="stable")[: self.k])
-        if self._mixed_by:
-            self._mixed_by.shuffle(order)
+        order = (-scores).argsort(kind="stable")[: self.k]
         return [
             Passage(d.id, d.title, d.text, float(scores[i]))
             for i in order

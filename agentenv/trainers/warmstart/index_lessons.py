@@ -41,21 +41,12 @@ class IndexedWorld:
     solver: Solver
 
     @classmethod
-    def generate(
-        cls, config: WorldConfig, encoder: Encoder, k: int, *, mixed_by: Random | None = None
-    ) -> "IndexedWorld":
-        """Makes the world of ``config`` and encodes its documents and every query of an expert.
-
-        Args:
-            config: Dials of the world.
-            encoder: Makes the vectors of documents and queries.
-            k: Documents a search.
-            mixed_by: Mixes the order of what a search found, if given.
-        """
+    def generate(cls, config: WorldConfig, encoder: Encoder, k: int) -> "IndexedWorld":
+        """Makes the world of ``config`` and encodes its documents and every query of an expert."""
         world = FictionalWorld.generate(config)
         lookups = FictionalWorld.generate(lookups_of(config)).questions
         queries = {hop["query"] for task in (*world.questions, *lookups) for hop in task.data["path"]}
-        library = Library(world.documents, encoder, k, sorted(queries), mixed_by=mixed_by)
+        library = Library(world.documents, encoder, k, sorted(queries))
         asked = questions_by_document(lookups)
         return cls(library, world.questions, lookups, asked, Solver(generate_facts(config)))
 
@@ -91,7 +82,6 @@ def index_lessons(
     encoder: Encoder,
     count: int,
     uses: int,
-    mixed: bool = False,
 ) -> Iterator[list[Demo]]:
     """Endless lessons, ``uses`` of them about each world.
 
@@ -103,12 +93,9 @@ def index_lessons(
         encoder: Makes the vectors of documents and queries.
         count: Demonstrations a lesson.
         uses: Lessons about one world, because encoding its documents takes as long as several optimiser steps.
-        mixed: Whether the documents that a search found come in any order. In the order of an index the first is mostly the
-            one that is meant, and a policy that relies on that takes it where the second one is.
     """
     for number in numbers(seed + 1):
+        world = IndexedWorld.generate(replace(worlds, seed=number), encoder, k)
         rng = Random(number)
-        dials = replace(worlds, seed=number)
-        world = IndexedWorld.generate(dials, encoder, k, mixed_by=rng if mixed else None)
         for _ in range(uses):
             yield world.lesson(mixture, count, rng)

@@ -78,8 +78,8 @@ class WarmstartConfig:
     """Rounds of refinement, each with fresh worlds, a fresh optimiser and a schedule of its own."""
     index_steps: int = 900
     """Optimiser steps on the pages that ``encoder`` finds in worlds of ``index_world``, at half the step size."""
-    mixture_steps: int = 300
-    """Optimiser steps on such pages with the mixture of demonstrators, at a tenth of the step size."""
+    mixture_steps: int = 450
+    """Optimiser steps on such pages with the mixture of demonstrators, at a fifth of the step size."""
     role_steps: int = 0
     """Optimiser steps on the roles of self-play, proposer and verifier, mixed with the mixture; 0 leaves a solver only."""
     weak_proposer_steps: int = 0
@@ -142,11 +142,10 @@ def warmstart(
             metrics["tokens"] += fit(_rounded(policy), batches, steps, scale, config, display)
             metrics["steps"][phase] = metrics["steps"].get(phase, 0) + steps
 
-    lessons = _index_batches({careful: 1.0}, config, 80_000_000, chat, mixed=True)
-    learn("index", lessons, config.index_steps, 0.5)
+    learn("index", _index_batches({careful: 1.0}, config, 80_000_000, chat), config.index_steps, 0.5)
     if config.index_steps or init_from is None:
         metrics["reading_accuracy"] = reading_accuracy(_rounded(policy), chat, config)
-    learn("mixture", _index_batches(MIXTURE, config, 20_000_000, chat), config.mixture_steps, 0.1)
+    learn("mixture", _index_batches(MIXTURE, config, 20_000_000, chat), config.mixture_steps, 0.2)
     learn("roles", _role_batches(ROLE_MIXTURE, config, 90_000_000, chat), config.role_steps, 0.3)
     weak_proposers = _role_batches(WEAK_PROPOSER_MIXTURE, config, 95_000_000, chat)
     learn("weak proposer", weak_proposers, config.weak_proposer_steps, 0.1)
@@ -239,14 +238,9 @@ def _refinement_batches(config: WarmstartConfig, chat: InlineFormat, number: int
 
 
 def _index_batches(
-    mixture: Mapping[Demonstrator, float],
-    config: WarmstartConfig,
-    offset: int,
-    chat: InlineFormat,
-    *,
-    mixed: bool = False,
+    mixture: Mapping[Demonstrator, float], config: WarmstartConfig, offset: int, chat: InlineFormat
 ) -> Iterator[list[Batch]]:
-    """The steps of the index phase or of the mixture; ``offset`` picks the worlds, ``mixed`` as for ``index_lessons``.
+    """The steps of the index phase or of the mixture; ``offset`` picks the worlds.
 
     Pages weigh nothing, as in refinement: to learn them again would cost the copying that was learned since.
     """
@@ -258,7 +252,6 @@ def _index_batches(
         encoder=make_encoder(config.encoder),
         count=config.episodes,
         uses=config.index_uses,
-        mixed=mixed,
     )
     config = replace(config, page_weight=0.0)
     for demos in lessons:
