@@ -49,7 +49,8 @@ class Eval:
     max_cost. How hard it is asked: concurrency, per_minute, tokens_per_minute, retries, backoff_s, deadline_s. How: wire
     (chat or responses), stream, leave_out, effort, send_reasoning, images, turn_tokens, context_tokens, limit_field."""
     retriever: str = ""
-    """``faiss:DIR``, ``bm25:DIR`` and so on; ``bm25`` and ``hybrid`` index the set's own corpus. Default: FAISS over MiniLM."""
+    """``faiss:DIR``, ``bm25:DIR`` and so on; ``bm25`` and ``hybrid`` index the set's own corpus, as FAISS over MiniLM does
+    by default."""
     corpus: str = ""
     """Corpus searched instead of the set's own: a file, or the name of the set that it belongs to."""
     scorer: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
