@@ -186,7 +186,7 @@ def _run_training(config: TrainConfig, out: Path, resume: bool, display: Display
     try:
         from agentenv.trainers import grpo
         from agentenv.trainers.learner.sharded import is_main_process
-        from agentenv.trainers.run import run_follower
+        from agentenv.trainers.loop.run import run_follower
         from agentenv.trainers.run_folder.folder import RunFolder
     except ModuleNotFoundError as error:
         raise MissingExtra.of(str(error.name), "train") from error

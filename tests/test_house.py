@@ -54,7 +54,8 @@ ORDER = (
     "evaluation.statistics", "evaluation", "evaluation.report", "evaluation.benchmark", "evaluation.suite",
     "serving",
     "trainers.credit", "trainers.learner", "trainers.strategies", "trainers.task_sampling", "trainers.selfplay",
-    "trainers.config", "trainers.run_folder", "trainers.workers", "trainers", "trainers.warmstart", "trainers.lab",
+    "trainers.config", "trainers.run_folder", "trainers.workers", "trainers.loop", "trainers",
+    "trainers.warmstart", "trainers.lab",
     "",  # agentenv/__init__.py, which hands the public names on
     "cli",
 )

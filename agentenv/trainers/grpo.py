@@ -30,17 +30,17 @@ from agentenv.policies.export import write_model_card, write_readers, write_weig
 from agentenv.progress import Display
 from agentenv.trainers.config.config_files import resume_command
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.evaluate import run_dev_evaluation, run_test_evaluation
 from agentenv.trainers.league import league_of
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.learner.second_policy import split
-from agentenv.trainers.metrics import rollout_metrics
-from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
-from agentenv.trainers.run import PhaseTimer, Run, content_digests, open_run
+from agentenv.trainers.loop.evaluate import run_dev_evaluation, run_test_evaluation
+from agentenv.trainers.loop.metrics import rollout_metrics
+from agentenv.trainers.loop.monitors import COLLAPSES, guarded, warnings_of
+from agentenv.trainers.loop.run import PhaseTimer, Run, content_digests, open_run
+from agentenv.trainers.loop.update import update_weights
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.selfplay.game_state import asked
 from agentenv.trainers.task_sampling.samplers import Batch
-from agentenv.trainers.update import update_weights
 
 _LAPS = ("rollout", "update", "evaluation")
 _CARD_OPTIONS = ("prompt", "k", "max_turns", "observation_tokens")

@@ -32,7 +32,7 @@ from agentenv.policies.vllm_local import (
 from agentenv.policies.vllm_remote import RemoteEngine
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.parts import open_policy
+from agentenv.trainers.loop.parts import open_policy
 
 END = ByteTokenizer.eos_token_id
 

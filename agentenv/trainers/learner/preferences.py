@@ -16,22 +16,9 @@ import numpy as np
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.errors import ConfigurationError
 from agentenv.policies.lora import without_adapters
+from agentenv.trainers.credit.preference_pairs import PAIR
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
 from agentenv.trainers.learner.settings import MemorySettings
-
-PAIR = "preference"
-"""Entry of ``info`` of the trajectories of a pair; `preference` makes it."""
-
-
-def preference(pair: str, turn: int, *, better: bool) -> dict[str, Any]:
-    """The entry of ``info`` of one of a pair.
-
-    Args:
-        pair: Names the pair.
-        turn: Whose tokens are compared.
-        better: Whether it is the better one.
-    """
-    return {PAIR: {"pair": pair, "turn": turn, "better": better}}
 
 
 class PairLoss(NamedTuple):

@@ -11,7 +11,7 @@ from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Trajectory, Turn, to_record
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.parts import (
+from agentenv.trainers.loop.parts import (
     make_chat_format,
     open_questions,
     rollout_config,

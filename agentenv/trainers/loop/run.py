@@ -26,7 +26,7 @@ from agentenv.trainers.learner.imitation import DemonstrationBuffer
 from agentenv.trainers.learner.learner import Learner, Objective
 from agentenv.trainers.learner.second_policy import SecondPolicy
 from agentenv.trainers.learner.sharded import ShardedLearner, world_size
-from agentenv.trainers.parts import (
+from agentenv.trainers.loop.parts import (
     make_chat_format,
     make_learner,
     make_objective,

@@ -19,7 +19,7 @@ from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.credit.outcome import LOG_RATIOS, MEASURED
 from agentenv.trainers.credit.progress import progress_info
 from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
-from agentenv.trainers.update import (
+from agentenv.trainers.loop.update import (
     Credited,
     assign_credit,
     cut,

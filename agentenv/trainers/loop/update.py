@@ -20,6 +20,7 @@ from agentenv.trainers.credit.group_statistics import (
     with_batch_deviation,
 )
 from agentenv.trainers.credit.outcome import LOG_RATIOS, MEASURED
+from agentenv.trainers.credit.preference_pairs import PAIR
 from agentenv.trainers.credit.progress import progress_credit, progress_weight
 from agentenv.trainers.credit.redundancy import redundant_in, without_redundant
 from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
@@ -27,7 +28,7 @@ from agentenv.trainers.credit.tree import shared_means
 from agentenv.trainers.learner.imitation import DemonstrationBuffer, imitate
 from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
 from agentenv.trainers.learner.optimizers import SecondMoments
-from agentenv.trainers.learner.preferences import PAIR, prefer
+from agentenv.trainers.learner.preferences import prefer
 from agentenv.trainers.learner.schedules import batch_scale, learning_rate_share
 from agentenv.trainers.run_folder.folder import TrainedPolicy
 
