@@ -129,7 +129,7 @@ def train(
         overrides: Values that go before those of ``config``, by dotted key, such as ``{"optimizer.steps": 60}``.
         trust_config: Whether a TOML file may run code without a sandbox or contact hosts; otherwise that is asked at the
             terminal.
-        display: Who is told how far the run is; None shows it on stderr and writes it to ``run.log``.
+        display: Gets the progress of the run; None shows it on stderr and writes it to ``run.log``.
         **settings: As ``overrides``, with two underscores for each dot: ``optimizer__steps=60``. ``env__id`` may be
             a class.
 
@@ -273,7 +273,7 @@ def evaluate(
         concurrency: Episodes at a time; None is 64, and 1 for an agent that is a plain function, which may not be safe to
             call from several threads.
         retry_faults: Whether episodes in ``out`` that an infrastructure failure ended are played again.
-        display: Who is told how far the evaluation is; None shows it on stderr.
+        display: Gets the progress of the evaluation; None shows it on stderr.
         compute: Where models compute that a spec names, and how; None takes a GPU where there is one.
         **settings: `EvaluationOptions`: ``limit``, ``seed``, ``options`` of the environment, ``split`` and the like.
 
@@ -330,7 +330,7 @@ def evaluate_suite(
         retry_faults: Whether episodes in ``out`` that an infrastructure failure ended are played again.
         trust_config: Whether a TOML file may run code without a jail or contact hosts; otherwise that is asked at the
             terminal.
-        display: Makes who is told how far a benchmark is, by its name; None shows it on stderr.
+        display: Makes the display that gets the progress of a benchmark, from its name; None shows the progress on stderr.
         compute: Where models compute that a spec names, and how; None takes a GPU where there is one.
         **settings: `EvaluationOptions`.
 

@@ -182,7 +182,7 @@ def run_benchmark(
     Args:
         benchmark: what to evaluate.
         out: its folder.
-        display: who is told how far the work is.
+        display: gets the progress.
         given: objects in place of names.
         retry_faults: whether episodes that met an infrastructure failure are played again.
 

@@ -64,7 +64,7 @@ class SessionHost(Protocol):
     async def wrap(self, env: Env[Any], client: str) -> "EnvSession":
         """A session of an environment that is there already."""
 
-    async def finished(self, call: asyncio.Future[T], what: str, deadline: Deadline) -> T:
+    async def await_call(self, call: asyncio.Future[T], what: str, deadline: Deadline) -> T:
         """The result of ``call`` within its deadline."""
 
     def close_later(
@@ -201,7 +201,7 @@ class EnvSession:
             with deadline_of(self._service.limits.call_s) as deadline:
                 self._call = asyncio.ensure_future(work(self.env))
             try:
-                return await self._service.finished(self._call, what, deadline)
+                return await self._service.await_call(self._call, what, deadline)
             except BaseException as error:
                 status = type(error).__name__
                 if not self._call.done():  # too late, or the caller is gone

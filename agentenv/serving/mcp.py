@@ -17,7 +17,7 @@ from agentenv.core.env import Env
 from agentenv.core.types import Step, ToolStatus
 from agentenv.core.validation import sentence
 from agentenv.errors import AgentEnvError, ConfigurationError, EpisodeOver, Fault
-from agentenv.serving.toolbox import instructions, play, shown, toolbox
+from agentenv.serving.toolbox import instructions, observation_text, play, toolbox
 from agentenv.serving.wire import VERSION, ResetData, error_out
 from agentenv.web.gate import Refusal
 
@@ -132,7 +132,7 @@ async def _call(session: "Played", params: dict[str, Any]) -> dict[str, Any]:
         return _content(f"{error}", wrong=True)
     step = {name: reply[name] for name in ("reward", "done", "metadata")}
     wrong = any(result.status is not ToolStatus.OK for result in steps[0].info["tool_results"])
-    return _content(shown(session.env, steps[0]), wrong=wrong) | {"_meta": {STEP: step}}
+    return _content(observation_text(session.env, steps[0]), wrong=wrong) | {"_meta": {STEP: step}}
 
 
 def _content(text: str, *, wrong: bool) -> dict[str, Any]:

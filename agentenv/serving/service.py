@@ -132,7 +132,7 @@ class EnvService(Gate):
         making.add_done_callback(
             self._made
         )  # not before: a call that is given up has its thread until it ends
-        tasks = await self.finished(making, "making tasks", deadline)
+        tasks = await self.await_call(making, "making tasks", deadline)
         options.hold(tasks)
         answers = {task.id: list(task.answers) if self.expert else [] for task in tasks}
         return [
@@ -154,7 +154,7 @@ class EnvService(Gate):
         with deadline_of(self.limits.call_s) as deadline:
             making = asyncio.ensure_future(asyncio.to_thread(self._fresh))
         try:
-            return EnvSession(self, await self.finished(making, "making the environment", deadline), client)
+            return EnvSession(self, await self.await_call(making, "making the environment", deadline), client)
         except BaseException:
             self.close_later(lambda: _close_made(making), making, client)
             raise
@@ -187,7 +187,7 @@ class EnvService(Gate):
             raise Refusal(404, f"No session {id!r} waits to be taken; it may have expired.", "UnknownSession")
         return session
 
-    async def finished(self, call: asyncio.Future[T], what: str, deadline: Deadline) -> T:
+    async def await_call(self, call: asyncio.Future[T], what: str, deadline: Deadline) -> T:
         """The result of ``call`` within its deadline; a late one is left running, for `close_later` to see to.
 
         Raises:
@@ -206,7 +206,7 @@ class EnvService(Gate):
         task.add_done_callback(self._closing.discard)
         return task
 
-    async def settled(self, seconds: float) -> None:
+    async def wait_until_idle(self, seconds: float) -> None:
         """Waits so long for what is being retired."""
         if self._closing:
             await asyncio.wait(self._closing, timeout=seconds)

@@ -190,7 +190,7 @@ def _update_group(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> di
     rate = run.config.optimizer.learning_rate
     factor = guarded(run.folder.history(), run.config.monitor.factor) if run.config.monitor.guard else 1.0
     policy, learner = run.policy, run.learner
-    figures = update_weights(
+    metrics = update_weights(
         run.config, step, mine, policy, learner, rate=rate, factor=factor, buffer=run.demonstrations
     )
     run.scheduler.sync_weights()
@@ -198,8 +198,8 @@ def _update_group(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> di
         rate = run.config.second.learning_rate or rate
         other, its_learner = run.second.policy, run.second.learner
         second = update_weights(run.config, step, theirs, other, its_learner, rate=rate, factor=factor)
-        figures |= {f"second_{name}": value for name, value in second.items()}
-    return figures
+        metrics |= {f"second_{name}": value for name, value in second.items()}
+    return metrics
 
 
 def _watch(run: Run, metrics: dict[str, Any]) -> bool:

@@ -86,13 +86,13 @@ def prefer(
     ):
         credit.append(np.where(trajectory.loss_mask, sign * loss.weight, 0.0))
     own = _sibling(learner, learner.model, rate)
-    figures = own.step(rows_of(flat, credit), tokens=len(pairs))
+    metrics = own.step(rows_of(flat, credit), tokens=len(pairs))
     learner.compute_seconds += own.compute_seconds
     return {
         "preference_loss": sum(one.loss for one in losses) / len(losses),
         "preference_won": sum(one.weight < beta / 2 for one in losses) / len(losses),
         "preference_pairs": float(len(pairs)),
-        "preference_grad_norm": figures["grad_norm"],
+        "preference_grad_norm": metrics["grad_norm"],
     }
 
 

@@ -49,12 +49,12 @@ def expert_episodes(config: TrainConfig) -> list[Trajectory]:
     Raises:
         ConfigurationError: the environment has no expert for a task, or the configuration cannot be used.
     """
-    task_env, context = open_run(config, "expert")
+    task_env, context = open_expert_run(config, "expert")
     places = range(len(task_env.source.tasks))
     return [one for place in places for one in asyncio.run(_play(task_env, place, context))]
 
 
-def open_run(config: TrainConfig, name: str) -> tuple[TaskEnv, RolloutContext]:
+def open_expert_run(config: TrainConfig, name: str) -> tuple[TaskEnv, RolloutContext]:
     """The training tasks of a run, and what its episodes are played with; ``name`` is the prefix of their ids.
 
     Raises:

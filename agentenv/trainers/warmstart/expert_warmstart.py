@@ -48,7 +48,7 @@ def expert_warmstart(
 
     Args:
         runs: Whose training tasks are shown; policy, environment and budgets of the first are those of the card.
-        display: Who is told how far it is.
+        display: Gets the progress.
         out: Folder to write.
         steps: Optimiser steps.
         episodes: Episodes a step, drawn from those of all runs.
