@@ -322,7 +322,9 @@ class JailSession:
         """
         self._check_open()
         if self._node is None:
-            raise SnapshotRefused("the session cannot be captured: its interpreter died; run a cell to start a new one")
+            raise SnapshotRefused(
+                "the session cannot be captured: its interpreter died; run a cell to start a new one"
+            )
         if not self._group.freezes:
             return JailSnapshot(self._group, self._point, None, 0)
         child, size = self._group.child_of(self._node)

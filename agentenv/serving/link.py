@@ -117,7 +117,9 @@ class Link:
             if isinstance(error, AgentEnvError) or not isinstance(error, Exception):
                 raise
             said = (
-                f"it gave no answer within {self._timeouts.call_s:g} s" if isinstance(error, TimeoutError) else error
+                f"it gave no answer within {self._timeouts.call_s:g} s"
+                if isinstance(error, TimeoutError)
+                else error
             )
             raise EnvFault(f"{self.url} failed during {type}: {said}") from error
         return received(reply, answer, self.url)

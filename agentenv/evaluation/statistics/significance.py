@@ -226,7 +226,9 @@ def calibration_error(confidences: Sequence[float], correct: Sequence[float], *,
     """
     claimed, right = _checked(confidences), _checked(correct)
     if claimed.size != right.size:
-        raise ConfigurationError(f"Every answer needs one confidence; there are {claimed.size} for {right.size}.")
+        raise ConfigurationError(
+            f"Every answer needs one confidence; there are {claimed.size} for {right.size}."
+        )
     order = np.argsort(claimed, kind="stable")
     bins = np.array_split(order, np.arange(per_bin, claimed.size - per_bin + 1, per_bin))
     squares = [rows.size * (claimed[rows].mean() - right[rows].mean()) ** 2 for rows in bins]
