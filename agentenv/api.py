@@ -14,7 +14,7 @@ from agentenv.core.trust import confirm_file
 from agentenv.core.types import Task
 from agentenv.data.sources import OWN
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
-from agentenv.evaluation.benchmark import Benchmark, Given, run_benchmark
+from agentenv.evaluation.benchmark import Benchmark, BenchmarkParts, run_benchmark
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.suite import make_suite, read_suite
@@ -369,7 +369,7 @@ def _fields(
     scorers: Sequence[str],
     concurrency: int | None,
     settings: EvaluationOptions,
-) -> tuple[dict[str, Any], Given]:
+) -> tuple[dict[str, Any], BenchmarkParts]:
     """Arguments as fields of `Benchmark`, and the objects among them.
 
     An agent is not asked a question again for bounds unless that is wanted.
@@ -395,7 +395,7 @@ def _fields(
         "env": env if isinstance(env, str) else env_id_of(env),
         "concurrency": _episodes_at_a_time(concurrency, opened),
     }
-    return fields, Given(policy=opened, retriever=None if isinstance(retriever, str) else retriever)
+    return fields, BenchmarkParts(policy=opened, retriever=None if isinstance(retriever, str) else retriever)
 
 
 def _open_agent(policy: Policy | Agent, concurrency: int | None) -> Policy:
@@ -410,7 +410,7 @@ def _episodes_at_a_time(asked: int | None, policy: Policy | None) -> int:
 
 
 @contextmanager
-def _open_folder(given: Given, out: str | Path | None) -> Iterator[Path]:
+def _open_folder(given: BenchmarkParts, out: str | Path | None) -> Iterator[Path]:
     """The folder of an evaluation, a temporary one where none is asked for; an agent is closed at the end."""
     with ExitStack() as stack:
         if isinstance(given.policy, AgentPolicy):

@@ -34,7 +34,7 @@ UNLIMITED = -1
 """A patch budget without end."""
 
 
-class Past(NamedTuple):
+class PastTurn(NamedTuple):
     """One turn of the history."""
 
     text: str
@@ -49,7 +49,7 @@ class SemiOnlineState:
     recording: Recording
     budget: int
     patch: Patch
-    history: list[Past] = field(default_factory=list)
+    history: list[PastTurn] = field(default_factory=list)
     patches: int = 0
 
     @property
@@ -216,9 +216,9 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         reward = step_reward(reply, verdict, weights=self._weights, annotation=step.annotation)
         segment, spent = state.patches, 0 <= state.budget <= state.patches
         if verdict.exact:
-            state.history.append(Past(action, patched=False))
+            state.history.append(PastTurn(action, patched=False))
         elif not spent:
-            state.history.append(Past(await self._write_patch(step), patched=True))
+            state.history.append(PastTurn(await self._write_patch(step), patched=True))
             state.patches += 1
         end = self._end(reply, verdict, spent)
         status = (

@@ -172,7 +172,7 @@ class SessionGroup:
                 len(live) > self.limits.snapshots
                 or sum(one.bytes for one in live) > self.limits.snapshot_mb * MIB
             ):
-                victim = thin(live)
+                victim = snapshot_to_drop(live)
                 if victim is None:
                     break
                 self.drop(victim)
@@ -242,7 +242,7 @@ class SessionGroup:
                 snapshot.node, snapshot.bytes = None, 0
 
 
-def thin(live: list[JailSnapshot]) -> JailSnapshot | None:
+def snapshot_to_drop(live: list[JailSnapshot]) -> JailSnapshot | None:
     """Which snapshot to give up: never the first or the newest, nor a pinned one; every second of the rest, oldest first."""
     free = [index for index in range(1, len(live) - 1) if not live[index].pinned]
     odd = [index for index in free if index % 2]

@@ -119,7 +119,7 @@ class Channel:
             self.jail.end(self._number)
 
 
-class Outside(Protocol):
+class JailHost(Protocol):
     """What holds a jail: a process of this machine or a container; when it ends, all of the jail does."""
 
     def kill(self) -> None:
@@ -171,7 +171,7 @@ def never_stall(sock: socket.socket) -> None:
 class Jail:
     """A zygote behind its wall."""
 
-    def __init__(self, outside: Outside, link: ZygoteStream, errors: IO[bytes], message: bytes) -> None:
+    def __init__(self, outside: JailHost, link: ZygoteStream, errors: IO[bytes], message: bytes) -> None:
         """Takes over what was started.
 
         Args:

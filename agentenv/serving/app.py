@@ -203,7 +203,7 @@ async def _session_of(service: EnvService, request: "Request", method: str) -> M
     """The session of a request; ``initialize`` begins one, with seed and options from the query of the address.
 
     Raises:
-        Refusal: there is no such session, or no place to begin another one.
+        Refusal: there is no such session, or no slot to begin another one.
         ConfigurationError: the query holds no seed and options that can be used.
         Fault: the environment broke.
     """

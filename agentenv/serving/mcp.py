@@ -126,7 +126,7 @@ async def _call(session: "Played", params: dict[str, Any]) -> dict[str, Any]:
         reply = await session.act(action)
     except EpisodeOver as error:
         return _content(f"{error}", wrong=True)
-    except (Fault, Refusal):  # there was no place for the episode, which is nothing that the policy did
+    except (Fault, Refusal):  # there was no slot for the episode, which is nothing that the policy did
         raise
     except AgentEnvError as error:  # the call itself was wrong: the policy is told and may try again
         return _content(f"{error}", wrong=True)

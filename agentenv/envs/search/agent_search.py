@@ -140,7 +140,7 @@ def passages_reply(
 
 
 @dataclass(frozen=True)
-class Noted:
+class CountedTool:
     """A tool whose calls the state counts."""
 
     tool: ToolFunction
@@ -225,7 +225,7 @@ class AgentSearch(SearchEnv):
         return SearchParts(
             opening=opening,
             parser=TagParser((*tools, "answer"), filled=tools),
-            tools={name: Noted(tool) for name, tool in made.items() if name in tools},
+            tools={name: CountedTool(tool) for name, tool in made.items() if name in tools},
             reward=partial(hierarchical_reward, answer=self.answer_reward, scorer=self.scorer, tools=tools),
             state=HierarchicalState,
         )

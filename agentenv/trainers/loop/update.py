@@ -95,9 +95,9 @@ def update_weights(
     rate *= share * factor * batch_scale(episodes, settings.reference_batch)
     learner.set_learning_rate(rate)
     steps = _optimizer_steps(
-        learner, cut(credited, settings.mini_batches, (config.seed, step)), settings.updates
+        learner, split_batch(credited, settings.mini_batches, (config.seed, step)), settings.updates
     )
-    metrics = summed_up(steps[-settings.mini_batches :])
+    metrics = mean_metrics(steps[-settings.mini_batches :])
     metrics |= {"updates": steps} if len(steps) > 1 else {}
     metrics |= _masked(config.loss, groups, masked)
     given = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
@@ -195,7 +195,7 @@ def with_log_ratios(groups: Sequence[list[Trajectory]], learner: Learner) -> lis
     ]
 
 
-def weighed(trajectory: Trajectory, values: Values) -> Values:
+def weigh_credit(trajectory: Trajectory, values: Values) -> Values:
     """``values`` times the weight that the task sampler has given the trajectory, if any."""
     return values * trajectory.info[CREDIT_WEIGHT] if CREDIT_WEIGHT in trajectory.info else values
 
@@ -218,7 +218,7 @@ def _optimizer_steps(
     return steps
 
 
-def cut(credited: Sequence[Credited], count: int, seed: Sequence[int]) -> list[list[Credited]]:
+def split_batch(credited: Sequence[Credited], count: int, seed: Sequence[int]) -> list[list[Credited]]:
     """``count`` parts of like size (Schulman et al. 2017, algorithm 1), drawn by ``seed``; a single part keeps the order."""
     if count == 1:
         return [list(credited)]
@@ -226,7 +226,7 @@ def cut(credited: Sequence[Credited], count: int, seed: Sequence[int]) -> list[l
     return [[credited[place] for place in part] for part in np.array_split(order, count)]
 
 
-def summed_up(steps: Sequence[dict[str, float]]) -> dict[str, Any]:
+def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, Any]:
     """The metrics of several optimiser steps as those of one: the mean of each, and the sum of the trained tokens.
 
     A step without rows lacks the metrics of a forward pass, which are then means over the others.
@@ -265,7 +265,9 @@ def assign_credit(
             credit = shared_means(valid, credit)
         credit = novelty_bonus(valid, credit, strength=shaping.novelty, cap=shaping.novelty_cap)
         credit = progress_credit(valid, credit, weight=shaping.progress)
-        for place, (trajectory, values) in enumerate(zip(valid, map(weighed, valid, credit), strict=True)):
+        for place, (trajectory, values) in enumerate(
+            zip(valid, map(weigh_credit, valid, credit), strict=True)
+        ):
             if place == spare:
                 continue
             if loss.mask_truncated and trajectory.end_reason in _TRUNCATED:

@@ -154,7 +154,7 @@ class Slow(Branching):
         self.most = max(self.most, self.asking)
         self.kept.add(episode)
         self.kept_most = max(self.kept_most, len(self.kept))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
         self.asking -= 1
         return await super().generate(prompt_ids, sampling, episode=episode)
 
