@@ -14,7 +14,7 @@ from agentenv.core.trust import confirm_file
 from agentenv.core.types import Task
 from agentenv.data.sources import OWN
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
-from agentenv.evaluation.benchmark import Benchmark, Given, run_benchmark
+from agentenv.evaluation.benchmark import Benchmark, BenchmarkParts, run_benchmark
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.suite import make_suite, read_suite
@@ -129,7 +129,7 @@ def train(
         overrides: Values that go before those of ``config``, by dotted key, such as ``{"optimizer.steps": 60}``.
         trust_config: Whether a TOML file may run code without a sandbox or contact hosts; otherwise that is asked at the
             terminal.
-        display: Who is told how far the run is; None shows it on stderr and writes it to ``run.log``.
+        display: Gets the progress of the run; None shows it on stderr and writes it to ``run.log``.
         **settings: As ``overrides``, with two underscores for each dot: ``optimizer__steps=60``. ``env__id`` may be
             a class.
 
@@ -186,7 +186,7 @@ def _run_training(config: TrainConfig, out: Path, resume: bool, display: Display
     try:
         from agentenv.trainers import grpo
         from agentenv.trainers.learner.sharded import is_main_process
-        from agentenv.trainers.run import run_follower
+        from agentenv.trainers.loop.run import run_follower
         from agentenv.trainers.run_folder.folder import RunFolder
     except ModuleNotFoundError as error:
         raise MissingExtra.of(str(error.name), "train") from error
@@ -273,7 +273,7 @@ def evaluate(
         concurrency: Episodes at a time; None is 64, and 1 for an agent that is a plain function, which may not be safe to
             call from several threads.
         retry_faults: Whether episodes in ``out`` that an infrastructure failure ended are played again.
-        display: Who is told how far the evaluation is; None shows it on stderr.
+        display: Gets the progress of the evaluation; None shows it on stderr.
         compute: Where models compute that a spec names, and how; None takes a GPU where there is one.
         **settings: `EvaluationOptions`: ``limit``, ``seed``, ``options`` of the environment, ``split`` and the like.
 
@@ -330,7 +330,7 @@ def evaluate_suite(
         retry_faults: Whether episodes in ``out`` that an infrastructure failure ended are played again.
         trust_config: Whether a TOML file may run code without a jail or contact hosts; otherwise that is asked at the
             terminal.
-        display: Makes who is told how far a benchmark is, by its name; None shows it on stderr.
+        display: Makes the display that gets the progress of a benchmark, from its name; None shows the progress on stderr.
         compute: Where models compute that a spec names, and how; None takes a GPU where there is one.
         **settings: `EvaluationOptions`.
 
@@ -369,7 +369,7 @@ def _fields(
     scorers: Sequence[str],
     concurrency: int | None,
     settings: EvaluationOptions,
-) -> tuple[dict[str, Any], Given]:
+) -> tuple[dict[str, Any], BenchmarkParts]:
     """Arguments as fields of `Benchmark`, and the objects among them.
 
     An agent is not asked a question again for bounds unless that is wanted.
@@ -395,7 +395,7 @@ def _fields(
         "env": env if isinstance(env, str) else env_id_of(env),
         "concurrency": _episodes_at_a_time(concurrency, opened),
     }
-    return fields, Given(policy=opened, retriever=None if isinstance(retriever, str) else retriever)
+    return fields, BenchmarkParts(policy=opened, retriever=None if isinstance(retriever, str) else retriever)
 
 
 def _open_agent(policy: Policy | Agent, concurrency: int | None) -> Policy:
@@ -410,7 +410,7 @@ def _episodes_at_a_time(asked: int | None, policy: Policy | None) -> int:
 
 
 @contextmanager
-def _open_folder(given: Given, out: str | Path | None) -> Iterator[Path]:
+def _open_folder(given: BenchmarkParts, out: str | Path | None) -> Iterator[Path]:
     """The folder of an evaluation, a temporary one where none is asked for; an agent is closed at the end."""
     with ExitStack() as stack:
         if isinstance(given.policy, AgentPolicy):

@@ -13,7 +13,7 @@
     ├── EpisodeOver (RuntimeError)            step() after the end, or before reset()
     ├── SnapshotError (RuntimeError)          a part of the state could not be captured or brought back
     │   └── SnapshotRefused                   a live interpreter cannot be captured as it stands; says why
-    └── Fault (RuntimeError)                  ours, never the policy's: the sample is masked, counted and shown
+    └── Fault (RuntimeError)                  an infrastructure failure: the episode is left out of the loss, and counted
         ├── EnvFault                          the environment or something behind it broke
         │   ├── RetrieverFault                the search backend failed or missed its deadline
         │   ├── SandboxFault                  no jail could be had, or one broke

@@ -64,7 +64,7 @@ class _LogFile(logging.FileHandler):
 
 
 class Display(Protocol):
-    """Who is told how far a training run, an evaluation or a warm start is."""
+    """Gets the progress of a training run, an evaluation or a warm start."""
 
     def phase(self, name: str, total: int) -> None:
         """A phase of ``total`` units begins; 0 where the number is not known."""

@@ -18,7 +18,7 @@ from agentenv.evaluation.task_env import TaskEnv
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.strategies.retry import ReflectRetryStrategy
 from agentenv.trainers.strategies.rollout_context import RolloutContext
-from agentenv.trainers.warmstart.expert_pool import open_run
+from agentenv.trainers.warmstart.expert_pool import open_expert_run
 
 from common import common_arguments, finish  # isort: skip  # a sibling script
 
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--verifier", default="evidence", help="who finds the turn that went wrong")
     args: argparse.Namespace = parser.parse_args()
     config = load_config(args.preset).model_copy(update={"policy": args.policy})
-    task_env, context = open_run(config.model_copy(update={"train": config.test}), "advice")
+    task_env, context = open_expert_run(config.model_copy(update={"train": config.test}), "advice")
     figures = {
         name: retried(task_env, context, args.verifier, guidance)
         for name, guidance in (("with advice", True), ("without", False))

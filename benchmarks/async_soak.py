@@ -9,7 +9,7 @@
 | sandbox | jails, or the first process in one, are killed; every turn runs a program with one right outcome |
 | worker | the training process is killed (SIGKILL); another one resumes the run |
 
-Wrong is, and the script leaves with 1: a step that does not come within ``--patience`` seconds (no hang); descriptors,
+Wrong is, and the script leaves with 1: a step that does not come within ``--timeout`` seconds (no hang); descriptors,
 threads, processes or memory that grow within the life of a process, or a process that outlives its owner (no leak); an
 episode that was struck and counts as valid, a valid one that ended in a fault, a mean reward that a masked episode is in, a
 fault that an environment or a strategy swallowed, a wrong outcome of a program, counters that do not add up, a group trained
@@ -375,10 +375,10 @@ class Supervisor:
             if worker.progress > seen:
                 seen, moved = worker.progress, now
                 first, self.began = first or now, self.began or now
-            if now - moved > self.args.patience:
+            if now - moved > self.args.timeout:
                 os.kill(worker.pid, signal.SIGUSR1)
                 time.sleep(1.0)
-                self.failures.append(f"no step for {self.args.patience:g} s")
+                self.failures.append(f"no step for {self.args.timeout:g} s")
                 return True
             if self.began is not None and now - self.began > 60 * self.args.minutes:
                 if not told:
@@ -450,9 +450,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=5.0, help="mean seconds between kills in the sandbox")
     parser.add_argument("--worker-every", type=float, default=180.0, help="mean seconds of a worker's life")
     parser.add_argument("--deadline", type=float, default=20.0, help="seconds of one call of policy or env")
-    parser.add_argument(
-        "--patience", type=float, default=600.0, help="seconds without a step that are a hang"
-    )
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds without a step that are a hang")
     parser.add_argument("--seed", type=int, default=0, help="seeds the faults")
     args = parser.parse_args()
     register(ENV, "async_soak:SoakSearch")

@@ -28,7 +28,7 @@ from agentenv.envs.browser.driver import DRAWING, FEATURES, NETWORK, Driver, fin
 from agentenv.envs.browser.env import Browser
 from agentenv.envs.browser.experts import EXPERTS, rehearse
 from agentenv.envs.browser.sites import ORIGIN, miniwob, miniwob_tasks
-from agentenv.envs.gui.actions import Action, Kind, action_text
+from agentenv.envs.gui.actions import Action, ActionKind, action_text
 from agentenv.errors import BrowserFault
 
 MILLISECONDS = 1000
@@ -45,7 +45,7 @@ def pages(driver: Driver, limit: int | None) -> dict[str, Any]:
         try:
             env.reset(seed=0, options={"task": task})
             elements = env.screen().elements or ()
-            action = Action(Kind.CLICK, id=elements[0].id) if elements else Action(Kind.WAIT)
+            action = Action(ActionKind.CLICK, id=elements[0].id) if elements else Action(ActionKind.WAIT)
             env.step(action_text(action, "so"))
         except Exception as error:
             failed[task.id] = str(error)
@@ -154,7 +154,7 @@ def memory(driver: Driver, episodes: int, every: int) -> Iterator[dict[str, Any]
     for episode in range(episodes):
         try:
             env.reset(seed=episode, options={"task": tasks[episode // GROUP % len(tasks)]})
-            env.step(action_text(Action(Kind.CLICK, point=(30.0, 80.0)), "so"))
+            env.step(action_text(Action(ActionKind.CLICK, point=(30.0, 80.0)), "so"))
         except BrowserFault:  # of an overloaded machine: the next episode has another page
             faults += 1
         if (episode + 1) % every == 0:

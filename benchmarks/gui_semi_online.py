@@ -35,7 +35,7 @@ from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.config.config_files import changed, load_config, override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
-from agentenv.trainers.parts import rollout_config
+from agentenv.trainers.loop.parts import rollout_config
 from agentenv.trainers.run_folder.folder import RunFolder
 
 WAYS = {

@@ -13,7 +13,7 @@ exactly once, under its own id, in as many steps of as many groups.
 
 Of every run that was killed three things are checked as well: every process that it had started, those of Ray included, ends
 by itself within ``GONE_S`` seconds; no step before the newest checkpoint is played again; and no half-written file is left
-when the resumed run is complete. No process is waited for longer than ``--patience`` seconds.
+when the resumed run is complete. No process is waited for longer than ``--timeout`` seconds.
 """
 
 import argparse
@@ -231,7 +231,7 @@ def trials(args: argparse.Namespace, place: Path) -> dict[str, Any]:
     os.environ[MARK] = mark = uuid.uuid4().hex
     exact = args.staleness == 0 and not args.cluster
     began = time.perf_counter()
-    run(place / "whole", config, args.patience)
+    run(place / "whole", config, args.timeout)
     seconds = time.perf_counter() - began
     folder = place / "killed"
     moments: list[int] = []
@@ -240,13 +240,13 @@ def trials(args: argparse.Namespace, place: Path) -> dict[str, Any]:
     orphans = left_running(mark)
     while len(moments) < args.kills:
         moment = Moment(rng.randint(0, args.steps), rng.random() * seconds / args.steps)
-        early = run(folder, config, args.patience, moment)
+        early = run(folder, config, args.timeout, moment)
         orphans += left_running(mark)
         if not early:
             moments.append(logged(folder))
             checkpoints.append(len(list(folder.glob("checkpoints/step-??????"))))
             before = kept(folder)
-            run(folder, config, args.patience)
+            run(folder, config, args.timeout)
             orphans += left_running(mark)
             right["equal"] += same(folder, place / "whole", exact=exact)
             right["gone_on_from_the_checkpoint"] += before.items() <= kept(folder).items()
@@ -273,7 +273,7 @@ def main() -> None:
         "--cluster", type=int, default=0, help="workers of a Ray cluster of this machine; 0 plays here"
     )
     parser.add_argument("--seed", type=int, default=0, help="seeds the moments")
-    parser.add_argument("--patience", type=float, default=900.0, help="seconds that any run may take")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds that any run may take")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         figures = trials(args, Path(place))

@@ -103,12 +103,12 @@ def drive(
                 await asyncio.sleep(pause)
         connection.close()
 
-    async def crowd() -> None:
+    async def run_clients() -> None:
         deadline = time.perf_counter() + seconds
         await asyncio.gather(*(client(deadline) for _ in range(clients)))
 
     with asyncio.Runner(loop_factory=_loop) as runner:
-        runner.run(crowd())
+        runner.run(run_clients())
 
 
 def _loop() -> asyncio.AbstractEventLoop:

@@ -147,7 +147,7 @@ def arm(
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The games of one arm; equal seeds make the same proposals in every arm."""
-    from agentenv.trainers.parts import rollout_config
+    from agentenv.trainers.loop.parts import rollout_config
     from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
     strategy = get_strategy("self_play", dict(config.rollout.strategy_options) | dict(options))

@@ -48,7 +48,7 @@ async def asked(socket: Any, type: str, **data: Any) -> None:
         raise RuntimeError(f"the server answered {answer}")
 
 
-async def crowd(url: str, clients: int, concurrency: int) -> dict[str, Any]:
+async def open_sessions(url: str, clients: int, concurrency: int) -> dict[str, Any]:
     """Figures of so many clients against a server of their own."""
     gate, steps, sockets = asyncio.Semaphore(concurrency), list[float](), list[Any]()
     began = time.perf_counter()
@@ -99,7 +99,7 @@ def measured(clients: int, concurrency: int) -> dict[str, Any]:
             while json.load(urllib.request.urlopen(f"{url}/health", timeout=BOUND_S))["status"] != "healthy":
                 time.sleep(0.1)
             before = memory(child.pid, "VmRSS")
-            figures = asyncio.run(crowd(url, clients, concurrency))
+            figures = asyncio.run(open_sessions(url, clients, concurrency))
             peak = memory(child.pid, "VmHWM")
             return figures | {"server_mib_before": before, "server_mib_at_most": peak}
         finally:

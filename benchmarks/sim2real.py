@@ -29,7 +29,7 @@ from agentenv.retrievers.simulation.simulated import TRAINING
 from agentenv.trainers.config.config_files import load_config, override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
-from agentenv.trainers.parts import rollout_config
+from agentenv.trainers.loop.parts import rollout_config
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
 

@@ -22,7 +22,12 @@ from agentenv.policies.policy_spec import make_policy
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.parts import make_chat_format, open_questions, rollout_config, with_declared_scorers
+from agentenv.trainers.loop.parts import (
+    make_chat_format,
+    open_questions,
+    rollout_config,
+    with_declared_scorers,
+)
 
 SCORERS = ("f1_squad", "em_squad")
 ALL = "all"

@@ -24,7 +24,12 @@ from agentenv.evaluation.statistics.significance import paired_bootstrap
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.config.config_files import changed, load_config
-from agentenv.trainers.parts import make_chat_format, open_questions, rollout_config, with_declared_scorers
+from agentenv.trainers.loop.parts import (
+    make_chat_format,
+    open_questions,
+    rollout_config,
+    with_declared_scorers,
+)
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 

@@ -18,11 +18,11 @@ from agentenv import errors
 from agentenv.cli.main import COMMANDS
 from agentenv.core.options import load_entry
 from agentenv.core.registry import registered
-from agentenv.trainers import monitors
 from agentenv.trainers.config.config_files import load_config, presets
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import ESTIMATORS
 from agentenv.trainers.learner.losses import OBJECTIVES
+from agentenv.trainers.loop import monitors
 from agentenv.trainers.selfplay.games import GAMES
 from agentenv.trainers.strategies.strategies import STRATEGIES
 from agentenv.trainers.task_sampling.samplers import SAMPLERS

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from agentenv.core.concurrency.threads import settled
+from agentenv.core.concurrency.threads import wait_until_idle
 from agentenv.core.env_calls import none_runs
 
 _SETTLE_S = 10.0  # for calls that run
@@ -24,7 +24,7 @@ def leave(code: int) -> None:
     ends the process at once.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if settled(_SETTLE_S) and none_runs():
+    if wait_until_idle(_SETTLE_S) and none_runs():
         threading.Thread(target=_end, args=(_END_S, code), name="agentenv-leave", daemon=True).start()
     else:
         _end(0.0, code)

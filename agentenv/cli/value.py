@@ -46,7 +46,7 @@ class Value:
             raise MissingExtra.of("torch", "train") from error
         from agentenv.policies.policy_spec import make_policy
         from agentenv.progress import LiveDisplay
-        from agentenv.trainers.value_training import train_value_model
+        from agentenv.trainers.learner.value_training import train_value_model
 
         spec = self.policy or f"hf:{self.run_folder / 'policy'}"
         self.out.parent.mkdir(parents=True, exist_ok=True)

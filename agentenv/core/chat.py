@@ -42,7 +42,9 @@ def content_of(
     return parts
 
 
-def encode_shown(tokenizer: Any, text: str, messages: Sequence[Any], reader: ImageReader | None) -> list[int]:
+def encode_with_images(
+    tokenizer: Any, text: str, messages: Sequence[Any], reader: ImageReader | None
+) -> list[int]:
     """The ids of what a chat template made of ``messages``, with as many placeholders as their images have tokens.
 
     Raises:
@@ -154,7 +156,7 @@ class TemplateFormat:
         self._refuse(messages)
         form = _plain(messages, self._tokenizer, self.image_reader)
         text = _rendered_whole(self._tokenizer, form)
-        return encode_shown(self._tokenizer, text, messages, self.image_reader)
+        return encode_with_images(self._tokenizer, text, messages, self.image_reader)
 
     def _refuse(self, messages: Sequence[Message]) -> None:
         if self.image_reader is None:
@@ -179,7 +181,7 @@ class TemplateFormat:
                 "the chat template rewrites an earlier turn when a message follows it, or does not end it "
                 f"with {end!r}; use the format 'native' or 'inline'"
             )
-        return [*ids, *encode_shown(self._tokenizer, after[len(head) :], messages, self.image_reader)]
+        return [*ids, *encode_with_images(self._tokenizer, after[len(head) :], messages, self.image_reader)]
 
     def _in_known_roles(self, form: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Results of tools in the name of the user, where the template has no place for what answers no native call."""

@@ -267,15 +267,15 @@ class _Host:
                 if not order.answer.done():
                     order.answer.set_exception(EnvFault(f"{MAX_ABANDONED} event loops are blocked already"))
             return
-        loop, patience = self.loops[-1], min(_BLOCKED_S, *(order.seconds / 2 for order in orders))
+        loop, delay_s = self.loops[-1], min(_BLOCKED_S, *(order.seconds / 2 for order in orders))
         loop.post(orders)
-        self._home.call_later(patience, self._look, loop, patience)
+        self._home.call_later(delay_s, self._look, loop, delay_s)
 
-    def _look(self, loop: _EnvLoop, patience: float) -> None:
+    def _look(self, loop: _EnvLoop, delay_s: float) -> None:
         """Makes the calls elsewhere that ``loop`` has not begun for so long, and takes the answers that it keeps back."""
         loop.answer()
         oldest = min(list(loop.posted.values()), default=math.inf)
-        if loop is self.loops[-1] and oldest <= time.monotonic() - patience:
+        if loop is self.loops[-1] and oldest <= time.monotonic() - delay_s:
             self.loops.append(_EnvLoop(self._home))
             self._send(loop.drain())
 

@@ -50,7 +50,7 @@ class CheckResult:
     """What each probe of the reward earned; empty for every other check."""
 
 
-class FarmFound(AssertionError):
+class ProbeEarnsReward(AssertionError):
     """A probe earns what the expert earns; carries the rows of all probes."""
 
     def __init__(self, complaint: str, probes: Sequence[ProbeRow]) -> None:
@@ -78,7 +78,7 @@ def run_check(name: str, make: MakeEnv) -> CheckResult:
         return CheckResult(name, "skipped", str(reason))
     except TimeoutError as error:
         return CheckResult(name, "failed", str(error))
-    except FarmFound as error:
+    except ProbeEarnsReward as error:
         return CheckResult(name, "failed", str(error), error.probes)
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -363,7 +363,7 @@ def check_probes(make: MakeEnv) -> list[ProbeRow]:
     """No policy that does not try earns what the expert earns, or has its episodes left out."""
     rows = probe_env(make)
     if farms := [row for row in rows if row.is_farm]:
-        raise FarmFound("; ".join(_complaint(row) for row in farms), rows)
+        raise ProbeEarnsReward("; ".join(_complaint(row) for row in farms), rows)
     return rows
 
 

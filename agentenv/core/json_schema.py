@@ -73,7 +73,7 @@ def complaints(value: Any, schema: Mapping[str, Any]) -> list[str]:
     try:
         return _complaints(value, schema, schema, "")
     except RecursionError:
-        return ["arguments: nested too deeply"]
+        return ["arguments: they are nested too deeply"]
     except (ArithmeticError, ValueError) as error:  # numbers beyond those that Python divides or shows
         return [f"arguments: cannot be checked: {error}"]
 

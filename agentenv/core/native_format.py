@@ -13,7 +13,7 @@ from datetime import date
 from typing import Any
 
 from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
-from agentenv.core.chat import TEXT_ALONE, content_of, defused, encode_shown, end_of_turn, reason_of
+from agentenv.core.chat import TEXT_ALONE, content_of, defused, encode_with_images, end_of_turn, reason_of
 from agentenv.core.conversation import Conversation, Unrenderable
 from agentenv.core.images import ImageReader, refuse_images
 from agentenv.core.model_families import Family, family_of, get_family
@@ -238,7 +238,7 @@ class NativeFormat:
         return [self._defused(one) for one in value] if isinstance(value, list) else value
 
     def _encode(self, text: str, messages: Sequence[Message | AssistantTurn]) -> list[int]:
-        return encode_shown(self._tokenizer, text, messages, self.image_reader)
+        return encode_with_images(self._tokenizer, text, messages, self.image_reader)
 
     def _check(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """Tries the template on a conversation that is made up.

@@ -7,14 +7,13 @@ one event, and the people who could see it are known. What the organisation know
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal, get_args
+from typing import Literal
 
 from agentenv.core.types import Document
 from agentenv.data.world_config import SPLITS, Split
 from agentenv.errors import ConfigurationError, UnknownName
 
 Channel = Literal["mail", "chat", "tickets"]
-CHANNELS: tuple[Channel, ...] = get_args(Channel)
 Time = tuple[int, int]
 """Business day from 1, and minute of the day."""
 

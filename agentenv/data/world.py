@@ -33,8 +33,8 @@ class FictionalWorld:
         config: the dials that made it.
         documents: its corpus, each document about one entity.
         questions: tasks whose ``data`` holds ``hops``, ``family``, ``supporting_ids`` (in path order) and
-        ``path``,     one dict a hop: ``query`` (an expert's search), ``document``, ``entity``, ``relation``,
-        ``answer``.
+            ``path``, one dict a hop: ``query`` (an expert's search), ``document``, ``entity``, ``relation``,
+            ``answer``.
     """
 
     config: WorldConfig

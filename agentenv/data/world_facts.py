@@ -60,8 +60,8 @@ class Facts:
     Attributes:
         config: the dials.
         names: names of the entities of each type, and of the tables "region", "occupation" and "field".
-        values: by type and relation, the value of each entity: an index into ``names`` or a number; -1: not
-        stated.
+        values: by type and relation, the value of each entity: an index into ``names`` or a number; -1
+            where it is not stated.
         where: by type and relation, the page on which the fact stands (``NOWHERE`` to ``GUEST_2``).
         first_head: by organisation, the person that ``successor`` followed.
         pages: by type, number of pages of each entity, 0 to 2.

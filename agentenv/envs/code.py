@@ -24,7 +24,7 @@ from agentenv.core.types import (
 )
 from agentenv.envs.program_env import ProgramEnv, counted, describe_run, framed
 from agentenv.errors import ConfigurationError, SandboxFault
-from agentenv.sandbox.grading import Grade, grade
+from agentenv.sandbox.grading import ProgramGrade, grade
 from agentenv.sandbox.types import ExecStatus, ExecutionLimits, Executor, ExecutorSession
 
 TAGS = ("python", "submit")
@@ -44,7 +44,7 @@ CORRECTION = (
     "\nWrite code between <python> and </python>, or the final program between <submit> and </submit>.\n"
 )
 
-Reward = Callable[[Grade], float]
+Reward = Callable[[ProgramGrade], float]
 REWARDS: dict[str, Reward] = {
     "all": lambda found: float(found.all_passed),
     "fraction": lambda found: found.fraction,
@@ -62,7 +62,7 @@ class CodeState:
     session: ExecutorSession | None = None
     best: str | None = None
     """The program with the most passed tests so far."""
-    best_grade: Grade = field(default_factory=lambda: Grade(()))
+    best_grade: ProgramGrade = field(default_factory=lambda: ProgramGrade(()))
     domain: str = field(default_factory=lambda: f"episode {secrets.token_hex(8)}")
     """The trust domain of all its runs: while they run, no other episode's program is in their jail."""
 

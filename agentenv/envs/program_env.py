@@ -11,7 +11,7 @@ from agentenv.core.types import Info, Message, Observation, Task
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.sandbox.backends import make_executor
-from agentenv.sandbox.grading import CaseOutcome, Grade
+from agentenv.sandbox.grading import CaseOutcome, ProgramGrade
 from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor
 
 StateT = TypeVar("StateT")
@@ -92,7 +92,7 @@ def describe_run(result: ExecResult) -> str:
     return "\n".join(part.strip("\n") for part in parts if part.strip())
 
 
-def counted(found: Grade) -> str:
+def counted(found: ProgramGrade) -> str:
     """How many tests were passed and how the others went, all that is said of hidden tests unless asked for more."""
     ways = Counter(outcome.value for outcome in found.outcomes if outcome is not CaseOutcome.PASSED)
     rest = ", ".join(f"{count} {way}" for way, count in sorted(ways.items()))

@@ -19,7 +19,7 @@ from agentenv.core.env import AsyncEnv
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.types import EndReason, Info, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.data.splits import in_split
-from agentenv.envs.gui.actions import STOP, Kind, Reply, action_text, parse_reply
+from agentenv.envs.gui.actions import STOP, ActionKind, ParsedAction, action_text, parse_reply
 from agentenv.envs.gui.matching import MatchResult, get_matcher
 from agentenv.envs.gui.observation import PROMPT, ScreenFormat, opening
 from agentenv.envs.gui.recordings import RecordedStep, Recording, expert_action, load_recordings
@@ -34,7 +34,7 @@ UNLIMITED = -1
 """A patch budget without end."""
 
 
-class Past(NamedTuple):
+class PastTurn(NamedTuple):
     """One turn of the history."""
 
     text: str
@@ -49,7 +49,7 @@ class SemiOnlineState:
     recording: Recording
     budget: int
     patch: Patch
-    history: list[Past] = field(default_factory=list)
+    history: list[PastTurn] = field(default_factory=list)
     patches: int = 0
 
     @property
@@ -73,7 +73,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         patch_budget: int = 1,
         thoughts: ThoughtWriter | None = None,
         weights: Weights = "published",
-        kinds: Sequence[str] = tuple(Kind),
+        kinds: Sequence[str] = tuple(ActionKind),
         by_id: bool = True,
         pixels: bool = False,
         places: bool = True,
@@ -117,7 +117,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         self._patch, self._budget, self._thoughts = patch, patch_budget, thoughts
         self._policy: tuple[Policy, ChatFormat] | None = None
         self._seed = 0
-        self._kinds, self._by_id, self._window = tuple(map(Kind, kinds)), by_id and not pixels, window
+        self._kinds, self._by_id, self._window = tuple(map(ActionKind, kinds)), by_id and not pixels, window
         self._format = ScreenFormat(tree=not pixels, pixels=pixels, places=places)
         self._reveal_gold, self._prompt = reveal_gold, prompt
 
@@ -216,9 +216,9 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         reward = step_reward(reply, verdict, weights=self._weights, annotation=step.annotation)
         segment, spent = state.patches, 0 <= state.budget <= state.patches
         if verdict.exact:
-            state.history.append(Past(action, patched=False))
+            state.history.append(PastTurn(action, patched=False))
         elif not spent:
-            state.history.append(Past(await self._write_patch(step), patched=True))
+            state.history.append(PastTurn(await self._write_patch(step), patched=True))
             state.patches += 1
         end = self._end(reply, verdict, spent)
         status = (
@@ -238,19 +238,19 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
             observation, reward=reward, end=end, valid=verdict.exact, tool_results=(result,), **details
         )
 
-    def _verdict(self, reply: Reply, step: RecordedStep) -> MatchResult:
+    def _verdict(self, reply: ParsedAction, step: RecordedStep) -> MatchResult:
         if reply.action is None:
             return MatchResult(False, False, reply.error)
         return self._match(pointed(reply.action, self.screen()), step.gold, step.display_size)
 
-    def _end(self, reply: Reply, verdict: MatchResult, spent: bool) -> EndReason | None:
+    def _end(self, reply: ParsedAction, verdict: MatchResult, spent: bool) -> EndReason | None:
         if not verdict.exact and spent:
             return EndReason.PATCH_BUDGET if reply.action else EndReason.PARSE_ERROR
         finished = len(self.state.history) == len(self.state.recording.steps)
         return EndReason.SUBMITTED if finished else None
 
     def _step_details(
-        self, reply: Reply, verdict: MatchResult, step: RecordedStep, segment: int
+        self, reply: ParsedAction, verdict: MatchResult, step: RecordedStep, segment: int
     ) -> dict[str, Any]:
         state = self.state
         details = {

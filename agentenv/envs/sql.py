@@ -2,8 +2,7 @@
 
 One action is one chunk of text; its earliest complete block decides. ``<sql>`` runs a query and shows its first rows,
 or what was wrong with it; ``<submit>`` hands in the query that answers and ends the episode. What that earns is a row of
-`agentenv.envs.sql_rewards`. Databases are read-only, so a
-snapshot or a fork is a copy of a few strings.
+`agentenv.envs.sql_rewards`. Databases are read-only, so a snapshot or a fork is a copy of a few strings.
 """
 
 import functools

@@ -18,7 +18,7 @@ from agentenv.core.grammar import between, earliest_block, shortened, unfenced
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.envs.program_env import ProgramEnv, counted, describe_run, framed
 from agentenv.errors import ConfigurationError, SandboxFault, UnknownName
-from agentenv.sandbox.grading import CallTest, CaseOutcome, Grade, Test, grade
+from agentenv.sandbox.grading import CallTest, CaseOutcome, ProgramGrade, Test, grade
 from agentenv.sandbox.types import ExecStatus, ExecutionLimits, Executor
 
 SUBMIT, INSTRUMENT, PLAN = "submit", "instrument", "plan"
@@ -57,7 +57,7 @@ class TraceState:
     """Rounds of repair so far; 0 while the first program is awaited."""
     base: str = ""
     """The program that passed most public tests, the first of equals."""
-    base_grade: Grade = field(default_factory=lambda: Grade(()))
+    base_grade: ProgramGrade = field(default_factory=lambda: ProgramGrade(()))
     streak: int = 0
     """Repairs in a row that were rolled back."""
     plan: str = ""
@@ -240,7 +240,7 @@ class TraceCode(ProgramEnv[TraceState]):
             text = f"It fails here: for the input {test.stdin!r} it must print {test.expected!r}."
         return shortened(text, self._room)
 
-    def _grade(self, program: str, tests: Sequence[Test]) -> Grade:
+    def _grade(self, program: str, tests: Sequence[Test]) -> ProgramGrade:
         prelude = self.state.task.data.get("prelude", "")
         domain = self.state.domain
         return grade(self._executor, prelude + program, tests, limits=self._limits, domain=domain)
@@ -261,7 +261,11 @@ class TraceCode(ProgramEnv[TraceState]):
     ) -> Step:
         """Grades the base on the hidden tests."""
         state, (_, hidden) = self.state, self._tests()
-        found = self._grade(state.base, hidden) if state.base else Grade((CaseOutcome.WRONG,) * len(hidden))
+        found = (
+            self._grade(state.base, hidden)
+            if state.base
+            else ProgramGrade((CaseOutcome.WRONG,) * len(hidden))
+        )
         return self.result(
             (),
             reward=earned if self._by_progress else float(found.all_passed),

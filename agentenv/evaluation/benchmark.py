@@ -128,7 +128,7 @@ class Benchmark:
 
 
 @dataclass(frozen=True)
-class Given:
+class BenchmarkParts:
     """Objects that take the place of names in a `Benchmark`."""
 
     policy: Policy | None = None
@@ -139,11 +139,11 @@ class Given:
     """The questions; ``Benchmark.dataset`` is their name in the results."""
 
 
-BY_NAME = Given()
+BY_NAME = BenchmarkParts()
 """No object: everything has a name."""
 
 
-def check_names(benchmark: Benchmark, given: Given = BY_NAME) -> None:
+def check_names(benchmark: Benchmark, given: BenchmarkParts = BY_NAME) -> None:
     """Refuses names that stand for nothing before any work, that of other benchmarks of a suite included.
 
     Args:
@@ -172,7 +172,7 @@ def run_benchmark(
     out: Path,
     display: Display,
     *,
-    given: Given = BY_NAME,
+    given: BenchmarkParts = BY_NAME,
     retry_faults: bool = False,
 ) -> dict[str, Any]:
     """Answers every question once, greedily, and writes ``results.json``, ``episodes.jsonl`` and ``report.html``.
@@ -182,7 +182,7 @@ def run_benchmark(
     Args:
         benchmark: what to evaluate.
         out: its folder.
-        display: who is told how far the work is.
+        display: gets the progress.
         given: objects in place of names.
         retry_faults: whether episodes that met an infrastructure failure are played again.
 
@@ -319,7 +319,9 @@ def _sources(benchmark: Benchmark) -> tuple[SourceConfig, SearchConfig]:
     return source, SearchConfig(retriever=benchmark.retriever, corpus=benchmark.corpus)
 
 
-def _open(benchmark: Benchmark, opened: Source, given: Given, agent: EvalAgent, display: Display) -> TaskEnv:
+def _open(
+    benchmark: Benchmark, opened: Source, given: BenchmarkParts, agent: EvalAgent, display: Display
+) -> TaskEnv:
     source, search = _sources(benchmark)
     return open_task_env(
         source,

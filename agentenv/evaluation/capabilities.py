@@ -28,7 +28,7 @@ class Skill:
 
 
 @dataclass(frozen=True)
-class Capability:
+class SkillReport:
     """How a skill stands."""
 
     skill: str
@@ -49,7 +49,7 @@ def capability_report(
     *,
     margin: float = 0.2,
 ) -> list[dict[str, Any]]:
-    """The fields of a ``Capability`` for each skill, those with the widest gap first.
+    """The fields of a ``SkillReport`` for each skill, those with the widest gap first.
 
     Args:
         records: Episodes; faults say nothing.
@@ -71,7 +71,7 @@ def capability_report(
         )
         gap = (1.0 if good is None else good) - (1.0 if bad is None else bad)
         missing = bool(called) and gap >= margin
-        found.append((gap, Capability(skill.name, skill.slice, len(called), good, bad, missing)))
+        found.append((gap, SkillReport(skill.name, skill.slice, len(called), good, bad, missing)))
     return [asdict(one) for _, one in sorted(found, key=lambda pair: (-pair[0], pair[1].skill))]
 
 

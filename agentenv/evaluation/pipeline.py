@@ -49,8 +49,8 @@ def play_evaluation(
         agent: Who answers.
         task_env: Questions, retriever and environment.
         out: Folder of the evaluation.
-        display: Who is told how far the work is.
-        title: What it is told about.
+        display: Gets the progress.
+        title: Names the work in the display.
         scorer: The headline, under which bounds are measured.
         seed: Of the episodes.
         bounded: Whether the questions are played again without search, with gold passages and by the expert.

@@ -93,7 +93,7 @@ def read_answers(predictions: Sequence[RawRow]) -> Mapping[str, str | None]:
     for row in rows:
         key = row.id(*_IDS)
         if key in answers:
-            raise DatasetError(f"{row.place}: a second prediction for the question {key!r}.")
+            raise DatasetError(f"{row.place} is a second prediction for the question {key!r}.")
         value = row.value(*_ANSWERS)
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = str(value)

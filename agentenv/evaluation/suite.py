@@ -23,7 +23,7 @@ from agentenv.core.io.files import write_text
 from agentenv.core.io.shipped_files import shipped_file
 from agentenv.core.io.toml_files import read_toml
 from agentenv.errors import AgentEnvError, ConfigurationError
-from agentenv.evaluation.benchmark import BY_NAME, Benchmark, Given, check_names, run_benchmark
+from agentenv.evaluation.benchmark import BY_NAME, Benchmark, BenchmarkParts, check_names, run_benchmark
 from agentenv.evaluation.records import SUITE, read_evaluation, read_json
 from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.results import Json, clusters_of, measure_of, values_of
@@ -45,7 +45,7 @@ class Suite:
         out: Path,
         display: Callable[[str], Display],
         *,
-        given: Given = BY_NAME,
+        given: BenchmarkParts = BY_NAME,
         retry_faults: bool = False,
     ) -> dict[str, Any]:
         """Runs one after the other; those that ``out`` holds finished are not run again.
@@ -77,7 +77,7 @@ class Suite:
         return {"suite": results, **summary}
 
 
-def read_suite(path: Path, defaults: Mapping[str, Any], given: Given = BY_NAME) -> Suite:
+def read_suite(path: Path, defaults: Mapping[str, Any], given: BenchmarkParts = BY_NAME) -> Suite:
     """The benchmarks that a file asks for.
 
     Args:
@@ -95,7 +95,7 @@ def read_suite(path: Path, defaults: Mapping[str, Any], given: Given = BY_NAME) 
 def make_suite(
     tables: Mapping[str, Any],
     defaults: Mapping[str, Any],
-    given: Given = BY_NAME,
+    given: BenchmarkParts = BY_NAME,
     *,
     where: str = "the suite",
 ) -> Suite:

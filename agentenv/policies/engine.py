@@ -52,7 +52,7 @@ class EngineConfig(Frozen):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EngineRequest:
     """What is asked of an engine."""
 
     ids: tuple[int, ...]
@@ -83,7 +83,7 @@ class Engine(Protocol):
     def dead(self) -> bool:
         """Whether it can never answer again."""
 
-    async def sample(self, request: Request) -> Sampled:
+    async def sample(self, request: EngineRequest) -> Sampled:
         """Samples after a prompt; a cancelled call ends the request.
 
         Raises:

@@ -22,7 +22,7 @@ from agentenv.policies.decoding import Request
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.forward import CacheShape
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.reader_model import PassageReader, ReaderConfig, Segment
+from agentenv.policies.reader_model import EncoderInput, PassageReader, ReaderConfig
 from agentenv.policies.reading import END, turns_of
 
 _HELD = 4_000  # segments whose heads are remembered while the weights stay
@@ -51,7 +51,7 @@ class ReaderPolicy(HFPolicy):
 
     def __init__(self, model: PassageReader, words: Any) -> None:
         model.words = words
-        self._held: dict[Segment, Tensor] = {}
+        self._held: dict[EncoderInput, Tensor] = {}
         super().__init__(model, ReaderTokenizer(words))
 
     @classmethod

@@ -30,7 +30,7 @@ from agentenv.policies.reading import (
     MODEL_TYPE,
     SEARCH,
     Candidates,
-    Found,
+    FoundPassage,
     Reading,
     action,
     dated,
@@ -83,7 +83,7 @@ class ReaderConfig(PretrainedConfig):  # type: ignore[misc]
 
 
 @dataclass(frozen=True, eq=False)
-class Segment:
+class EncoderInput:
     """A question, or a passage with it, as the encoder reads it, and the spans that may be taken from both."""
 
     ids: tuple[int, ...]
@@ -117,7 +117,9 @@ class _Scored(NamedTuple):
     scores: Tensor
 
 
-def _spans_of(source: int, tag: str, segment: Segment, ends: Tensor, bias: Tensor | float = 0.0) -> _Scored:
+def _spans_of(
+    source: int, tag: str, segment: EncoderInput, ends: Tensor, bias: Tensor | float = 0.0
+) -> _Scored:
     """The spans of a segment as actions: score of the first token, of the last, and of the whole segment.
 
     Args:
@@ -131,7 +133,9 @@ def _spans_of(source: int, tag: str, segment: Segment, ends: Tensor, bias: Tenso
     return _Scored(source, [action(tag, text) for text in segment.texts], scores)
 
 
-def _of_order(known: Reading, segments: Sequence[Segment], held: Mapping[Segment, Tensor]) -> list[_Scored]:
+def _of_order(
+    known: Reading, segments: Sequence[EncoderInput], held: Mapping[EncoderInput, Tensor]
+) -> list[_Scored]:
     """The earliest and the latest of the passages that the question names, where it names two or more with a year."""
     named = dated(known)
     if len({one.name for one in named}) < 2:
@@ -173,7 +177,7 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
             if module.bias is not None:
                 module.bias.data.zero_()
 
-    def choices(self, known: Reading, held: "dict[Segment, Tensor] | None" = None) -> Choices:
+    def choices(self, known: Reading, held: "dict[EncoderInput, Tensor] | None" = None) -> Choices:
         """What may be done next, and how each scores.
 
         Args:
@@ -197,7 +201,7 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         )
 
     def _of_passages(
-        self, known: Reading, segments: Sequence[Segment], held: Mapping[Segment, Tensor]
+        self, known: Reading, segments: Sequence[EncoderInput], held: Mapping[EncoderInput, Tensor]
     ) -> list["_Scored"]:
         parts = []
         latest = known.found[-1].query if known.found else ""
@@ -212,17 +216,17 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         parts.append(_Scored(-1, [action(ANSWER, "yes"), action(ANSWER, "no")], verdict))
         return [*parts, *_of_order(known, segments, held)]
 
-    def segments(self, known: Reading) -> list[Segment]:
+    def segments(self, known: Reading) -> list[EncoderInput]:
         """Every passage with the question; the question alone where there is none."""
-        found: tuple[Found | None, ...] = known.found if known.searches and known.found else (None,)
+        found: tuple[FoundPassage | None, ...] = known.found if known.searches and known.found else (None,)
         return [self._segment(known.question, one.query if one else "", one) for one in found]
 
-    def _segment(self, question: str, query: str, found: Found | None) -> Segment:
+    def _segment(self, question: str, query: str, found: FoundPassage | None) -> EncoderInput:
         return segment_of(
             self.words, question, query, found, self.config.segment_tokens, self.config.span_tokens
         )
 
-    def read(self, segments: Sequence[Segment], held: dict[Segment, Tensor]) -> None:
+    def read(self, segments: Sequence[EncoderInput], held: dict[EncoderInput, Tensor]) -> None:
         """Adds to ``held`` for each segment [T, 11]: the spans' columns, and the page's, which its first token has."""
         unique = sorted(dict.fromkeys(segments), key=lambda segment: len(segment.ids))
         for start in range(0, len(unique), _AT_ONCE):
@@ -242,7 +246,7 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         places: Sequence[int],
         *,
         temperature: float = 1.0,
-        held: "dict[Segment, Tensor] | None" = None,
+        held: "dict[EncoderInput, Tensor] | None" = None,
     ) -> Tensor:
         """Log-probs [N, 257] of the byte after each of ``places``; uniform where the policy does not write.
 
@@ -271,8 +275,8 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
 
 @lru_cache(maxsize=20_000)
 def segment_of(
-    words: Any, question: str, query: str, found: Found | None, tokens: int, span_tokens: int
-) -> Segment:
+    words: Any, question: str, query: str, found: FoundPassage | None, tokens: int, span_tokens: int
+) -> EncoderInput:
     """A question, or a passage with it, as the encoder reads it.
 
     Args:
@@ -299,10 +303,12 @@ def segment_of(
     return _joined(question, asked, [*body, end], spans)
 
 
-def _joined(question: str, asked: Sequence[int], body: Sequence[int], spans: Sequence["_Spans"]) -> Segment:
+def _joined(
+    question: str, asked: Sequence[int], body: Sequence[int], spans: Sequence["_Spans"]
+) -> EncoderInput:
     firsts, lasts, parts = zip(*spans, strict=True)
     texts = tuple(text for part in parts for text in part)
-    return Segment(
+    return EncoderInput(
         ids=(*asked, *body),
         kinds=(*[0] * len(asked), *[1] * len(body)),
         first=np.concatenate(firsts),

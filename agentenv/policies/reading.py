@@ -42,7 +42,7 @@ def is_reader(folder: Path) -> bool:
     return path.is_file() and read_settings(path).get("model_type") == MODEL_TYPE
 
 
-class Found(NamedTuple):
+class FoundPassage(NamedTuple):
     """A passage as a search showed it."""
 
     query: str
@@ -56,7 +56,7 @@ class Reading:
     """All that a reader knows when it acts."""
 
     question: str
-    found: tuple[Found, ...] = ()
+    found: tuple[FoundPassage, ...] = ()
     """Passages of all searches so far, each once for each query."""
     searches: int = 0
     """Searches so far."""
@@ -90,7 +90,7 @@ def bare(title: str) -> str:
     return title.partition(" (")[0].strip()
 
 
-class Turn(NamedTuple):
+class ActionSpan(NamedTuple):
     """One action of the policy within the ids of an episode."""
 
     start: int
@@ -98,7 +98,7 @@ class Turn(NamedTuple):
     known: Reading
 
 
-def turns_of(ids: Sequence[int]) -> list[Turn]:
+def turns_of(ids: Sequence[int]) -> list[ActionSpan]:
     """Every action in ``ids``, the last of which may be empty or incomplete; none where no question is asked."""
     data = bytes(i if i < END else 0 for i in ids)
     asked = _QUESTION.search(data)
@@ -107,10 +107,10 @@ def turns_of(ids: Sequence[int]) -> list[Turn]:
     question = _text(asked[1]).strip()
     turns, known, start = [], Reading(question), asked.end()
     for observed in _OBSERVED.finditer(data, start):
-        turns.append(Turn(start, observed.start(), known))
+        turns.append(ActionSpan(start, observed.start(), known))
         known = _after(known, data[start : observed.start()], observed[1])
         start = observed.end()
-    return [*turns, Turn(start, len(data), known)]
+    return [*turns, ActionSpan(start, len(data), known)]
 
 
 def _after(known: Reading, action: bytes, page: bytes | None) -> Reading:
@@ -120,7 +120,8 @@ def _after(known: Reading, action: bytes, page: bytes | None) -> Reading:
     asked = " ".join(_text(query[1]).split())
     own = "" if _plain(asked) == _plain(known.question) else asked
     found = [
-        Found(own, title.strip('"'), " ".join(body.split())) for title, body in _DOCUMENT.findall(_text(page))
+        FoundPassage(own, title.strip('"'), " ".join(body.split()))
+        for title, body in _DOCUMENT.findall(_text(page))
     ]
     return Reading(known.question, tuple(dict.fromkeys((*known.found, *found))), known.searches + 1)
 

@@ -17,7 +17,7 @@ from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.compute import process_compute
-from agentenv.policies.engine import COLDEST, HOTTEST, Engine, EngineConfig, Request, Sampled
+from agentenv.policies.engine import COLDEST, HOTTEST, Engine, EngineConfig, EngineRequest, Sampled
 from agentenv.policies.export import write_weights
 from agentenv.policies.lora import base_and_adapter, load_weights
 from agentenv.policies.soundness import refuse_not_finite
@@ -169,13 +169,15 @@ class VLLMPolicy:
         fed = self._fed(prompt_ids, images)
         reader = self.image_reader
         if reader is None:
-            return await engine.sample(Request(fed, sampling, self.ends))
+            return await engine.sample(EngineRequest(fed, sampling, self.ends))
         ends, done = (*self.ends, reader.placeholder), Sampled((), (), ())
         while True:
             left = replace(
                 sampling, max_tokens=sampling.max_tokens - len(done.ids), seed=sampling.seed + len(done.ids)
             )
-            more = await engine.sample(Request(self._fed([*fed, *done.ids], images), left, ends, images))
+            more = await engine.sample(
+                EngineRequest(self._fed([*fed, *done.ids], images), left, ends, images)
+            )
             done = Sampled(done.ids + more.ids, done.logprobs + more.logprobs, done.versions + more.versions)
             stopped = cut_at_stop(done.ids, self.tokenizer.decode, sampling.stop) is not None
             if more.ids[-1] != reader.placeholder or stopped or len(done.ids) >= sampling.max_tokens:

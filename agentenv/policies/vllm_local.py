@@ -20,7 +20,7 @@ import numpy as np
 from agentenv.core.images import PlacedImage, collapsed
 from agentenv.core.io.model_files import ADAPTER_CONFIG
 from agentenv.errors import CheckpointMismatch, MissingExtra, PolicyFault
-from agentenv.policies.engine import EngineConfig, Request, Sampled
+from agentenv.policies.engine import EngineConfig, EngineRequest, Sampled
 from agentenv.policies.lora import base_and_adapter
 
 TAKE_UP = "take_up_weights"
@@ -95,7 +95,7 @@ class LocalEngine:
         """Whether its processes have ended or failed."""
         return self._llm is None or bool(self._llm.errored)
 
-    async def sample(self, request: Request) -> Sampled:
+    async def sample(self, request: EngineRequest) -> Sampled:
         """Samples after a prompt."""
         (done,) = (await self._ask(request.ids, sampling_fields(request), request.images)).outputs
         ids = tuple(done.token_ids)
@@ -170,7 +170,7 @@ def prompt_of(ids: Sequence[int], images: Sequence[PlacedImage]) -> dict[str, An
     return {"prompt_token_ids": collapsed(ids, images), "multi_modal_data": {"image": pictures}}
 
 
-def sampling_fields(request: Request) -> dict[str, Any]:
+def sampling_fields(request: EngineRequest) -> dict[str, Any]:
     """Sampling parameters of vLLM that give what ``HFPolicy`` would; its stop strings may be noticed a token late."""
     sampling = request.sampling
     return {

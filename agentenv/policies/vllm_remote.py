@@ -17,14 +17,14 @@ import httpx
 from agentenv.core.images import PlacedImage
 from agentenv.core.types import Sampling
 from agentenv.errors import ConfigurationError, PolicyFault
-from agentenv.policies.engine import Request, Sampled
+from agentenv.policies.engine import EngineRequest, Sampled
 from agentenv.policies.vllm_local import TAKE_UP, sampled, sampling_fields, scoring_fields, tempered
 from agentenv.web.client import HTTPClient, Response
 from agentenv.web.client import Request as HTTPRequest
 from agentenv.web.retries import RetryPolicy, TryAgain
 
 _ONCE = RetryPolicy(timeout_s=None, connect_s=None, tries=1, connections=None)
-_PROBE = Request((0, 1), Sampling(1, temperature=2.0), ends=(0,))
+_PROBE = EngineRequest((0, 1), Sampling(1, temperature=2.0), ends=(0,))
 
 
 class RemoteEngine:
@@ -68,7 +68,7 @@ class RemoteEngine:
                 f"{self._url} gives log-probs from before temperature: start it with --logprobs-mode processed_logprobs"
             )
 
-    async def sample(self, request: Request) -> Sampled:
+    async def sample(self, request: EngineRequest) -> Sampled:
         """Samples after a prompt; a call that is cancelled closes its connection, which ends the request."""
         self._refuse(request.images)
         answer = await self._generate(request.ids, sampling_fields(request))

@@ -72,7 +72,7 @@ class CorpusRetriever(ABC):
         try:
             return await self._batcher.submit(request)
         except TimeoutError as error:
-            raise RetrieverFault(f"{self._name}: no answer within {self._timeout_s:g} s.") from error
+            raise RetrieverFault(f"{self._name} gave no answer within {self._timeout_s:g} s.") from error
         except AgentEnvError:
             raise
         except Exception as error:

@@ -107,7 +107,9 @@ def _code_bytes(storage: str, dim: int) -> float:
         return fixed[storage]
     if match := re.fullmatch(r"PQ(\d+)(?:x(\d+))?(?:fs)?", storage):
         return int(match[1]) * int(match[2] or 8) / 8
-    raise ConfigurationError(f"No arithmetic for the storage {storage!r}; known: {', '.join(fixed)}, PQ.")
+    raise ConfigurationError(
+        f"The size of the storage {storage!r} is not known; known: {', '.join(fixed)}, PQ."
+    )
 
 
 def _codebook_bytes(storage: str, dim: int) -> float:

@@ -18,7 +18,7 @@ TOKEN_VARIABLE = "AGENTENV_RETRIEVER_TOKEN"
 _PASSAGES = 32_768  # that one request asks for; more go in several requests, one after the other
 
 
-class Found(NamedTuple):
+class SearchReply(NamedTuple):
     """Passages by query, and the shards that were not heard."""
 
     passages: list[list[Passage]]
@@ -62,7 +62,7 @@ class RemoteRetriever:
         """
         return (await self._search(queries, k, partial=False)).passages
 
-    async def search_partial(self, queries: Sequence[Query | str], k: int) -> Found:
+    async def search_partial(self, queries: Sequence[Query | str], k: int) -> SearchReply:
         """As `search`, but where shards behind the server are dead, what the others found, and who is missing."""
         return await self._search(queries, k, partial=True)
 
@@ -95,10 +95,10 @@ class RemoteRetriever:
             self._card = self._known(self._client.call_sync(Request("GET", "/v1/info")))
         return self._card
 
-    async def _search(self, queries: Sequence[Query | str], k: int, *, partial: bool) -> Found:
+    async def _search(self, queries: Sequence[Query | str], k: int, *, partial: bool) -> SearchReply:
         texts = texts_of(queries, k)
         if not any(texts):
-            return Found([[] for _ in texts])
+            return SearchReply([[] for _ in texts])
         if self._card is None:
             self._card = self._known(await self._client.call(Request("GET", "/v1/info")))
         wanted = [_wanted(query, text, self._card) for query, text in zip(queries, texts, strict=True)]
@@ -107,9 +107,9 @@ class RemoteRetriever:
             await self._ask(wanted[n : n + most], k, partial=partial) for n in range(0, len(wanted), most)
         ]
         missing = dict.fromkeys(shard for part in parts for shard in part.missing)
-        return Found([passages for part in parts for passages in part.passages], tuple(missing))
+        return SearchReply([passages for part in parts for passages in part.passages], tuple(missing))
 
-    async def _ask(self, wanted: list[Any], k: int, *, partial: bool) -> Found:
+    async def _ask(self, wanted: list[Any], k: int, *, partial: bool) -> SearchReply:
         assert self._card is not None
         body = {"queries": wanted, "k": k, "partial": partial}
         reply = await self._client.call(Request("POST", "/v1/search", body))
@@ -126,7 +126,7 @@ class RemoteRetriever:
         missing = self._field(reply, "missing", list)
         if not all(isinstance(shard, str) for shard in missing):
             raise RetrieverFault(f"{self.url} names missing shards {str(missing)[:80]}, which are no names.")
-        return Found(passages, tuple(missing))
+        return SearchReply(passages, tuple(missing))
 
     def _known(self, card: Any) -> dict[str, Any]:
         """``card``, if a retrieval server may have sent it."""

@@ -92,7 +92,7 @@ class WebRetriever:
         cls,
         name: str,
         *,
-        patience: RetryPolicy | None = None,
+        retry_policy: RetryPolicy | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> Self:
         """The engine ``name``, its key and address from the environment.
@@ -115,7 +115,7 @@ class WebRetriever:
             headers = {engine.key_header: key}
         blocked = os.environ.get(BLOCKED_VARIABLE, "").replace(" ", "").split(",")
         client = HTTPClient(
-            url, retry_policy=patience, headers=lambda: headers, fault=RetrieverFault, transport=transport
+            url, retry_policy=retry_policy, headers=lambda: headers, fault=RetrieverFault, transport=transport
         )
         return cls(name, client, blocked=blocked)
 

@@ -94,7 +94,7 @@ class CaseOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Grade:
+class ProgramGrade:
     """How a program did in all tests."""
 
     outcomes: tuple[CaseOutcome, ...]
@@ -125,7 +125,7 @@ def grade(
     limits: ExecutionLimits | None = None,
     domain: str = "",
     variables: bool = False,
-) -> Grade:
+) -> ProgramGrade:
     """Runs every test of ``program``.
 
     Args:
@@ -134,7 +134,7 @@ def grade(
         tests: Hidden tests.
         limits: Of one ``StdioTest``, and of all ``CallTest`` together; None takes the executor's.
         domain: Trust domain.
-        variables: Whether ``Grade.stderr`` shows the variables on the failing line, which may hold hidden inputs.
+        variables: Whether ``ProgramGrade.stderr`` shows the variables on the failing line, which may hold hidden inputs.
 
     A program whose tests took more than ``GRADE_S`` together, or more than half of what the calling step may take, times out
     in the rest of them: it could otherwise sleep through the deadline of the step, which would be an infrastructure failure.
@@ -155,7 +155,7 @@ def grade(
             result = run(stdin=test.stdin)
             passed = result.ok and matches_text(test, result.stdout)
             outcomes[index] = CaseOutcome.PASSED if passed else _failure(result)
-    return Grade(tuple(outcomes[index] for index in range(len(tests))), errors[0] if errors else "")
+    return ProgramGrade(tuple(outcomes[index] for index in range(len(tests))), errors[0] if errors else "")
 
 
 @dataclass

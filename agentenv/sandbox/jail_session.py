@@ -157,7 +157,7 @@ class SessionGroup:
         name = next(self._names)
         answer = self.ask({"op": "fork", "node": node, "child": name, "left": list(left)})
         if reason := answer.get("refused"):
-            raise SnapshotRefused(f"no snapshot: {reason}")
+            raise SnapshotRefused(f"the session cannot be captured: {reason}")
         sizes = dict(answer["sizes"])
         for snapshot in self._snapshots:
             snapshot.bytes = sizes.get(snapshot.node, snapshot.bytes)
@@ -172,7 +172,7 @@ class SessionGroup:
                 len(live) > self.limits.snapshots
                 or sum(one.bytes for one in live) > self.limits.snapshot_mb * MIB
             ):
-                victim = thin(live)
+                victim = snapshot_to_drop(live)
                 if victim is None:
                     break
                 self.drop(victim)
@@ -242,7 +242,7 @@ class SessionGroup:
                 snapshot.node, snapshot.bytes = None, 0
 
 
-def thin(live: list[JailSnapshot]) -> JailSnapshot | None:
+def snapshot_to_drop(live: list[JailSnapshot]) -> JailSnapshot | None:
     """Which snapshot to give up: never the first or the newest, nor a pinned one; every second of the rest, oldest first."""
     free = [index for index in range(1, len(live) - 1) if not live[index].pinned]
     odd = [index for index in free if index % 2]
@@ -322,7 +322,9 @@ class JailSession:
         """
         self._check_open()
         if self._node is None:
-            raise SnapshotRefused("no snapshot: the interpreter died; run a cell to start a new one")
+            raise SnapshotRefused(
+                "the session cannot be captured: its interpreter died; run a cell to start a new one"
+            )
         if not self._group.freezes:
             return JailSnapshot(self._group, self._point, None, 0)
         child, size = self._group.child_of(self._node)
@@ -456,7 +458,7 @@ class JailSession:
         except BaseException as error:
             twin.close()
             if isinstance(error, StateLost):
-                raise SnapshotRefused(f"no fork: {error}") from error
+                raise SnapshotRefused(f"the session cannot be forked: {error}") from error
             raise
         return twin
 

@@ -99,7 +99,7 @@ class Channel:
                 body = self._answers.get(timeout=timeout_s)
             except queue.Empty:
                 self.close()
-                raise JailDied(f"no answer within {timeout_s:.0f} s") from None
+                raise JailDied(f"the jail gave no answer within {timeout_s:.0f} s") from None
             if not body:
                 self.close()
                 raise JailDied(f"the supervisor is gone {self.jail.last_error}".rstrip())
@@ -119,7 +119,7 @@ class Channel:
             self.jail.end(self._number)
 
 
-class Outside(Protocol):
+class JailHost(Protocol):
     """What holds a jail: a process of this machine or a container; when it ends, all of the jail does."""
 
     def kill(self) -> None:
@@ -129,7 +129,7 @@ class Outside(Protocol):
         """Waits until nothing is left of it."""
 
 
-class Link(Protocol):
+class ZygoteStream(Protocol):
     """The stream to a zygote."""
 
     def read(self, size: int) -> bytes:
@@ -150,15 +150,15 @@ class SocketLink:
         never_stall(sock)
 
     def read(self, size: int) -> bytes:
-        """See ``Link``."""
+        """See ``ZygoteStream``."""
         return self._socket.recv(size)
 
     def write(self, data: bytes) -> None:
-        """See ``Link``."""
+        """See ``ZygoteStream``."""
         self._socket.sendall(data)
 
     def close(self) -> None:
-        """See ``Link``."""
+        """See ``ZygoteStream``."""
         self._socket.close()
 
 
@@ -171,7 +171,7 @@ def never_stall(sock: socket.socket) -> None:
 class Jail:
     """A zygote behind its wall."""
 
-    def __init__(self, outside: Outside, link: Link, errors: IO[bytes], message: bytes) -> None:
+    def __init__(self, outside: JailHost, link: ZygoteStream, errors: IO[bytes], message: bytes) -> None:
         """Takes over what was started.
 
         Args:

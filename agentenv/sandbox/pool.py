@@ -208,7 +208,7 @@ class Pool:
         try:
             return ordered.result(self._wait_s)
         except TimeoutError:
-            raise SandboxFault(f"no jail within {self._wait_s:.0f} s") from None
+            raise SandboxFault(f"no jail was ready within {self._wait_s:.0f} s") from None
 
     def warm(self) -> None:
         """Waits until every jail that was ordered takes programs.

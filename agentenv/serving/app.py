@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from agentenv.core.validation import sentence
 from agentenv.errors import ConfigurationError, MissingExtra
-from agentenv.serving.conversation import Conversation, host_of
+from agentenv.serving.conversation import CallerConnection, host_of
 from agentenv.serving.mcp import PARSE_ERROR, SERVER_ERROR, answer, complaint, failure, is_notification
 from agentenv.serving.mcp_sessions import McpSession
 from agentenv.serving.service import EnvService
@@ -53,7 +53,7 @@ def make_app(service: EnvService) -> Any:
         keeping = asyncio.create_task(service.housekeeping())
         yield
         keeping.cancel()
-        await service.settled(_DRAIN_S)
+        await service.wait_until_idle(_DRAIN_S)
 
     app = FastAPI(title="agentenv environment", version=VERSION, lifespan=lifespan)
     add_health_routes(app, service, service.meter, service.health)
@@ -169,7 +169,7 @@ async def _converse(service: EnvService, socket: "WebSocket") -> None:
         await socket.send_denial_response(_refused(error))
         return
     await socket.accept()
-    await Conversation(socket, service).run()
+    await CallerConnection(socket, service).run()
 
 
 async def _mcp(service: EnvService, request: "Request") -> "Response":
@@ -203,7 +203,7 @@ async def _session_of(service: EnvService, request: "Request", method: str) -> M
     """The session of a request; ``initialize`` begins one, with seed and options from the query of the address.
 
     Raises:
-        Refusal: there is no such session, or no place to begin another one.
+        Refusal: there is no such session, or no slot to begin another one.
         ConfigurationError: the query holds no seed and options that can be used.
         Fault: the environment broke.
     """

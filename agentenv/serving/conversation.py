@@ -61,7 +61,7 @@ class _Ended(Exception):
         self.code = code
 
 
-class Conversation:
+class CallerConnection:
     """Answers the frames of one caller in order, while it watches whether the caller is still there.
 
     Args:

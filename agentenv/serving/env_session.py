@@ -64,20 +64,20 @@ class SessionHost(Protocol):
     async def wrap(self, env: Env[Any], client: str) -> "EnvSession":
         """A session of an environment that is there already."""
 
-    async def finished(self, call: asyncio.Future[T], what: str, deadline: Deadline) -> T:
+    async def await_call(self, call: asyncio.Future[T], what: str, deadline: Deadline) -> T:
         """The result of ``call`` within its deadline."""
 
     def close_later(
         self, close: Callable[[], None], call: asyncio.Future[Any] | None, client: str
     ) -> asyncio.Task[None]:
-        """Closes an environment once the call in it is over, and gives its place back."""
+        """Closes an environment once the call in it is over, and gives its slot back."""
 
 
 class EnvSession:
     """What one caller plays. Calls run one after the other; one that misses its deadline is the last.
 
     Args:
-        service: whose bounds hold, and where the place goes back to.
+        service: whose bounds hold, and where the slot goes back to.
         env: nobody else's.
         client: address of its caller.
     """
@@ -184,10 +184,10 @@ class EnvSession:
         return await verbs[data.verb](data.id)
 
     def end(self) -> asyncio.Task[None] | None:
-        """Ends the session: the call under way is given up, the environment closed, the place given back.
+        """Ends the session: the call under way is given up, the environment closed, the slot given back.
 
         Returns:
-            What ends when the place has been given back; None of a session that is over.
+            What ends when the slot has been given back; None of a session that is over.
         """
         if (env := self._env) is None:
             return None
@@ -201,7 +201,7 @@ class EnvSession:
             with deadline_of(self._service.limits.call_s) as deadline:
                 self._call = asyncio.ensure_future(work(self.env))
             try:
-                return await self._service.finished(self._call, what, deadline)
+                return await self._service.await_call(self._call, what, deadline)
             except BaseException as error:
                 status = type(error).__name__
                 if not self._call.done():  # too late, or the caller is gone

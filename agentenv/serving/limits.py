@@ -12,9 +12,9 @@ class ServerLimits:
     per_client: int | None = None
     """Environments at a time of one client, by its address; None is half of all, and at least two."""
     waiting: int = 128
-    """Callers that may wait for a place, half of them of one client; more are refused at once."""
+    """Callers that may wait for a slot, half of them of one client; more are refused at once."""
     wait_s: float = 10.0
-    """For a place."""
+    """For a slot."""
     call_s: float = 120.0
     """For one reset, step, snapshot or fork."""
     idle_s: float = 900.0
@@ -22,9 +22,9 @@ class ServerLimits:
     claim_s: float = 60.0
     """For a fork to be taken by a connection of its own, and for an MCP session to be used for the first time."""
     unused: int = 256
-    """MCP sessions that were begun and not used; beyond it the oldest ends. They keep nobody from a place."""
+    """MCP sessions that were begun and not used; beyond it the oldest ends. They keep nobody from a slot."""
     yield_s: float = 30.0
-    """How long an MCP session must be idle to be ended for another one, where they hold half of all places."""
+    """How long an MCP session must be idle to be ended for another one, where they hold half of all slots."""
     send_s: float = 30.0
     """For a caller to take an answer."""
     message_bytes: int = 4 * 2**20
@@ -43,12 +43,12 @@ class ServerLimits:
 
     @property
     def mcp_sessions(self) -> int:
-        """MCP sessions that may hold a place: they have no connection whose end would show that their caller has left."""
+        """MCP sessions that may hold a slot: they have no connection whose end would show that their caller has left."""
         return max(1, self.sessions // 2)
 
     @property
     def mcp_share(self) -> int:
-        """MCP sessions of one client that may hold a place."""
+        """MCP sessions of one client that may hold a slot."""
         return min(self.share, _half(self.mcp_sessions))
 
 

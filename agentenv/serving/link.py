@@ -32,9 +32,9 @@ class LinkTimeouts:
     """For one call; longer than the server's own bound, so that the server says what was late. The server does not count the
     time that a program waits for a free processor."""
     place_s: float = 300.0
-    """For a server whose places are all taken."""
+    """For a server whose slots are all taken."""
     pause_s: float = 0.5
-    """Before it is asked again for a place; doubles from time to time."""
+    """Before it is asked again for a slot; doubles from time to time."""
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,15 @@ class Link:
             if isinstance(error, AgentEnvError) or not isinstance(error, Exception):
                 raise
             said = (
-                f"no answer within {self._timeouts.call_s:g} s" if isinstance(error, TimeoutError) else error
+                f"it gave no answer within {self._timeouts.call_s:g} s"
+                if isinstance(error, TimeoutError)
+                else error
             )
             raise EnvFault(f"{self.url} failed during {type}: {said}") from error
         return received(reply, answer, self.url)
 
     async def _first(self, text: str) -> Any:
-        """Opens the connection and exchanges its first frame; waits where all places are taken."""
+        """Opens the connection and exchanges its first frame; waits where all slots are taken."""
         policy = RetryPolicy(pause_s=self._timeouts.pause_s, longest_pause_s=_LONGEST_PAUSE_S)
         began, tries = time.monotonic(), 0
         while True:
@@ -133,7 +135,7 @@ class Link:
                     return reply
             await self._drop()
             if (waited := time.monotonic() - began) > self._timeouts.place_s:
-                raise EnvFault(f"{self.url} had no place within {waited:.0f} s")
+                raise EnvFault(f"{self.url} had no slot within {waited:.0f} s")
             tries += 1
             await asyncio.sleep(policy.pause(tries))
 

@@ -17,7 +17,7 @@ from agentenv.core.env import Env
 from agentenv.core.types import Step, ToolStatus
 from agentenv.core.validation import sentence
 from agentenv.errors import AgentEnvError, ConfigurationError, EpisodeOver, Fault
-from agentenv.serving.toolbox import instructions, play, shown, toolbox
+from agentenv.serving.toolbox import instructions, observation_text, play, toolbox
 from agentenv.serving.wire import VERSION, ResetData, error_out
 from agentenv.web.gate import Refusal
 
@@ -126,13 +126,13 @@ async def _call(session: "Played", params: dict[str, Any]) -> dict[str, Any]:
         reply = await session.act(action)
     except EpisodeOver as error:
         return _content(f"{error}", wrong=True)
-    except (Fault, Refusal):  # there was no place for the episode, which is nothing that the policy did
+    except (Fault, Refusal):  # there was no slot for the episode, which is nothing that the policy did
         raise
     except AgentEnvError as error:  # the call itself was wrong: the policy is told and may try again
         return _content(f"{error}", wrong=True)
     step = {name: reply[name] for name in ("reward", "done", "metadata")}
     wrong = any(result.status is not ToolStatus.OK for result in steps[0].info["tool_results"])
-    return _content(shown(session.env, steps[0]), wrong=wrong) | {"_meta": {STEP: step}}
+    return _content(observation_text(session.env, steps[0]), wrong=wrong) | {"_meta": {STEP: step}}
 
 
 def _content(text: str, *, wrong: bool) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Sessions of MCP over HTTP, which have no connection whose end would show that their caller has left.
 
 ``initialize`` resets an environment to say how the episode opens, and the first call of a tool goes on with it. Until then
-the session holds no place that another caller could miss: whoever needs one gets it at once. The environment is closed, and
-the first call of a tool makes it again, with the same seed and options. Sessions that are used may take half of all places,
+the session holds no slot that another caller could miss: whoever needs one gets it at once. The environment is closed, and
+the first call of a tool makes it again, with the same seed and options. Sessions that are used may take half of all slots,
 and those of one client (one address) half of these; where they are taken, the one that has been idle for longest gives way
 once it has been idle for a while.
 
-A client that begins sessions without end crowds out its own: a session takes a place of its client's share while it is
+A client that begins sessions without end crowds out its own: a session takes a slot of its client's share while it is
 begun, and of unused sessions the oldest of the client that has most of them goes first.
 """
 
@@ -21,9 +21,9 @@ from typing import Any, Protocol
 from agentenv.core.env import Env
 from agentenv.core.types import Step
 from agentenv.errors import EnvFault
+from agentenv.serving.client_slots import ClientSlots
 from agentenv.serving.env_session import EnvSession
 from agentenv.serving.limits import ServerLimits
-from agentenv.serving.places import Places
 from agentenv.serving.wire import ActionData, ResetData
 from agentenv.web.gate import Refusal
 
@@ -46,11 +46,11 @@ class McpHost(Protocol):
         """All sessions of MCP."""
 
     @property
-    def places(self) -> Places:
-        """Its places."""
+    def slots(self) -> ClientSlots:
+        """Its slots."""
 
     async def session(self, client: str = "") -> EnvSession:
-        """A session of a fresh environment, once there is a place."""
+        """A session of a fresh environment, once there is a slot."""
 
 
 class McpSession:
@@ -84,12 +84,12 @@ class McpSession:
 
     @property
     def held(self) -> bool:
-        """Whether it holds a place that it does not give to others: since its first use."""
+        """Whether it holds a slot that it does not give to others: since its first use."""
         return self._used and self._session is not None and not self._session.over
 
     @property
     def announced(self) -> EnvSession | None:
-        """The environment that ``initialize`` has reset, while nothing has used it and nobody needed its place."""
+        """The environment that ``initialize`` has reset, while nothing has used it and nobody needed its slot."""
         return None if self._used or self._session is None or self._session.over else self._session
 
     @property
@@ -106,7 +106,7 @@ class McpSession:
         """Begins the episode that the first use goes on with.
 
         Raises:
-            Refusal: no place came free in time.
+            Refusal: no slot came free in time.
             ConfigurationError: an option that callers may not give.
             Fault: the environment broke.
         """
@@ -145,7 +145,7 @@ class McpSession:
                 self._last_call = time.monotonic()
 
     def end(self) -> None:
-        """Ends it; its environment is closed and its place given back."""
+        """Ends it; its environment is closed and its slot given back."""
         self.over = True
         if self._session is not None:
             self._session.end()
@@ -165,13 +165,13 @@ class McpSession:
         return session
 
     async def _take_place(self) -> EnvSession:
-        """The environment, in a place of its own from now on."""
+        """The environment, in a slot of its own from now on."""
         if self.over:
             raise EnvFault("this session has ended; open another one")
         if self._session is not None and self._used:
             return self._session
         session = await self._service.mcp.place(self)
-        if self.over:  # it was ended while it waited for its place
+        if self.over:  # it was ended while it waited for its slot
             session.end()
             raise EnvFault("this session has ended; open another one")
         self._session, self._used = session, True
@@ -188,7 +188,7 @@ class McpSession:
         return reply
 
 
-def crowding(sessions: Sequence[McpSession]) -> list[McpSession]:
+def eviction_order(sessions: Sequence[McpSession]) -> list[McpSession]:
     """``sessions`` in the order in which they give way: each time the oldest of the client that has most left.
 
     Args:
@@ -206,7 +206,7 @@ class McpSessions:
     """The MCP sessions of a service, within its bounds.
 
     Args:
-        service: whose places they take.
+        service: whose slots they take.
     """
 
     def __init__(self, service: McpHost) -> None:
@@ -216,20 +216,20 @@ class McpSessions:
         """Places that each client is taking for sessions that are used."""
 
     async def begin(self, asked: ResetData, client: str = "") -> McpSession:
-        """A session that holds no place yet. Where too many are unused, the oldest of who has most of them goes.
+        """A session that holds no slot yet. Where too many are unused, the oldest of who has most of them goes.
 
         Raises:
-            Refusal: no place came free in time, or many callers wait for one.
+            Refusal: no slot came free in time, or many callers wait for one.
             ConfigurationError: an option that callers may not give.
             Fault: the environment broke.
         """
         session = McpSession(self._service, asked, client)
         await session.begin()
         self._sessions[session.id] = session
-        if self._service.places.wanted(client):
+        if self._service.slots.wanted(client):
             session.give_way()
         unused = [one for one in self._sessions.values() if not one.held and not one.busy]
-        for old in crowding(unused)[: max(0, len(unused) - self._service.limits.unused)]:
+        for old in eviction_order(unused)[: max(0, len(unused) - self._service.limits.unused)]:
             self.end(old.id)
         return session
 
@@ -259,10 +259,10 @@ class McpSessions:
         """Closes the environment of an unused session: the oldest of who has most, of ``client`` where one is named.
 
         Returns:
-            What ends when its place is free; None where there is no such session.
+            What ends when its slot is free; None where there is no such session.
         """
         own = [one for one in self._sessions.values() if client is None or one.client == client]
-        for session in crowding([one for one in own if one.announced is not None]):
+        for session in eviction_order([one for one in own if one.announced is not None]):
             if (closing := session.give_way()) is not None:
                 return closing
         return None
@@ -271,18 +271,16 @@ class McpSessions:
         """An environment for the first use of ``session``: the one that was announced, or a fresh one.
 
         Raises:
-            Refusal: the places for sessions without a connection are taken, all or those of one client, and none of these
+            Refusal: the slots for sessions without a connection are taken, all or those of one client, and none of these
                 has been idle for long.
         """
         client, limits = session.client, self._service.limits
         holding = sorted((one for one in self._sessions.values() if one.held), key=lambda one: -one.idle_s)
         own = [one for one in holding if one.client == client]
         if len(own) + self._taking[client] >= limits.mcp_share:
-            self._end_idle(
-                own, "This client's places for sessions without a connection are taken; try again."
-            )
+            self._end_idle(own, "This client's slots for sessions without a connection are taken; try again.")
         elif len(holding) + self._taking.total() >= limits.mcp_sessions:
-            self._end_idle(holding, "All places for sessions without a connection are taken; try again.")
+            self._end_idle(holding, "All slots for sessions without a connection are taken; try again.")
         if (announced := session.announced) is not None:
             return announced
         self._taking[client] += 1

@@ -1,8 +1,8 @@
 """The service behind ``agentenv serve``: how many sessions there are, what one can do, and how each of them ends.
 
-A session is one environment for one caller. There is a fixed number of places; who comes when all are taken waits a
-bounded time for one. A call that misses its deadline ends its session: what the environment is doing then nobody knows, so
-it is never stepped again, and its place is given back when it has been closed.
+A session is one environment for one caller. At most ``sessions`` environments run at once. Further callers wait up to
+``wait_s`` seconds and then get a 503. A call that misses its deadline ends its session: nobody knows what the environment
+is doing then, so it is never stepped again, and its slot is given back when it has been closed.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from agentenv.core.env import Env
 from agentenv.core.types import StateCapability, Task
 from agentenv.errors import EnvFault
 from agentenv.serving.client_options import ClientOptions
+from agentenv.serving.client_slots import ClientSlots
 from agentenv.serving.env_session import EnvSession
 from agentenv.serving.limits import ServerLimits
 from agentenv.serving.mcp_sessions import McpSessions
-from agentenv.serving.places import Places
 from agentenv.serving.wire import VERSION
 from agentenv.web.gate import READY, STOPPING, Gate, Refusal
 from agentenv.web.telemetry import Meter
@@ -68,7 +68,7 @@ class EnvService(Gate):
         self._make: Callable[[], Env[Any]] | None = None
         self._prototype: Env[Any] | None = None
         self._client_options: ClientOptions | None = None
-        self.places = Places(self.limits, self.mcp.make_room)
+        self.slots = ClientSlots(self.limits, self.mcp.make_room)
         self._making = 0
         self._closing: set[asyncio.Task[None]] = set()
         self.meter = EnvMeter(self)
@@ -132,7 +132,7 @@ class EnvService(Gate):
         making.add_done_callback(
             self._made
         )  # not before: a call that is given up has its thread until it ends
-        tasks = await self.finished(making, "making tasks", deadline)
+        tasks = await self.await_call(making, "making tasks", deadline)
         options.hold(tasks)
         answers = {task.id: list(task.answers) if self.expert else [] for task in tasks}
         return [
@@ -144,17 +144,17 @@ class EnvService(Gate):
         self._making -= 1
 
     async def session(self, client: str = "") -> EnvSession:
-        """A session of a fresh environment for the caller at the address ``client``, once there is a place.
+        """A session of a fresh environment for the caller at the address ``client``, once there is a slot.
 
         Raises:
-            Refusal: no place came free in time, too many wait already, or the client holds all that it may.
+            Refusal: no slot came free in time, too many wait already, or the client holds all that it may.
             EnvFault: the environment was not made in time.
         """
         await self._take_place(client)
         with deadline_of(self.limits.call_s) as deadline:
             making = asyncio.ensure_future(asyncio.to_thread(self._fresh))
         try:
-            return EnvSession(self, await self.finished(making, "making the environment", deadline), client)
+            return EnvSession(self, await self.await_call(making, "making the environment", deadline), client)
         except BaseException:
             self.close_later(lambda: _close_made(making), making, client)
             raise
@@ -163,7 +163,7 @@ class EnvService(Gate):
         """A session of an environment that is there already, kept by id until somebody takes it.
 
         Raises:
-            Refusal: no place came free in time; the environment has been closed.
+            Refusal: no slot came free in time; the environment has been closed.
         """
         try:
             await self._take_place(client)
@@ -187,7 +187,7 @@ class EnvService(Gate):
             raise Refusal(404, f"No session {id!r} waits to be taken; it may have expired.", "UnknownSession")
         return session
 
-    async def finished(self, call: asyncio.Future[T], what: str, deadline: Deadline) -> T:
+    async def await_call(self, call: asyncio.Future[T], what: str, deadline: Deadline) -> T:
         """The result of ``call`` within its deadline; a late one is left running, for `close_later` to see to.
 
         Raises:
@@ -200,13 +200,13 @@ class EnvService(Gate):
     def close_later(
         self, close: Callable[[], None], call: asyncio.Future[Any] | None, client: str
     ) -> asyncio.Task[None]:
-        """Closes an environment beside everything else, once the call in it is over, and gives its place back."""
+        """Closes an environment beside everything else, once the call in it is over, and gives its slot back."""
         task = asyncio.get_running_loop().create_task(self._close(close, call, client))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         return task
 
-    async def settled(self, seconds: float) -> None:
+    async def wait_until_idle(self, seconds: float) -> None:
         """Waits so long for what is being retired."""
         if self._closing:
             await asyncio.wait(self._closing, timeout=seconds)
@@ -217,7 +217,7 @@ class EnvService(Gate):
                 await asyncio.wait({call}, timeout=_RETIRE_S)
                 call.cancel()  # a coroutine that never ends; a thread cannot be ended and is left behind
                 await asyncio.gather(call, return_exceptions=True)
-            with contextlib.suppress(Exception):  # one that cannot be closed has no place any more either
+            with contextlib.suppress(Exception):  # one that cannot be closed has no slot any more either
                 await asyncio.wait_for(asyncio.to_thread(close), _RETIRE_S)
         finally:
             self._give_place(client)
@@ -236,7 +236,7 @@ class EnvService(Gate):
                     del self.sessions[id]
                     session.end()
             self.mcp.tidy(stopping=stopping)
-            self.places.ask_again()
+            self.slots.ask_again()
             await asyncio.sleep(_ROUND_S)
 
     def health(self) -> dict[str, Any]:
@@ -245,7 +245,7 @@ class EnvService(Gate):
         full = {
             "sessions": self.active,
             "most_sessions": self.limits.sessions,
-            "waiting": self.places.waiting,
+            "waiting": self.slots.waiting,
         }
         return {"status": status, "version": VERSION, "env": self.name, **full}
 
@@ -256,13 +256,13 @@ class EnvService(Gate):
         return self._make()
 
     async def _take_place(self, client: str) -> None:
-        await self.places.take(client)
+        await self.slots.take(client)
         self.active += 1
         self.answered += 1
 
     def _give_place(self, client: str) -> None:
         self.active -= 1
-        self.places.give(client)
+        self.slots.give(client)
 
 
 class _Threads(ThreadPoolExecutor):
@@ -287,7 +287,7 @@ class EnvMeter(Meter):
 
         sessions = self._named(Gauge, "sessions", "Environments that are open.", ())
         sessions.set_function(lambda: service.active)
-        waiting = self._named(Gauge, "sessions_waiting", "Callers that wait for a place.", ())
+        waiting = self._named(Gauge, "sessions_waiting", "Callers that wait for a slot.", ())
         waiting.set_function(lambda: service.health()["waiting"])
         self._ends = self._named(Counter, "episodes", "Episodes that ended.", ("end_reason",))
         self._faults = self._named(

@@ -86,7 +86,7 @@ def as_action(name: str, arguments: Mapping[str, Any]) -> str:
     return f"<tool_call>{call.replace('<', chr(92) + 'u003c')}</tool_call>"
 
 
-def shown(env: Env[Any], step: Step) -> str:
+def observation_text(env: Env[Any], step: Step) -> str:
     """What a caller of tools sees of ``step``: the bare results of tools, or the observation of any other environment."""
     if isinstance(env, ToolEnv):
         return "\n".join(result.text for result in step.info["tool_results"])

@@ -19,7 +19,7 @@ from agentenv.core.tools import Tool
 from agentenv.core.types import Task, ToolStatus
 from agentenv.errors import AgentEnvError, EpisodeOver, Fault, MissingExtra
 from agentenv.serving.rows import DatasetRow, Episodes, rows
-from agentenv.serving.toolbox import instructions, play, shown, toolbox
+from agentenv.serving.toolbox import instructions, observation_text, play, toolbox
 
 
 class ToolFailed(AgentEnvError, RuntimeError):
@@ -121,7 +121,7 @@ class _Played:
                 self._reward = reward
                 raise
             self._reward = reward
-        text = shown(self._env, step)
+        text = observation_text(self._env, step)
         if any(result.status is not ToolStatus.OK for result in step.info["tool_results"]):
             raise ToolFailed(text)
         return text

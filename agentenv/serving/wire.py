@@ -166,7 +166,7 @@ def read_json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=refuse)
     except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        raise ValueError("it is nested too deeply") from error
 
 
 def frame(type: str, data: Mapping[str, Any]) -> str:

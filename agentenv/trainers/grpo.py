@@ -30,17 +30,17 @@ from agentenv.policies.export import write_model_card, write_readers, write_weig
 from agentenv.progress import Display
 from agentenv.trainers.config.config_files import resume_command
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.evaluate import run_dev_evaluation, run_test_evaluation
 from agentenv.trainers.league import league_of
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.learner.second_policy import split
-from agentenv.trainers.metrics import rollout_metrics
-from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
-from agentenv.trainers.run import PhaseTimer, Run, content_digests, open_run
+from agentenv.trainers.loop.evaluate import run_dev_evaluation, run_test_evaluation
+from agentenv.trainers.loop.metrics import rollout_metrics
+from agentenv.trainers.loop.monitors import COLLAPSES, guarded, warnings_of
+from agentenv.trainers.loop.run import PhaseTimer, Run, content_digests, open_run
+from agentenv.trainers.loop.update import update_weights
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.selfplay.game_state import asked
 from agentenv.trainers.task_sampling.samplers import Batch
-from agentenv.trainers.update import update_weights
 
 _LAPS = ("rollout", "update", "evaluation")
 _CARD_OPTIONS = ("prompt", "k", "max_turns", "observation_tokens")
@@ -190,7 +190,7 @@ def _update_group(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> di
     rate = run.config.optimizer.learning_rate
     factor = guarded(run.folder.history(), run.config.monitor.factor) if run.config.monitor.guard else 1.0
     policy, learner = run.policy, run.learner
-    figures = update_weights(
+    metrics = update_weights(
         run.config, step, mine, policy, learner, rate=rate, factor=factor, buffer=run.demonstrations
     )
     run.scheduler.sync_weights()
@@ -198,8 +198,8 @@ def _update_group(run: Run, step: int, groups: Sequence[list[Trajectory]]) -> di
         rate = run.config.second.learning_rate or rate
         other, its_learner = run.second.policy, run.second.learner
         second = update_weights(run.config, step, theirs, other, its_learner, rate=rate, factor=factor)
-        figures |= {f"second_{name}": value for name, value in second.items()}
-    return figures
+        metrics |= {f"second_{name}": value for name, value in second.items()}
+    return metrics
 
 
 def _watch(run: Run, metrics: dict[str, Any]) -> bool:

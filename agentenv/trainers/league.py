@@ -18,8 +18,8 @@ from agentenv.errors import ConfigurationError
 from agentenv.evaluation.runner import play
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.policy_spec import make_policy
-from agentenv.trainers.parts import rollout_config
-from agentenv.trainers.run import Run
+from agentenv.trainers.loop.parts import rollout_config
+from agentenv.trainers.loop.run import Run
 from agentenv.trainers.selfplay.game_state import outcomes
 from agentenv.trainers.selfplay.strategy import SelfPlayStrategy
 from agentenv.trainers.strategies.rollout_context import RolloutContext

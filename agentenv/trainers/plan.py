@@ -30,7 +30,12 @@ from agentenv.trainers.config.addresses import refuse_silent
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
 from agentenv.trainers.learner.logprobs import checkpoint_layers
-from agentenv.trainers.parts import make_objective, open_second_policy, trained_policy, with_declared_scorers
+from agentenv.trainers.loop.parts import (
+    make_objective,
+    open_second_policy,
+    trained_policy,
+    with_declared_scorers,
+)
 from agentenv.trainers.strategies.strategies import check_tasks, get_strategy
 
 _PROBE_ROWS = 8

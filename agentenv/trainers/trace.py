@@ -31,7 +31,7 @@ from agentenv.policies.endpoint import Chat
 from agentenv.policies.router import Route, RouterCard, write_router
 from agentenv.trainers.config.config_files import changed, dump_config
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.evaluate import play_under
+from agentenv.trainers.loop.evaluate import play_under
 
 ENV = "agentenv/CapabilitySearch-v0"
 BAND = (0.2, 0.6)

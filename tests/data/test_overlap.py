@@ -9,7 +9,7 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.core.types import Task
 from agentenv.data.overlap import refuse_overlap
-from agentenv.envs.gui.actions import Action, Kind
+from agentenv.envs.gui.actions import Action, ActionKind
 from agentenv.envs.gui.matching import Gold
 from agentenv.envs.gui.recordings import RecordedStep, Recording
 from agentenv.envs.gui.screen import Screen
@@ -86,7 +86,7 @@ def test_recordings_are_told_apart_by_what_they_show_whatever_their_ids() -> Non
     """Recordings of one goal on other screens are other tasks; the same recording under another id is the same."""
 
     def recorded(id: str, title: str) -> Task:
-        step = RecordedStep(Screen(100, 200, title), Gold(Action(Kind.WAIT), (100, 200)))
+        step = RecordedStep(Screen(100, 200, title), Gold(Action(ActionKind.WAIT), (100, 200)))
         return Recording(id, "Pin the note.", (step,)).task()
 
     refuse_overlap([recorded("a", "Notes")], {"test": [recorded("b", "Other notes")]})

@@ -24,14 +24,14 @@ from agentenv.envs.browser.env import Browser
 from agentenv.envs.browser.experts import EXPERTS, rehearse
 from agentenv.envs.browser.sites import (
     ORIGIN,
-    Facts,
+    PageFacts,
     Site,
     miniwob,
     miniwob_task,
     miniwob_tasks,
     page_of,
 )
-from agentenv.envs.gui.actions import Action, Kind, action_text
+from agentenv.envs.gui.actions import Action, ActionKind, action_text
 from agentenv.errors import BrowserFault, ConfigurationError, DatasetError, ReplayDivergence, UnknownName
 from agentenv.evaluation.runner import to_record
 
@@ -97,7 +97,7 @@ def folder(tmp_path: Path, listener: socket.socket) -> Path:
     return tmp_path
 
 
-def never(facts: Facts) -> float | None:
+def never(facts: PageFacts) -> float | None:
     return None
 
 
@@ -118,7 +118,7 @@ def named(env: Browser, text: str) -> str:
     return next(one.id for one in env.screen().elements or () if one.text == text)
 
 
-def do(env: Browser, kind: Kind, on: str = "", **fields: Any) -> Any:
+def do(env: Browser, kind: ActionKind, on: str = "", **fields: Any) -> Any:
     """One action, on the element that is called ``on``; gives the step."""
     return env.step(action_text(Action(kind, id=named(env, on) if on else None, **fields), "so"))
 
@@ -152,7 +152,7 @@ def test_the_scene_is_the_page_with_the_action_on_it(driver: Driver, folder: Pat
     opening, _ = env.reset(seed=0)
     save = env.screen().element(named(env, "Save"))
     scene = env.scene()
-    action = action_text(Action(Kind.CLICK, id=named(env, "Save")), "so")
+    action = action_text(Action(ActionKind.CLICK, id=named(env, "Save")), "so")
     turn = Turn(action, scene=scene)
     env.close()
     (mark,) = scene.marks(action)
@@ -234,7 +234,7 @@ def test_experts_solve_and_clicks_do_no_harm(driver: Driver) -> None:
         seen = await session.open(f"{ORIGIN}/{page}", 1)
         assert seen.goal
         for element in (seen.screen.elements or ())[:1]:
-            after = await session.act(Action(Kind.CLICK, id=element.id))
+            after = await session.act(Action(ActionKind.CLICK, id=element.id))
             assert [note for note in after.notes.events if note[0] in ("network", "navigation")] == []
         await session.leave()
 
@@ -247,10 +247,10 @@ def test_a_right_click_is_rewarded_and_a_wrong_one_is_not(driver: Driver) -> Non
     env = wob(driver, "click-button")
     quoted = re.findall('"(.*)"', env.state.goal)[0]
     wrong = next(e for e in env.screen().elements or () if e.role == "button" and e.text != quoted)
-    step = env.step(action_text(Action(Kind.CLICK, id=wrong.id), "so"))
+    step = env.step(action_text(Action(ActionKind.CLICK, id=wrong.id), "so"))
     assert (step.reward, step.terminated, step.info["end_reason"]) == (0.0, True, EndReason.SUBMITTED)
     env.reset(seed=0)
-    assert do(env, Kind.CLICK, quoted).reward == 1
+    assert do(env, ActionKind.CLICK, quoted).reward == 1
     env.close()
 
 
@@ -273,9 +273,9 @@ def test_pixels_are_equal_too(driver: Driver) -> None:
 
 def test_time_passes_only_with_actions(driver: Driver) -> None:
     env = wob(driver, "button-delay")  # the second button counts some seconds after the first
-    do(env, Kind.CLICK, "ONE")
-    assert do(env, Kind.WAIT, time=float(re.findall(r"wait (\d+)", env.state.goal)[0])).reward == 0
-    assert do(env, Kind.CLICK, "TWO").reward == 1
+    do(env, ActionKind.CLICK, "ONE")
+    assert do(env, ActionKind.WAIT, time=float(re.findall(r"wait (\d+)", env.state.goal)[0])).reward == 0
+    assert do(env, ActionKind.CLICK, "TWO").reward == 1
     env.close()
 
 
@@ -287,7 +287,7 @@ def test_the_page_cannot_give_itself_a_reward(driver: Driver) -> None:
         "window.agentenvReport = () => {}; String(typeof agentenvReport)"
     )
     driver.submit(tab._evaluate(tricks)).result()
-    step = do(env, Kind.WAIT)
+    step = do(env, ActionKind.WAIT)
     assert (step.reward, step.terminated) == (0.0, False)
     with pytest.raises(BrowserFault, match="endEpisode"):
         driver.submit(tab._evaluate("'use strict'; core.endEpisode = () => {}")).result()
@@ -296,7 +296,7 @@ def test_the_page_cannot_give_itself_a_reward(driver: Driver) -> None:
 
 def test_ending_without_a_result_is_worth_nothing(driver: Driver) -> None:
     env = wob(driver, "click-button")
-    step = env.step(action_text(Action(Kind.TERMINATE, text="success"), "so"))
+    step = env.step(action_text(Action(ActionKind.TERMINATE, text="success"), "so"))
     assert (step.reward, step.info["end_reason"]) == (0.0, EndReason.SUBMITTED)
     env.close()
 
@@ -304,27 +304,27 @@ def test_ending_without_a_result_is_worth_nothing(driver: Driver) -> None:
 # Local pages.
 
 
-def saved(facts: Facts) -> float | None:
+def saved(facts: PageFacts) -> float | None:
     return float(facts.storage.get("saved") == "Ann") if "saved" in facts.storage else None
 
 
 def test_a_validator_judges_a_local_page(driver: Driver, folder: Path) -> None:
     env = local(driver, folder, "form.html", saved)
     assert env.screen().title == "from the file"  # requests and timers have come to rest
-    do(env, Kind.TYPE, "Name", text="Ann")
+    do(env, ActionKind.TYPE, "Name", text="Ann")
     assert env.screen().element(named(env, "Name")).value == "Ann"  # type: ignore[union-attr]
-    step = do(env, Kind.CLICK, "Save")
+    step = do(env, ActionKind.CLICK, "Save")
     assert (step.reward, step.info["end_reason"]) == (1.0, EndReason.SUBMITTED)
     env.close()
 
 
 def test_a_validator_sees_fields_answers_and_the_end(driver: Driver, folder: Path) -> None:
-    seen: list[Facts] = []
+    seen: list[PageFacts] = []
     env = local(driver, folder, "form.html", seen.append)
-    do(env, Kind.CLICK, "sure")
-    do(env, Kind.SELECT, "colour", text="blue")
-    do(env, Kind.ANSWER, text="blue it is")
-    step = env.step(action_text(Action(Kind.TERMINATE, text="success"), "so"))
+    do(env, ActionKind.CLICK, "sure")
+    do(env, ActionKind.SELECT, "colour", text="blue")
+    do(env, ActionKind.ANSWER, text="blue it is")
+    step = env.step(action_text(Action(ActionKind.TERMINATE, text="success"), "so"))
     assert (step.reward, step.terminated) == (0.0, True)
     assert seen[-1].fields == {"who": "", "sure": True, "colour": "blue"}
     assert (seen[-1].answers, seen[-1].ended, seen[-2].ended) == (("blue it is",), True, False)
@@ -344,11 +344,11 @@ def test_clock_and_randomness_are_seeded(driver: Driver, folder: Path) -> None:
 
 def test_links_within_the_site_are_followed_where_it_navigates(driver: Driver, folder: Path) -> None:
     env = local(driver, folder, "form.html")
-    do(env, Kind.CLICK, "next")
+    do(env, ActionKind.CLICK, "next")
     assert (env.screen().title, env.screen().elements[0].text) == ("Second", "here")  # type: ignore[index]
     env.close()
     env = local(driver, folder, "form.html", navigates=False)
-    assert only(do(env, Kind.CLICK, "next")).error_class == "NavigationBlocked"
+    assert only(do(env, ActionKind.CLICK, "next")).error_class == "NavigationBlocked"
     env.close()
 
 
@@ -358,7 +358,7 @@ def test_links_within_the_site_are_followed_where_it_navigates(driver: Driver, f
 @pytest.mark.parametrize("button", ["alerts", "ticks"])
 def test_endless_dialogs_end_the_episode(driver: Driver, folder: Path, button: str) -> None:
     env = local(driver, folder, "hazards.html")
-    step = do(env, Kind.CLICK, button)
+    step = do(env, ActionKind.CLICK, button)
     assert (step.truncated, step.reward, step.info["end_reason"]) == (True, 0.0, EndReason.TIME_LIMIT)
     assert (only(step).status, only(step).error_class) == (ToolStatus.TIMEOUT, "DialogLoop")
     env.close()
@@ -366,7 +366,7 @@ def test_endless_dialogs_end_the_episode(driver: Driver, folder: Path, button: s
 
 def test_a_dialog_is_answered_and_told(driver: Driver, folder: Path) -> None:
     env = local(driver, folder, "hazards.html")
-    step = do(env, Kind.CLICK, "confirm")
+    step = do(env, ActionKind.CLICK, "confirm")
     assert (only(step).status, only(step).text) == (ToolStatus.OK, "The page asks, and OK is chosen: sure?")
     assert env.screen().title == "sure"
     assert "sure?" in step.observation[0].text
@@ -387,7 +387,7 @@ def test_errors_and_ways_out_are_told_and_the_episode_goes_on(
     driver: Driver, folder: Path, name: str, kind: str
 ) -> None:
     env = local(driver, folder, "hazards.html")
-    step = do(env, Kind.CLICK, name)
+    step = do(env, ActionKind.CLICK, name)
     assert (only(step).status, only(step).error_class) == (ToolStatus.ERROR, kind)
     assert "end_reason" not in step.info
     assert env.screen().title == "Hazards"
@@ -397,11 +397,11 @@ def test_errors_and_ways_out_are_told_and_the_episode_goes_on(
 
 def test_nothing_reaches_the_network(driver: Driver, folder: Path, listener: socket.socket) -> None:
     env = local(driver, folder, "hazards.html")
-    step = do(env, Kind.CLICK, "leak")
+    step = do(env, ActionKind.CLICK, "leak")
     assert only(step).error_class == "NetworkBlocked"
     for _ in range(5):  # an offer of WebRTC is made off the page's own thread
         if env.screen().title != "tried":
-            do(env, Kind.WAIT)
+            do(env, ActionKind.WAIT)
     assert env.screen().title == "tried"
     with pytest.raises(BlockingIOError):
         listener.accept()
@@ -417,7 +417,7 @@ def test_what_is_typed_into_a_strict_page_never_runs(driver: Driver, folder: Pat
     )
     (folder / "strict.html").write_text(page.replace("PORT", "9"))
     env = local(driver, folder, "strict.html", strict=True)
-    do(env, Kind.TYPE, "typed", text=attack)
+    do(env, ActionKind.TYPE, "typed", text=attack)
     assert env.screen().title == "Hazards"
     env.close()
 
@@ -425,12 +425,12 @@ def test_what_is_typed_into_a_strict_page_never_runs(driver: Driver, folder: Pat
 @pytest.mark.parametrize(
     ("action", "told"),
     [
-        (Action(Kind.CLICK, id="99"), "no element 99"),
-        (Action(Kind.TYPE, id="99", text="x"), "no element 99"),
-        (Action(Kind.CLICK, point=(5000, 5)), "outside of the 1008x756 screen"),
-        (Action(Kind.KEY, text="Hyper+Q"), "no key 'Hyper+Q'"),
-        (Action(Kind.SELECT, id="1", text="red"), "no drop-down list"),
-        (Action(Kind.SCROLL, direction="right"), "Nothing scrolls here"),
+        (Action(ActionKind.CLICK, id="99"), "no element 99"),
+        (Action(ActionKind.TYPE, id="99", text="x"), "no element 99"),
+        (Action(ActionKind.CLICK, point=(5000, 5)), "outside of the 1008x756 screen"),
+        (Action(ActionKind.KEY, text="Hyper+Q"), "no key 'Hyper+Q'"),
+        (Action(ActionKind.SELECT, id="1", text="red"), "no drop-down list"),
+        (Action(ActionKind.SCROLL, direction="right"), "Nothing scrolls here"),
     ],
 )
 def test_an_action_that_cannot_be_done_is_told(
@@ -454,7 +454,7 @@ def test_a_page_that_hangs_ends_its_episode_and_masks_it_not(
     env = local(driver, folder, "hazards.html")
     with monkeypatch.context() as patch:
         patch.setattr(page_module, "DEADLINE_S", 1.0)
-        step = do(env, Kind.CLICK, "hang")
+        step = do(env, ActionKind.CLICK, "hang")
     assert (step.truncated, step.reward, step.info["end_reason"]) == (True, 0.0, EndReason.TIME_LIMIT)
     assert (only(step).status, only(step).error_class) == (ToolStatus.TIMEOUT, "PageHangs")
     env.reset(seed=0)
@@ -473,7 +473,7 @@ def test_a_page_that_hangs_in_a_browser_that_hangs_is_a_fault(
         patch.setattr(page_module, "DEADLINE_S", 1.0)
         patch.setattr(driver, "is_well", is_well)
         with pytest.raises(BrowserFault, match=r"click.*\b1 s"):
-            do(env, Kind.CLICK, "hang")
+            do(env, ActionKind.CLICK, "hang")
     env.reset(seed=0)
     assert env.screen().title == "Hazards"
     env.close()
@@ -490,9 +490,9 @@ def test_a_page_that_crashes_is_a_fault(driver: Driver, folder: Path) -> None:
     tab._answered.clear()
     driver.submit(crash()).result()
     with pytest.raises(BrowserFault, match="crashed"):
-        do(env, Kind.CLICK, "error")
+        do(env, ActionKind.CLICK, "error")
     env.reset(seed=0)
-    assert not do(env, Kind.CLICK, "error").terminated
+    assert not do(env, ActionKind.CLICK, "error").terminated
     env.close()
 
 
@@ -524,7 +524,7 @@ def test_a_killed_browser_is_a_fault_and_is_replaced(folder: Path, room: Path) -
     assert list(room.iterdir())
     os.kill(browser_of(driver), signal.SIGKILL)
     with pytest.raises(BrowserFault):
-        do(env, Kind.CLICK, "error")
+        do(env, ActionKind.CLICK, "error")
     env.reset(seed=0)
     assert env.screen().title == "Hazards"
     env.close()
@@ -590,7 +590,7 @@ def test_going_back_plays_the_episode_again(driver: Driver) -> None:
 
 def test_a_replay_that_shows_something_else_is_a_fault_and_no_state(driver: Driver, folder: Path) -> None:
     env = local(driver, folder, "form.html")
-    do(env, Kind.TYPE, "Name", text="Ann")
+    do(env, ActionKind.TYPE, "Name", text="Ann")
     snapshot = env.snapshot()
     (folder / "form.html").write_text(FORM.replace("Save", "Keep"))
     from agentenv.envs.browser import sites

@@ -11,7 +11,7 @@ from agentenv.core.chat import InlineFormat, TemplateFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import SegmentKind, Trajectory, to_record
 from agentenv.core.types import EndReason, Task
-from agentenv.envs.gui.actions import Action, Kind, Reply, action_text
+from agentenv.envs.gui.actions import Action, ActionKind, ParsedAction, action_text
 from agentenv.envs.gui.matching import Gold, MatchResult
 from agentenv.envs.gui.recordings import RecordedStep, Recording, write_recordings
 from agentenv.envs.gui.rewards import step_reward
@@ -24,9 +24,9 @@ from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 
 SIZE = (560, 560)
-RIGHT = [action_text(Action(Kind.CLICK, id=str(i)), f"own thought {i}") for i in range(1, 5)]
-OTHER_KIND = action_text(Action(Kind.WAIT), "own wait")
-OTHER_PLACE = action_text(Action(Kind.CLICK, point=(550, 550)), "own miss")
+RIGHT = [action_text(Action(ActionKind.CLICK, id=str(i)), f"own thought {i}") for i in range(1, 5)]
+OTHER_KIND = action_text(Action(ActionKind.WAIT), "own wait")
+OTHER_PLACE = action_text(Action(ActionKind.CLICK, point=(550, 550)), "own miss")
 NOTHING = "no action at all"
 
 
@@ -37,7 +37,7 @@ def recording(length: int = 4, annotation: str = "GOOD") -> Recording:
     steps = [
         RecordedStep(
             Screen(*SIZE, f"page {i}", elements),
-            Gold(Action(Kind.CLICK, point=box.centre), SIZE, (box,)),
+            Gold(Action(ActionKind.CLICK, point=box.centre), SIZE, (box,)),
             thought=f"recorded {i}",
             annotation=annotation,  # type: ignore[arg-type]
         )
@@ -203,7 +203,7 @@ def test_a_writer_that_fails_is_a_fault_and_no_reward() -> None:
 def test_rewards_by_hand(
     format_ok: bool, type_ok: bool, exact: bool, published: float, released: float
 ) -> None:
-    reply = Reply(Action(Kind.WAIT), format_ok, "t" if format_ok else "")
+    reply = ParsedAction(Action(ActionKind.WAIT), format_ok, "t" if format_ok else "")
     verdict = MatchResult(type_ok, exact)
     assert step_reward(reply, verdict) == pytest.approx(published)
     assert step_reward(reply, verdict, weights="released") == pytest.approx(released)
@@ -211,7 +211,7 @@ def test_rewards_by_hand(
 
 
 def test_annotations_change_the_released_reward_alone() -> None:
-    reply, verdict = Reply(Action(Kind.WAIT), True, "t"), MatchResult(True, True)
+    reply, verdict = ParsedAction(Action(ActionKind.WAIT), True, "t"), MatchResult(True, True)
     assert step_reward(reply, verdict, weights="released", annotation="HARMFUL") == pytest.approx(0.1)
     assert step_reward(reply, verdict, weights="released", annotation="NEUTRAL") == pytest.approx(0.55)
     assert step_reward(reply, verdict, annotation="HARMFUL") == 1

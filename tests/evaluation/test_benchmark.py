@@ -14,7 +14,7 @@ from agentenv.envs.code import Code
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.benchmark import (
     Benchmark,
-    Given,
+    BenchmarkParts,
     _identity,
     _in_format,
     _indexing,
@@ -64,7 +64,7 @@ def evaluated(
 ) -> dict[str, Any]:
     given: dict[str, Any] = {"retriever": "bm25", "limit": 1, "bounds": False} | more
     benchmark = Benchmark("fictional", "mine", data=world, **given)
-    return run_benchmark(benchmark, out, display or Display(), given=Given(policy))
+    return run_benchmark(benchmark, out, display or Display(), given=BenchmarkParts(policy))
 
 
 @pytest.mark.parametrize(("kind", "most"), [(Carded, 12), (ScriptedPolicy, 500)])
@@ -92,7 +92,7 @@ def test_results_say_how_they_were_sampled(world: Path, tmp_path: Path) -> None:
 
 
 def test_tasks_that_are_given_are_played_in_place_of_those_of_the_set(tmp_path: Path) -> None:
-    given = Given(
+    given = BenchmarkParts(
         ScriptedPolicy({"run-0-0": ["<answer>here</answer>"]}),
         tasks=(Task("own", "Where?", ("here",)),),
         retriever=InMemoryRetriever([Document("d", "t", "x")]),
@@ -174,10 +174,10 @@ def test_names_are_checked_before_anything_is_opened(
 ) -> None:
     asked = Benchmark(**{"dataset": "hotpotqa", "policy": "tiny"} | given)
     with pytest.raises(ConfigurationError, match=named):
-        check_names(asked, Given(**objects))
+        check_names(asked, BenchmarkParts(**objects))
     for name, value in (("dataset", {"tasks": ()}), ("policy", {"policy": ScriptedPolicy({})})):
         if name in given:
-            check_names(asked, Given(**value))  # the name stands for nothing then
+            check_names(asked, BenchmarkParts(**value))  # the name stands for nothing then
 
 
 @pytest.mark.parametrize(

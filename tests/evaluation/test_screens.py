@@ -17,7 +17,7 @@ from agentenv.core.scene import Mark
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import EndReason, Message, MessagePart, Task
 from agentenv.envs.domsim.env import DomSim
-from agentenv.envs.gui.actions import STOP, Action, Kind, action_text
+from agentenv.envs.gui.actions import STOP, Action, ActionKind, action_text
 from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Box, Element, Screen
 from agentenv.envs.semi_online import SemiOnlineGUI
@@ -33,7 +33,7 @@ from agentenv.policies.scripted import ScriptedPolicy
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 CONFIG = with_byte_budgets(RolloutConfig(temperature=0.0, stop=STOP))
-CLICK = action_text(Action(Kind.CLICK, id="1"), "so")
+CLICK = action_text(Action(ActionKind.CLICK, id="1"), "so")
 
 
 def png(colour: int) -> bytes:
@@ -126,7 +126,7 @@ def test_a_recording_is_solved_where_no_turn_needed_a_patch(tmp_path: Path) -> N
     env = SemiOnlineGUI(tasks=[task], patch_budget=1)
     env.reset(seed=0, options={"task": task})
     right = list(env.expert())
-    wrong = [action_text(Action(Kind.CLICK, point=(671, 447)), "so"), *right[1:]]
+    wrong = [action_text(Action(ActionKind.CLICK, point=(671, 447)), "so"), *right[1:]]
     for actions, solved in ((right, True), (wrong, False)):
         record = to_record(played(env, task, actions), tmp_path)
         assert record["reward"] > 1  # the sum over its steps, which says nothing of success
@@ -165,7 +165,7 @@ def test_a_record_cannot_name_another_file(tmp_path: Path, name: str) -> None:
 
 def test_the_page_of_hostile_episodes_is_data_and_no_markup(tmp_path: Path) -> None:
     pytest.importorskip("jinja2", reason="needs the extra 'report'")
-    action = action_text(Action(Kind.TYPE, text=HOSTILE), HOSTILE)
+    action = action_text(Action(ActionKind.TYPE, text=HOSTILE), HOSTILE)
     turn = Turn(action, (Message("user", HOSTILE),), scene=scene(HOSTILE))
     record: EpisodeRecord = to_record(episode([Message("user", HOSTILE)], turn), tmp_path)
     summary = summarize([record], ("reward",), dataset="d", split="test", policy="p", retriever=None, k=1)

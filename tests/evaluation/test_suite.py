@@ -11,7 +11,7 @@ from agentenv.cli.main import main
 from agentenv.core.types import Document
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
-from agentenv.evaluation.benchmark import Given
+from agentenv.evaluation.benchmark import BenchmarkParts
 from agentenv.evaluation.compare import compare_suites
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.report.report import write_report
@@ -245,11 +245,11 @@ def test_fields_of_every_type_are_taken_and_others_named(tmp_path: Path) -> None
 
 
 def test_what_is_given_as_an_object_is_named_by_no_table() -> None:
-    given = Given(policy=ScriptedPolicy({}))
+    given = BenchmarkParts(policy=ScriptedPolicy({}))
     with pytest.raises(ConfigurationError, match=r"nq.*policy"):
         make_suite({"nq": {"policy": "tiny"}}, DEFAULTS, given)
     assert list(make_suite({"nq": {}}, DEFAULTS, given).parts) == ["nq"]
-    searched = Given(retriever=InMemoryRetriever([Document("d", "t", "x")]))
+    searched = BenchmarkParts(retriever=InMemoryRetriever([Document("d", "t", "x")]))
     with pytest.raises(ConfigurationError, match=r"nq.*retriever"):
         make_suite({"retriever": "bm25", "nq": {}}, DEFAULTS, searched)
     assert list(make_suite({"policy": "tiny", "nq": {}}, DEFAULTS, searched).parts) == ["nq"]
@@ -268,7 +268,7 @@ def test_a_suite_plays_its_benchmarks_one_after_the_other(tmp_path: Path) -> Non
 
     write_world(WorldConfig(seed=11, documents=200, questions=4), tmp_path / "world")
     shared = {"dataset": "fictional", "data": str(tmp_path / "world"), "retriever": "bm25", "bounds": False}
-    given, shown = Given(policy=Script()), list[str]()
+    given, shown = BenchmarkParts(policy=Script()), list[str]()
     made = make_suite({**shared, "one": {"limit": 1}, "two": {"limit": 2}}, {"policy": "mine"}, given)
 
     def display(name: str) -> SilentDisplay:

@@ -26,7 +26,7 @@ from agentenv.evaluation.suite import summarize_suite
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
-from agentenv.trainers.metrics import rollout_metrics
+from agentenv.trainers.loop.metrics import rollout_metrics
 
 WORLD = FictionalWorld.generate(
     WorldConfig(seed=4, documents=200, questions=20, families=("lookup", "bridge"))

@@ -17,7 +17,7 @@ from PIL import Image
 from agentenv.core.images import PlacedImage
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
-from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
+from agentenv.policies.engine import Engine, EngineConfig, EngineRequest, Sampled
 from agentenv.policies.fakes import ByteTokenizer, random_policy
 from agentenv.policies.policy_spec import make_policy, policy_folder
 from agentenv.policies.vllm import VLLMPolicy, _read
@@ -32,7 +32,7 @@ from agentenv.policies.vllm_local import (
 from agentenv.policies.vllm_remote import RemoteEngine
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.parts import open_policy
+from agentenv.trainers.loop.parts import open_policy
 
 END = ByteTokenizer.eos_token_id
 
@@ -43,7 +43,7 @@ class WrittenEngine:
     def __init__(self, text: str, *, versions: tuple[int, ...] = (), end: bool = False) -> None:
         self.ids = [*text.encode(), *([END] if end else [])]
         self.versions = versions
-        self.requests: list[Request] = []
+        self.requests: list[EngineRequest] = []
         self.scored: list[tuple[Any, ...]] = []
         self.loaded: list[tuple[bool, int]] = []
         self.hangs = self.dead = False
@@ -53,7 +53,7 @@ class WrittenEngine:
     async def open(self) -> Engine:
         return self
 
-    async def sample(self, request: Request) -> Sampled:
+    async def sample(self, request: EngineRequest) -> Sampled:
         self.requests.append(request)
         if self.hangs:
             try:
@@ -313,7 +313,7 @@ def test_versions_come_from_spans_and_log_probs_are_never_above_zero() -> None:
 
 
 def test_what_vllm_is_asked_for() -> None:
-    fields = sampling_fields(Request((1,), Sampling(5, stop=("x",), seed=2**64 + 3), ends=(2,)))
+    fields = sampling_fields(EngineRequest((1,), Sampling(5, stop=("x",), seed=2**64 + 3), ends=(2,)))
     assert (fields["seed"], fields["stop"], fields["stop_token_ids"]) == (3, ["x"], [2])
     assert fields["detokenize"]
     assert [scoring_fields(t)["prompt_logprobs"] for t in (1.0, 0.5)] == [0, -1]
@@ -362,7 +362,7 @@ def test_a_sampled_placeholder_is_read_as_the_learner_reads_it() -> None:
     class Placing(WrittenEngine):
         """Ends a sample at the placeholder, as an engine does at an end of turn."""
 
-        async def sample(self, request: Request) -> Sampled:
+        async def sample(self, request: EngineRequest) -> Sampled:
             done = await super().sample(request)
             size = done.ids.index(7) + 1 if 7 in request.ends and 7 in done.ids else len(done.ids)
             self.ids = self.ids[size:]
@@ -406,7 +406,7 @@ def test_an_engine_of_text_refuses_images() -> None:
         asyncio.run(policy.generate([1, 7, 7], Sampling(4), images=images))
     server = RemoteEngine("http://127.0.0.1:9")
     for asked in (
-        server.sample(Request((1,), Sampling(1), (2,), images)),
+        server.sample(EngineRequest((1,), Sampling(1), (2,), images)),
         server.logprobs((1,), 1.0, images),
     ):
         with pytest.raises(ConfigurationError, match="127"):
@@ -433,7 +433,7 @@ def test_an_engine_that_makes_other_tokens_of_an_image_is_a_fault(monkeypatch: p
         module.SamplingParams = lambda **fields: fields
         module.RequestOutputKind = SimpleNamespace(FINAL_ONLY=1)
         monkeypatch.setitem(sys.modules, name, module)
-    request = Request((5, 7, 7, 3), Sampling(1), (2,), (PlacedImage(png((4, 6)), 1, 1, 2),))
+    request = EngineRequest((5, 7, 7, 3), Sampling(1), (2,), (PlacedImage(png((4, 6)), 1, 1, 2),))
     for length, good in ((4, True), (5, False)):
         llm = ExpandingLLM(length)
         engine = LocalEngine(llm, None, None)  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from agentenv.policies.fake_reader import random_reader
 from agentenv.policies.policy_contract import PolicyContract
 from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.reader import ReaderPolicy
-from agentenv.policies.reader_model import Segment, segment_of
-from agentenv.policies.reading import Dated, Found, Reading, dated, is_reader
+from agentenv.policies.reader_model import EncoderInput, segment_of
+from agentenv.policies.reading import Dated, FoundPassage, Reading, dated, is_reader
 from agentenv.trainers.learner.logprobs import token_logprobs
 from agentenv.trainers.learner.packing import TrainingRow, micro_batches
 
@@ -145,7 +145,7 @@ def test_a_prompt_without_a_question_is_a_fault(policy: ReaderPolicy) -> None:
 def test_spans_are_runs_of_whole_words_within_title_or_text(policy: ReaderPolicy) -> None:
     """None crosses the border between title and text, none begins with a comma, and an end bracket may end one."""
     words = policy.tokenizer.words
-    texts = segment_of(words, "Who?", "", Found("", "Jaws (film)", "A film, by Steven"), 64, 14).texts
+    texts = segment_of(words, "Who?", "", FoundPassage("", "Jaws (film)", "A film, by Steven"), 64, 14).texts
     assert "Jaws (film)" in texts
     assert "A film" in texts
     assert "film, by Steven" in texts
@@ -156,7 +156,7 @@ def test_spans_are_runs_of_whole_words_within_title_or_text(policy: ReaderPolicy
 def test_a_segment_is_cut_to_its_tokens(policy: ReaderPolicy) -> None:
     """The passage loses its end, and the question stays."""
     words = policy.tokenizer.words
-    long = segment_of(words, "Who directed Jaws?", "Paris", Found("", "Jaws", "film " * 200), 40, 14)
+    long = segment_of(words, "Who directed Jaws?", "Paris", FoundPassage("", "Jaws", "film " * 200), 40, 14)
     assert len(long.ids) == 40
     assert int(long.last.max()) < 39
     assert sum(kind == 0 for kind in long.kinds) > len(words("Who directed Jaws? Paris")["input_ids"]) - 2
@@ -165,13 +165,13 @@ def test_a_segment_is_cut_to_its_tokens(policy: ReaderPolicy) -> None:
 def test_of_what_the_question_names_the_earliest_and_the_latest_are_answers(policy: ReaderPolicy) -> None:
     """Each with the score that its page gives; one named page with a year is compared with nothing."""
     first, last = (
-        Found("", "Jaws (film)", "A film of 1975."),
-        Found("", "Paris", "A city since 1946 and 1990."),
+        FoundPassage("", "Jaws (film)", "A film of 1975."),
+        FoundPassage("", "Paris", "A city since 1946 and 1990."),
     )
-    other = Found("", "Steven", "Born in 1900.")
+    other = FoundPassage("", "Steven", "Born in 1900.")
     known = Reading("Is Jaws or Paris older?", (other, first, last), 2)
     assert dated(known) == [Dated("Jaws", 1975, 1), Dated("Paris", 1946, 2)]
-    held: dict[Segment, torch.Tensor] = {}
+    held: dict[EncoderInput, torch.Tensor] = {}
     choices = policy.model.choices(known, held)
     heads = [held[segment] for segment in policy.model.segments(known)]
     assert choices.candidates.actions.tolist()[-3:-1] == [b"<answer>Paris</answer>", b"<answer>Jaws</answer>"]
@@ -182,12 +182,12 @@ def test_of_what_the_question_names_the_earliest_and_the_latest_are_answers(poli
 
 def test_what_stands_in_the_question_has_a_score_of_its_own(policy: ReaderPolicy) -> None:
     """It is added to spans of the question, wherever they stand, and to no other."""
-    known = Reading("Who directed Jaws?", (Found("", "Jaws", "Jaws is a film."),), 2)
+    known = Reading("Who directed Jaws?", (FoundPassage("", "Jaws", "Jaws is a film."),), 2)
     (segment,) = policy.model.segments(known)
     asked = {text for text, one in zip(segment.texts, segment.asked, strict=True) if one}
     assert {"Jaws", "directed Jaws"} <= asked
     assert not {"a film", "Jaws is"} & asked
-    held: dict[Segment, torch.Tensor] = {}
+    held: dict[EncoderInput, torch.Tensor] = {}
     before = policy.model.choices(known, held).scores_C[: len(segment.texts)]
     held[segment] = held[segment].clone()
     held[segment][0, 10] += 2.0

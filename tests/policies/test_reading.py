@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from agentenv.policies.reading import END, Candidates, Found, Reading, action, turns_of
+from agentenv.policies.reading import END, Candidates, FoundPassage, Reading, action, turns_of
 
 PROMPT = b"Find the answer.\nQuestion: Who directed Jaws?\n\n"
 PAGE = (
@@ -69,7 +69,10 @@ def test_turns_know_what_stands_before_them() -> None:
     assert data[first.start : first.end] == query
     assert first.known == Reading("Who directed Jaws?")
     assert data[second.start : second.end] == answer
-    found = (Found("Jaws film", "Jaws", "A film by Spielberg."), Found("Jaws film", "Paris", "A city."))
+    found = (
+        FoundPassage("Jaws film", "Jaws", "A film by Spielberg."),
+        FoundPassage("Jaws film", "Paris", "A city."),
+    )
     assert second.known == Reading("Who directed Jaws?", found, 1)
 
 

@@ -18,7 +18,7 @@ from agentenv.core.images import PlacedImage
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError
-from agentenv.policies.engine import Engine, EngineConfig, Request, Sampled
+from agentenv.policies.engine import Engine, EngineConfig, EngineRequest, Sampled
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.policy_contract import PolicyContract
 from agentenv.policies.policy_spec import make_engine_policy
@@ -38,7 +38,7 @@ class Visitor:
     def __init__(self, host: VLLMPolicy) -> None:
         self._engine, self._background = host._engines[0], host._background
 
-    async def sample(self, request: Request) -> Sampled:
+    async def sample(self, request: EngineRequest) -> Sampled:
         return await self._background.join(self._engine.sample(request), 60)
 
     async def logprobs(
@@ -149,7 +149,7 @@ def test_a_request_under_way_goes_on_with_new_weights(host: VLLMPolicy, guests: 
     hf = HFPolicy.load(shipped_weights())
     policy = guest(host, guests, hf.model)
     never = hf.model.config.vocab_size - 1  # a row of the output layer without a token
-    request = Request(tuple(prompts(hf)[0]), Sampling(300, temperature=2.0, seed=2), ends=(never,))
+    request = EngineRequest(tuple(prompts(hf)[0]), Sampling(300, temperature=2.0, seed=2), ends=(never,))
 
     async def updated_midway() -> Sampled:
         work = asyncio.create_task(policy._engines[0].sample(request))

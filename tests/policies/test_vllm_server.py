@@ -19,7 +19,7 @@ import torch
 
 from agentenv.core.types import Sampling
 from agentenv.errors import ConfigurationError, PolicyFault
-from agentenv.policies.engine import EngineConfig, Request, Sampled
+from agentenv.policies.engine import EngineConfig, EngineRequest, Sampled
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.policy_spec import make_engine_policy
 from agentenv.policies.tiny import shipped_weights
@@ -65,7 +65,7 @@ def asked(server: Callable[[httpx.Request], httpx.Response], work: Callable[[Rem
 
 def test_ids_go_out_and_come_back_with_versions() -> None:
     server = Server()
-    request = Request((7, 8), Sampling(4, temperature=2.0, stop=("x",), seed=3), ends=(2,))
+    request = EngineRequest((7, 8), Sampling(4, temperature=2.0, stop=("x",), seed=3), ends=(2,))
     assert asked(server, lambda engine: engine.sample(request)) == Sampled((1,), (SCALED,), (5,))
     ((path, body),) = server.calls
     assert (path, body["token_ids"]) == ("/inference/v1/generate", [7, 8])
@@ -97,7 +97,7 @@ def test_failures_are_typed() -> None:
         return httpx.Response(200, json={"choices": []})
 
     with pytest.raises(PolicyFault, match="somewhere:8000"):
-        asked(odd, lambda engine: engine.sample(Request((1,), Sampling(1), ends=(2,))))
+        asked(odd, lambda engine: engine.sample(EngineRequest((1,), Sampling(1), ends=(2,))))
     with pytest.raises(PolicyFault, match="somewhere:8000"):
         asked(odd, lambda engine: engine.logprobs((1, 2), 1.0))
     with pytest.raises(PolicyFault, match="somewhere:8000"):

@@ -79,7 +79,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 
 
 def ask(name: str, *queries: str, k: int = 2) -> list[list[Passage]]:
-    return asyncio.run(WebRetriever.named(name, patience=QUICK).search(queries, k))
+    return asyncio.run(WebRetriever.named(name, retry_policy=QUICK).search(queries, k))
 
 
 def test_serper(engine: Engine) -> None:
@@ -162,7 +162,7 @@ def test_the_key_stands_in_no_log_no_error_and_no_description(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    retriever = WebRetriever.named("serper", patience=QUICK)
+    retriever = WebRetriever.named("serper", retry_policy=QUICK)
     asyncio.run(retriever.search(["a"], 1))
     engine.statuses = [401]
     with pytest.raises(RetrieverFault) as caught:

@@ -8,7 +8,7 @@ import pytest
 from agentenv.errors import SandboxFault
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.fakes import FakeExecutor
-from agentenv.sandbox.grading import CallTest, CaseOutcome, Grade, StdioTest, Test, grade
+from agentenv.sandbox.grading import CallTest, CaseOutcome, ProgramGrade, StdioTest, Test, grade
 from agentenv.sandbox.types import ExecutionLimits
 
 LIMITS = ExecutionLimits(wall_s=30.0, cpu_s=2.0, memory_mb=128)
@@ -18,7 +18,7 @@ TEXT: list[Test] = [StdioTest("4\n", "23"), StdioTest("9\n", "88")]
 RIGHT = "def f(n): return n * n + 7\nif __name__ == '__main__':\n try: print(f(int(input())))\n except EOFError: pass"
 
 
-def graded(box: JailExecutor, program: str, tests: list[Test] | None = None) -> Grade:
+def graded(box: JailExecutor, program: str, tests: list[Test] | None = None) -> ProgramGrade:
     return grade(box, program, CALLS + TEXT if tests is None else tests, limits=LIMITS)
 
 

@@ -9,7 +9,7 @@ import pytest
 from agentenv.core.snapshot import Resource
 from agentenv.errors import ReplayDivergence, SandboxFault, SnapshotRefused
 from agentenv.sandbox.executor import JailExecutor
-from agentenv.sandbox.jail_session import JailSession, JailSnapshot, Point, thin
+from agentenv.sandbox.jail_session import JailSession, JailSnapshot, Point, snapshot_to_drop
 from agentenv.sandbox.types import ExecStatus, ExecutionLimits, ExecutorSnapshot
 
 LIMITS = ExecutionLimits(wall_s=20.0)
@@ -261,12 +261,12 @@ def test_snapshots_are_thinned_out_and_rebuilt(box: JailExecutor) -> None:
 
 def test_thinning_keeps_the_first_the_newest_and_what_is_pinned() -> None:
     snapshots = [JailSnapshot(None, Point(), node, 0) for node in range(5)]  # type: ignore[arg-type]
-    assert thin(snapshots) is snapshots[1]
+    assert snapshot_to_drop(snapshots) is snapshots[1]
     snapshots[1].pin()
-    assert thin(snapshots) is snapshots[3]
+    assert snapshot_to_drop(snapshots) is snapshots[3]
     snapshots[3].pin()
-    assert thin(snapshots) is snapshots[2]
-    assert thin(snapshots[:2]) is None
+    assert snapshot_to_drop(snapshots) is snapshots[2]
+    assert snapshot_to_drop(snapshots[:2]) is None
 
 
 @pytest.mark.parametrize("copies", [1, 2])

@@ -203,7 +203,7 @@ def test_a_step_that_misses_its_deadline_ends_its_session(serving: Any, house: A
         assert house.shared.closes == 1
 
 
-def test_places_are_waited_for_and_then_refused(serving: Any, house: Any) -> None:
+def test_client_slots_are_waited_for_and_then_refused(serving: Any, house: Any) -> None:
     with serving(lambda: house, sessions=1, wait_s=0.5, waiting=1) as served, served.call() as first:
         first.ask("reset")
         with served.call() as second:

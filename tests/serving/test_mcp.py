@@ -202,7 +202,7 @@ def test_sessions_end_when_told_when_idle_and_when_there_is_no_place(serving: An
         client, other = Client(served.url), Client(served.url)
         client.begin()
         client.call("act", text="a")
-        assert "places are taken" in other.ask("initialize")["error"]["message"]
+        assert "slots are taken" in other.ask("initialize")["error"]["message"]
         assert httpx.delete(client.url, headers=client.headers, timeout=WAIT_S).status_code == 200
         assert httpx.delete(client.url, headers=client.headers, timeout=WAIT_S).status_code == 404
         assert client.ask("ping")["error"]["data"]["kind"] == "UnknownSession"
@@ -226,7 +226,7 @@ def test_a_session_that_is_begun_and_not_used_holds_no_place(serving: Any, house
             client.ask("tools/list")
             client.ask("ping")
         with served.call() as second, served.call() as third, served.call() as fourth:
-            for one in (line, second, third, fourth):  # all four places
+            for one in (line, second, third, fourth):  # all four slots
                 assert one.ask("reset")["type"] == "observation"
         served.until_open(1)
         assert clients[0].ask("ping")["error"]["data"]["kind"] == "UnknownSession"  # the oldest went

@@ -27,7 +27,7 @@ def reset_by(line: Any) -> None:
 
 
 @pytest.mark.parametrize("when", ["idle", "between", "inside", "forked"])
-def test_places_of_clients_that_vanish_come_back(serving: Any, house: Any, when: str) -> None:
+def test_client_slots_of_clients_that_vanish_come_back(serving: Any, house: Any, when: str) -> None:
     with serving(lambda: house, sessions=6, per_client=6, claim_s=0.3) as served:
         for _ in range(3):
             with ExitStack() as stack:

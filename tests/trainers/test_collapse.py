@@ -19,8 +19,8 @@ from agentenv.core.types import EndReason, Task
 from agentenv.trainers.credit.outcome import group_relative
 from agentenv.trainers.credit.shaping import shape_rewards
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
-from agentenv.trainers.metrics import rollout_metrics
-from agentenv.trainers.monitors import COLLAPSES, guarded, warnings_of
+from agentenv.trainers.loop.metrics import rollout_metrics
+from agentenv.trainers.loop.monitors import COLLAPSES, guarded, warnings_of
 
 RIGHT, ALIKE, SILENT, FORM = 0, 1, 2, 3
 ANSWERS = 8

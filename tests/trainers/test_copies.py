@@ -13,7 +13,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner
 from agentenv.trainers.learner.optimizers import SecondMoments, make_optimizer
 from agentenv.trainers.learner.settings import MemorySettings
-from agentenv.trainers.parts import make_learner, make_objective, trained_policy
+from agentenv.trainers.loop.parts import make_learner, make_objective, trained_policy
 from agentenv.trainers.plan import memory_of
 
 AHEAD = "--asynchronous.staleness 2 --rollout.deterministic false"

@@ -20,7 +20,7 @@ from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_task_env
 from agentenv.policies.fakes import random_policy
 from agentenv.sandbox.backends import unavailable
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.parts import rollout_config
+from agentenv.trainers.loop.parts import rollout_config
 
 SMALL = """
 name = "any"

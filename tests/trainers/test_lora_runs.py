@@ -21,7 +21,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
 from agentenv.trainers.learner.second_policy import SecondPolicy
-from agentenv.trainers.parts import make_learner, make_objective, trained_policy
+from agentenv.trainers.loop.parts import make_learner, make_objective, trained_policy
 from agentenv.trainers.run_folder.folder import RunFolder
 
 WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}

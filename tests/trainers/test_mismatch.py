@@ -9,7 +9,7 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.policies.fakes import random_policy
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.parts import make_objective
+from agentenv.trainers.loop.parts import make_objective
 
 VLLM = {"engine": {"kind": "vllm"}, "rollout": {"deterministic": False}}
 STALE = {"asynchronous": {"staleness": 2}, "rollout": {"deterministic": False}}

@@ -10,8 +10,8 @@ from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner
-from agentenv.trainers.parts import make_objective, trained_policy
-from agentenv.trainers.update import assign_credit
+from agentenv.trainers.loop.parts import make_objective, trained_policy
+from agentenv.trainers.loop.update import assign_credit
 
 Make = Callable[..., Trajectory]
 FOLDER = Path(__file__).resolve().parents[2] / "examples"

@@ -43,12 +43,14 @@ def good() -> httpx.Response:
     return httpx.Response(200, json={"answer": "Orla"})
 
 
-def call(line: Line, patience: RetryPolicy = QUICK) -> object:
-    return asyncio.run(client("http://server:8000/", line, patience).call(ASK))
+def call(line: Line, retry_policy: RetryPolicy = QUICK) -> object:
+    return asyncio.run(client("http://server:8000/", line, retry_policy).call(ASK))
 
 
-def client(base: str, line: Line | None = None, patience: RetryPolicy = QUICK, **options: Any) -> HTTPClient:
-    return HTTPClient(base, retry_policy=patience, fault=RetrieverFault, transport=line, **options)
+def client(
+    base: str, line: Line | None = None, retry_policy: RetryPolicy = QUICK, **options: Any
+) -> HTTPClient:
+    return HTTPClient(base, retry_policy=retry_policy, fault=RetrieverFault, transport=line, **options)
 
 
 def test_a_call_sends_json_and_returns_json() -> None:

@@ -56,8 +56,8 @@ class BackgroundLoop:
             TimeoutError: it took longer than ``timeout_s``, and was cancelled.
         """
         # The loop says so itself, unless something blocks it.
-        patience = None if timeout_s is None else timeout_s + _GRACE_S
-        return self.submit(asyncio.wait_for(coroutine, timeout_s)).result(patience)
+        limit_s = None if timeout_s is None else timeout_s + _GRACE_S
+        return self.submit(asyncio.wait_for(coroutine, timeout_s)).result(limit_s)
 
     async def join(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Does what ``run`` does, for a caller on another event loop. Cancelling the caller cancels ``coroutine``."""

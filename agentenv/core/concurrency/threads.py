@@ -233,7 +233,7 @@ def in_time(seconds: float, work: Callable[[], T], threads: DaemonThreads | None
             pool.shutdown()
 
 
-def settled(seconds: float) -> bool:
+def wait_until_idle(seconds: float) -> bool:
     """Waits so long for calls that run; whether none is left in any pool, those that were given up included.
 
     A daemon thread that is in native code when the interpreter ends may abort the process.
@@ -244,4 +244,4 @@ def settled(seconds: float) -> bool:
     return not any(pool.running or pool.abandoned for pool in _pools)
 
 
-atexit.register(settled, _SETTLE_S)
+atexit.register(wait_until_idle, _SETTLE_S)

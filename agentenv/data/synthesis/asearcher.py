@@ -195,7 +195,7 @@ class _Direct:
 
     right: int
     read: int
-    rival: str | None = None
+    other_answer: str | None = None
     """An answer that is not the accepted one and right too."""
 
 
@@ -222,7 +222,7 @@ async def _edit(
         direct = await _direct(made, reviewer, solver, config, rng)
     except (SynthesisFault, EndpointRefusal, ContextTooSmall) as error:
         return None, EditRecord(kind, question, f"{type(error).__name__}: {error}")
-    flaw = "" if direct.rival is None else f"{direct.rival!r} answers it too"
+    flaw = "" if direct.other_answer is None else f"{direct.other_answer!r} answers it too"
     return None if flaw else made, EditRecord(kind, question, flaw, direct.right, direct.read)
 
 

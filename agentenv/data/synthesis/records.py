@@ -49,7 +49,7 @@ async def over_records(
         work: Makes one result.
         name: The id of a record, for the list of failures.
         at_once: Records under way at a time.
-        display: Is told how many records are done; None tells nobody.
+        display: Gets the number of records that are done; None shows nothing.
 
     Raises:
         ConfigurationError: the model is not configured as it should be.

@@ -10,14 +10,14 @@ from typing import Self
 
 from agentenv.envs.browser.driver import Driver
 from agentenv.envs.browser.page import LatePage, Notes, PageHangs, Tab, guarded
-from agentenv.envs.browser.sites import Facts, Site
+from agentenv.envs.browser.sites import PageFacts, Site
 from agentenv.envs.gui.actions import Action
 from agentenv.envs.gui.screen import Screen
 from agentenv.errors import BrowserFault, ReplayDivergence
 
 
 @dataclass(frozen=True)
-class Seen:
+class BrowserStep:
     """What an action led to."""
 
     screen: Screen
@@ -57,7 +57,7 @@ class BrowserSession:
         self._tab: Tab | None = None
         self._history: History | None = None
 
-    async def open(self, address: str, seed: int) -> Seen:
+    async def open(self, address: str, seed: int) -> BrowserStep:
         """Begins an episode.
 
         Raises:
@@ -66,11 +66,11 @@ class BrowserSession:
         self._tab = await self._driver.open(self._site, address, seed)
         async with guarded("reading the page"):
             screen, goal = await self._tab.screen(image=self._images)
-        seen = Seen(screen, Notes(), goal)
+        seen = BrowserStep(screen, Notes(), goal)
         self._history = History(address, seed, seen.digest)
         return seen
 
-    async def act(self, action: Action) -> Seen:
+    async def act(self, action: Action) -> BrowserStep:
         """Carries out an action; what the page makes of it is in the notes.
 
         Raises:
@@ -87,13 +87,13 @@ class BrowserSession:
                 raise
             self.drop()
             raise PageHangs from error
-        seen = Seen(screen, notes, goal)
+        seen = BrowserStep(screen, notes, goal)
         self._history = replace(
             history, actions=(*history.actions, action), digests=(*history.digests, seen.digest)
         )
         return seen
 
-    async def facts(self, answers: tuple[str, ...], *, ended: bool) -> Facts:
+    async def facts(self, answers: tuple[str, ...], *, ended: bool) -> PageFacts:
         """What a validator learns.
 
         Raises:

@@ -28,12 +28,12 @@ from agentenv.core.types import (
     ToolStatus,
 )
 from agentenv.envs.browser import miniwob_experts, miniwob_forms  # noqa: F401  # register their experts
-from agentenv.envs.browser.browser_session import BrowserSession, Seen
+from agentenv.envs.browser.browser_session import BrowserSession, BrowserStep
 from agentenv.envs.browser.driver import Driver, shared_driver
 from agentenv.envs.browser.experts import EXPERTS, rehearse
 from agentenv.envs.browser.page import Notes, PageHangs
 from agentenv.envs.browser.sites import Site, Validator, miniwob, miniwob_task, miniwob_tasks, page_of
-from agentenv.envs.gui.actions import STOP, Action, Kind, action_text, parse_reply
+from agentenv.envs.gui.actions import STOP, Action, ActionKind, action_text, parse_reply
 from agentenv.envs.gui.observation import PROMPT, ScreenFormat, opening
 from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Screen
@@ -48,18 +48,18 @@ SEEDS = 2**31
 """Seeds of a page."""
 
 KINDS = (
-    Kind.CLICK,
-    Kind.DOUBLE_CLICK,
-    Kind.LONG_PRESS,
-    Kind.HOVER,
-    Kind.DRAG,
-    Kind.TYPE,
-    Kind.SELECT,
-    Kind.KEY,
-    Kind.SCROLL,
-    Kind.WAIT,
-    Kind.ANSWER,
-    Kind.TERMINATE,
+    ActionKind.CLICK,
+    ActionKind.DOUBLE_CLICK,
+    ActionKind.LONG_PRESS,
+    ActionKind.HOVER,
+    ActionKind.DRAG,
+    ActionKind.TYPE,
+    ActionKind.SELECT,
+    ActionKind.KEY,
+    ActionKind.SCROLL,
+    ActionKind.WAIT,
+    ActionKind.ANSWER,
+    ActionKind.TERMINATE,
 )
 """What can be done to a page: no script is evaluated and no address entered."""
 STOPPED = {"navigation": "NavigationBlocked", "network": "NetworkBlocked", "popup": "PopupBlocked"}
@@ -82,7 +82,7 @@ class BrowserState:
     goal: str
     seed: int
     session: BrowserSession
-    seen: Seen
+    seen: BrowserStep
     answers: tuple[str, ...] = ()
     turns: int = 0
 
@@ -228,9 +228,9 @@ class Browser(AsyncEnv[BrowserState]):
             wrong = ToolResult("none", ToolStatus.FORMAT_ERROR, reply.error, "no action")
             return self._going_on(reply.error, (wrong,), valid=False)
         done, notes = reply.action, Notes()
-        if done.kind is Kind.ANSWER:
+        if done.kind is ActionKind.ANSWER:
             state.answers += (done.text,)
-        elif done.kind is not Kind.TERMINATE:
+        elif done.kind is not ActionKind.TERMINATE:
             try:
                 state.seen = await self._on_driver(state.session.act(done))
             except PageHangs:  # the policy has chosen the action; a fault would exclude its episode
@@ -240,7 +240,7 @@ class Browser(AsyncEnv[BrowserState]):
         results = (result_of(done, notes),)
         if notes.looping:
             return self.result((), end=EndReason.TIME_LIMIT, truncated=True, tool_results=results)
-        verdict = await self._verdict(notes, ended=done.kind is Kind.TERMINATE)
+        verdict = await self._verdict(notes, ended=done.kind is ActionKind.TERMINATE)
         if verdict is not None:
             return self.result((), reward=verdict, end=EndReason.SUBMITTED, tool_results=results)
         return self._going_on(results[0].text, results)

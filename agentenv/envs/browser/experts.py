@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agentenv.envs.browser.browser_session import BrowserSession, Seen
-from agentenv.envs.gui.actions import Action, Direction, Kind
+from agentenv.envs.browser.browser_session import BrowserSession, BrowserStep
+from agentenv.envs.gui.actions import Action, ActionKind, Direction
 from agentenv.envs.gui.screen import Element
 
 
@@ -13,7 +13,7 @@ from agentenv.envs.gui.screen import Element
 class PageView:
     """What an expert sees; renewed after each of its actions."""
 
-    seen: Seen
+    seen: BrowserStep
 
     @property
     def goal(self) -> str:
@@ -59,22 +59,22 @@ def expert(*names: str) -> Callable[[Expert], Expert]:
 
 def click(element: Element) -> Action:
     """A click on an element."""
-    return Action(Kind.CLICK, id=element.id)
+    return Action(ActionKind.CLICK, id=element.id)
 
 
 def write(element: Element, text: str) -> Action:
     """Types into a field."""
-    return Action(Kind.TYPE, id=element.id, text=text)
+    return Action(ActionKind.TYPE, id=element.id, text=text)
 
 
 def key(name: str) -> Action:
     """Presses a key."""
-    return Action(Kind.KEY, text=name)
+    return Action(ActionKind.KEY, text=name)
 
 
 def scroll(element: Element, direction: Direction) -> Action:
     """Scrolls an element."""
-    return Action(Kind.SCROLL, id=element.id, direction=direction)
+    return Action(ActionKind.SCROLL, id=element.id, direction=direction)
 
 
 def listed(text: str) -> list[str]:

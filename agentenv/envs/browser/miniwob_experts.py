@@ -13,7 +13,7 @@ from agentenv.envs.browser.experts import (
     submit,
     write,
 )
-from agentenv.envs.gui.actions import Action, Kind
+from agentenv.envs.gui.actions import Action, ActionKind
 
 
 @expert("click-test")
@@ -40,7 +40,7 @@ def two_buttons(view: PageView) -> Iterator[Action]:
 @expert("button-delay")
 def two_buttons_apart(view: PageView) -> Iterator[Action]:
     yield click(view.one("button", "ONE"))
-    yield Action(Kind.WAIT, time=float(found_in(r"wait (\d+) seconds", view.goal)[0]))
+    yield Action(ActionKind.WAIT, time=float(found_in(r"wait (\d+) seconds", view.goal)[0]))
     yield click(view.one("button", "TWO"))
 
 
@@ -104,7 +104,7 @@ def options(view: PageView) -> Iterator[Action]:
     box = view.one("combobox")
     names = found_in(r"Select (.*) from", view.goal)[0]
     for name in [names] if view.all("option", names) else listed(names):
-        yield Action(Kind.SELECT, id=box.id, text=name)
+        yield Action(ActionKind.SELECT, id=box.id, text=name)
     yield submit(view)
 
 
@@ -112,7 +112,7 @@ def options(view: PageView) -> Iterator[Action]:
 def menu(view: PageView) -> Iterator[Action]:
     *parents, last = found_in(r"Select (.*)", view.goal)[0].split(">")
     for name in parents:
-        yield Action(Kind.HOVER, id=view.one("menuitem", name).id)
+        yield Action(ActionKind.HOVER, id=view.one("menuitem", name).id)
     yield click(view.one("menuitem", last))
 
 
@@ -126,7 +126,7 @@ def field(view: PageView) -> Iterator[Action]:
 def ascending(view: PageView) -> Iterator[Action]:
     places = [view.one("text", str(number)).box.centre for number in range(1, 6)]
     for place in places:
-        yield Action(Kind.CLICK, point=place)
+        yield Action(ActionKind.CLICK, point=place)
 
 
 @expert("grid-coordinate")
@@ -240,12 +240,12 @@ def moved(view: PageView) -> Iterator[Action]:
     way = found_in(r"(up|down|left|right)", view.goal)[0]
     dx, dy = {"up": (0, -20), "down": (0, 20), "left": (-20, 0), "right": (20, 0)}[way]
     x, y = view.one("graphic").box.centre
-    yield Action(Kind.DRAG, point=(x, y), end=(x + dx, y + dy))
+    yield Action(ActionKind.DRAG, point=(x, y), end=(x + dx, y + dy))
     yield submit(view)
 
 
 @expert("drag-box")
 def into_the_box(view: PageView) -> Iterator[Action]:
     small, large = view.one("text", "s").box, view.one("text", "L").box
-    yield Action(Kind.DRAG, point=small.centre, end=large.centre)
+    yield Action(ActionKind.DRAG, point=small.centre, end=large.centre)
     yield submit(view)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from agentenv.envs.browser.experts import PageView, click, expert, found_in, key, scroll, submit, write
-from agentenv.envs.gui.actions import Action, Kind
+from agentenv.envs.gui.actions import Action, ActionKind
 
 
 @expert("enter-text", "enter-text-dynamic")
@@ -122,7 +122,7 @@ def guess(view: PageView) -> Iterator[Action]:
         middle = (low + high) // 2
         yield click(view.one("spinbutton"))
         yield key("Control+a")
-        yield Action(Kind.TYPE, text=str(middle))
+        yield Action(ActionKind.TYPE, text=str(middle))
         yield submit(view)
         if "higher" in view.one("text").text:
             low = middle + 1

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentenv.envs.browser.sites import ORIGIN, Facts, Site
-from agentenv.envs.gui.actions import Action, Kind
+from agentenv.envs.browser.sites import ORIGIN, PageFacts, Site
+from agentenv.envs.gui.actions import Action, ActionKind
 from agentenv.envs.gui.screen import Box, Element, Screen
 from agentenv.errors import BrowserFault
 
@@ -206,31 +206,31 @@ class Tab:
         """
         mouse, keyboard = self._page.mouse, self._page.keyboard
         match action.kind:
-            case Kind.CLICK:
+            case ActionKind.CLICK:
                 await mouse.click(*await self._place(action.id, action.point))
-            case Kind.DOUBLE_CLICK:
+            case ActionKind.DOUBLE_CLICK:
                 await mouse.dblclick(*await self._place(action.id, action.point))
-            case Kind.HOVER:
+            case ActionKind.HOVER:
                 await mouse.move(*await self._place(action.id, action.point))
-            case Kind.LONG_PRESS:
+            case ActionKind.LONG_PRESS:
                 await mouse.move(*await self._place(action.id, action.point))
                 await mouse.down()
                 await self._settle(_virtual_ms(action.time))
                 await mouse.up()
-            case Kind.DRAG:
+            case ActionKind.DRAG:
                 await self._drag(action)
-            case Kind.TYPE:
+            case ActionKind.TYPE:
                 await self._type(action)
-            case Kind.KEY:
+            case ActionKind.KEY:
                 await self._press(keyboard, action.text)
-            case Kind.SELECT:
+            case ActionKind.SELECT:
                 await self._ask("choose", action.id, action.point, action.text)
-            case Kind.SCROLL:
+            case ActionKind.SCROLL:
                 dx, dy = (SCROLLED * part for part in DIRECTIONS[action.direction or "down"])
                 middle = (self.site.width / 2, self.site.height / 2)
                 at = None if action.id else action.point or middle
                 await self._ask("scroll", action.id, at, dx, dy)
-            case Kind.WAIT:
+            case ActionKind.WAIT:
                 return _virtual_ms(action.time)
         return LEAST_MS
 
@@ -352,9 +352,9 @@ class Tab:
         shot = await self._cdp.send("Page.captureScreenshot", {"format": "png"})
         return base64.b64decode(shot["data"])
 
-    async def facts(self, answers: tuple[str, ...], *, ended: bool) -> Facts:
+    async def facts(self, answers: tuple[str, ...], *, ended: bool) -> PageFacts:
         """What a validator learns, with what the policy said and whether it has ended the episode."""
-        return Facts(**await self._look("facts"), answers=answers, ended=ended)
+        return PageFacts(**await self._look("facts"), answers=answers, ended=ended)
 
     async def close(self) -> None:
         """Ends page and context; whatever is wrong with them is their own business."""
@@ -375,7 +375,7 @@ async def guarded(doing: str) -> AsyncIterator[None]:
         async with asyncio.timeout(DEADLINE_S):
             yield
     except TimeoutError as error:
-        raise LatePage(f"{doing}: no answer within {DEADLINE_S:g} s") from error
+        raise LatePage(f"{doing}: the page gave no answer within {DEADLINE_S:g} s") from error
     except Error as error:
         raise BrowserFault(f"{doing}: {str(error).splitlines()[0]}") from error
 

@@ -18,7 +18,7 @@ ORIGIN = "http://agentenv.test"
 
 
 @dataclass(frozen=True)
-class Facts:
+class PageFacts:
     """What a validator learns of a page, read where the page's scripts cannot reach."""
 
     url: str
@@ -35,7 +35,7 @@ class Facts:
     """Whether the policy has ended the episode with ``terminate``."""
 
 
-Validator = Callable[[Facts], float | None]
+Validator = Callable[[PageFacts], float | None]
 """The reward in [0, 1] once the task is decided, None before that. A None at the end counts as 0."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from agentenv.envs.domsim.records import MissingRecord
 from agentenv.envs.domsim.widgets import Do, Row, Widget, button, heading, item, label
 from agentenv.envs.domsim.world import App, DesktopView, World
-from agentenv.envs.gui.actions import Action, Direction, Kind
+from agentenv.envs.gui.actions import Action, ActionKind, Direction
 from agentenv.envs.gui.matching import finger_direction
 from agentenv.envs.gui.screen import Box, Element, Screen
 
@@ -23,20 +23,20 @@ SCROLL_ROWS = 10
 MARGIN, GAP, CHAR, FIELD = 8, 8, 8, 300
 
 KINDS = (
-    Kind.CLICK,
-    Kind.DOUBLE_CLICK,
-    Kind.LONG_PRESS,
-    Kind.DRAG,
-    Kind.TYPE,
-    Kind.SELECT,
-    Kind.KEY,
-    Kind.SCROLL,
-    Kind.SWIPE,
-    Kind.SYSTEM_BUTTON,
-    Kind.OPEN,
-    Kind.WAIT,
-    Kind.ANSWER,
-    Kind.TERMINATE,
+    ActionKind.CLICK,
+    ActionKind.DOUBLE_CLICK,
+    ActionKind.LONG_PRESS,
+    ActionKind.DRAG,
+    ActionKind.TYPE,
+    ActionKind.SELECT,
+    ActionKind.KEY,
+    ActionKind.SCROLL,
+    ActionKind.SWIPE,
+    ActionKind.SYSTEM_BUTTON,
+    ActionKind.OPEN,
+    ActionKind.WAIT,
+    ActionKind.ANSWER,
+    ActionKind.TERMINATE,
 )
 """The actions that the desktop knows."""
 
@@ -104,23 +104,23 @@ class Desktop:
         """
         world.notice = ""
         match action.kind:
-            case Kind.CLICK | Kind.DOUBLE_CLICK | Kind.LONG_PRESS:
+            case ActionKind.CLICK | ActionKind.DOUBLE_CLICK | ActionKind.LONG_PRESS:
                 return self._click(world, view.target(action))
-            case Kind.TYPE:
+            case ActionKind.TYPE:
                 return self._type(world, view, action)
-            case Kind.SELECT:
+            case ActionKind.SELECT:
                 return _select(world, view.target(action), action.text)
-            case Kind.KEY:
+            case ActionKind.KEY:
                 return self._press(world, view, action.text)
-            case Kind.SCROLL | Kind.SWIPE:
+            case ActionKind.SCROLL | ActionKind.SWIPE:
                 return _scroll(world, view, action)
-            case Kind.DRAG:
+            case ActionKind.DRAG:
                 return self._drag(world, view.target(action), view.target(action, end=True))
-            case Kind.SYSTEM_BUTTON:
+            case ActionKind.SYSTEM_BUTTON:
                 return self._system_button(world, view, action.text)
-            case Kind.OPEN:
+            case ActionKind.OPEN:
                 return self._open(world, action.text)
-            case Kind.ANSWER:
+            case ActionKind.ANSWER:
                 world.answer = action.text
         return ""
 
@@ -246,7 +246,7 @@ _FINGER: Mapping[Direction, Direction] = {"up": "down", "down": "up", "left": "r
 
 def _scroll(world: World, view: DesktopView, action: Action) -> str:
     way = action.direction
-    if action.kind is Kind.SWIPE:
+    if action.kind is ActionKind.SWIPE:
         finger = finger_direction(action, (WIDTH, HEIGHT), 0.05)
         way = _FINGER[finger] if finger else None
     before = world.scroll

@@ -18,7 +18,7 @@ from agentenv.envs.domsim.raster import draw, png
 from agentenv.envs.domsim.tasks import DESKTOP, TEMPLATES, DesktopTask, generate_domsim_tasks, solve
 from agentenv.envs.domsim.widgets import Widget
 from agentenv.envs.domsim.world import DesktopView, World
-from agentenv.envs.gui.actions import STOP, Action, Kind, action_text, parse_reply
+from agentenv.envs.gui.actions import STOP, Action, ActionKind, action_text, parse_reply
 from agentenv.envs.gui.observation import PROMPT, ScreenFormat, opening
 from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Screen, pointed
@@ -177,7 +177,7 @@ class DomSim(Env[DomSimState]):
         state.turns += 1
         if self._window is not None:
             state.past.append((self.screen(), action))
-        if reply.action is not None and reply.action.kind is Kind.TERMINATE:
+        if reply.action is not None and reply.action.kind is ActionKind.TERMINATE:
             done = state.desktop_task.passed(state.world, reply.action.text)
             details: dict[str, Any] = {"infeasible": True} if state.desktop_task.impossible else {}
             return self.result((), reward=float(done), end=EndReason.SUBMITTED, **details)

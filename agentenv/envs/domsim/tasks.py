@@ -18,7 +18,7 @@ from agentenv.envs.domsim.desktop import Desktop
 from agentenv.envs.domsim.records import Move, TaskDraft, without
 from agentenv.envs.domsim.widgets import Widget
 from agentenv.envs.domsim.world import App, DesktopView, World
-from agentenv.envs.gui.actions import Action, Kind
+from agentenv.envs.gui.actions import Action, ActionKind
 from agentenv.errors import ConfigurationError, UnknownName
 
 APPS: Mapping[str, App] = {
@@ -152,7 +152,9 @@ def _without_record(start: World, draft: TaskDraft) -> TaskDraft:
         ConfigurationError: it is about no record of ``RECORDS``.
     """
     for place, move in enumerate(draft.plan):
-        kind, _, id = move[1].partition(".") if move[0] in (Kind.CLICK, Kind.DRAG) else ("", "", "")
+        kind, _, id = (
+            move[1].partition(".") if move[0] in (ActionKind.CLICK, ActionKind.DRAG) else ("", "", "")
+        )
         if kind in RECORDS:
             start.data[RECORDS[kind]] = without(start.data[RECORDS[kind]], int(id))
             return TaskDraft(draft.goal, draft.plan[:place], {})
@@ -189,29 +191,29 @@ def played(world: World, plan: Iterable[Move]) -> list[tuple[Action, Widget | No
 def _next_action(world: World, view: DesktopView, moves: list[Move]) -> tuple[Action, Widget | None]:
     """The action that the first of ``moves`` begins with; a move that is done with it is taken off."""
     kind, *rest = moves[0]
-    if kind in (Kind.OPEN, Kind.ANSWER, Kind.TERMINATE):
+    if kind in (ActionKind.OPEN, ActionKind.ANSWER, ActionKind.TERMINATE):
         moves.pop(0)
-        return Action(Kind(kind), text=rest[0]), None
-    hidden = [key for key in (rest if kind == Kind.DRAG else rest[:1]) if view.id_of(key) is None]
+        return Action(ActionKind(kind), text=rest[0]), None
+    hidden = [key for key in (rest if kind == ActionKind.DRAG else rest[:1]) if view.id_of(key) is None]
     if hidden:
         return _towards(world, view, hidden[0]), None
     id = view.id_of(rest[0])
     widget = view.widgets[int(id or 0) - 1]
     if kind == "fill" and widget.value and world.focus != widget.key:
-        return Action(Kind.CLICK, id=id), widget
+        return Action(ActionKind.CLICK, id=id), widget
     if kind == "fill" and widget.value and not world.replacing:
-        return Action(Kind.KEY, text="Control+a"), widget
+        return Action(ActionKind.KEY, text="Control+a"), widget
     moves.pop(0)
     match kind:
         case "fill":
             aimed = None if world.replacing else id
-            return Action(Kind.TYPE, text=rest[1], id=aimed), widget
-        case Kind.SELECT:
-            return Action(Kind.SELECT, text=rest[1], id=id), widget
-        case Kind.DRAG:
-            return Action(Kind.DRAG, id=id, end_id=view.id_of(rest[1])), widget
+            return Action(ActionKind.TYPE, text=rest[1], id=aimed), widget
+        case ActionKind.SELECT:
+            return Action(ActionKind.SELECT, text=rest[1], id=id), widget
+        case ActionKind.DRAG:
+            return Action(ActionKind.DRAG, id=id, end_id=view.id_of(rest[1])), widget
         case _:
-            return Action(Kind.CLICK, id=id), widget
+            return Action(ActionKind.CLICK, id=id), widget
 
 
 def _towards(world: World, view: DesktopView, key: str) -> Action:
@@ -221,8 +223,8 @@ def _towards(world: World, view: DesktopView, key: str) -> Action:
         for _ in range(MAX_SCROLLS):
             seen = DESKTOP.view(twin)
             if seen.id_of(key) is not None:
-                return Action(Kind.SCROLL, direction="down" if twin.scroll > world.scroll else "up")
-            if DESKTOP.act(twin, seen, Action(Kind.SCROLL, direction=way)):
+                return Action(ActionKind.SCROLL, direction="down" if twin.scroll > world.scroll else "up")
+            if DESKTOP.act(twin, seen, Action(ActionKind.SCROLL, direction=way)):
                 break
     raise LookupError(
         f"the page {world.page} has no {key!r}; it has {[w.key for w in view.widgets if w.key]}"

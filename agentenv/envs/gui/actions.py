@@ -25,7 +25,7 @@ STOP = ("</action>",)
 """Stop string for the engine: nothing after the action is sampled."""
 
 
-class Kind(StrEnum):
+class ActionKind(StrEnum):
     """The kinds of action. The value is what stands in ``"action"``."""
 
     CLICK = "click"
@@ -49,7 +49,7 @@ class Kind(StrEnum):
 class Action:
     """One action; fields that its kind does not have keep their defaults."""
 
-    kind: Kind
+    kind: ActionKind
     text: str = ""
     """Of type, select, key, open and answer; the button of system_button; the status of terminate."""
     id: str | None = None
@@ -67,7 +67,7 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ParsedAction:
     """What was read out of a policy's text."""
 
     action: Action | None
@@ -139,22 +139,22 @@ _ARGUMENTS = {
 }
 _TARGET, _TARGET2 = "id|coordinate", "id2|coordinate2"
 
-GRAMMAR: Mapping[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    Kind.CLICK: ((_TARGET,), ()),
-    Kind.DOUBLE_CLICK: ((_TARGET,), ()),
-    Kind.LONG_PRESS: ((_TARGET,), ("time",)),
-    Kind.HOVER: ((_TARGET,), ()),
-    Kind.DRAG: ((_TARGET, _TARGET2), ()),
-    Kind.TYPE: (("text",), (_TARGET,)),
-    Kind.SELECT: (("text", _TARGET), ()),
-    Kind.KEY: (("text",), ()),
-    Kind.SCROLL: (("direction",), (_TARGET,)),
-    Kind.SWIPE: (("coordinate", "coordinate2"), ()),
-    Kind.SYSTEM_BUTTON: (("button",), ()),
-    Kind.OPEN: (("text",), ()),
-    Kind.WAIT: ((), ("time",)),
-    Kind.ANSWER: (("text",), ()),
-    Kind.TERMINATE: (("status",), ()),
+GRAMMAR: Mapping[ActionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    ActionKind.CLICK: ((_TARGET,), ()),
+    ActionKind.DOUBLE_CLICK: ((_TARGET,), ()),
+    ActionKind.LONG_PRESS: ((_TARGET,), ("time",)),
+    ActionKind.HOVER: ((_TARGET,), ()),
+    ActionKind.DRAG: ((_TARGET, _TARGET2), ()),
+    ActionKind.TYPE: (("text",), (_TARGET,)),
+    ActionKind.SELECT: (("text", _TARGET), ()),
+    ActionKind.KEY: (("text",), ()),
+    ActionKind.SCROLL: (("direction",), (_TARGET,)),
+    ActionKind.SWIPE: (("coordinate", "coordinate2"), ()),
+    ActionKind.SYSTEM_BUTTON: (("button",), ()),
+    ActionKind.OPEN: (("text",), ()),
+    ActionKind.WAIT: ((), ("time",)),
+    ActionKind.ANSWER: (("text",), ()),
+    ActionKind.TERMINATE: (("status",), ()),
 }
 """Members that each kind needs and may have besides; ``a|b`` is exactly one of the two."""
 
@@ -167,7 +167,7 @@ class Unreadable(ValueError):
     """A JSON object is no action; one sentence for the policy says why."""
 
 
-def parse_reply(text: str, kinds: Collection[Kind] = tuple(Kind)) -> Reply:
+def parse_reply(text: str, kinds: Collection[ActionKind] = tuple(ActionKind)) -> ParsedAction:
     """Reads a policy's reply; a mistake is never an exception.
 
     Args:
@@ -180,12 +180,12 @@ def parse_reply(text: str, kinds: Collection[Kind] = tuple(Kind)) -> Reply:
     format_ok = once and _FORMAT.fullmatch(text) is not None and bool(said)
     blocks = between(text, "<action>", "</action>")
     if len(blocks) != 1 or text.count("<action>") != 1:
-        return Reply(None, False, said, f"Write one <action>...</action> block, not {len(blocks)}.")
+        return ParsedAction(None, False, said, f"Write one <action>...</action> block, not {len(blocks)}.")
     try:
         action = action_from(_json_object(blocks[0]), kinds)
     except Unreadable as error:
-        return Reply(None, format_ok, said, str(error))
-    return Reply(action, format_ok, said)
+        return ParsedAction(None, format_ok, said, str(error))
+    return ParsedAction(action, format_ok, said)
 
 
 def _json_object(text: str) -> Mapping[str, Any]:
@@ -198,7 +198,7 @@ def _json_object(text: str) -> Mapping[str, Any]:
     return value
 
 
-def action_from(members: Mapping[str, Any], kinds: Collection[Kind] = tuple(Kind)) -> Action:
+def action_from(members: Mapping[str, Any], kinds: Collection[ActionKind] = tuple(ActionKind)) -> Action:
     """The action that a JSON object describes.
 
     Raises:
@@ -207,7 +207,7 @@ def action_from(members: Mapping[str, Any], kinds: Collection[Kind] = tuple(Kind
     name = members.get("action")
     if not isinstance(name, str) or name not in kinds:
         raise Unreadable(f"No action {str(name)[:40]!r} here; there are {', '.join(kinds)}.")
-    kind = Kind(name)
+    kind = ActionKind(name)
     needed, optional = GRAMMAR[kind]
     allowed = {part for group in (*needed, *optional) for part in group.split("|")}
     if unknown := members.keys() - allowed - {"action"}:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentenv.envs.gui.actions import Action, Kind, action_text, parse_reply
+from agentenv.envs.gui.actions import Action, ActionKind, action_text, parse_reply
 from agentenv.envs.gui.matching import MATCHERS, get_matcher
 from agentenv.envs.gui.recordings import RecordedStep, Recording, expert_action
 
@@ -16,14 +16,14 @@ def constant_policies(step: RecordedStep) -> dict[str, Action]:
     w, h = step.display_size
     middle, near, far = (w / 2, h / 2), 0.25, 0.75
     return {
-        "click the centre": Action(Kind.CLICK, point=middle),
-        "type nothing": Action(Kind.TYPE, text=""),
-        "wait": Action(Kind.WAIT),
-        "swipe up": Action(Kind.SWIPE, point=(w / 2, h * far), end=(w / 2, h * near)),
-        "swipe down": Action(Kind.SWIPE, point=(w / 2, h * near), end=(w / 2, h * far)),
-        "go back": Action(Kind.SYSTEM_BUTTON, text="Back"),
-        "open nothing": Action(Kind.OPEN, text=""),
-        "terminate": Action(Kind.TERMINATE, text="success"),
+        "click the centre": Action(ActionKind.CLICK, point=middle),
+        "type nothing": Action(ActionKind.TYPE, text=""),
+        "wait": Action(ActionKind.WAIT),
+        "swipe up": Action(ActionKind.SWIPE, point=(w / 2, h * far), end=(w / 2, h * near)),
+        "swipe down": Action(ActionKind.SWIPE, point=(w / 2, h * near), end=(w / 2, h * far)),
+        "go back": Action(ActionKind.SYSTEM_BUTTON, text="Back"),
+        "open nothing": Action(ActionKind.OPEN, text=""),
+        "terminate": Action(ActionKind.TERMINATE, text="success"),
     }
 
 

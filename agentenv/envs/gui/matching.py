@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agentenv.core.scoring.normalize import collapse
-from agentenv.envs.gui.actions import Action, Direction, Kind, Point
+from agentenv.envs.gui.actions import Action, ActionKind, Direction, Point
 from agentenv.envs.gui.screen import Box
 from agentenv.errors import UnknownName
 
 Size = tuple[int, int]
-POINTED = (Kind.CLICK, Kind.DOUBLE_CLICK, Kind.LONG_PRESS, Kind.HOVER)
-WORDED = (Kind.TYPE, Kind.KEY, Kind.ANSWER, Kind.OPEN, Kind.SELECT)
-CHOSEN = (Kind.SYSTEM_BUTTON, Kind.TERMINATE)
+POINTED = (ActionKind.CLICK, ActionKind.DOUBLE_CLICK, ActionKind.LONG_PRESS, ActionKind.HOVER)
+WORDED = (ActionKind.TYPE, ActionKind.KEY, ActionKind.ANSWER, ActionKind.OPEN, ActionKind.SELECT)
+CHOSEN = (ActionKind.SYSTEM_BUTTON, ActionKind.TERMINATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class Matcher:
             display_size: Width and height of the screen that the prediction's coordinates refer to.
         """
         wanted = gold.action.kind
-        if self.answers_as_type and wanted in (Kind.ANSWER, Kind.KEY):
-            wanted = Kind.TYPE
+        if self.answers_as_type and wanted in (ActionKind.ANSWER, ActionKind.KEY):
+            wanted = ActionKind.TYPE
         if predicted.kind is not wanted:
             return MatchResult(False, False, f"{predicted.kind} for {wanted}")
         reason = self._difference(predicted, gold, display_size)
@@ -99,13 +99,13 @@ class Matcher:
             return "" if right else "other text"
         if predicted.kind in CHOSEN:
             same = predicted.text.casefold() == gold.action.text.casefold()
-            free = self.any_status and predicted.kind is Kind.TERMINATE
+            free = self.any_status and predicted.kind is ActionKind.TERMINATE
             return "" if same or free else "other choice"
-        if predicted.kind is Kind.SWIPE:
+        if predicted.kind is ActionKind.SWIPE:
             return self._other_way(predicted, gold, display_size)
-        if predicted.kind is Kind.SCROLL:
+        if predicted.kind is ActionKind.SCROLL:
             return "" if predicted.direction == gold.action.direction else "other direction"
-        if predicted.kind is Kind.DRAG:
+        if predicted.kind is ActionKind.DRAG:
             return self._misses(predicted, gold, display_size) or self._drops_elsewhere(
                 predicted, gold, display_size
             )

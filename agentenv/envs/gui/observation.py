@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from agentenv.core.types import Message, MessagePart, Observation
-from agentenv.envs.gui.actions import GRAMMAR, Kind
+from agentenv.envs.gui.actions import GRAMMAR, ActionKind
 from agentenv.envs.gui.screen import Screen, image_part
 
 PROMPT = """\
@@ -22,7 +22,7 @@ EXAMPLES = {
 }
 
 
-def opening(goal: str, kinds: Collection[Kind], pointing: str, template: str = PROMPT) -> str:
+def opening(goal: str, kinds: Collection[ActionKind], pointing: str, template: str = PROMPT) -> str:
     """The text that opens an episode.
 
     Args:
@@ -37,7 +37,7 @@ def opening(goal: str, kinds: Collection[Kind], pointing: str, template: str = P
     return instructions.replace("{goal}", goal)
 
 
-def usage(kind: Kind) -> str:
+def usage(kind: ActionKind) -> str:
     """An action with its members: ``click(id|coordinate)``, optional ones in brackets."""
     needed, optional = GRAMMAR[kind]
     return f"{kind}({', '.join([*needed, *(f'[{name}]' for name in optional)])})"

@@ -15,7 +15,7 @@ from agentenv.envs.gui.screen import Box, Screen, pointed
 from agentenv.errors import ConfigurationError
 
 
-class Watched(Protocol):
+class RecordableEnv(Protocol):
     """A graphical environment that can be recorded."""
 
     def reset(
@@ -34,7 +34,11 @@ class Watched(Protocol):
 
 
 def record(
-    env: Watched, task: Task | None = None, *, seed: int | None = None, actions: Iterable[str] | None = None
+    env: RecordableEnv,
+    task: Task | None = None,
+    *,
+    seed: int | None = None,
+    actions: Iterable[str] | None = None,
 ) -> Recording:
     """Plays an episode and keeps what was seen and done.
 

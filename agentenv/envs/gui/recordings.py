@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, get_args
 from agentenv.core.io.files import replacing
 from agentenv.core.types import Task
 from agentenv.data.dataset_files import RawRow, find_file, read_records
-from agentenv.envs.gui.actions import Action, Direction, Kind, Unreadable, action_from, action_members
+from agentenv.envs.gui.actions import Action, ActionKind, Direction, Unreadable, action_from, action_members
 from agentenv.envs.gui.matching import Gold, Size, finger_direction
 from agentenv.envs.gui.screen import Box, Screen, from_json, resized, to_json
 from agentenv.errors import DatasetError, MissingExtra
@@ -155,7 +155,7 @@ def _step(row: RawRow, size: Size, semantics: Semantics, screenshots: Path | Non
         raise DatasetError(f"{row.place}: {error}") from error
     screen = _screen(row, size, screenshots)
     boxes = _boxes(options.get("candidate_bbox", members.get("bbox", [])), row.place)
-    declared = options.get("direction", members.get("direction")) if action.kind is Kind.SWIPE else None
+    declared = options.get("direction", members.get("direction")) if action.kind is ActionKind.SWIPE else None
     if declared is not None and declared not in get_args(Direction):
         raise DatasetError(
             f"{row.place}: {declared!r:.60} is no direction; there are {', '.join(_OPPOSITE)}."
@@ -262,7 +262,7 @@ def expert_action(step: RecordedStep, *, by_id: bool = False) -> Action:
         by_id: Names the smallest element at each place, where the screen has a tree with one there.
     """
     action = step.gold.action
-    if by_id and action.kind is not Kind.SWIPE:
+    if by_id and action.kind is not ActionKind.SWIPE:
         at, to = (step.screen.at(place) if place else None for place in (action.point, action.end))
         known = (at is not None or action.point is None) and (to is not None or action.end is None)
         if known:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from agentenv.envs.gui.actions import Reply
+from agentenv.envs.gui.actions import ParsedAction
 from agentenv.envs.gui.matching import MatchResult
 from agentenv.envs.gui.recordings import Annotation
 
@@ -10,7 +10,11 @@ Weights = Literal["published", "released"]
 
 
 def step_reward(
-    reply: Reply, verdict: MatchResult, *, weights: Weights = "published", annotation: Annotation = "GOOD"
+    reply: ParsedAction,
+    verdict: MatchResult,
+    *,
+    weights: Weights = "published",
+    annotation: Annotation = "GOOD",
 ) -> float:
     """What one step earns, within [0, 1].
 

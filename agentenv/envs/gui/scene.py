@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agentenv.core.scene import Edges, Mark
-from agentenv.envs.gui.actions import Action, Direction, Kind, Point, parse_reply
+from agentenv.envs.gui.actions import Action, ActionKind, Direction, Point, parse_reply
 from agentenv.envs.gui.drawing import svg
 from agentenv.envs.gui.screen import Box, Element, Screen
 
@@ -16,7 +16,7 @@ _TOWARDS: dict[Direction | None, Point] = {
     "right": (1, 0),
     None: (0, 0),
 }
-_SAID = (Kind.TYPE, Kind.SELECT, Kind.OPEN, Kind.ANSWER)
+_SAID = (ActionKind.TYPE, ActionKind.SELECT, ActionKind.OPEN, ActionKind.ANSWER)
 """Kinds whose text is quoted."""
 
 
@@ -61,7 +61,7 @@ def mark(action: Action, screen: Screen) -> Mark:
     at = action.point or (element.box.centre if element else None)
     onto = _meant(action.end_id, action.end, screen)
     to = action.end or (onto.box.centre if onto else None)
-    if action.kind is Kind.SCROLL:
+    if action.kind is ActionKind.SCROLL:
         at = at or (screen.width / 2, screen.height / 2)
         x, y = _TOWARDS[action.direction]
         to = at[0] + x * screen.width / 4, at[1] + y * screen.height / 4

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentenv.envs.search.planned_search import PlannedSearch
     from agentenv.envs.search.rewrite import Rewrite
     from agentenv.envs.search.search_env import SearchEnv, SearchParts
-    from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+    from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
     from agentenv.envs.search.search_tools import ReadTool, SearchTool, TagParser, submit_answer
     from agentenv.envs.search.self_play import SearchProposer, SearchSolver
     from agentenv.envs.search.self_search import SelfSearch
@@ -46,8 +46,8 @@ __all__ = [
     "SearchTool",
     "SelfSearch",
     "SimulatedSearch",
+    "TagCall",
     "TagParser",
-    "ToolCall",
     "ToolReply",
     "answer_reward",
     "submit_answer",
@@ -68,7 +68,7 @@ __getattr__, __dir__ = lazy_exports(
         "agentenv.envs.search.planned_search": "PlannedSearch",
         "agentenv.envs.search.rewrite": "Rewrite",
         "agentenv.envs.search.search_env": "SearchEnv SearchParts",
-        "agentenv.envs.search.search_state": "SearchState ToolCall ToolReply",
+        "agentenv.envs.search.search_state": "SearchState TagCall ToolReply",
         "agentenv.envs.search.search_tools": "ReadTool SearchTool TagParser submit_answer",
         "agentenv.envs.search.self_play": "SearchProposer SearchSolver",
         "agentenv.envs.search.self_search": "SelfSearch",

@@ -18,7 +18,7 @@ from agentenv.envs.search.hierarchical_rewards import HierarchicalState, hierarc
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt
 from agentenv.envs.search.page_graph import PageGraph
 from agentenv.envs.search.search_env import SearchEnv, SearchParts, on_small_world, thinking
-from agentenv.envs.search.search_state import SearchState, ToolCall, ToolFunction, ToolReply
+from agentenv.envs.search.search_state import SearchState, TagCall, ToolFunction, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, TagParser
 from agentenv.envs.search.synonyms import SIMILARITY
 from agentenv.errors import ConfigurationError, UnknownName
@@ -27,7 +27,6 @@ from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.retrievers.storage.corpus import Corpus
 
 LOCAL_TOOLS = ("chunk_search", "graph_search", "get_adjacent_passages")
-WEB_TOOLS = ("web_search", "browse_url")
 TOOLS = {
     "chunk_search": "a query between <chunk_search> and </chunk_search> finds passages of our documents",
     "graph_search": "a query between <graph_search> and </graph_search> finds pages that are linked with what it finds",
@@ -54,7 +53,7 @@ class GraphSearch:
     search: SearchTool
     graph: PageGraph
 
-    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
         """The page of what is found.
 
         Raises:
@@ -75,7 +74,7 @@ class FactSearch:
     graph: FactGraph
     judge: Reranker
 
-    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
         """The page of what is found.
 
         Raises:
@@ -94,7 +93,7 @@ class AdjacentPassages:
     graph: PageGraph | FactGraph
     k: int
 
-    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
         """The page of what stands next to the title that is asked for."""
         near = self.graph.near(call.text)
         if not near:
@@ -110,7 +109,7 @@ class BrowseTool:
 
     format: PageFormat
 
-    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
         """The page."""
         for address in addresses_in(call.text):
             known = state.found.get(address) or state.by_id.get(address)
@@ -130,7 +129,7 @@ def addresses_in(text: str) -> list[str]:
 
 
 def passages_reply(
-    call: ToolCall, state: SearchState, format: PageFormat, found: Sequence[Passage]
+    call: TagCall, state: SearchState, format: PageFormat, found: Sequence[Passage]
 ) -> ToolReply:
     """The reply with ``found``, which the state notes."""
     ids = [[passage.id for passage in found]]
@@ -141,12 +140,12 @@ def passages_reply(
 
 
 @dataclass(frozen=True)
-class Noted:
+class CountedTool:
     """A tool whose calls the state counts."""
 
     tool: ToolFunction
 
-    async def __call__(self, call: ToolCall, state: HierarchicalState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: HierarchicalState) -> ToolReply:
         """What the tool replies.
 
         Raises:
@@ -226,7 +225,7 @@ class AgentSearch(SearchEnv):
         return SearchParts(
             opening=opening,
             parser=TagParser((*tools, "answer"), filled=tools),
-            tools={name: Noted(tool) for name, tool in made.items() if name in tools},
+            tools={name: CountedTool(tool) for name, tool in made.items() if name in tools},
             reward=partial(hierarchical_reward, answer=self.answer_reward, scorer=self.scorer, tools=tools),
             state=HierarchicalState,
         )

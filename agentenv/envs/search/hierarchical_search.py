@@ -24,7 +24,7 @@ from agentenv.envs.search.hierarchical_rewards import HierarchicalState, hierarc
 from agentenv.envs.search.local_search import SURE, UNSURE, LocalSearch
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_passages
 from agentenv.envs.search.search_env import SearchEnv, SearchParts, on_small_world, thinking
-from agentenv.envs.search.search_state import ToolCall, ToolReply
+from agentenv.envs.search.search_state import TagCall, ToolReply
 from agentenv.envs.search.search_tools import TagParser
 from agentenv.envs.search.synonyms import SIMILARITY
 from agentenv.errors import ConfigurationError, EnvFault
@@ -222,7 +222,7 @@ class AgentsTool:
     refiner: Refiner
     format: PageFormat
 
-    async def __call__(self, call: ToolCall, state: HierarchicalState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: HierarchicalState) -> ToolReply:
         """The evidence and the answers of the agents.
 
         Raises:

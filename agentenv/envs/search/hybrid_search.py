@@ -17,7 +17,7 @@ from agentenv.envs.search.local_search import as_turns
 from agentenv.envs.search.page_format import QuestionPrompt
 from agentenv.envs.search.page_summaries import SummarizedSearch, Summarizer, make_summarizer
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
-from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, answered
 
 BEGIN_QUERIES, END_QUERIES = "<|begin_search_queries|>", "<|end_search_queries|>"
@@ -87,12 +87,12 @@ def completed(text: str) -> str | None:
     return None
 
 
-def read_action(action: str) -> ToolCall:
+def read_action(action: str) -> TagCall:
     """What ``action`` asks for: a search, or else the end."""
     queries = queries_in(action)
     if queries is None:
-        return ToolCall("answer", boxed_answer(action) or "", action, "")
-    return ToolCall("search", "\n".join(queries), action, action.partition(END_QUERIES)[2])
+        return TagCall("answer", boxed_answer(action) or "", action, "")
+    return TagCall("search", "\n".join(queries), action, action.partition(END_QUERIES)[2])
 
 
 def is_due(state: SearchState) -> bool:
@@ -100,7 +100,7 @@ def is_due(state: SearchState) -> bool:
     return bool(state.record) and state.last.page == FINAL
 
 
-async def end_with_box(call: ToolCall, state: SearchState) -> ToolReply:
+async def end_with_box(call: TagCall, state: SearchState) -> ToolReply:
     """Ends the episode with the boxed answer, or opens the box once."""
     answer = boxed_answer(call.action)
     if answer is None and is_due(state):
@@ -122,7 +122,7 @@ class BoundedSearch:
     most: int
     """Turns that may search."""
 
-    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
         """The page of what is found, or the beginning of the answer.
 
         Raises:

@@ -21,7 +21,7 @@ from agentenv.core.grammar import earliest_block
 from agentenv.core.types import ToolResult, ToolStatus
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.search.outcomes import Reward
-from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
 from agentenv.envs.search.search_tools import submit_answer
 from agentenv.errors import UnknownName
 from agentenv.retrievers.rerank import Reranker, make_reranker
@@ -43,7 +43,7 @@ I judged the last result useless, so I have to search again before I answer.
 
 
 @dataclass(frozen=True)
-class Judge:
+class VerdictCheck:
     """Compares a verdict on the latest page with what a reranker says of it."""
 
     reranker: Reranker
@@ -72,7 +72,7 @@ class SubmitAfterUse:
     most: int
     """Turns before the last one, in which an answer is taken whatever was judged."""
 
-    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
         """The end of the episode, or what has to be done before it."""
         if state.turns < self.most and is_judged_useless(state, call.action):
             return ToolReply(AGAIN, ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="useless page"))
@@ -195,7 +195,9 @@ class JudgedSearch(LocalSearch):
             raise UnknownName.among("total of verdicts", verdicts, TOTALS)
         total = partial(verdict_sum, discount=discount) if verdicts == "sum" else TOTALS[verdicts]
         self.search_again = search_again
-        self.judge = Judge(make_reranker(reranker) if isinstance(reranker, str) else reranker, threshold)
+        self.judge = VerdictCheck(
+            make_reranker(reranker) if isinstance(reranker, str) else reranker, threshold
+        )
         self.parts = replace(
             self.parts,
             submit=SubmitAfterUse(self.max_turns) if search_again else submit_answer,

@@ -22,7 +22,7 @@ from agentenv.envs.search.native_tools import NATIVE_PROMPT, NativeActions, unta
 from agentenv.envs.search.outcomes import Reward, is_one_action, score_of
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_addresses, information
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
-from agentenv.envs.search.search_state import SearchState, ToolCall, ToolFunction, ToolReply
+from agentenv.envs.search.search_state import SearchState, TagCall, ToolFunction, ToolReply
 from agentenv.envs.search.search_tools import TagParser
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.retrievers.remote import RemoteRetriever
@@ -157,7 +157,7 @@ class AccessTool:
     pages: Pages | None
     """The pages of the corpus, where it is in this process."""
 
-    async def __call__(self, call: ToolCall, state: LongState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: LongState) -> ToolReply:
         """The next part of the page at the address that is asked for.
 
         Raises:
@@ -215,7 +215,7 @@ class Forcing:
                 f"force_documents={self.documents} and force_turns={self.turns} must be at least 1"
             )
 
-    async def __call__(self, call: ToolCall, state: LongState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: LongState) -> ToolReply:
         """The reply of the tool, with the demand where an answer is due after it.
 
         Raises:

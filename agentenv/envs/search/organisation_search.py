@@ -20,7 +20,7 @@ from agentenv.envs.search.outcomes import Reward, score_of
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_addresses
 from agentenv.envs.search.planner_rewards import coverage
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
-from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, TagParser
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.fakes import InMemoryRetriever
@@ -88,7 +88,7 @@ class ChannelSearch:
 
     search: SearchTool
 
-    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
         """The page of what is found."""
         asked = Restriction.of(call.text)
         retriever = _searched(organisation_of(state.task))
@@ -108,7 +108,7 @@ class OpenTool:
 
     format: PageFormat
 
-    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
         """The artefact; a notice where no artefact has the id."""
         corpus = _searched(organisation_of(state.task)).corpus
         try:

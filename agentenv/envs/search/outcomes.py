@@ -36,7 +36,7 @@ class Ending:
     """Whether the policy thought at all between tags that are whole; see `thinks_in_tags`."""
     formed: bool = True
     """Whether every action is a thought and a search, and the last one a thought and an answer; see `is_well_formed`."""
-    shown: bool = False
+    answer_seen: bool = False
     """Whether a page showed an accepted answer."""
 
 
@@ -77,7 +77,7 @@ def graded_format(
     if ending.score >= 1:
         return 1.0 if ending.formed else 1.0 - structure
     if ending.formed:
-        return structure + retrieval * ending.shown
+        return structure + retrieval * ending.answer_seen
     return final * ending.answered
 
 
@@ -193,5 +193,5 @@ def ending_of(state: SearchState, score: float) -> Ending:
         answered=answered,
         thought=not state.tagged or thinks_in_tags([turn.action for turn in state.record]),
         formed=is_well_formed(state.record) if state.tagged else answered and not state.mistakes,
-        shown=answer_shown(state.record, state.task.answers),
+        answer_seen=answer_shown(state.record, state.task.answers),
     )

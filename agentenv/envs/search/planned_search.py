@@ -22,7 +22,7 @@ from agentenv.envs.search.outcomes import Reward, answer_shown, score_of
 from agentenv.envs.search.page_format import as_question, format_passages, information
 from agentenv.envs.search.planner_rewards import PlanJudge, coverage, frugality, planning_gain
 from agentenv.envs.search.search_env import on_small_world
-from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, answered
 from agentenv.errors import (
     ConfigurationError,
@@ -137,7 +137,7 @@ class GeneratedAnswer:
     judge: PlanJudge | None = None
     """Who rates the plan."""
 
-    async def __call__(self, call: ToolCall, state: PlannedState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: PlannedState) -> ToolReply:
         """The answer; what the planner wrote between its tags is not read.
 
         Raises:

@@ -28,7 +28,7 @@ from agentenv.envs.search.native_tools import (
 )
 from agentenv.envs.search.outcomes import THOUGHTFUL, Reward, answer_reward, get_outcome
 from agentenv.envs.search.page_format import PageFormat, as_question, count_words
-from agentenv.envs.search.search_state import SearchState, ToolCall, ToolFunction, ToolReply
+from agentenv.envs.search.search_state import SearchState, TagCall, ToolFunction, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, submit_answer
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.retrievers.fakes import InMemoryRetriever
@@ -59,7 +59,7 @@ class SearchParts:
 
     opening: Callable[[Task], str]
     """From a task to the first message."""
-    parser: Callable[[str], ToolCall | None]
+    parser: Callable[[str], TagCall | None]
     """From the text of an action to what it asks for; None where it is malformed."""
     tools: Mapping[str, ToolFunction]
     """By tag, the tools after which the episode goes on."""
@@ -67,7 +67,7 @@ class SearchParts:
     """From the state after a turn to what the turn earns, by part."""
     submit: ToolFunction = submit_answer
     """What the tag ``final_tag`` of the environment calls; it ends the episode."""
-    last_parser: Callable[[str], ToolCall | None] | None = None
+    last_parser: Callable[[str], TagCall | None] | None = None
     """The parser of the turn after the last search; None leaves it to ``parser``."""
     correction: str | None = CORRECTION
     """What is shown after a malformed action; None ends the episode there."""
@@ -223,7 +223,7 @@ class SearchEnv(AsyncEnv[SearchState]):
         finally:
             state.record.pop()
 
-    async def _reply(self, call: ToolCall | None) -> ToolReply:
+    async def _reply(self, call: TagCall | None) -> ToolReply:
         parts = self.parts
         if call is not None and call.tag == self.final_tag:
             return await parts.submit(call, self.state)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from agentenv.core.types import EndReason, Passage, Task, ToolResult, ToolStatus
 
 
-class ToolCall(NamedTuple):
+class TagCall(NamedTuple):
     """What one pair of tags of an action asks for."""
 
     tag: str
@@ -46,7 +46,7 @@ class ToolReply:
         return self
 
 
-ToolFunction = Callable[[ToolCall, Any], Awaitable[ToolReply]]
+ToolFunction = Callable[[TagCall, Any], Awaitable[ToolReply]]
 """A tool, from a call and the state of the episode to a reply; what it finds, it adds to the state."""
 
 

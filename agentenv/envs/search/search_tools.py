@@ -7,7 +7,7 @@ from agentenv.core.grammar import earliest_block
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import EndReason, Passage, Query, QueryContext, ToolResult, ToolStatus
 from agentenv.envs.search.page_format import PageFormat, format_passages
-from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,12 @@ class TagParser:
     filled: tuple[str, ...] = ("search",)
     """Those of them that ask for nothing where they are empty."""
 
-    def __call__(self, action: str) -> ToolCall | None:
+    def __call__(self, action: str) -> TagCall | None:
         """What ``action`` asks for; None where it is malformed."""
         block = earliest_block(action, self.tags)
         if block is None or (block.tag in self.filled and not block.content):
             return None
-        return ToolCall(block.tag, block.content, action, action[block.end :])
+        return TagCall(block.tag, block.content, action, action[block.end :])
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class SearchTool:
     repeat_notice: bool = False
     """Whether a query that was asked before is answered with a notice in place of passages."""
 
-    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
         """The page of what is found.
 
         Raises:
@@ -113,7 +113,7 @@ class ReadTool:
 
     format: PageFormat
 
-    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
         """The passage with the title that is asked for."""
         title = call.text
         passage = state.found.get(title)
@@ -124,7 +124,7 @@ class ReadTool:
         return ToolReply(self.format.page(format_passages([passage])), result)
 
 
-async def submit_answer(call: ToolCall, state: SearchState) -> ToolReply:
+async def submit_answer(call: TagCall, state: SearchState) -> ToolReply:
     """Ends the episode with the text of the call as its answer."""
     return answered(call.text, state)
 

@@ -29,7 +29,7 @@ from agentenv.envs.search.proposals import (
     refusal,
 )
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
-from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
 from agentenv.envs.search.search_tools import ReadTool, TagParser
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.bm25 import BM25Retriever
@@ -172,7 +172,7 @@ class ProposalTool:
 
     rules: QuestionRules
 
-    async def __call__(self, call: ToolCall, state: SearchState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
         """Notes ``proposal`` and ``refused``."""
         own = earliest_block(call.rest, ("answer",))
         gold = state.task.answers[0] if state.task.answers else own.content if own else ""

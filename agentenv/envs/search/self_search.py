@@ -18,7 +18,7 @@ from agentenv.core.types import ToolResult, ToolStatus
 from agentenv.envs.search.outcomes import score_of
 from agentenv.envs.search.page_format import LAYOUTS, QuestionPrompt
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
-from agentenv.envs.search.search_state import SearchState, ToolCall, ToolReply
+from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, TagParser
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.retrievers.prefixes import PrefixRetriever
@@ -113,7 +113,7 @@ class SelfSearchTool:
     first: int = 1
     """How many searches are real in the modes ``first`` and ``entropy`` whatever else holds (K of SSRL)."""
 
-    async def __call__(self, call: ToolCall, state: SelfSearchState) -> ToolReply:
+    async def __call__(self, call: TagCall, state: SelfSearchState) -> ToolReply:
         """Nothing, or the page of a real search for the query as one line.
 
         Raises:
@@ -146,7 +146,7 @@ def self_search_reward(state: SelfSearchState, *, scorer: Scorer) -> dict[str, f
     return {"answer": 0.9 * score_of(state, scorer), "format": 0.1 * format_reward(state.text)}
 
 
-def answer_first(action: str) -> ToolCall | None:
+def answer_first(action: str) -> TagCall | None:
     """Reads an action of the last turn: an answer counts although a query stands before it, as SSRL's program has it."""
     return _ANSWER(action) or _EARLIEST(action)
 

@@ -199,7 +199,7 @@ def _check(
         raise ConfigurationError("A comparison needs at least two systems.")
     if per_interim < 2 or interims < 1 or permutations < 1 or not 0 < alpha < 1:
         raise ConfigurationError(
-            f"Needs at least 2 seeds an interim, 1 interim, 1 permutation and 0 < alpha < 1, not {per_interim}, "
+            f"A test needs at least 2 seeds an interim, 1 interim, 1 permutation and 0 < alpha < 1, not {per_interim}, "
             f"{interims}, {permutations} and {alpha}."
         )
     for name, values in scores.items():

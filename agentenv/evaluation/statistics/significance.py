@@ -196,7 +196,7 @@ def standard_error(values: ArrayLike, clusters: Sequence[Hashable] | None = None
 def _members(x: Floats, clusters: Sequence[Hashable]) -> list[list[int]]:
     """The rows of each cluster."""
     if len(clusters) != x.size:
-        raise ConfigurationError(f"Needs one cluster a score, not {len(clusters)} for {x.size}.")
+        raise ConfigurationError(f"Every score needs one cluster; there are {len(clusters)} for {x.size}.")
     rows: dict[Hashable, list[int]] = {}
     for row, cluster in enumerate(clusters):
         rows.setdefault(cluster, []).append(row)
@@ -226,7 +226,9 @@ def calibration_error(confidences: Sequence[float], correct: Sequence[float], *,
     """
     claimed, right = _checked(confidences), _checked(correct)
     if claimed.size != right.size:
-        raise ConfigurationError(f"One confidence an answer, not {claimed.size} for {right.size}.")
+        raise ConfigurationError(
+            f"Every answer needs one confidence; there are {claimed.size} for {right.size}."
+        )
     order = np.argsort(claimed, kind="stable")
     bins = np.array_split(order, np.arange(per_bin, claimed.size - per_bin + 1, per_bin))
     squares = [rows.size * (claimed[rows].mean() - right[rows].mean()) ** 2 for rows in bins]
@@ -363,7 +365,7 @@ def _checked(values: ArrayLike) -> Floats:
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or x.size == 0 or not np.isfinite(x).all():
         raise ConfigurationError(
-            f"Needs a flat, non-empty list of finite scores, not one of shape {x.shape}."
+            f"The scores must be a flat, non-empty list of finite numbers, not one of shape {x.shape}."
         )
     return x
 

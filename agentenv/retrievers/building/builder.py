@@ -30,7 +30,7 @@ import numpy as np
 from agentenv.core.io.files import sync, sync_folder
 from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.retrievers.bm25 import BM25Retriever
-from agentenv.retrievers.building.journal import Journal, Part, UnfinishedIndex, intact_parts
+from agentenv.retrievers.building.journal import BuildJournal, Part, UnfinishedIndex, intact_parts
 from agentenv.retrievers.encoder import Encoder
 from agentenv.retrievers.faiss import ENCODE_ROWS, INDEX_FILE, LAYOUT, dense_card, encode_documents
 from agentenv.retrievers.hybrid import BM25_FOLDER, DENSE_FOLDER
@@ -87,7 +87,7 @@ def build_folder(
         encoder: for passages now and for queries later.
         spec: a FAISS factory string; ``auto`` chooses by the size of the corpus.
         hybrid: adds a BM25 retriever, which is built in memory.
-        report: is told how far the work is.
+        report: gets the progress.
         checkpoint_s: least seconds between two writings of an unfinished index.
 
     Raises:
@@ -104,7 +104,7 @@ def build_folder(
         chosen = default_spec(len(corpus), encoder.dim) if spec == AUTO else spec
         refuse_untrainable(chosen, len(corpus))
         of = [corpus.fingerprint, encoder.id, encoder.dim, LAYOUT]
-        journal = Journal(work / JOURNAL, of)
+        journal = BuildJournal(work / JOURNAL, of)
         left = journal.rows
         vectors, resumed = _encode(corpus, encoder, work, journal, report)
         unfinished = UnfinishedIndex(work / "index.partial", [chosen, *of])
@@ -128,7 +128,7 @@ def _read(path: Path, report: Report) -> Iterator[Any]:
 
 
 def _encode(
-    corpus: Corpus, encoder: Encoder, work: Path, journal: Journal, report: Report
+    corpus: Corpus, encoder: Encoder, work: Path, journal: BuildJournal, report: Report
 ) -> tuple[Vectors, int]:
     """The vectors of all passages, mapped from their file, and how many of them were there already and intact."""
     path = work / "vectors.f32"

@@ -32,7 +32,7 @@ def intact_parts(
     return parts
 
 
-class Journal:
+class BuildJournal:
     """Which parts of a file are safely on the disk: a line that says of what, then a line a part.
 
     Lines are only added, so that a journal of many parts costs no more to keep than one of few. A line that was cut off by

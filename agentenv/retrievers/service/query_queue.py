@@ -14,7 +14,7 @@ from agentenv.core.protocols import Retriever
 from agentenv.core.types import Passage, Query
 from agentenv.errors import AgentEnvError
 from agentenv.retrievers.base import texts_of
-from agentenv.retrievers.remote import Found
+from agentenv.retrievers.remote import SearchReply
 
 _CHUNK = (
     256  # queries of one request that are in one batch, so that a huge request leaves room for the others
@@ -122,7 +122,7 @@ class QueryQueue:
         self._metrics = metrics
         self._inflight: dict[Key, _InflightQuery] = {}
 
-    async def search(self, queries: Sequence[Query | str], k: int, timeout_s: float) -> Found:
+    async def search(self, queries: Sequence[Query | str], k: int, timeout_s: float) -> SearchReply:
         """What the retriever finds, in the order of the queries.
 
         Raises:
@@ -158,7 +158,7 @@ class QueryQueue:
             await self._wait(list(inflight.values()), timeout_s)
         replies |= {key: flight.reply.result() for key, flight in inflight.items()}
         missing = dict.fromkeys(shard for key in keys for shard in replies[key][1])
-        return Found([replies[key][0] for key in keys], tuple(missing))
+        return SearchReply([replies[key][0] for key in keys], tuple(missing))
 
     def _key(self, query: Query | str, text: str, k: int) -> Key:
         if not text:
@@ -191,7 +191,7 @@ class QueryQueue:
         try:
             _, late = await asyncio.wait({flight.reply for flight in inflight}, timeout=timeout_s)
             if late:
-                raise TimeoutError(f"{self.name}: no answer within {timeout_s:g} s.")
+                raise TimeoutError(f"{self.name} gave no answer within {timeout_s:g} s.")
         finally:
             for group in groups:
                 group.wanted_by -= 1
@@ -226,12 +226,12 @@ class QueryQueue:
             if self._cache.size and not self.info.contextual and not found.missing:
                 self._cache.put(flight.key, reply)
 
-    async def _ask(self, queries: list[Query | str], k: int) -> Found:
+    async def _ask(self, queries: list[Query | str], k: int) -> SearchReply:
         partial = getattr(self.retriever, "search_partial", None)
         if partial is not None:
-            found: Found = await partial(queries, k)
+            found: SearchReply = await partial(queries, k)
             return found
-        return Found(await self.retriever.search(queries, k))
+        return SearchReply(await self.retriever.search(queries, k))
 
     def _release(self, inflight: list[_InflightQuery]) -> None:
         """Frees the places of flights, each once."""

@@ -8,7 +8,7 @@ from typing import Any
 from agentenv.core.protocols import Retriever
 from agentenv.errors import UnknownName
 from agentenv.retrievers.base import QUERY_CHARS, batching_parts
-from agentenv.retrievers.remote import Found
+from agentenv.retrievers.remote import SearchReply
 from agentenv.retrievers.service.pages import Pages
 from agentenv.retrievers.service.query_queue import QueryQueue, ReplyCache
 from agentenv.retrievers.service.telemetry import Telemetry
@@ -188,7 +188,7 @@ class Service(Gate):
 
     async def _search(
         self, queue: QueryQueue, queries: list[Any], k: int, partial: bool, timeout_s: float | None = None
-    ) -> Found:
+    ) -> SearchReply:
         if len(queries) > self.limits.queue:
             raise Refusal(
                 413, f"{len(queries)} queries; at most {self.limits.queue} fit into one request.", "TooLarge"
@@ -207,7 +207,7 @@ class Service(Gate):
         return found
 
 
-def _is_large(found: Found) -> bool:
+def _is_large(found: SearchReply) -> bool:
     """Whether a reply is encoded while it is sent: as a whole it would take several times the memory of its passages."""
     return sum(map(len, found.passages)) >= _LARGE
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import ConfigurationError, Fault, IndexMismatch, RetrieverFault
-from agentenv.retrievers.remote import Found, RemoteRetriever
+from agentenv.retrievers.remote import RemoteRetriever, SearchReply
 from agentenv.retrievers.service.wire import content_digests
 from agentenv.web.retries import RetryPolicy
 
@@ -68,7 +68,7 @@ class ShardedRetriever:
             raise RetrieverFault(f"Shards without an answer: {', '.join(found.missing)}.")
         return found.passages
 
-    async def search_partial(self, queries: Sequence[Query | str], k: int) -> Found:
+    async def search_partial(self, queries: Sequence[Query | str], k: int) -> SearchReply:
         """What the living shards found, and the addresses of the others.
 
         Raises:
@@ -76,7 +76,7 @@ class ShardedRetriever:
         """
         asked = (shard.search_partial(queries, k) for shard in self.shards)
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        found: list[Found] = []
+        found: list[SearchReply] = []
         missing: list[str] = []
         for shard, answer in zip(self.shards, answers, strict=True):
             if isinstance(answer, Fault):
@@ -89,7 +89,7 @@ class ShardedRetriever:
         if not found:
             raise RetrieverFault(f"No shard answered: {', '.join(missing)}.")
         lists = zip(*(part.passages for part in found), strict=True)
-        return Found([merge(parts, k) for parts in lists], tuple(missing))
+        return SearchReply([merge(parts, k) for parts in lists], tuple(missing))
 
     async def documents(
         self, ids: Sequence[str] = (), urls: Sequence[str] = ()

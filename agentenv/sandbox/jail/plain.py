@@ -13,7 +13,7 @@ MAX_ITEMS = 200_000
 MARKS = '"[{:,'
 MAX_MARKS = 12 * MAX_ITEMS
 """Characters of ``MARKS`` outside of texts: no document of ``dump`` has more, and each costs memory to decode."""
-MIXTURE = 64
+MAX_SAME_HASH = 64
 """Different values of one hash that a set or dict may have: beyond, filling it takes the square of their number."""
 _ATOMS = (type(None), bool, int, str)
 
@@ -95,16 +95,16 @@ def apart(values: Sequence[Any]) -> Sequence[Any]:
     Raises:
         NotPlain: many different ones of them have the same hash, which no honest program gives.
     """
-    if len(values) <= MIXTURE:
+    if len(values) <= MAX_SAME_HASH:
         return values
-    crowded = {code for code, count in Counter(map(hash, values)).items() if count > MIXTURE}
-    rivals: dict[int, list[Any]] = {code: [] for code in crowded}
-    for value in values if crowded else ():
-        known = rivals.get(hash(value))
+    common = {code for code, count in Counter(map(hash, values)).items() if count > MAX_SAME_HASH}
+    by_hash: dict[int, list[Any]] = {code: [] for code in common}
+    for value in values if common else ():
+        known = by_hash.get(hash(value))
         if known is not None and value not in known:
             known.append(value)
-            if len(known) > MIXTURE:
-                raise NotPlain(f"more than {MIXTURE} values of one hash")
+            if len(known) > MAX_SAME_HASH:
+                raise NotPlain(f"more than {MAX_SAME_HASH} values of one hash")
     return values
 
 

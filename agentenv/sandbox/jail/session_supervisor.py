@@ -43,7 +43,7 @@ class SessionSupervisor:
         self._template = template
         self._mappings = sharing.Mappings(template.pid, setup["kept"])
         self._box = setup["root"] if setup["isolated"] else f"{setup['root']}/box"
-        self._snapshot_dir = "/snapshots" if setup["isolated"] else f"{setup['root']}/vault"
+        self._snapshot_dir = "/snapshots" if setup["isolated"] else f"{setup['root']}/snapshots"
         for folder in (self._box, self._snapshot_dir):
             os.makedirs(folder, exist_ok=True)
         self._nodes: dict[int, Node] = {}

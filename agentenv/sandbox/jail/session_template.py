@@ -14,7 +14,6 @@ from agentenv.sandbox.jail import confine, frames
 from agentenv.sandbox.jail.once import BEGINS, become
 from agentenv.sandbox.jail.worker import Interpreter
 
-STREAMS = 3
 LINK, READY = 3, 4
 """Descriptors of an interpreter that is being started, beside its streams."""
 

@@ -76,7 +76,7 @@ def _obey(
         frames.reply(link, first, run_once(first, setup, ready))
 
 
-def immune() -> None:
+def reset_signals() -> None:
     """Every signal at its default, so that the init of a namespace cannot be reached by one from inside."""
     for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from agentenv.sandbox.jail import confine, frames, kernel, worker
 from agentenv.sandbox.jail.router import Router
-from agentenv.sandbox.jail.supervisor import immune
+from agentenv.sandbox.jail.supervisor import reset_signals
 from agentenv.sandbox.jail.template import serve_requests
 
 
@@ -25,7 +25,7 @@ def boot(setup: dict[str, Any]) -> NoReturn:
     for fd in (0, 1):
         os.dup2(null, fd)
     os.close(null)
-    immune()
+    reset_signals()
     if setup["isolated"]:
         os.makedirs("/new", exist_ok=True)
         confine.hide_host(setup["kept"])

@@ -37,6 +37,7 @@ def role_wise(
     """
     roles = [str(trajectory.info.get("role", "solver")) for trajectory in group]
     values: dict[int, Values] = {}
+    # In the order of first appearance: a set would make the order depend on the hash seed of the process.
     for role in dict.fromkeys(roles):
         mine = [place for place, other in enumerate(roles) if other == role]
         estimate = get_estimator(estimators.get(role, "group_relative"))

@@ -51,6 +51,7 @@ def standardize(
     rewards = np.asarray(rewards_G, dtype=np.float64)
     if len(rewards) == 1 and singleton == "reward":
         return rewards.copy()
+    # Before the division: with an epsilon of 1e-6, float noise of 1e-17 would be small, and with 0 it would be a signal.
     if has_zero_variance(rewards):
         return np.zeros_like(rewards)
     centred: Values = rewards - rewards.mean()
@@ -62,6 +63,7 @@ def standardize(
 def with_batch_deviation(groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
     """``groups`` with the unbiased standard deviation of all their rewards together noted in every trajectory."""
     rewards = [reward for group in groups for reward in rewards_of(group)]
+    # A step of equal rewards gets 0 in place of noise; its groups have no variance either, so nothing is divided by it.
     deviation = 0.0 if has_zero_variance(rewards) else float(np.std(rewards, ddof=1))
     return [[replace(t, info=t.info | {BATCH_DEVIATION: deviation}) for t in group] for group in groups]
 
@@ -76,6 +78,7 @@ def others_mean(rewards_G: Sequence[float] | Values) -> Values:
     rewards = np.asarray(rewards_G, dtype=np.float64)
     if len(rewards) < 2:
         return rewards.copy()
+    # Sum minus own needs one pass where a mean for each member would need as many as there are members.
     means: Values = (rewards.sum() - rewards) / (len(rewards) - 1)
     return means
 
@@ -92,6 +95,7 @@ def weighted_baseline(
     """
     shares = [(w * g) ** 2 for w, g in zip(weights_G, norms_G, strict=True)]
     total = sum(shares)
+    # Without any gradient there is nothing whose variance a baseline could lower.
     return sum(s * r for s, r in zip(shares, rewards_G, strict=True)) / total if total else 0.0
 
 
@@ -112,6 +116,7 @@ def on_all_tokens(group: Sequence[Trajectory], scores_G: Sequence[float] | Value
 
 def on_turns(trajectory: Trajectory, scores_K: Sequence[float] | Values) -> Values:
     """One score a turn, on each token of that turn: the action and the observation after it; the prompt has the first."""
+    # A hand-made record may have tokens of later turns than it has scores; they share the last one.
     places = np.minimum(trajectory.turn_index, len(scores_K) - 1)
     values: Values = np.asarray(scores_K, dtype=np.float64)[places]
     return values

@@ -89,6 +89,7 @@ def leave_one_out(group: Sequence[Trajectory]) -> list[Values]:
     RLOO, Ahmadian et al. 2024, arXiv:2402.14740, eq. 8.
     """
     rewards = np.asarray(rewards_of(group), dtype=np.float64)
+    # Equal rewards give exactly 0: the difference of two rounded means could be 1e-17, which is a gradient all the same.
     scores = np.zeros_like(rewards) if has_zero_variance(rewards) else rewards - others_mean(rewards)
     return on_all_tokens(group, scores)
 
@@ -111,8 +112,10 @@ def median_centered(group: Sequence[Trajectory], *, floor: float = 0.5, epsilon:
     rewards = np.asarray(rewards_of(group), dtype=np.float64)
     if has_zero_variance(rewards):
         return on_all_tokens(group, np.zeros_like(rewards))
+    # The lower median is the reward of a member, so one member always has exactly 0 and can leave the backward pass.
     centred = rewards - _lower_median(rewards)
     scale = max(_lower_median(np.abs(centred)) + epsilon, floor)
+    # Without floor and epsilon the MAD is 0 wherever most rewards are equal.
     return on_all_tokens(group, centred / (scale or 1.0))
 
 
@@ -150,8 +153,10 @@ def optimal_baseline(
         return on_all_tokens(group, np.zeros_like(rewards))
     weights, norms = [1.0] * len(group), [_norm(t, norm) for t in group]
     if norm == "gradient":
+        # The importance weight corrects for a sampler that is a few versions older than the learner.
         weights, norms = map(list, zip(*(measured(t) for t in group), strict=True))
     baseline = weighted_baseline(rewards.tolist(), weights, norms)
+    # The population deviation, as the released recipes have it, where `standardize` takes the unbiased one.
     return on_all_tokens(group, (rewards - baseline) / (rewards.std() if scale == "std" else 1.0))
 
 
@@ -178,11 +183,13 @@ def reinforce_pp(
     returns = [
         np.full(len(t.ids), t.reward) - kl_coefficient * _later_penalties(t, kl_coefficient) for t in group
     ]
+    # Only trained tokens count: those of the environment were not chosen, and long observations would lead the mean.
     trained = np.concatenate(
         [np.zeros(0), *(own[t.loss_mask] for own, t in zip(returns, group, strict=True))]
     )
     if has_zero_variance(trained):
         return [np.zeros_like(own) for own in returns]
+    # The bound is on the variance: the deviation is at least its root, 1e-4 by default.
     scale = np.sqrt(max(float(trained.var()), epsilon))
     return [(own - trained.mean()) / scale for own in returns]
 
@@ -196,6 +203,7 @@ def _later_penalties(trajectory: Trajectory, coefficient: float) -> Values:
             "reinforce_pp with a kl_coefficient needs the log-probs of the reference, which the trainer measures; nothing "
             f"was measured of trajectory {trajectory.id!r}: take kl_coefficient=0 outside a training run"
         )
+    # A penalty that was paid before a token cannot have been caused by it, so each token carries only later ones.
     sums: Values = np.cumsum(trajectory.info[LOG_RATIOS][::-1])[::-1]
     return sums
 
@@ -217,6 +225,7 @@ def measured(trajectory: Trajectory) -> tuple[float, float]:
 
 def _norm(trajectory: Trajectory, norm: Literal["gradient", "logits", "length"]) -> float:
     """Of the gradient of the trajectory's log-prob, up to a factor; tokens of another context have no p here and count 1."""
+    # exp(-inf) is 0, so that a token without a log-prob of this context counts as if it were unlikely.
     away = 1 - np.exp(
         np.where(trajectory.context_mismatch, -np.inf, trajectory.logprobs)[trajectory.loss_mask]
     )

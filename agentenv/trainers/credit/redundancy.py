@@ -24,10 +24,12 @@ def redundant_turns(states: Sequence[str | None]) -> list[bool]:
     """
     found, turn = [False] * len(states), 0
     while turn < len(states):
+        # What was seen up to here; a way through a state that is new may have shown what was needed.
         known, end = set(states[: turn + 1]) - {None}, turn
         for later in range(turn + 1, len(states)):
             if states[later] not in known:
                 break
+            # The last return counts, so that several loops from one state are one redundant way.
             end = later if states[later] == states[turn] else end
         found[turn:end] = [True] * (end - turn)
         turn = max(end, turn + 1)
@@ -52,4 +54,5 @@ def without_redundant(trajectory: Trajectory, values_T: Values) -> Values:
     if not any(redundant):
         return values_T
     tokens = on_turns(trajectory, [float(one) for one in redundant]) > 0
+    # Blame stays: a detour of a failed episode is part of how it failed.
     return np.where(tokens & (values_T > 0), 0.0, values_T)

@@ -19,6 +19,7 @@ def turn_entropies(trajectory: Trajectory) -> dict[int, float]:
     """
     own = trajectory.loss_mask & ~trajectory.context_mismatch
     turns = trajectory.turn_index[own]
+    # The sampled tokens alone are recorded, not the distributions; the mean of -log p estimates the entropy.
     surprises = -trajectory.logprobs[own].astype(np.float64)
     return {int(turn): float(surprises[turns == turn].mean()) for turn in np.unique(turns)}
 
@@ -34,5 +35,6 @@ def high_entropy_tokens(group: Sequence[Trajectory], share: float) -> list[NDArr
     entropies = [turn_entropies(trajectory) for trajectory in group]
     ordered = sorted((value for known in entropies for value in known.values()), reverse=True)
     edge = ordered[math.ceil(share * len(ordered)) - 1] if ordered else 0.0
+    # Strictly below, so that ties at the edge stay in, whatever their order.
     low = [[turn for turn, value in known.items() if value < edge] for known in entropies]
     return [~np.isin(trajectory.turn_index, turns) for trajectory, turns in zip(group, low, strict=True)]

@@ -52,6 +52,7 @@ def pivotal(
     rewards = np.asarray(rewards_of(group), dtype=np.float64)
     base = 0.0
     if len(group) > 1:
+        # logaddexp and not log(mean(exp)): rewards over a small temperature overflow in exp.
         soft = temperature * (np.logaddexp.reduce(rewards / temperature) - np.log(len(group)))
         base = float(rewards.mean() if baseline == "mean" else soft)
     scores = np.where(rewards - base > 0, alpha * (rewards - base), rewards - base)
@@ -71,6 +72,7 @@ def shared_means(group: Sequence[Trajectory], values: Sequence[Values]) -> list[
     made = [own.copy() for own in values]
     for path, holders in Tree(group).holders.items():
         if len(holders) > 1:
+            # A path of n ids ends with turn n - 1.
             places = [group[i].turn_index == len(path) - 1 for i in holders]
             found = [values[i][own][-1] for i, own in zip(holders, places, strict=True) if own.any()]
             made[holders[0]][places[0]] = np.mean(found) if found else 0.0
@@ -81,6 +83,7 @@ def _pivot(trajectory: Trajectory, group: Sequence[Trajectory]) -> int:
     """The first turn in which ``trajectory`` differs from the one it retries, or from its retries."""
     if trajectory.fork_turn is not None:
         return trajectory.fork_turn
+    # The earliest fork: from there on the base is what its retries are compared with.
     forks = [t.fork_turn for t in group if t.parent_id == trajectory.id and t.fork_turn is not None]
     return min(forks, default=0)
 
@@ -97,7 +100,9 @@ class Tree:
         by_id = {trajectory.id: trajectory for trajectory in self.group}
 
         def owner(trajectory: Trajectory, turn: int) -> str:
+            # A retry of a retry shares its first turns with the first episode, so the walk goes up while the turn is shared.
             while trajectory.parent_id is not None and turn < (trajectory.fork_turn or 0):
+                # A parent that failed is not in the group; its id still names the edges that its children share.
                 if trajectory.parent_id not in by_id:
                     return trajectory.parent_id
                 trajectory = by_id[trajectory.parent_id]
@@ -129,6 +134,7 @@ class Tree:
         Unlike a mean over leaves this stays unbiased where one branch was forked more often than its sibling.
         """
         values: dict[Path, float] = {}
+        # Longest paths first, so that every edge finds the values of those behind it.
         for path in sorted(self.holders, key=len, reverse=True):
             behind = [values[child] for child in self.children.get(path, ())]
             ends = [self.group[i].reward for i in self.holders[path] if len(self.paths[i]) == len(path)]
@@ -168,10 +174,13 @@ def sibling(group: Sequence[Trajectory], *, weighting: Literal["path", "none"] =
     for path in tree.holders:
         ups = [path[:end] for end in range(len(path), 0, -1)]
         families = [(up, tree.children[up[:-1]]) for up in ups]
+        # The nearest branching at or before the turn; what was chosen without an alternative has that one's baseline.
         up, family = next(((up, f) for up, f in families if len(f) > 1), (path, [path]))
         others = [tree.values[child] for child in family if child != up]
         score = tree.values[path] - float(np.mean(others)) if others else 0.0
         if weighting == "path":
+            # A state counts by the chance to come to it, one over the product of the branchings on the way. The mean over
+            # trajectories divides by their number, so that is multiplied in here.
             score *= len(group) / float(np.prod([len(f) for _, f in families]))
         scores[path] = score
     return tree.trained_once(scores)
@@ -239,6 +248,7 @@ def _by_depth(rewards: dict[Path, float], epsilon: float) -> dict[Path, float]:
     for depth in {len(path) for path in rewards}:
         level = [path for path in rewards if len(path) == depth]
         values = np.asarray([rewards[path] for path in level])
+        # A depth of one turn, or of equal ones, has no better and no worse.
         flat = len(level) < 2 or values.std(ddof=1) < _FLAT_DEPTH
         standing = np.zeros(len(level)) if flat else standardize(values, epsilon=epsilon)
         scores |= dict(zip(level, map(float, standing), strict=True))
@@ -254,6 +264,7 @@ def _fused(trunk: Tree, leaves_G: Values, temperature: float) -> dict[Path, floa
             rewards[path] = float(leaves_G[trunk.holders[path]].mean())
             continue
         scores = np.asarray([_logprob(trunk, child) for child in behind]) / temperature
+        # The largest exponent is 0, so that nothing overflows and the sum is at least 1.
         weights = np.exp(scores - scores.max())
         rewards[path] = float(weights @ [rewards[child] for child in behind] / weights.sum())
     return rewards

@@ -54,9 +54,11 @@ def return_to_go(
     """
     returns = [discounted(turn_rewards(trajectory), gamma) for trajectory in group]
     longest = max(map(len, returns), default=0)
+    # One line a member, padded with 0: a member that has ended earns nothing more, and counts so in the mean of others.
     table = np.zeros((len(group), longest))
     for line, values in zip(table, returns, strict=True):
         line[: len(values)] = values
+    # The baseline may depend on the turn's index and on other members, but not on the member: so it adds no bias.
     base = np.stack([others_mean(column) for column in table.T], 1) if longest else table
     if baseline is not None:
         base = np.full_like(table, baseline)
@@ -91,6 +93,7 @@ def turn_level(
             without a tool call.
         outcome: ``last_turn`` takes the last turn's reward alone, for environments whose outcome includes turn rewards.
     """
+    # The last turn answers and calls no tool, so that its reward is part of the outcome.
     tools = [turn_rewards(trajectory)[:-1] for trajectory in group]
     if form == "first_tool":
         tools = [rewards[:1] for rewards in tools]
@@ -103,6 +106,7 @@ def turn_level(
     by_turn = _by_index(tools, epsilon, absent_is_zero=form == "first_tool")
     values = []
     for i, trajectory in enumerate(group):
+        # Standardised first and added up then: the sum of raw rewards would be led by the turn index that varies most.
         to_go = turn_weight * np.cumsum(by_turn[i][::-1])[::-1]
         scores = [combined[i]] if not tools[i] else [*(to_go + by_outcome[i]), by_outcome[i]]
         values.append(on_turns(trajectory, scores))
@@ -114,6 +118,7 @@ def _by_index(rewards: Sequence[Sequence[float]], epsilon: float, *, absent_is_z
     scores = [np.zeros(len(mine)) for mine in rewards]
     for index in range(max(map(len, rewards), default=0)):
         held = [i for i, mine in enumerate(rewards) if absent_is_zero or len(mine) > index]
+        # Members without a call at this index take part as 0 in the published form, and get no score of their own.
         column = [rewards[i][index] if len(rewards[i]) > index else 0.0 for i in held]
         for i, score in zip(held, standardize(column, epsilon=epsilon), strict=True):
             if len(rewards[i]) > index:
@@ -153,6 +158,7 @@ def anchor_state(
             published 0.1.
         similarity: Keys of at least this difflib ratio share a step group; 1 asks for equal ones.
     """
+    # A fine stays with its own turn: carried along in the return it would punish the valid turns before it.
     fines = [[invalid_penalty * (not turn.valid) for turn in t.turns] or [0.0] for t in group]
     outcomes = [[t.reward - fine for fine in mine] for t, mine in zip(group, fines, strict=True)]
     episode = _episode_scores(outcomes, epsilon, scale, population, singleton)
@@ -184,6 +190,7 @@ def _episode_scores(
         cuts = np.cumsum([len(mine) for mine in outcomes])[:-1]
         return list(np.split(scored, cuts))
     divided = scale == "std" and not has_zero_variance(entries)
+    # Fines make outcomes of one trajectory differ by turn; they are brought to the scale of the trajectory's score.
     spread = float(np.std(entries, ddof=1)) + epsilon if divided else 1.0
     return [score + np.subtract(mine, mine[0]) / spread for score, mine in zip(scored, outcomes, strict=True)]
 
@@ -195,6 +202,7 @@ def _grouped(
     members: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for i, mine in enumerate(keys):
         for t, key in enumerate(mine):
+            # Without a key nothing says that two turns were chosen in one state, and to compare them would be to guess.
             if key is not None:
                 members[key].append((i, t))
     scores = [np.zeros(len(mine)) for mine in values]
@@ -214,6 +222,7 @@ def _clustered(keys: Sequence[Sequence[str | None]], similarity: float) -> Seque
     def head(key: str | None) -> str | None:
         if key is None:
             return None
+        # Only heads are compared, never members with each other: otherwise a chain of similar keys would join unlike states.
         for known in heads:
             if difflib.SequenceMatcher(None, known, key).ratio() >= similarity:
                 return known
@@ -239,6 +248,7 @@ def segment_returns(
     for reward, matched in zip(reversed(rewards_K), reversed(matched_K), strict=True):
         value = reward + gamma * carry if matched or segment_end == "full" else reward
         returns.append(value)
+        # A mismatch ends the segment of the turns before it; `exclude` leaves out its own reward as well.
         carry = value if matched or segment_end != "exclude" else 0.0
     return returns[::-1]
 

@@ -24,6 +24,7 @@ def role_rewards(turns_K: Sequence[Turn], shared: Sequence[str]) -> list[tuple[s
     """
     found: list[tuple[str, float]] = []
     coming = 0.0
+    # Backwards, because a turn that prepares earns what the next turn of another tool will have earned.
     for turn in reversed(turns_K):
         called = turn.tool_results[0] if turn.tool_results else None
         if called is None or called.status is ToolStatus.FORMAT_ERROR:
@@ -36,6 +37,7 @@ def role_rewards(turns_K: Sequence[Turn], shared: Sequence[str]) -> list[tuple[s
     prepared = False
     roles = found[::-1]
     for place, (role, reward) in enumerate(roles):
+        # Programs before any preparation are a role of their own: they are compared with other first programs alone.
         prepared |= role in shared
         if role and not prepared:
             roles[place] = (FIRST, reward)

@@ -37,7 +37,7 @@ def play_besides(kind: Play, config: TrainConfig, folder: Path | None = None) ->
 
 def _agreement(config: TrainConfig) -> float:
     """Agreement of the greedy answers over the wordings of the test questions."""
-    from agentenv.trainers.evaluate import play_under
+    from agentenv.trainers.loop.evaluate import play_under
 
     counts: list[int] = []
 
@@ -63,7 +63,7 @@ def _sign_flips(config: TrainConfig) -> float:
 
     0 where no advantage could flip, because every episode of a task has the same reward.
     """
-    from agentenv.trainers.evaluate import play_under
+    from agentenv.trainers.loop.evaluate import play_under
 
     estimate = get_estimator(config.loss.estimator, config.loss.estimator_options)
 

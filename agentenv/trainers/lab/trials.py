@@ -216,7 +216,7 @@ def _played(besides: Sequence[Any], config: TrainConfig, folder: Path | None) ->
 
 
 def _tested(conditions: Mapping[str, TrainConfig]) -> Json:
-    from agentenv.trainers.evaluate import score_under
+    from agentenv.trainers.loop.evaluate import score_under
 
     return {name: score_under(config) for name, config in conditions.items()}
 

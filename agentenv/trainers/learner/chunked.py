@@ -102,7 +102,7 @@ class _Chunked(torch.autograd.Function):
         found = [
             _figures(how.scores_(how.outputs(hidden)), targets, how.entropy) for hidden, targets in parts
         ]
-        logprobs, log_sums, entropies = (torch.cat(figures) for figures in zip(*found, strict=True))
+        logprobs, log_sums, entropies = (torch.cat(columns) for columns in zip(*found, strict=True))
         ctx.how, ctx.count = how, len(weights)
         ctx.save_for_backward(hidden_NH, targets_N, log_sums, entropies, *weights)
         if not how.entropy:

@@ -278,14 +278,14 @@ class Learner:
             update: Steps already made on these rows.
 
         Returns:
-            Figures of the step: loss, grad_norm, clip_fraction, approx_kl, trained_tokens, padding_share (of the tokens that
+            Metrics of the step: loss, grad_norm, clip_fraction, approx_kl, trained_tokens, padding_share (of the tokens that
             forward passes read), and those of the correction.
 
         Raises:
             Diverged: a log-prob, the loss or the norm of the gradient is not finite; the weights stay as they are.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        figures = self.accumulate(rows, tokens, sequences, update=update)
+        metrics = self.accumulate(rows, tokens, sequences, update=update)
         began = time.perf_counter()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
@@ -296,14 +296,14 @@ class Learner:
         scale = (
             1.0
             if base is None
-            else learning_rate_scale(figures["effective_sample"], base=base, rule=how.ess_rule)
+            else learning_rate_scale(metrics["effective_sample"], base=base, rule=how.ess_rule)
         )
         rates = [group["lr"] for group in self.optimizer.param_groups]
         self.set_learning_rate(rates[0] * scale)
         self.optimizer.step()
         self.set_learning_rate(rates[0])
         self.compute_seconds += time.perf_counter() - began
-        return figures | {"grad_norm": norm.item()}
+        return metrics | {"grad_norm": norm.item()}
 
     def accumulate(
         self,
@@ -333,7 +333,7 @@ class Learner:
             began = time.perf_counter()
             batch = batch.to(self.device)
             with self._precision(), self._kept():
-                losses, figures = self._losses(batch, update, ratios if counts else [])
+                losses, metrics = self._losses(batch, update, ratios if counts else [])
             weights = token_weights(goal.averaging, batch.sequence_tokens.to(losses.dtype))
             loss = (losses if weights is None else losses * weights).sum()
             (loss / below if counts else loss * 0.0).backward()  # type: ignore[no-untyped-call]
@@ -341,7 +341,7 @@ class Learner:
                 sums["loss"] += loss.item() / below
                 sums["padding"] += batch.padding
                 sums["passed"] += batch.ids.numel()
-                for name, value in figures.items():
+                for name, value in metrics.items():
                     sums[name] += value / max(trained, 1)
             self.compute_seconds += time.perf_counter() - began
         sums, ratios = self._together(sums, ratios)
@@ -375,11 +375,11 @@ class Learner:
     def _together(
         self, sums: dict[str, float], ratios: list[Tensor]
     ) -> tuple[dict[str, float], list[Tensor]]:
-        """Figures and ratios of all processes."""
+        """Metrics and ratios of all processes."""
         return sums, ratios
 
     def _losses(self, packed: Packed, update: int, ratios: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
-        """Loss of each trained token [N], and sums of figures over them; ``ratios`` gets each row's weight."""
+        """Loss of each trained token [N], and sums of metrics over them; ``ratios`` gets each row's weight."""
         goal = self.objective
         masks = goal.mastered_probability is not None
         logprobs, entropy = self._logprobs(self.model, packed, entropy=goal.entropy_coefficient > 0 or masks)
@@ -397,7 +397,7 @@ class Learner:
             logprobs, proximal, advantages, packed.rows, packed.mismatch, clip_margin=packed.clip_margin
         )
         losses, clipped = self._surrogate(tokens)
-        figures = {
+        metrics = {
             "clip_fraction": clipped.sum().item(),
             "approx_kl": (proximal - detached).sum().item(),
             "not_finite": float((~detached.isfinite()).sum()),  # a bounded ratio would hide an infinite one
@@ -406,17 +406,17 @@ class Learner:
             limits = {"probability": goal.mastered_probability, "entropy": goal.mastered_entropy}
             mastered = mastered_tokens(logprobs, entropy, advantages, packed.rows, **limits)
             losses = losses * ~mastered
-            figures["mastered_share"] = mastered.sum().item()
+            metrics["mastered_share"] = mastered.sum().item()
         if goal.correction.weighs or goal.correction.off_context == "weight":
             weights = self._weights(packed, proximal, ratios)
             losses = losses * weights
-            figures["behaviour_weight"] = weights.sum().item()
+            metrics["behaviour_weight"] = weights.sum().item()
         if goal.kl_coefficient and reference is not None:
             losses = losses + goal.kl_coefficient * kl_penalty(logprobs, reference, goal.kl, tokens.ratio)
         if entropy is not None:
             losses = losses - goal.entropy_coefficient * entropy
-            figures["policy_entropy"] = entropy.sum().item()
-        return losses, figures
+            metrics["policy_entropy"] = entropy.sum().item()
+        return losses, metrics
 
     def _proximal(self, packed: Packed, detached: Tensor, update: int) -> Tensor:
         """Log-probs [N] that ratios are formed with; recorded ones of another context only where that is asked for."""

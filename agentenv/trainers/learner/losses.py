@@ -47,11 +47,13 @@ class Surrogate(NamedTuple):
 
 def bounded_ratio(numerator_N: Tensor, denominator_N: Tensor) -> Tensor:
     """Exponential of a difference of log-probs, bounded to keep a lost token finite."""
+    # e^20 is 5e8: far outside of every clip, and its product with an advantage still fits into float32.
     return (numerator_N - denominator_N).clamp(-_LOG_RATIO_BOUND, _LOG_RATIO_BOUND).exp()
 
 
 def row_sums(values_N: Tensor, rows_N: Tensor) -> Tensor:
     """[N]: for each token the sum over its row."""
+    # A micro-batch may hold no trained token at all, and max() of nothing is an error.
     sums = values_N.new_zeros(int(rows_N.max()) + 1 if len(rows_N) else 0)
     return sums.index_add(0, rows_N, values_N)[rows_N]
 
@@ -82,8 +84,10 @@ def ppo_clip(
         margin = tokens.clip_margin.to(ratio.dtype)
         high = torch.where(margin.isnan(), 1 + clip_high, 1 + clip_low + margin)
     unclipped = -advantages * ratio
+    # Two clamps, because a tensor of upper bounds cannot stand beside a number as lower bound.
     clipped = -advantages * ratio.clamp(min=1 - clip_low).clamp(max=high)
     losses = torch.maximum(unclipped, clipped)
+    # Where A < 0 the maximum above grows with the ratio without end, so that one stale token could decide a step.
     losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * dual_clip), losses)
     return Surrogate(losses, _outside(ratio, 1 - clip_low, high))
 
@@ -159,6 +163,7 @@ def probability_mask(
         mask_high: A token of positive advantage is dropped if its probability has risen by more than this.
         weight: Weight of the squared log-ratio.
     """
+    # In probability and not in ratio: a rare token may double without moving anything.
     moved = tokens.logprobs.detach().exp() - tokens.proximal.exp()
     dropped = torch.where(tokens.advantages > 0, moved > mask_high, moved < -mask_low)
     losses = -tokens.advantages * tokens.ratio * ~dropped

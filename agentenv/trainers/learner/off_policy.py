@@ -41,11 +41,13 @@ def importance_weights(
         low: Lower bound, for ``mask``.
         high: Upper bound.
     """
+    # A weight corrects an expectation; a gradient through it would move the policy to change its own correction.
     logs = log_weights_N.detach()
     if level == "sequence":
         logs = row_sums(logs, rows_N)
     elif level == "geometric":
         logs = row_means(logs, rows_N)
+    # The product over a long row overflows in exp without the bound.
     weights = bounded_ratio(logs, torch.zeros_like(logs))
     if mode == "truncate":
         return weights.clamp(max=high)
@@ -77,6 +79,7 @@ def rejected(
         values = row_means(values, rows_N)
     elif reduce == "max":
         rows = int(rows_N.max()) + 1 if len(rows_N) else 0
+        # -inf, so that the maximum over a row is that of its tokens even where all are negative, as k1 can be.
         highest = values.new_full((rows,), -torch.inf).scatter_reduce(0, rows_N, values, "amax")
         values = highest[rows_N]
     return values > cap
@@ -105,6 +108,7 @@ def interpolated(behaviour_N: Tensor, current_N: Tensor, age_N: Tensor, update: 
         age_N: Versions between sampling and the start of this batch's updates.
         update: Optimiser steps already made on this batch.
     """
+    # Before the first step on fresh samples both are 0: the share is 0 then, and the proximal policy the sampler.
     share = (age_N / (age_N + update).clamp(min=1)).to(current_N.dtype)
     return behaviour_N + share * (current_N - behaviour_N)
 
@@ -113,6 +117,7 @@ def effective_sample_ratio(weights_S: Tensor) -> float:
     """(sum w)^2 / (S sum w^2): 1 for equal weights, 1/S where one sequence decides (VCPO)."""
     if not len(weights_S):
         return 1.0
+    # Scaled by the largest, because the squares of large weights overflow, and the ratio does not depend on the scale.
     weights = weights_S.double() / weights_S.double().max()
     return float(weights.sum().square() / (len(weights) * weights.square().sum()))
 

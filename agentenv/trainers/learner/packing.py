@@ -100,6 +100,7 @@ class PackedRows:
     @cached_property
     def turns(self) -> Ints:
         """Positions in time, height and width of each token in its own row, int64[3, T]."""
+        # Of whole rows, because the positions after an image depend on its size, and so on everything before.
         rows = [rope_positions(len(row.ids), row.images) for row in self.rows]
         return np.concatenate([rows[0][:, : self.shared], *(row[:, self.shared :] for row in rows)], axis=1)
 
@@ -115,6 +116,7 @@ class PackedRows:
         places, start = [], self.shared
         for row in self.rows:
             last = row.trained - 1
+            # The first trained token of a tail is predicted from the last shared one, which stands once for all rows.
             places.append(np.where(last < self.shared, last, last - self.shared + start))
             start += len(row.ids) - self.shared
         return np.concatenate(places)
@@ -149,6 +151,7 @@ class Packed:
     def to(self, device: torch.device) -> "Packed":
         """The same micro-batch with its tensors on ``device``."""
         held = {field.name: getattr(self, field.name) for field in fields(self)}
+        # Not `dataclasses.asdict`, which would copy every row of the members.
         there: dict[str, Any] = {name: v.to(device) for name, v in held.items() if isinstance(v, Tensor)}
         return replace(self, **there)
 
@@ -166,6 +169,7 @@ def strips_of(rows: Sequence[TrainingRow], micro_tokens: int) -> list[PackedRows
     for group in by_prompt.values():
         shared = int(group[0].trained[0])
         together = shared + sum(len(row.ids) - shared for row in group)
+        # Attention takes the square of the length: one long strip of short prompts would cost more than its rows apart.
         if len(group) > 1 and together <= micro_tokens and together**2 < sum(len(r.ids) ** 2 for r in group):
             strips.append(PackedRows(tuple(group), shared))
         else:
@@ -188,6 +192,7 @@ def micro_batches(
     apart = [PackedRows((row,), len(row.ids)) for row in rows]
     strips = apart if layout in ("line", "rows") else strips_of(rows, micro_tokens)
     if layout == "padded":
+        # Strips of one row first: they need no mask of their own, and a batch of them alone stays plainly causal.
         strips = sorted(strips, key=lambda strip: (len(strip.rows) > 1, len(strip.ids)))
     batch: list[PackedRows] = []
     for strip in strips:
@@ -196,6 +201,7 @@ def micro_batches(
             fits = _fits(together, micro_tokens, padding)
         else:
             fits = sum(len(one.ids) for one in together) <= micro_tokens
+        # A strip that exceeds the budget by itself is a batch all the same; it cannot be cut.
         if batch and not fits:
             yield _packed(batch, micro_tokens, layout)
             batch = []
@@ -207,6 +213,7 @@ def micro_batches(
 def _packed(batch: Sequence[PackedRows], micro_tokens: int, layout: Layout) -> Packed:
     if layout in ("padded", "rows"):
         return pack(batch)
+    # Flex attention compiles a kernel for every length, so lines come in a few lengths, in whole blocks.
     unit = 1 if layout == "line" else max(_BLOCK, micro_tokens // _SHAPES // _BLOCK * _BLOCK)
     return pack_line(batch, unit, shared=layout == "shared_line")
 
@@ -254,6 +261,7 @@ def pack_line(batch: Sequence[PackedRows], unit: int = 1, *, shared: bool = True
     """
     lengths = [len(strip.ids) for strip in batch]
     starts = np.cumsum([0, *lengths[:-1]])
+    # What fills the line is a strip of its own, so that no real token looks at it.
     spare = -sum(lengths) % unit
     filled = np.arange(spare)
     line = np.stack(

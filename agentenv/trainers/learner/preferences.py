@@ -16,22 +16,9 @@ import numpy as np
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.errors import ConfigurationError
 from agentenv.policies.lora import without_adapters
+from agentenv.trainers.credit.preference_pairs import PAIR
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
 from agentenv.trainers.learner.settings import MemorySettings
-
-PAIR = "preference"
-"""Entry of ``info`` of the trajectories of a pair; `preference` makes it."""
-
-
-def preference(pair: str, turn: int, *, better: bool) -> dict[str, Any]:
-    """The entry of ``info`` of one of a pair.
-
-    Args:
-        pair: Names the pair.
-        turn: Whose tokens are compared.
-        better: Whether it is the better one.
-    """
-    return {PAIR: {"pair": pair, "turn": turn, "better": better}}
 
 
 class PairLoss(NamedTuple):
@@ -99,13 +86,13 @@ def prefer(
     ):
         credit.append(np.where(trajectory.loss_mask, sign * loss.weight, 0.0))
     own = _sibling(learner, learner.model, rate)
-    figures = own.step(rows_of(flat, credit), tokens=len(pairs))
+    metrics = own.step(rows_of(flat, credit), tokens=len(pairs))
     learner.compute_seconds += own.compute_seconds
     return {
         "preference_loss": sum(one.loss for one in losses) / len(losses),
         "preference_won": sum(one.weight < beta / 2 for one in losses) / len(losses),
         "preference_pairs": float(len(pairs)),
-        "preference_grad_norm": figures["grad_norm"],
+        "preference_grad_norm": metrics["grad_norm"],
     }
 
 

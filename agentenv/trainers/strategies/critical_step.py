@@ -8,7 +8,7 @@ from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.rollout import EpisodeSpec, play
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.errors import ConfigurationError, SnapshotRefused
-from agentenv.trainers.learner.preferences import preference
+from agentenv.trainers.credit.preference_pairs import preference
 from agentenv.trainers.strategies.guidance import guide, is_guided, reopened, unguided
 from agentenv.trainers.strategies.retry import play_marked
 from agentenv.trainers.strategies.rewind import Rewinder

@@ -63,7 +63,7 @@ class Rewinder:
             await self._replay(state)
         except ReplayDivergence as error:
             if self.start.env.capability >= StateCapability.MEMORY:
-                raise SnapshotRefused(f"no way back: {error}") from error
+                raise SnapshotRefused(f"the episode cannot go back: {error}") from error
             state.fail(EndReason.ENV_FAULT, error)
         except Exception as error:
             state.fail(EndReason.ENV_FAULT, error)

@@ -169,7 +169,7 @@ class _Search:
     """Those of them from which nothing is played any more."""
     best: tuple[float, Trajectory] | None = None
     """The complete episode with the highest predicted value; one that an infrastructure failure ended has -inf."""
-    figures: Counter[str] = field(default_factory=Counter)
+    metrics: Counter[str] = field(default_factory=Counter)
     random: Random = field(default_factory=Random)
     forking: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while an environment is forked, which only one may do at a time."""
@@ -189,7 +189,7 @@ class _Search:
             await close_quickly(self.forked, self.config.deadline_s)
         assert self.best is not None  # the first continuation, whatever came of it
         kept = self.best[1]
-        return replace(kept, id=self.episode, info=kept.info | {"strategy": dict(self.figures)})
+        return replace(kept, id=self.episode, info=kept.info | {"strategy": dict(self.metrics)})
 
     async def _open(self, slot: int) -> _Continuation:
         """Begins the episode, in one slot; nothing is played where it ends at once."""
@@ -214,7 +214,7 @@ class _Search:
             self.left -= 1
             self.node = node = self._chosen(self.root)
             if node.goes_on:
-                return partial(self._continue, node, self.figures["search_episodes"])
+                return partial(self._continue, node, self.metrics["search_episodes"])
             node.count(node.value, 1)
         return None
 
@@ -277,7 +277,7 @@ class _Search:
         completion = await sample(state, self.context.policy, self.config, attempt=attempt)
         if completion is None:
             return ""
-        self.figures["sampled_tokens"] += len(completion.ids)
+        self.metrics["sampled_tokens"] += len(completion.ids)
         observation = await act(state, completion.text, self.config, completion.turn)
         if observation is not None:
             observe(state, self.context.chat, observation, self.config.context_tokens)
@@ -294,7 +294,7 @@ class _Search:
             if one.action is None or one.after is None:  # the environment failed, and the search ends
                 self.left = 0
                 return
-            self.figures["search_episodes"] += 1
+            self.metrics["search_episodes"] += 1
             self._visit(node, one.action, one.after, one.goes_on)
         ranked = sorted(node.children.values(), key=lambda child: -child.value)
         node.open = ranked[: self.strategy.children]
@@ -311,7 +311,7 @@ class _Search:
         elif after.ended is None or after.ended.valid:
             value = self._value(after.spec.task.question, after.turns)
             node.children[action] = _Node(after, node, value, 1, goes_on)
-            self.figures["search_states"] += 1
+            self.metrics["search_states"] += 1
 
     def _value(self, question: str, turns: Sequence[Turn]) -> float:
         return self.model.values(state_pieces(question, turns))[-1]

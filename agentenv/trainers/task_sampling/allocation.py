@@ -67,6 +67,7 @@ class DynamicSampling(StatelessSampler):
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """Draws as many fresh groups as are missing, within the budget."""
         target = max(1, round(self.keep * step_budget.questions))
+        # Only what is missing, so that a step of good groups ends early and its cost follows the difficulty of the tasks.
         missing = target - sum(map(self.keeps, step_budget.groups))
         if missing <= 0 or step_budget.rounds == self.max_rounds > 0:
             return []
@@ -128,6 +129,7 @@ def hardness_allocation(
         weighting: ``equal`` lifts every hard group to the same weight, ``hardness`` harder ones further.
         scale: ``std`` where the estimator divides by the deviation of the group.
     """
+    # No success in n tries does not mean a rate of 0, whose weight would ask for rollouts without end.
     share = accuracy if accuracy > 0 else 0.5 / size
     if share >= 0.5:
         return 0
@@ -144,6 +146,7 @@ def apportioned(wants_G: Sequence[int], total: int) -> list[int]:
     if asked <= total:
         return list(wants_G)
     whole = [want * total // asked for want in wants_G]
+    # Ties go to the earlier group, so that the shares repeat.
     rest = sorted(range(len(wants_G)), key=lambda i: (-(wants_G[i] * total % asked), i))
     for place in rest[: total - sum(whole)]:
         whole[place] += 1
@@ -177,11 +180,13 @@ class DifficultyAdaptive(StatelessSampler):
         """Draws the first episodes of each task; then more for some of them, and fresh tasks for the rest of the budget."""
         if step_budget.rounds == 0:
             return first_look(step_budget, self.first)
+        # One look and one answer to it, as published: a second look would pay tasks for their luck in the first.
         if step_budget.rounds > 1:
             return []
         wants = [self._wanted(group.successes, len(group.rewards)) for group in step_budget.groups]
         more = apportioned(wants, step_budget.remaining)
         size = first_size(step_budget, self.first)
+        # What nobody needs goes to fresh tasks: every sampler spends the same budget, or their runs could not be compared.
         fresh = step_budget.draw_unplayed((step_budget.remaining - sum(more)) // size)
         return added(step_budget, more) + [TaskDraw(place, size) for place in fresh]
 

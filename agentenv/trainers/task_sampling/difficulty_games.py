@@ -168,10 +168,10 @@ class PromptGame(DifficultyGame):
     ``apply="weight"`` is the text of the paper: credit times min(w, ``cap``), so that a class counts by its share of the
     tasks times w. ``draw`` draws classes by the game's own distribution, whatever their shares, and trains no group with a
     large weight: of two classes of equal loss with 90 and 10 % of the tasks, each is half of what is played.
-    ``probability`` is
-    the published program: credit times min(q, ``cap``), q the game's distribution over the classes of the step, so that the
-    credits shrink as there are more classes. Its options to z-score q, which turns the sign of the credit of half of the
-    classes, and to leave out tasks that are always or never solved, which have no credit anyway, are not offered.
+    ``probability`` is the published program: credit times min(q, ``cap``), q the game's distribution over the classes of
+    the step, so that the credits shrink as there are more classes. Its options to z-score q, which turns the sign of the
+    credit of half of the classes, and to leave out tasks that are always or never solved, which have no credit anyway, are
+    not offered.
 
     Args:
         apply: ``draw``; ``weight``: the credit of a task times min(w, ``cap``), w the weight of its class; or

@@ -97,7 +97,7 @@ class StepBudget:
     groups: list[Group] = field(default_factory=list)
     """In the order in which they were opened."""
     rounds: int = 0
-    """Waves played."""
+    """Rounds played."""
     reserved: int = 0
     """Episodes asked for; those that met an infrastructure failure count."""
 
@@ -109,6 +109,7 @@ class StepBudget:
     def draw_unplayed(self, count: int) -> list[int]:
         """Places of ``count`` tasks drawn uniformly among those not yet played in this step; repeated where too few are."""
         played = {group.task for group in self.groups}
+        # A training set smaller than a step is gone through again, where it would otherwise end the run.
         pool = [place for place in range(len(self.tasks)) if place not in played] or range(len(self.tasks))
         drawn = self.rng.choice(np.asarray(pool), size=count, replace=count > len(pool))
         return [int(place) for place in drawn]
@@ -236,7 +237,9 @@ def collect(sampler: TaskSampler, step_budget: StepBudget, play: Play) -> Batch:
         [*g.members, *added_members[i]] if i in added_members else g.members
         for i, g in enumerate(selection.trained)
     ]
+    # By identity: two groups of one task and equal members would compare equal.
     kept = {id(group) for group in selection.trained}
+    # Demonstrations and pairs carry a signal of their own, also where the outcomes of their group are all equal.
     apart = [group.apart for group in step_budget.groups if id(group) not in kept and group.apart]
     trained = [*own, *apart, *selection.replayed]
     return Batch(

@@ -23,7 +23,7 @@ from agentenv.trainers.strategies.retry import play_marked
 from agentenv.trainers.strategies.rewind import Rewinder
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.step_verifiers import VERIFIERS, Flaw, Verifier, find_verifier
-from agentenv.trainers.warmstart.expert_pool import found_documents, found_its_sources, open_run
+from agentenv.trainers.warmstart.expert_pool import found_documents, found_its_sources, open_expert_run
 
 _AT_ONCE = 32  # episodes
 
@@ -44,7 +44,7 @@ def advised_episodes(config: TrainConfig, advisor: str) -> list[Trajectory]:
     verifier = find_verifier(advisor)
     if verifier is None:
         raise UnknownName.among("verifier", advisor, VERIFIERS)
-    task_env, context = open_run(config, "advised")
+    task_env, context = open_expert_run(config, "advised")
     places = range(len(task_env.source.tasks))
     chunks = (places[first : first + _AT_ONCE] for first in places[::_AT_ONCE])
     return [one for chunk in chunks for one in asyncio.run(_play_all(task_env, context, verifier, chunk))]

@@ -29,7 +29,7 @@ from agentenv.progress import Display
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import episode_card
 from agentenv.trainers.learner.denormals import flushed_denormals
-from agentenv.trainers.parts import (
+from agentenv.trainers.loop.parts import (
     make_chat_format,
     open_questions,
     rollout_config,

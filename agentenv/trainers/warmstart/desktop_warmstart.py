@@ -1,8 +1,8 @@
 """``agentenv warmstart --env desktop``: a small policy for ``agentenv/DomSim-v0`` that errs often, by supervised learning.
 
 First it follows the expert on tasks of the training split, until it finds and copies the names of things. Then it imitates a
-crowd: some follow the expert; many say that they are done in place of the last thing that there is to do; some use the wrong
-thing and then say that they are done. What they are shown is what the desktop showed them, as whole contexts, which is also
+mixture of demonstrators: some follow the expert; many say that they are done in place of the last thing that there is to do;
+some use the wrong thing and then say that they are done. They see what the desktop shows, as whole contexts, which is also
 how ``agentenv/SemiOnlineGUI-v0`` shows recordings: one policy can be trained on either and judged on both. What there is to
 find is when to stop, and what to use.
 """
@@ -18,7 +18,7 @@ from agentenv.core.chat import TemplateFormat
 from agentenv.core.rollout import RolloutConfig
 from agentenv.core.types import Observation, Task
 from agentenv.envs.domsim.env import DomSim
-from agentenv.envs.gui.actions import STOP, Action, Kind, action_text
+from agentenv.envs.gui.actions import STOP, Action, ActionKind, action_text
 from agentenv.envs.gui.screen import Screen
 from agentenv.evaluation.runner import play
 from agentenv.policies.card import EpisodeCard
@@ -38,7 +38,7 @@ TEMPLATES = (
 )  # fmt: skip
 """Kinds of task that it is shown."""
 CONTEXT_TOKENS, TURN_TOKENS = 1024, 64
-_DONE = action_text(Action(Kind.TERMINATE, text="success"), "I terminate success.")
+_DONE = action_text(Action(ActionKind.TERMINATE, text="success"), "I terminate success.")
 _USED = ("button", "listitem", "switch", "tab")
 
 
@@ -97,7 +97,7 @@ def astray(now: Moment, rng: Random) -> str:
         return now.wanted if now.turn < now.slip else _DONE
     offered = [element for element in now.screen.elements or () if element.role in _USED]
     used = rng.choice(offered)
-    return action_text(Action(Kind.CLICK, id=used.id), f"I use click on {used.role} {used.text!r}.")
+    return action_text(Action(ActionKind.CLICK, id=used.id), f"I use click on {used.role} {used.text!r}.")
 
 
 MIXTURE: Mapping[Demonstrator, float] = {careful: 0.35, hasty: 0.45, astray: 0.20}

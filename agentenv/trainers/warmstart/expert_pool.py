@@ -11,7 +11,7 @@ from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Trajectory, Turn, to_record
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.parts import (
+from agentenv.trainers.loop.parts import (
     make_chat_format,
     open_questions,
     rollout_config,
@@ -49,12 +49,12 @@ def expert_episodes(config: TrainConfig) -> list[Trajectory]:
     Raises:
         ConfigurationError: the environment has no expert for a task, or the configuration cannot be used.
     """
-    task_env, context = open_run(config, "expert")
+    task_env, context = open_expert_run(config, "expert")
     places = range(len(task_env.source.tasks))
     return [one for place in places for one in asyncio.run(_play(task_env, place, context))]
 
 
-def open_run(config: TrainConfig, name: str) -> tuple[TaskEnv, RolloutContext]:
+def open_expert_run(config: TrainConfig, name: str) -> tuple[TaskEnv, RolloutContext]:
     """The training tasks of a run, and what its episodes are played with; ``name`` is the prefix of their ids.
 
     Raises:

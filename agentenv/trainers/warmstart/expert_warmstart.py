@@ -19,7 +19,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.redundancy import redundant_in
 from agentenv.trainers.grpo import episode_card
 from agentenv.trainers.learner.denormals import flushed_denormals
-from agentenv.trainers.parts import trained_policy, with_declared_scorers
+from agentenv.trainers.loop.parts import trained_policy, with_declared_scorers
 from agentenv.trainers.warmstart.advised_episodes import advised_episodes
 from agentenv.trainers.warmstart.expert_pool import expert_episodes, found_its_sources
 from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
@@ -48,7 +48,7 @@ def expert_warmstart(
 
     Args:
         runs: Whose training tasks are shown; policy, environment and budgets of the first are those of the card.
-        display: Who is told how far it is.
+        display: Gets the progress.
         out: Folder to write.
         steps: Optimiser steps.
         episodes: Episodes a step, drawn from those of all runs.

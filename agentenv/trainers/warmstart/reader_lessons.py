@@ -20,7 +20,7 @@ from agentenv.core.types import Document, Passage, Task
 from agentenv.data.datasets import sample
 from agentenv.data.sources import SourceConfig
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, corpus_of, open_tasks
-from agentenv.policies.reading import ANSWER, SEARCH, Found, Reading, action, bare
+from agentenv.policies.reading import ANSWER, SEARCH, FoundPassage, Reading, action, bare
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.storage.corpus import Corpus
 
@@ -44,7 +44,7 @@ class ReaderWarmstartConfig:
     """Words of a passage in a lesson of one hop."""
     kept: int = 180
     """Questions of several hops that are left to the episodes: those that ``train.limit`` draws with the same seed."""
-    shown: int = 3
+    passages: int = 3
     """Passages of a lesson: the gold ones first, then others that a search found."""
     several_hop_rounds: int = 2
     """How often each lesson of several hops is."""
@@ -161,7 +161,7 @@ def episode_lessons(
     there = [gold for gold in golds if gold.id in ids]
     missing = [gold for gold in golds if gold.id not in ids]
     shown = [_found(gold, "") for gold in there]
-    shown += [_found(p, "") for p in _others(found, golds, rng, config.shown - len(there))]
+    shown += [_found(p, "") for p in _others(found, golds, rng, config.passages - len(there))]
     rng.shuffle(shown)
     read = "\n".join([task.question, *(found.text for found in shown)]).lower()
     named = [gold for gold in missing if bare(gold.title).lower() in read]
@@ -180,7 +180,7 @@ def episode_lessons(
     second = _search(retriever, [query], config.k)[0]
     reached = [gold for gold in missing if gold.id in {passage.id for passage in second}]
     shown += [_found(gold, query) for gold in reached]
-    shown += [_found(p, query) for p in _others(second, golds, rng, config.shown - 1 - len(reached))]
+    shown += [_found(p, query) for p in _others(second, golds, rng, config.passages - 1 - len(reached))]
     lesson = answer_lesson(task, Reading(task.question, tuple(shown), 2), golds)
     if lesson is not None:
         yield lesson
@@ -217,5 +217,5 @@ def _others(found: Sequence[Passage], golds: Sequence[Document], rng: Random, co
     return rng.sample(wrong, max(min(count, len(wrong)), 0))
 
 
-def _found(passage: Document | Passage, query: str) -> Found:
-    return Found(query, passage.title.strip('"'), " ".join(passage.text.split()))
+def _found(passage: Document | Passage, query: str) -> FoundPassage:
+    return FoundPassage(query, passage.title.strip('"'), " ".join(passage.text.split()))

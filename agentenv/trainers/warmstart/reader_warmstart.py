@@ -19,7 +19,7 @@ from agentenv.errors import Diverged
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.export import write_readers, write_weights
 from agentenv.policies.reader import ReaderPolicy, new_reader
-from agentenv.policies.reader_model import Choices, PassageReader, Segment
+from agentenv.policies.reader_model import Choices, EncoderInput, PassageReader
 from agentenv.progress import Display
 from agentenv.trainers.warmstart.reader_lessons import Lesson, ReaderWarmstartConfig, curriculum
 from agentenv.trainers.warmstart.supervised import METRICS, Metrics
@@ -122,7 +122,7 @@ def fit_lessons(
 
 def _step(model: PassageReader, batch: Sequence[Lesson]) -> Tensor | None:
     """The mean loss of ``batch``; all its passages are read in batches of like length."""
-    held: dict[Segment, Tensor] = {}
+    held: dict[EncoderInput, Tensor] = {}
     model.read([segment for lesson in batch for segment in model.segments(lesson.known)], held)
     found = [loss_of(model.choices(lesson.known, held), lesson) for lesson in batch]
     losses = [loss for loss in found if loss is not None]

@@ -70,7 +70,7 @@ def imitate(
         examples: What is shown.
         steps: Optimiser steps.
         config: Batch and step sizes.
-        display: Who is told how far it is.
+        display: Gets the progress.
         rate: Share of the peak step sizes.
     """
     batches = sample_batches(examples, config.episodes, config.page_weight, Random(config.seed + 1))

@@ -99,6 +99,7 @@ class GroupRunner:
         try:
             members = await self._strategy.play(specs, context)
         except BaseException:
+            # A cancelled group must not wait for an environment that hangs; its error is the one to report.
             await close_quickly(envs, seconds)
             raise
         flaws = await close_envs(envs, seconds)
@@ -119,6 +120,7 @@ class GroupRunner:
 
     async def _specs(self, inflight: InflightGroup) -> list[EpisodeSpec]:
         draw, group = inflight.draw, inflight.group
+        # The id follows from what was drawn, so that a resumed run gives its groups the same ids.
         name = f"{self._seed}/{group.step}/{group.first}"
         group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
         retriever = self._task_env.retriever

@@ -87,6 +87,7 @@ def choose_batch(
     begun = sorted((p for p in inflight if p.start_version is not None), key=lambda p: p.start_version or 0)
     complete = [p for p in begun if p.members is not None]
     size = counts[0]
+    # A batch is never smaller than configured: the size of a step would depend on time otherwise.
     if len(complete) < size:
         return None
 
@@ -94,11 +95,13 @@ def choose_batch(
         left = [
             (p.start_version or 0) + staleness - version for p in begun if p not in batch and not p.failed
         ]
+        # Places of the steps to come, added up: what is due within k steps must fit into the first k of them.
         room = accumulate(counts[1:], initial=0)
         return all(sum(due <= step for due in left) <= places for step, places in enumerate(room))
 
     useful = [p for p in complete if not p.failed]
     oldest = complete[:size]
+    # First the oldest alone; if that leaves too many that are due, groups that have something to train before failed ones.
     if size == 0 or any(not p.failed for p in oldest):
         batches = [oldest, [*useful, *(p for p in complete if p.failed)][:size]]
     elif useful:

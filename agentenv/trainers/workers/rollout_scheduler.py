@@ -105,12 +105,14 @@ class RolloutScheduler:
             ConfigurationError: what a strategy, the environment or the sampler cannot do.
         """
         self.sync_weights()
+        # Groups that the last batch stopped go on first: they are the oldest, and the bound on staleness counts from them.
         self._start([inflight for inflight in self._inflight if inflight.task is None])
         last = min(step + self.staleness, self._steps)
         for ahead in range(max(self._last + 1, step), last + 1):
             self._open(ahead)
         counts = [self._opened[ahead][1] for ahead in range(step, last + 1)]
         drawn = _plain(*self._opened[step])
+        # Taken before the wait, because whatever is collected afterwards has changed both.
         inflight, learned = [*self._inflight], self._sampler.state_dict()
         try:
             with waiting():
@@ -123,6 +125,7 @@ class RolloutScheduler:
     def sync_weights(self) -> None:
         """Hands the policy's weights to those who play elsewhere, where they have changed."""
         if self._worker_pool is not None and self._worker_pool.version != self._policy.version:
+            # Adapters alone where there are some: the weights that nobody trains are at the workers already.
             weights = trained_state(self._policy.model)
             self._loop.run(self._worker_pool.set_weights(self._policy.version, weights))
 
@@ -143,6 +146,7 @@ class RolloutScheduler:
         if self._temperatures is not None:
             self._temperatures.learn(played)
             metrics |= self._temperatures.metrics
+        # Calls of environments that were given up hold a thread each; whoever reads the metrics should see them add up.
         if hung := abandoned():
             metrics["hung_calls"] = hung
         return replace(
@@ -185,6 +189,7 @@ class RolloutScheduler:
     ) -> list[InflightGroup]:
         """Lets the episodes of a round begin, in this order."""
         first = step_budget.reserved - sum(draw.rollouts for draw in draws)
+        # Slots follow the order of the draws and not that of the ends, so that batches by slot repeat.
         slots = accumulate((draw.rollouts for draw in draws), initial=first)
         round_groups = [
             InflightGroup(
@@ -192,6 +197,7 @@ class RolloutScheduler:
                 draw=self._tempered(draw),
                 group=group,
                 slot=slot,
+                # Drawn here and not when the group begins: when it begins depends on time.
                 seeds=[int(step_budget.rng.integers(1 << 31)) for _ in range(draw.rollouts)],
                 policy=RecordedPolicy(self._policy),
             )
@@ -214,6 +220,7 @@ class RolloutScheduler:
     def _start(self, round_groups: Sequence[InflightGroup]) -> None:
         deterministic_batcher = DeterministicBatcher() if self._rollout.deterministic else None
 
+        # Within the loop, because a task belongs to the loop that runs when it is created.
         async def start() -> None:
             for inflight in round_groups:
                 inflight.task = asyncio.create_task(self._play(inflight, deterministic_batcher))
@@ -239,6 +246,7 @@ class RolloutScheduler:
                 await asyncio.wait(tasks, timeout=self._rollout.deadline_s)
             return [p for p in open_groups if p.task is not None and not p.task.done()]
 
+        # A group that ignores its cancellation still asks the policy; beside a second run of it answers would be mixed.
         if late := self._loop.run(stop()):
             task = self._tasks[late[0].group.task].id
             raise Fault(
@@ -263,6 +271,7 @@ class RolloutScheduler:
         async def wait() -> list[InflightGroup]:
             while (taken := choose()) is None:  # an error of a group ends the run there
                 running = [p.task for p in self._inflight if p.task is not None and p.members is None]
+                # Only those without a result: a group that is complete and not chosen would end the wait at once, for ever.
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             return taken
 
@@ -316,6 +325,7 @@ class RolloutScheduler:
 
     def close(self) -> None:
         """Ends what is under way; environments are closed."""
+        # The loop first, so that no coroutine asks a worker that has been ended.
         self._loop.close()
         if self._worker_pool is not None:
             self._worker_pool.close()

@@ -55,8 +55,10 @@ class SegmentedPolicy(PolicyWrapper):
             except ContextTooSmall:
                 if whole is None:
                     raise
+                # What was written is kept: the turn ends as one that ran out of tokens, not as a failure.
                 break  # the turn has filled the context
             if not segment.ids and whole is not None:
+                # An empty answer adds no token and would be asked for again without end.
                 whole = replace(whole, finish=segment.finish)
                 break
             whole = segment if whole is None else self._joined(whole, segment, sampling.stop)
@@ -101,4 +103,5 @@ def _versions(completion: Completion) -> tuple[int, ...]:
 
 def _seed(seed: int, written: int) -> int:
     """The seed of a later segment."""
+    # A hash, because seed + written could be the seed of another turn, whose draws would then repeat.
     return int.from_bytes(blake2b(f"{seed}/{written}".encode(), digest_size=6).digest())

@@ -102,10 +102,12 @@ class WorkerPool:
 
     async def set_weights(self, version: int, weights: Mapping[str, Any]) -> None:
         """Hands new weights to every worker; episodes under way go on with them."""
+        # In a thread: to copy gigabytes would stop the loop, and with it every group that waits for an answer.
         handle = await asyncio.to_thread(self._cluster.put, weights)
         self._weights, self.version = Weights(version, handle), version
         while len(self._slots) < self._size:
             self._start_worker()
+        # A worker that is still starting gets the newest weights with its first group.
         for slot in self._slots:
             if slot.ready:
                 slot.worker.load_weights(self._weights)
@@ -131,6 +133,7 @@ class WorkerPool:
             )
             slot.groups += 1
             try:
+                # The order carries the answers that the group has, so that another worker goes on from there.
                 members, answers = await self._play_on(slot.worker, inflight)
             except WorkerLost as error:
                 self._lost_episodes += len(inflight.seeds)
@@ -138,6 +141,7 @@ class WorkerPool:
             else:
                 inflight.policy = RecordedPolicy(inflight.policy.policy, answers)
                 return members
+            # Also where the group was cancelled: a slot that counts it for ever would get no other.
             finally:
                 slot.groups -= 1
         raise Fault(f"{_TRIES} workers in turn were lost over one group; the last: {self._last_error}")
@@ -175,12 +179,14 @@ class WorkerPool:
             raise Fault(reason) from error
         if self._refusal is not None:
             raise self._refusal
+        # The first of equal ones, which keeps the choice repeatable while no worker is lost.
         return min((slot for slot in self._slots if slot.ready), key=lambda slot: slot.groups)
 
     def _start_worker(self) -> None:
         slot = _WorkerSlot(self._cluster.worker())
         self._slots.append(slot)
         task = asyncio.create_task(self._wait_ready(slot))
+        # The loop holds tasks weakly; one that nobody else holds may be collected while it waits.
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
@@ -193,6 +199,7 @@ class WorkerPool:
         except TimeoutError:
             self._replace(slot, WorkerLost(f"a worker was not up within {self._start_s:g} s"))
         except Fault as error:
+            # A worker that fails at once would otherwise be replaced in a busy loop.
             await asyncio.sleep(_PAUSE_S)
             self._replace(slot, error)
         except Exception as error:  # the same for every worker
@@ -205,6 +212,7 @@ class WorkerPool:
         if slot not in self._slots:
             return
         self._last_error = str(error)
+        # One that never came up was no worker yet, and nothing was lost with it.
         self._lost_workers += slot.ready
         self._slots.remove(slot)
         slot.worker.end()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agentenv.core.concurrency import threads
-from agentenv.core.concurrency.threads import DaemonThreads, in_time, settled
+from agentenv.core.concurrency.threads import DaemonThreads, in_time, wait_until_idle
 from agentenv.errors import EnvFault
 
 
@@ -155,9 +155,9 @@ def test_work_that_takes_too_long_is_left_behind(pool: DaemonThreads, gate: thre
         in_time(0.01, lambda: gate.wait(10), pool)
     assert pool.abandoned == 1
     assert in_time(5, lambda: threading.current_thread().name.startswith("some"), pool)
-    assert not settled(0.01)  # something still runs
+    assert not wait_until_idle(0.01)  # something still runs
     gate.set()
-    until(lambda: settled(5))
+    until(lambda: wait_until_idle(5))
 
 
 def test_a_thread_that_was_made_for_one_piece_of_work_ends_with_it() -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from agentenv.core.types import EndReason, Task, ToolStatus
 from agentenv.envs.domsim.env import DomSim
-from agentenv.envs.gui.actions import Action, Kind, action_text
+from agentenv.envs.gui.actions import Action, ActionKind, action_text
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 
-DONE = action_text(Action(Kind.TERMINATE, text="success"), "done")
+DONE = action_text(Action(ActionKind.TERMINATE, text="success"), "done")
 
 
 def task(template: str, seed: str = "test") -> Task:
@@ -23,7 +23,7 @@ def opened(template: str, **options: object) -> DomSim:
     return env
 
 
-def do(env: DomSim, kind: Kind, key: str = "", **fields: Any) -> str:
+def do(env: DomSim, kind: ActionKind, key: str = "", **fields: Any) -> str:
     """Acts on the widget ``key`` and gives the feedback."""
     id = env.state.view.id_of(key) if key else None
     (result,) = env.step(action_text(replace(Action(kind, id=id), **fields))).info["tool_results"]
@@ -48,14 +48,14 @@ def test_saying_done_at_once_or_failure_at_the_end_scores_nothing() -> None:
     *actions, _ = env.expert()
     for action in actions:
         env.step(action)
-    assert env.step(action_text(Action(Kind.TERMINATE, text="failure"))).reward == 0
+    assert env.step(action_text(Action(ActionKind.TERMINATE, text="failure"))).reward == 0
 
 
 def test_three_wrong_passwords_lock_the_bank_for_good() -> None:
     env = opened("bank-pay-bill")
-    do(env, Kind.OPEN, text="bank")
+    do(env, ActionKind.OPEN, text="bank")
     for _ in range(3):
-        do(env, Kind.CLICK, "submit")
+        do(env, ActionKind.CLICK, "submit")
     for action in env.expert()[1:4]:
         env.step(action)
     assert "This account is locked." in env.state.view.screen.as_text()
@@ -64,67 +64,67 @@ def test_three_wrong_passwords_lock_the_bank_for_good() -> None:
 
 def test_a_network_is_blocked_after_three_wrong_keys() -> None:
     env = opened("settings-join")
-    do(env, Kind.OPEN, text="settings")
-    do(env, Kind.CLICK, "tab.Network")
+    do(env, ActionKind.OPEN, text="settings")
+    do(env, ActionKind.CLICK, "tab.Network")
     for _ in range(3):
-        do(env, Kind.CLICK, "network.Attic")
-        do(env, Kind.TYPE, "key", text="no")
-        do(env, Kind.KEY, text="Enter")
-    do(env, Kind.CLICK, "network.Attic")
+        do(env, ActionKind.CLICK, "network.Attic")
+        do(env, ActionKind.TYPE, "key", text="no")
+        do(env, ActionKind.KEY, text="Enter")
+    do(env, ActionKind.CLICK, "network.Attic")
     assert "blocked after" in env.state.view.screen.as_text()
 
 
 def test_fields_take_text_at_the_caret_and_keys_edit_it() -> None:
     env = opened("mail-compose")
-    do(env, Kind.OPEN, text="Mail")
-    do(env, Kind.CLICK, "compose")
-    assert do(env, Kind.TYPE, text="lost") == "No text field has the focus; click one first."
-    do(env, Kind.TYPE, "subject", text="ab")
-    do(env, Kind.TYPE, text="c")
+    do(env, ActionKind.OPEN, text="Mail")
+    do(env, ActionKind.CLICK, "compose")
+    assert do(env, ActionKind.TYPE, text="lost") == "No text field has the focus; click one first."
+    do(env, ActionKind.TYPE, "subject", text="ab")
+    do(env, ActionKind.TYPE, text="c")
     fields = env.state.world.fields
     assert fields["subject"] == "abc"
-    do(env, Kind.KEY, text="Backspace")
+    do(env, ActionKind.KEY, text="Backspace")
     assert fields["subject"] == "ab"
-    do(env, Kind.KEY, text="Control+a")
-    do(env, Kind.TYPE, text="new")
+    do(env, ActionKind.KEY, text="Control+a")
+    do(env, ActionKind.TYPE, text="new")
     assert fields["subject"] == "new"
-    do(env, Kind.KEY, text="Tab")
-    do(env, Kind.TYPE, text="body")
+    do(env, ActionKind.KEY, text="Tab")
+    do(env, ActionKind.TYPE, text="body")
     assert fields["body"] == "body"
-    do(env, Kind.KEY, text="Enter")
+    do(env, ActionKind.KEY, text="Enter")
     assert "no mail address" in env.state.view.screen.as_text()
 
 
 def test_back_brings_back_what_stood_in_a_form_and_survives_deleted_records() -> None:
     env = opened("contacts-add")
-    do(env, Kind.OPEN, text="contacts")
-    do(env, Kind.CLICK, "new")
-    do(env, Kind.TYPE, "name", text="Zoe")
-    do(env, Kind.OPEN, text="mail")
-    do(env, Kind.SYSTEM_BUTTON, text="Back")
+    do(env, ActionKind.OPEN, text="contacts")
+    do(env, ActionKind.CLICK, "new")
+    do(env, ActionKind.TYPE, "name", text="Zoe")
+    do(env, ActionKind.OPEN, text="mail")
+    do(env, ActionKind.SYSTEM_BUTTON, text="Back")
     assert env.state.world.fields["name"] == "Zoe"
-    do(env, Kind.OPEN, text="contacts")
-    do(env, Kind.CLICK, "person.1")
-    do(env, Kind.CLICK, "delete")
-    do(env, Kind.CLICK, "submit")
-    do(env, Kind.SYSTEM_BUTTON, text="Back")
+    do(env, ActionKind.OPEN, text="contacts")
+    do(env, ActionKind.CLICK, "person.1")
+    do(env, ActionKind.CLICK, "delete")
+    do(env, ActionKind.CLICK, "submit")
+    do(env, ActionKind.SYSTEM_BUTTON, text="Back")
     assert "no longer there" in env.state.view.screen.as_text()
 
 
 @pytest.mark.parametrize(
     ("action", "feedback"),
     [
-        (Action(Kind.CLICK, id="99"), "There is nothing."),
-        (Action(Kind.CLICK, id="x"), "There is nothing."),
-        (Action(Kind.CLICK, point=(671, 447)), "There is nothing."),
-        (Action(Kind.CLICK, id="3"), "'home' does nothing."),
-        (Action(Kind.TYPE, text="a", id="1"), "That is no text field."),
-        (Action(Kind.SELECT, text="a", id="1"), "That is no drop-down list."),
-        (Action(Kind.KEY, text="F13"), "The key 'F13' does nothing here."),
-        (Action(Kind.SCROLL, direction="down"), "It does not scroll further that way."),
-        (Action(Kind.SYSTEM_BUTTON, text="Menu"), "The button 'Menu' does nothing here."),
-        (Action(Kind.OPEN, text="chess"), "There is no app 'chess'."),
-        (Action(Kind.DRAG, id="1", end_id="2"), "That cannot be dragged there."),
+        (Action(ActionKind.CLICK, id="99"), "There is nothing."),
+        (Action(ActionKind.CLICK, id="x"), "There is nothing."),
+        (Action(ActionKind.CLICK, point=(671, 447)), "There is nothing."),
+        (Action(ActionKind.CLICK, id="3"), "'home' does nothing."),
+        (Action(ActionKind.TYPE, text="a", id="1"), "That is no text field."),
+        (Action(ActionKind.SELECT, text="a", id="1"), "That is no drop-down list."),
+        (Action(ActionKind.KEY, text="F13"), "The key 'F13' does nothing here."),
+        (Action(ActionKind.SCROLL, direction="down"), "It does not scroll further that way."),
+        (Action(ActionKind.SYSTEM_BUTTON, text="Menu"), "The button 'Menu' does nothing here."),
+        (Action(ActionKind.OPEN, text="chess"), "There is no app 'chess'."),
+        (Action(ActionKind.DRAG, id="1", end_id="2"), "That cannot be dragged there."),
     ],
 )
 def test_what_has_no_effect_is_said_and_goes_on(action: Action, feedback: str) -> None:
@@ -147,25 +147,25 @@ def test_a_text_without_an_action_is_said_and_counts_as_a_turn() -> None:
 
 def test_secrets_are_dots_and_disabled_buttons_say_so() -> None:
     env = opened("bank-pay-bill")
-    do(env, Kind.OPEN, text="bank")
-    do(env, Kind.TYPE, "password", text="abc")
+    do(env, ActionKind.OPEN, text="bank")
+    do(env, ActionKind.TYPE, "password", text="abc")
     text = env.state.view.screen.as_text()
     assert "•••" in text
     assert "abc" not in text
     env = opened("shop-check-out")
-    do(env, Kind.OPEN, text="shop")
-    do(env, Kind.CLICK, "cart")
+    do(env, ActionKind.OPEN, text="shop")
+    do(env, ActionKind.CLICK, "cart")
     for line in env.state.world.data["shop.cart"]:
-        do(env, Kind.CLICK, f"remove.{line.id}")
-    assert do(env, Kind.CLICK, "checkout") == "'Checkout' is disabled."
+        do(env, ActionKind.CLICK, f"remove.{line.id}")
+    assert do(env, ActionKind.CLICK, "checkout") == "'Checkout' is disabled."
 
 
 def test_the_anchor_is_the_world_and_not_the_way_to_it() -> None:
     env, other = opened("mail-star"), opened("mail-star")
-    do(env, Kind.OPEN, text="mail")
-    do(other, Kind.WAIT)
+    do(env, ActionKind.OPEN, text="mail")
+    do(other, ActionKind.WAIT)
     assert env.anchor_key() != other.anchor_key()
-    do(other, Kind.OPEN, text="Mail")
+    do(other, ActionKind.OPEN, text="Mail")
     assert env.anchor_key() == other.anchor_key()
 
 
@@ -175,14 +175,14 @@ def test_pixels_are_the_same_every_time_and_show_the_state() -> None:
     first, again = env.screen().image, env.screen().image
     assert isinstance(first, bytes)
     assert first == again
-    step = env.step(action_text(Action(Kind.OPEN, text="settings")))
+    step = env.step(action_text(Action(ActionKind.OPEN, text="settings")))
     content = step.observation[0].content
     assert not isinstance(content, str)
     text, image = content
     assert (text.kind, image.kind, text.text) == ("text", "image", "\n\n")
     picture = env.render()
     assert picture.shape == (448, 672, 3)  # type: ignore[union-attr]
-    do(env, Kind.CLICK, "switch.Dark mode")
+    do(env, ActionKind.CLICK, "switch.Dark mode")
     assert env.screen().image != first
 
 
@@ -217,7 +217,7 @@ def test_whole_contexts_forget_old_screens_and_tell_what_went_wrong() -> None:
     assert " at " not in opening[1].text
     script = env.expert()
     env.step(script[0])
-    wrong = action_text(Action(Kind.CLICK, id="99"), "nothing")
+    wrong = action_text(Action(ActionKind.CLICK, id="99"), "nothing")
     shown = env.step(wrong).observation
     assert [message.role for message in shown] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert shown[1].text == "[an earlier screen]\n"

@@ -24,7 +24,7 @@ from agentenv.envs.domsim.tasks import (
     wrong_ends,
 )
 from agentenv.envs.domsim.world import World
-from agentenv.envs.gui.actions import DIRECTIONS, Action, Kind
+from agentenv.envs.gui.actions import DIRECTIONS, Action, ActionKind
 from agentenv.errors import ConfigurationError, UnknownName
 
 SEEDS = range(3)
@@ -57,9 +57,9 @@ def test_a_side_effect_spoils_what_was_achieved() -> None:
     for action, _, view in solve(desktop_task)[:-1]:
         DESKTOP.act(world, view, action)
     assert desktop_task.achieved(world)
-    DESKTOP.act(world, DESKTOP.view(world), Action(Kind.OPEN, text="settings"))
+    DESKTOP.act(world, DESKTOP.view(world), Action(ActionKind.OPEN, text="settings"))
     view = DESKTOP.view(world)
-    DESKTOP.act(world, view, Action(Kind.CLICK, id=view.id_of("switch.Dark mode")))
+    DESKTOP.act(world, view, Action(ActionKind.CLICK, id=view.id_of("switch.Dark mode")))
     assert not desktop_task.achieved(world)
 
 
@@ -149,17 +149,17 @@ def test_amounts(text: str, value: int | None) -> None:
 
 _POINTS = st.tuples(st.floats(-10, 700), st.floats(-10, 460))
 _ACTIONS = st.one_of(
-    st.builds(Action, st.just(Kind.CLICK), id=st.integers(0, 30).map(str)),
-    st.builds(Action, st.just(Kind.CLICK), point=_POINTS),
-    st.builds(Action, st.just(Kind.TYPE), st.text(max_size=5), id=st.none() | st.integers(0, 30).map(str)),
-    st.builds(Action, st.just(Kind.SELECT), st.sampled_from(["2", "Work", "12:00"]), id=st.integers(0, 30).map(str)),
-    st.builds(Action, st.just(Kind.KEY), st.sampled_from(["Enter", "Tab", "Escape", "Control+a", "Backspace", "x"])),
-    st.builds(Action, st.just(Kind.SCROLL), direction=st.sampled_from(DIRECTIONS)),
-    st.builds(Action, st.just(Kind.SWIPE), point=_POINTS, end=_POINTS),
-    st.builds(Action, st.just(Kind.DRAG), id=st.integers(0, 30).map(str), end_id=st.integers(0, 30).map(str)),
-    st.builds(Action, st.just(Kind.SYSTEM_BUTTON), st.sampled_from(["Back", "Home", "Menu", "Enter"])),
-    st.builds(Action, st.just(Kind.OPEN), st.sampled_from([*APPS, "Mail", "?"])),
-    st.builds(Action, st.just(Kind.WAIT)),
+    st.builds(Action, st.just(ActionKind.CLICK), id=st.integers(0, 30).map(str)),
+    st.builds(Action, st.just(ActionKind.CLICK), point=_POINTS),
+    st.builds(Action, st.just(ActionKind.TYPE), st.text(max_size=5), id=st.none() | st.integers(0, 30).map(str)),
+    st.builds(Action, st.just(ActionKind.SELECT), st.sampled_from(["2", "Work", "12:00"]), id=st.integers(0, 30).map(str)),
+    st.builds(Action, st.just(ActionKind.KEY), st.sampled_from(["Enter", "Tab", "Escape", "Control+a", "Backspace", "x"])),
+    st.builds(Action, st.just(ActionKind.SCROLL), direction=st.sampled_from(DIRECTIONS)),
+    st.builds(Action, st.just(ActionKind.SWIPE), point=_POINTS, end=_POINTS),
+    st.builds(Action, st.just(ActionKind.DRAG), id=st.integers(0, 30).map(str), end_id=st.integers(0, 30).map(str)),
+    st.builds(Action, st.just(ActionKind.SYSTEM_BUTTON), st.sampled_from(["Back", "Home", "Menu", "Enter"])),
+    st.builds(Action, st.just(ActionKind.OPEN), st.sampled_from([*APPS, "Mail", "?"])),
+    st.builds(Action, st.just(ActionKind.WAIT)),
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agentenv.envs.gui.actions import (
     GRAMMAR,
     Action,
-    Kind,
+    ActionKind,
     action_from,
     action_members,
     action_text,
@@ -29,9 +29,9 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", ActionKind)
 @pytest.mark.parametrize("second", [False, True], ids=["first form", "second form"])
-def test_every_kind_is_read_as_it_is_written(kind: Kind, second: bool) -> None:
+def test_every_kind_is_read_as_it_is_written(kind: ActionKind, second: bool) -> None:
     needed, optional = GRAMMAR[kind]
     names = [group.split("|")[-second] for group in (*needed, *optional)]
     members = {"action": str(kind), **{name: SAMPLES[name] for name in names}}
@@ -102,7 +102,9 @@ def test_the_format_is_one_thought_and_one_action(text: str, acts: bool, format_
 
 
 def test_an_environment_knows_only_its_kinds() -> None:
-    reply = parse_reply(action_text(Action(Kind.OPEN, text="mail")), (Kind.CLICK, Kind.WAIT))
+    reply = parse_reply(
+        action_text(Action(ActionKind.OPEN, text="mail")), (ActionKind.CLICK, ActionKind.WAIT)
+    )
     assert all(name in reply.error for name in ("'open'", "click", "wait"))
 
 
@@ -119,5 +121,5 @@ def test_no_text_is_an_exception(text: str) -> None:
 )
 def test_no_value_is_an_exception(value: object) -> None:
     for name in SAMPLES:
-        for kind in (Kind.CLICK, Kind.TYPE, Kind.SWIPE, Kind.SCROLL):
+        for kind in (ActionKind.CLICK, ActionKind.TYPE, ActionKind.SWIPE, ActionKind.SCROLL):
             parse_reply(f"<action>{json.dumps({'action': kind, 'text': 'a', name: value})}</action>")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.envs.gui.actions import Action, Kind
+from agentenv.envs.gui.actions import Action, ActionKind
 from agentenv.envs.gui.matching import (
     MATCHERS,
     Gold,
@@ -21,11 +21,11 @@ SIZE = (1000, 2000)
 
 
 def click(x: float, y: float) -> Action:
-    return Action(Kind.CLICK, point=(x, y))
+    return Action(ActionKind.CLICK, point=(x, y))
 
 
 def swipe(x1: float, y1: float, x2: float, y2: float) -> Action:
-    return Action(Kind.SWIPE, point=(x1, y1), end=(x2, y2))
+    return Action(ActionKind.SWIPE, point=(x1, y1), end=(x2, y2))
 
 
 def exact(preset: str, predicted: Action, gold: Gold) -> bool:
@@ -123,33 +123,34 @@ def test_ui_s1_fails_its_own_vertical_swipes_where_no_direction_is_declared() ->
 
 
 def test_ui_s1_fails_its_own_answers_and_keys() -> None:
-    for kind in (Kind.ANSWER, Kind.KEY):
+    for kind in (ActionKind.ANSWER, ActionKind.KEY):
         said = Action(kind, text="12")
         assert exact("agentenv", said, Gold(said, SIZE))
         assert MATCHERS["ui_s1"](said, Gold(said, SIZE), SIZE).reason == f"{kind} for type"
 
 
 def test_choices_and_kinds() -> None:
-    done, failed = Action(Kind.TERMINATE, text="success"), Action(Kind.TERMINATE, text="failure")
+    done, failed = Action(ActionKind.TERMINATE, text="success"), Action(ActionKind.TERMINATE, text="failure")
     assert not exact("agentenv", failed, Gold(done, SIZE))
     assert exact("ui_s1", failed, Gold(done, SIZE))
-    back = Gold(Action(Kind.SYSTEM_BUTTON, text="Back"), SIZE)
-    assert exact("agentenv", Action(Kind.SYSTEM_BUTTON, text="back"), back)
-    assert not exact("ui_s1", Action(Kind.SYSTEM_BUTTON, text="Home"), back)
-    assert exact("agentenv", Action(Kind.WAIT, time=9), Gold(Action(Kind.WAIT, time=2), SIZE))
+    back = Gold(Action(ActionKind.SYSTEM_BUTTON, text="Back"), SIZE)
+    assert exact("agentenv", Action(ActionKind.SYSTEM_BUTTON, text="back"), back)
+    assert not exact("ui_s1", Action(ActionKind.SYSTEM_BUTTON, text="Home"), back)
+    assert exact("agentenv", Action(ActionKind.WAIT, time=9), Gold(Action(ActionKind.WAIT, time=2), SIZE))
     verdict = MATCHERS["agentenv"](click(1, 1), back, SIZE)
     assert (verdict.type_ok, verdict.exact, verdict.reason) == (False, False, "click for system_button")
 
 
 def test_scrolls_drags_and_missing_places() -> None:
-    down = Action(Kind.SCROLL, direction="down")
+    down = Action(ActionKind.SCROLL, direction="down")
     assert exact("agentenv", down, Gold(down, SIZE))
-    assert not exact("agentenv", Action(Kind.SCROLL, direction="up"), Gold(down, SIZE))
-    drag = Action(Kind.DRAG, point=(100, 100), end=(900, 900))
+    assert not exact("agentenv", Action(ActionKind.SCROLL, direction="up"), Gold(down, SIZE))
+    drag = Action(ActionKind.DRAG, point=(100, 100), end=(900, 900))
     assert exact("agentenv", drag, Gold(drag, SIZE))
-    assert not exact("agentenv", Action(Kind.DRAG, point=(100, 100), end=(500, 900)), Gold(drag, SIZE))
+    assert not exact("agentenv", Action(ActionKind.DRAG, point=(100, 100), end=(500, 900)), Gold(drag, SIZE))
     assert (
-        MATCHERS["agentenv"](Action(Kind.CLICK, id="4"), Gold(click(1, 1), SIZE), SIZE).reason == "no place"
+        MATCHERS["agentenv"](Action(ActionKind.CLICK, id="4"), Gold(click(1, 1), SIZE), SIZE).reason
+        == "no place"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentenv.envs.domsim.env import DomSim
-from agentenv.envs.gui.actions import Action, Kind
+from agentenv.envs.gui.actions import Action, ActionKind
 from agentenv.envs.gui.cards import ceilings, gold_replay
 from agentenv.envs.gui.recorder import record, write_dataset
 from agentenv.envs.gui.recordings import Recording, expert_action, load_recordings, write_recordings
@@ -106,7 +106,11 @@ def test_every_recorded_action_is_the_experts_by_place_and_by_id() -> None:
         for taken in recording.steps:
             named = expert_action(taken, by_id=True)
             assert named.point is None
-            assert named.id is not None or named.kind not in (Kind.CLICK, Kind.SELECT, Kind.DRAG)
+            assert named.id is not None or named.kind not in (
+                ActionKind.CLICK,
+                ActionKind.SELECT,
+                ActionKind.DRAG,
+            )
 
 
 def test_a_failed_run_and_nothing_are_no_data_set(tmp_path: Path) -> None:
@@ -116,7 +120,7 @@ def test_a_failed_run_and_nothing_are_no_data_set(tmp_path: Path) -> None:
         env, task, actions=["mumble", '<action>{"action": "terminate", "status": "success"}</action>']
     )
     assert not failed.successful
-    assert [taken.gold.action for taken in failed.steps] == [Action(Kind.TERMINATE, text="success")]
+    assert [taken.gold.action for taken in failed.steps] == [Action(ActionKind.TERMINATE, text="success")]
     for recordings in ([failed], []):
         with pytest.raises(ConfigurationError):
             write_dataset(recordings, tmp_path)

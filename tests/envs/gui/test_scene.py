@@ -8,7 +8,7 @@ import pytest
 
 from agentenv.core.scene import Mark
 from agentenv.envs.domsim.env import DomSim
-from agentenv.envs.gui.actions import Action, Kind, action_text
+from agentenv.envs.gui.actions import Action, ActionKind, action_text
 from agentenv.envs.gui.drawing import caption, svg
 from agentenv.envs.gui.matching import Gold
 from agentenv.envs.gui.recordings import RecordedStep, Recording
@@ -84,13 +84,15 @@ def test_a_text_without_an_action_marks_nothing_and_a_long_one_is_cut() -> None:
 
 def test_the_expert_of_a_recording_is_marked_in_the_size_that_is_shown() -> None:
     """A screen of 1120x2240 without pixels is shown as it is; the recorded action refers to one of half the size."""
-    gold = Gold(Action(Kind.CLICK, point=(50, 100)), (560, 1120), (Box(40, 90, 60, 110), Box(0, 0, 5, 5)))
+    gold = Gold(
+        Action(ActionKind.CLICK, point=(50, 100)), (560, 1120), (Box(40, 90, 60, 110), Box(0, 0, 5, 5))
+    )
     recording = Recording("r", "Go.", (RecordedStep(Screen(1120, 2240), gold),))
     env = SemiOnlineGUI(tasks=[recording.task()])
     env.reset(seed=0)
     scene = env.scene()
     assert scene.size == (1120, 2240)
-    assert scene.marks(action_text(Action(Kind.WAIT), "so")) == [
+    assert scene.marks(action_text(Action(ActionKind.WAIT), "so")) == [
         Mark("click", "expert: click", (100, 200), expert=True),
         Mark("click", "", box=(80, 180, 120, 220), expert=True),
         Mark("click", "", box=(0, 0, 10, 10), expert=True),

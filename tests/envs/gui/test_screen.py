@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.envs.gui.actions import Action, Kind
+from agentenv.envs.gui.actions import Action, ActionKind
 from agentenv.envs.gui.observation import ScreenFormat, opening, usage
 from agentenv.envs.gui.screen import Box, Element, Screen, from_json, image_part, pointed, resized, to_json
 from agentenv.errors import ConfigurationError, EnvFault
@@ -46,8 +46,8 @@ def test_the_smallest_element_lies_at_a_place() -> None:
     assert SCREEN.at((50, 10)) == FIELD
     assert SCREEN.at((150, 50)) == PANEL
     assert SCREEN.at((500, 50)) is None
-    assert pointed(Action(Kind.CLICK, id="1"), SCREEN).point == (50, 10)
-    assert pointed(Action(Kind.CLICK, id="9"), SCREEN).point is None
+    assert pointed(Action(ActionKind.CLICK, id="1"), SCREEN).point == (50, 10)
+    assert pointed(Action(ActionKind.CLICK, id="9"), SCREEN).point is None
 
 
 def test_the_tree_as_text() -> None:
@@ -81,7 +81,7 @@ def test_an_image_becomes_a_resized_part(tmp_path: Path) -> None:
 
 
 def test_the_opening_says_what_can_be_done() -> None:
-    assert usage(Kind.TYPE) == "type(text, [id|coordinate])"
-    assert opening("Win.", [Kind.WAIT], "id", "{goal} {actions} {example}") == (
+    assert usage(ActionKind.TYPE) == "type(text, [id|coordinate])"
+    assert opening("Win.", [ActionKind.WAIT], "id", "{goal} {actions} {example}") == (
         'Win. wait([time]) {"action": "click", "id": 3}'
     )

@@ -47,13 +47,13 @@ def test_the_knowledge_boundary_as_published(ending: Ending, reward: float) -> N
     ("ending", "reward"),
     [
         (Ending(1.0), 1.0),
-        (Ending(1.0, shown=True), 1.0),
+        (Ending(1.0, answer_seen=True), 1.0),
         (Ending(1.0, formed=False), 0.8),  # 1 - a
         (Ending(0.5), 0.2),  # half right is not right
         (Ending(0.0), 0.2),
-        (Ending(0.0, shown=True), 0.3),  # a + c
+        (Ending(0.0, answer_seen=True), 0.3),  # a + c
         (Ending(0.0, formed=False), 0.1),
-        (Ending(0.0, formed=False, shown=True), 0.1),
+        (Ending(0.0, formed=False, answer_seen=True), 0.1),
         (Ending(0.0, formed=False, answered=False), 0.0),  # published: .1
     ],
 )
@@ -63,7 +63,7 @@ def test_the_graded_format_as_published(ending: Ending, reward: float) -> None:
 
 
 def test_the_options_of_the_graded_format() -> None:
-    assert graded_format(Ending(0.0, shown=True)) == pytest.approx(0.2)  # c is 0 unless it is named
+    assert graded_format(Ending(0.0, answer_seen=True)) == pytest.approx(0.2)  # c is 0 unless it is named
     assert graded_format(Ending(1.0, formed=False), structure=0.3) == pytest.approx(0.7)
     assert graded_format(Ending(0.0, formed=False), final=0.05) == pytest.approx(0.05)
 

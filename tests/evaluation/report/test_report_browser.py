@@ -13,7 +13,7 @@ import pytest
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import EndReason, Message, Task
 from agentenv.envs.browser.driver import find_chromium
-from agentenv.envs.gui.actions import Action, Kind, action_text
+from agentenv.envs.gui.actions import Action, ActionKind, action_text
 from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Box, Element, Screen
 from agentenv.evaluation.diagnosis import cause_of
@@ -260,15 +260,20 @@ def graphical(folder: Path) -> Path:
     """The page of three episodes on a made-up screen: solved in two turns, not solved in three, and one of words alone."""
     send = Element("1", "button", MARKUP, Box(100, 20, 180, 60))
     scene = ScreenScene(
-        Screen(400, 200, MARKUP, (send,)), Action(Kind.CLICK, point=(20, 20)), (Box(0, 0, 40, 40),)
+        Screen(400, 200, MARKUP, (send,)), Action(ActionKind.CLICK, point=(20, 20)), (Box(0, 0, 40, 40),)
     )
     actions = [
-        Action(Kind.CLICK, id="1"),
-        Action(Kind.SWIPE, point=(300, 150), end=(300, 50)),
-        Action(Kind.TYPE, text="Ann"),
+        Action(ActionKind.CLICK, id="1"),
+        Action(ActionKind.SWIPE, point=(300, 150), end=(300, 50)),
+        Action(ActionKind.TYPE, text="Ann"),
     ]
     turns = [
-        Turn(action_text(a, "so"), (Message("user", MARKUP),), valid=a.kind is not Kind.SWIPE, scene=scene)
+        Turn(
+            action_text(a, "so"),
+            (Message("user", MARKUP),),
+            valid=a.kind is not ActionKind.SWIPE,
+            scene=scene,
+        )
         for a in actions
     ]
     played = [

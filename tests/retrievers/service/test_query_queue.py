@@ -9,7 +9,7 @@ import pytest
 
 from agentenv.core.types import Passage, Query, QueryContext, RetrieverInfo
 from agentenv.errors import ConfigurationError, RetrieverFault
-from agentenv.retrievers.remote import Found
+from agentenv.retrievers.remote import SearchReply
 from agentenv.retrievers.service.query_queue import QueryQueue, QueueFull, ReplyCache
 
 TIMEOUT_S = 60.0
@@ -40,8 +40,8 @@ class Gate:
             raise RetrieverFault("the encoder broke")
         return [[Passage(f"{text}/{n}", "", "", 1.0) for n in range(k)] for text in texts]
 
-    async def search_partial(self, queries: Sequence[Query | str], k: int) -> Found:
-        return Found(await self.search(queries, k), self.missing)
+    async def search_partial(self, queries: Sequence[Query | str], k: int) -> SearchReply:
+        return SearchReply(await self.search(queries, k), self.missing)
 
     def info(self) -> RetrieverInfo:
         return RetrieverInfo("gate", 9, "fingerprint", self.contextual)

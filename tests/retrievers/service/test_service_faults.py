@@ -147,7 +147,7 @@ def test_a_server_killed_under_load(process: tuple[subprocess.Popen[str], str], 
     assert len(outcomes) == 180
     assert answers >= 40
     assert faults >= 1
-    # A client with patience does not notice that the server is away for a while.
+    # A client that repeats requests does not notice that the server is away for a while.
     patient = RemoteRetriever(url, timeouts=RetryPolicy(timeout_s=WAIT_S, tries=1000, longest_pause_s=0.2))
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(lambda: asyncio.run(patient.search(["clock3 bridge12"], 1)))
@@ -161,12 +161,12 @@ def test_a_server_killed_under_load(process: tuple[subprocess.Popen[str], str], 
 def test_a_shard_killed_under_load(process: tuple[subprocess.Popen[str], str], serving: Any) -> None:
     child, url = process
     until_ready(url)
-    patience = RetryPolicy(timeout_s=5.0, pause_s=0.001, tries=2)
+    retry_policy = RetryPolicy(timeout_s=5.0, pause_s=0.001, tries=2)
     other = [Document(f"e{n}", "Elsewhere", "nothing alike") for n in range(3)]
     with serving({"rows": FaissRetriever.build(other, HashEncoder())}) as second:
-        shards = ShardedRetriever([RemoteRetriever(one, timeouts=patience) for one in (url, second)])
+        shards = ShardedRetriever([RemoteRetriever(one, timeouts=retry_policy) for one in (url, second)])
         with serving({"all": shards}, cache=0) as front:
-            outcomes = asyncio.run(load(RemoteRetriever(front, timeouts=patience), 1, 30, child.kill))
+            outcomes = asyncio.run(load(RemoteRetriever(front, timeouts=retry_policy), 1, 30, child.kill))
             answers, faults = check(outcomes)
             assert answers >= 30
             assert faults >= 1  # never an answer out of the living shard alone

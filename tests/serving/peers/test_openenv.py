@@ -46,7 +46,7 @@ def test_a_session_each_and_a_full_house_is_said(serving: Any) -> None:
             await one.step({"text": "60"})
             assert (await two.step({"text": CALL})).done is False
             async with openenv.GenericEnvClient(base_url=url) as three:
-                with pytest.raises(Exception, match="places are taken"):
+                with pytest.raises(Exception, match="slots are taken"):
                     await three.reset()
 
     with serving(Calculator, client_tasks=True, sessions=2, wait_s=0.2) as served:

@@ -20,7 +20,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import ESTIMATORS
 from agentenv.trainers.learner.learner import Objective
 from agentenv.trainers.learner.settings import CorrectionSettings
-from agentenv.trainers.parts import make_objective
+from agentenv.trainers.loop.parts import make_objective
 
 
 @pytest.mark.parametrize("name", sorted(presets()))

@@ -13,9 +13,9 @@ from agentenv.core.types import Task
 from agentenv.data.world_facts import generate_facts
 from agentenv.data.world_questions import generate_questions
 from agentenv.errors import ConfigurationError
-from agentenv.trainers import evaluate
 from agentenv.trainers.config.config_files import config_of, dump_config
 from agentenv.trainers.lab.probes import SAMPLES, play_besides
+from agentenv.trainers.loop import evaluate
 
 Turns = Callable[..., Trajectory]
 BASE: dict[str, Any] = {"base": "lab-search", "rollout": {"group_size": 2}, "loss": {"estimator": "dr_grpo"}}

@@ -15,9 +15,10 @@ from agentenv.policies.fakes import random_policy
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.credit.preference_pairs import PAIR, preference
 from agentenv.trainers.learner.learner import Learner, Objective
-from agentenv.trainers.learner.preferences import PAIR, one_turn, pair_loss, prefer, preference
-from agentenv.trainers.update import update_weights
+from agentenv.trainers.learner.preferences import one_turn, pair_loss, prefer
+from agentenv.trainers.loop.update import update_weights
 
 Make = Callable[..., Trajectory]
 

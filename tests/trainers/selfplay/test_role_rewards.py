@@ -18,7 +18,7 @@ from agentenv.trainers.selfplay.role_rewards import (
     ADMISSIONS,
     CHALLENGES,
     REWARDS,
-    Labels,
+    HarmLabels,
     attacker_reward,
     challenge,
     defender_reward,
@@ -243,8 +243,8 @@ def test_the_floor_of_quality_is_an_option() -> None:
 def test_self_redteam_by_hand(
     seed: bool, labels: tuple[bool | None, bool | None, bool | None], attacker: float, defender: float
 ) -> None:
-    assert attacker_reward(seed, Labels(*labels)) == attacker
-    assert defender_reward(Labels(*labels)) == defender
+    assert attacker_reward(seed, HarmLabels(*labels)) == attacker
+    assert defender_reward(HarmLabels(*labels)) == defender
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_self_redteam_by_hand(
 def test_every_part_of_the_attackers_reward_is_worth_one_in_a_variant(
     seed: bool, labels: tuple[bool | None, bool | None, bool | None], attacker: float
 ) -> None:
-    assert attacker_reward(seed, Labels(*labels), part=1.0) == attacker
+    assert attacker_reward(seed, HarmLabels(*labels), part=1.0) == attacker
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from agentenv.core.types import Completion, EndReason, Info, Message, Observatio
 from agentenv.errors import ConfigurationError, PolicyFault, PolicyRefusal
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import complete
-from agentenv.trainers.learner.preferences import PAIR
+from agentenv.trainers.credit.preference_pairs import PAIR
 from agentenv.trainers.strategies.critical_step import REFLECT
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups

@@ -16,7 +16,7 @@ from agentenv.errors import ConfigurationError, ContextTooSmall, RetrieverFault
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
-from agentenv.trainers.metrics import rollout_metrics
+from agentenv.trainers.loop.metrics import rollout_metrics
 from agentenv.trainers.strategies.rollout_context import RolloutContext, run_rounds
 from agentenv.trainers.strategies.strategies import by_group, get_strategy, play_groups
 

@@ -16,9 +16,9 @@ from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.value_model import features_of, save_value_model
 from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.config.identity import named_files
+from agentenv.trainers.learner.value_training import least_squares
 from agentenv.trainers.strategies.step_verifiers import Flaw, ProcessVerifier, find_verifier, first_drop
 from agentenv.trainers.strategies.strategies import check_tasks, get_strategy
-from agentenv.trainers.value_training import least_squares
 
 TASK = Task("t", "Q")
 

@@ -27,7 +27,7 @@ from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.sandbox.backends import make_executor, unavailable
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.trainers.credit.estimators import get_estimator
-from agentenv.trainers.metrics import rollout_metrics
+from agentenv.trainers.loop.metrics import rollout_metrics
 from agentenv.trainers.strategies.retry import improved
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import by_group, get_strategy, play_groups

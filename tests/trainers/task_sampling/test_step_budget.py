@@ -18,7 +18,7 @@ from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.credit.estimators import ESTIMATORS, get_estimator
 from agentenv.trainers.learner.learner import rows_of
-from agentenv.trainers.metrics import rollout_metrics
+from agentenv.trainers.loop.metrics import rollout_metrics
 from agentenv.trainers.task_sampling.samplers import (
     SAMPLERS,
     Batch,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from agentenv.envs.domsim.env import DomSim
-from agentenv.envs.gui.actions import Kind, parse_reply
+from agentenv.envs.gui.actions import ActionKind, parse_reply
 from agentenv.envs.semi_online import SemiOnlineGUI
 from agentenv.policies.card import read_card
 from agentenv.policies.policy_spec import make_policy
@@ -36,7 +36,7 @@ def test_who_errs_and_how() -> None:
         seen.add(who)
         last = parse_reply(demo.actions[-1]).action
         assert last is not None
-        assert last.kind is Kind.TERMINATE
+        assert last.kind is ActionKind.TERMINATE
         if who is careful:
             assert list(demo.actions) == right
             assert rewards[-1] == 1

@@ -15,7 +15,7 @@ from agentenv.policies.policy_spec import make_policy
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import config_of, merged
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.evaluate import score_under
+from agentenv.trainers.loop.evaluate import score_under
 from agentenv.trainers.warmstart.expert_pool import found_its_sources
 from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart, training_examples
 

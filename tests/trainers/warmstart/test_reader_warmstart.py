@@ -10,7 +10,7 @@ from agentenv.core.types import Document, Passage, Task
 from agentenv.data.datasets import sample
 from agentenv.policies.fake_reader import random_reader
 from agentenv.policies.reader import ReaderPolicy
-from agentenv.policies.reading import Found, Reading
+from agentenv.policies.reading import FoundPassage, Reading
 from agentenv.progress import SilentDisplay
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.storage.corpus import Corpus
@@ -82,7 +82,7 @@ def test_what_no_found_page_names_is_no_lesson() -> None:
 
 
 def test_an_answer_that_no_gold_page_has_is_no_lesson() -> None:
-    known = Reading(QUESTION, (Found("", "Paris", "Cincinnati is not here."),), 1)
+    known = Reading(QUESTION, (FoundPassage("", "Paris", "Cincinnati is not here."),), 1)
     assert answer_lesson(TASK, known, [CORPUS[CORPUS.row_of("steven")]]) is None
 
 
@@ -128,7 +128,7 @@ def test_a_window_holds_an_answer() -> None:
 
 def test_the_loss_counts_all_accepted_actions_of_gold_pages_together(policy: ReaderPolicy) -> None:
     """By hand: minus the logarithm of the sum of their probabilities; the same span of another page does not count."""
-    found = (Found("", "Paris", "Paris Paris"), Found("", "Jaws", "Paris"))
+    found = (FoundPassage("", "Paris", "Paris Paris"), FoundPassage("", "Jaws", "Paris"))
     known = Reading("Where?", found, 2)
     choices = policy.model.choices(known)
     probabilities = torch.softmax(choices.scores_C.detach(), 0)

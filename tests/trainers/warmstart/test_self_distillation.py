@@ -17,7 +17,7 @@ from agentenv.evaluation.task_env import EnvConfig
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import config_of
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.parts import open_questions, trained_policy, with_declared_scorers
+from agentenv.trainers.loop.parts import open_questions, trained_policy, with_declared_scorers
 from agentenv.trainers.warmstart.self_distillation import DistillationConfig, best_of, expert_shots, own_best
 
 SMALL = """\

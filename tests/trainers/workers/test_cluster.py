@@ -34,7 +34,7 @@ from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.config.sections import ClusterSettings
 from agentenv.trainers.grpo import train
-from agentenv.trainers.run import open_group_runner
+from agentenv.trainers.loop.run import open_group_runner
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.task_sampling.samplers import Group, TaskDraw
 from agentenv.trainers.workers.cluster import RayCluster

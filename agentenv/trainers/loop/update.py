@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import EndReason
 from agentenv.errors import ConfigurationError
+from agentenv.trainers.config.sections import RewardShapingSettings, RolloutSettings
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import get_estimator, left_out_by
 from agentenv.trainers.credit.group_statistics import (
@@ -20,6 +22,7 @@ from agentenv.trainers.credit.group_statistics import (
     with_batch_deviation,
 )
 from agentenv.trainers.credit.outcome import LOG_RATIOS, MEASURED
+from agentenv.trainers.credit.preference_pairs import PAIR
 from agentenv.trainers.credit.progress import progress_credit, progress_weight
 from agentenv.trainers.credit.redundancy import redundant_in, without_redundant
 from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
@@ -27,8 +30,9 @@ from agentenv.trainers.credit.tree import shared_means
 from agentenv.trainers.learner.imitation import DemonstrationBuffer, imitate
 from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
 from agentenv.trainers.learner.optimizers import SecondMoments
-from agentenv.trainers.learner.preferences import PAIR, prefer
+from agentenv.trainers.learner.preferences import prefer
 from agentenv.trainers.learner.schedules import batch_scale, learning_rate_share
+from agentenv.trainers.learner.settings import LossSettings
 from agentenv.trainers.run_folder.folder import TrainedPolicy
 
 _TRUNCATED = (EndReason.TURN_LIMIT, EndReason.TOKEN_LIMIT)
@@ -67,7 +71,7 @@ def update_weights(
             of this batch, with a fresh optimiser.
 
     Returns:
-        Figures of the last pass over the batch, and under ``updates`` those of every optimiser step where there are several.
+        Metrics of the last pass over the batch, and under ``updates`` those of every optimiser step where there are several.
 
     Raises:
         Diverged: a loss or a gradient is not finite.
@@ -91,44 +95,45 @@ def update_weights(
     rate *= share * factor * batch_scale(episodes, settings.reference_batch)
     learner.set_learning_rate(rate)
     steps = _optimizer_steps(
-        learner, cut(credited, settings.mini_batches, (config.seed, step)), settings.updates
+        learner, split_batch(credited, settings.mini_batches, (config.seed, step)), settings.updates
     )
-    figures = summed_up(steps[-settings.mini_batches :])
-    figures |= {"updates": steps} if len(steps) > 1 else {}
-    figures |= _masked(config, groups, masked)
-    shown = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
-    shown, preferred = [t for t in shown if PAIR not in t.info], [t for t in shown if PAIR in t.info]
-    figures |= _imitated(learner, shown, settings.supervised_rate * factor, buffer)
-    figures |= prefer(learner, preferred, settings.supervised_rate * factor, beta=settings.preference_beta)
+    metrics = mean_metrics(steps[-settings.mini_batches :])
+    metrics |= {"updates": steps} if len(steps) > 1 else {}
+    metrics |= _masked(config.loss, groups, masked)
+    given = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
+    demonstrations, preferred = [t for t in given if PAIR not in t.info], [t for t in given if PAIR in t.info]
+    metrics |= _imitate(learner, demonstrations, settings.supervised_rate * factor, buffer)
+    metrics |= prefer(learner, preferred, settings.supervised_rate * factor, beta=settings.preference_beta)
     policy.set_weights(learner.weights() if learner.model is not policy.model else None)
-    return figures | {"learning_rate": rate}
+    return metrics | {"learning_rate": rate}
 
 
-def _masked(config: TrainConfig, groups: Sequence[list[Trajectory]], truncated: int) -> dict[str, int]:
+def _masked(loss: LossSettings, groups: Sequence[list[Trajectory]], truncated: int) -> dict[str, int]:
     """What the loss leaves out, where it leaves out anything: truncated episodes and redundant turns."""
-    figures = {"truncated_masked": truncated} if config.loss.mask_truncated else {}
-    if config.loss.mask_redundant:
-        figures["redundant_masked"] = sum(sum(redundant_in(t)) for group in groups for t in group if t.valid)
-    return figures
+    metrics = {"truncated_masked": truncated} if loss.mask_truncated else {}
+    if loss.mask_redundant:
+        metrics["redundant_masked"] = sum(sum(redundant_in(t)) for group in groups for t in group if t.valid)
+    return metrics
 
 
-def _imitated(
-    learner: Learner, shown: Sequence[Trajectory], rate: float, buffer: DemonstrationBuffer | None
+def _imitate(
+    learner: Learner, demonstrations: Sequence[Trajectory], rate: float, buffer: DemonstrationBuffer | None
 ) -> dict[str, float]:
     """The supervised step on demonstrations, if there is one."""
     if buffer is None:
-        return imitate(learner, shown, rate, SecondMoments())
-    taken = buffer.add(shown)
+        return imitate(learner, demonstrations, rate, SecondMoments())
+    taken = buffer.add(demonstrations)
     held = {"demonstrations_held": len(buffer)} if buffer.size else {}
     return held | imitate(learner, taken, rate, buffer.moments)
 
 
-def shaped(config: TrainConfig, group: Sequence[Trajectory]) -> list[Trajectory]:
+def shape_group(
+    shaping: RewardShapingSettings, context_tokens: int, group: Sequence[Trajectory]
+) -> list[Trajectory]:
     """The trajectories of ``group`` that are credited, with the rewards by which they are."""
-    shaping = config.reward_shaping
     return shape_rewards(
         [t for t in group if t.valid and t.origin is not Origin.DEMONSTRATION],
-        limit=config.rollout.context_tokens,
+        limit=context_tokens,
         overlong_buffer=shaping.overlong_buffer,
         overlong_factor=shaping.overlong_factor,
         answer_penalty=shaping.answer_penalty,
@@ -144,7 +149,8 @@ def measured_groups(
     Raises:
         ConfigurationError: the learner has several processes.
     """
-    equal = [has_zero_variance(rewards_of(shaped(config, group))) for group in groups]
+    shape = partial(shape_group, config.reward_shaping, config.rollout.context_tokens)
+    equal = [has_zero_variance(rewards_of(shape(group))) for group in groups]
     return [g if same else measured_group(g, learner, version) for g, same in zip(groups, equal, strict=True)]
 
 
@@ -189,7 +195,7 @@ def with_log_ratios(groups: Sequence[list[Trajectory]], learner: Learner) -> lis
     ]
 
 
-def weighed(trajectory: Trajectory, values: Values) -> Values:
+def weigh_credit(trajectory: Trajectory, values: Values) -> Values:
     """``values`` times the weight that the task sampler has given the trajectory, if any."""
     return values * trajectory.info[CREDIT_WEIGHT] if CREDIT_WEIGHT in trajectory.info else values
 
@@ -212,7 +218,7 @@ def _optimizer_steps(
     return steps
 
 
-def cut(credited: Sequence[Credited], count: int, seed: Sequence[int]) -> list[list[Credited]]:
+def split_batch(credited: Sequence[Credited], count: int, seed: Sequence[int]) -> list[list[Credited]]:
     """``count`` parts of like size (Schulman et al. 2017, algorithm 1), drawn by ``seed``; a single part keeps the order."""
     if count == 1:
         return [list(credited)]
@@ -220,22 +226,22 @@ def cut(credited: Sequence[Credited], count: int, seed: Sequence[int]) -> list[l
     return [[credited[place] for place in part] for part in np.array_split(order, count)]
 
 
-def summed_up(steps: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """The figures of several optimiser steps as those of one: the mean of each, and the sum of the trained tokens.
+def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """The metrics of several optimiser steps as those of one: the mean of each, and the sum of the trained tokens.
 
-    A step without rows lacks the figures of a forward pass, which are then means over the others.
+    A step without rows lacks the metrics of a forward pass, which are then means over the others.
     """
     if len(steps) == 1:
         return dict(steps[0])
     names = dict.fromkeys(name for step in steps for name in step)
-    figures = {name: fmean(step[name] for step in steps if name in step) for name in names}
-    return figures | {"trained_tokens": sum(step["trained_tokens"] for step in steps)}
+    metrics = {name: fmean(step[name] for step in steps if name in step) for name in names}
+    return metrics | {"trained_tokens": sum(step["trained_tokens"] for step in steps)}
 
 
-def _shares_turns(config: TrainConfig) -> bool:
+def _shares_turns(rollout: RolloutSettings, estimator: str) -> bool:
     """Whether one leaf of a tree trains a turn for several, and the estimator does not know it."""
-    once = config.rollout.strategy_options.get("shared", "once") == "once"
-    return config.rollout.strategy == "tree" and once and config.loss.estimator not in ("tree", "sibling")
+    once = rollout.strategy_options.get("shared", "once") == "once"
+    return rollout.strategy == "tree" and once and estimator not in ("tree", "sibling")
 
 
 def assign_credit(
@@ -248,18 +254,20 @@ def assign_credit(
     loss, shaping = config.loss, config.reward_shaping
     estimate = get_estimator(loss.estimator, loss.estimator_options)
     credited, masked = [], 0
-    played = [shaped(config, group) for group in groups]
+    played = [shape_group(shaping, config.rollout.context_tokens, group) for group in groups]
     if loss.estimator_options.get("scale") == "batch":
         played = with_batch_deviation(played)
     left_out = left_out_by(loss.estimator)
     for valid in played:
         spare = left_out(rewards_of(valid)) if left_out and valid else -1
         credit = estimate(valid)
-        if _shares_turns(config):
+        if _shares_turns(config.rollout, loss.estimator):
             credit = shared_means(valid, credit)
         credit = novelty_bonus(valid, credit, strength=shaping.novelty, cap=shaping.novelty_cap)
         credit = progress_credit(valid, credit, weight=shaping.progress)
-        for place, (trajectory, values) in enumerate(zip(valid, map(weighed, valid, credit), strict=True)):
+        for place, (trajectory, values) in enumerate(
+            zip(valid, map(weigh_credit, valid, credit), strict=True)
+        ):
             if place == spare:
                 continue
             if loss.mask_truncated and trajectory.end_reason in _TRUNCATED:

@@ -25,8 +25,13 @@ from agentenv.policies.compute import use_compute
 from agentenv.policies.lora import trained_state
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.parts import make_chat_format, open_questions, rollout_config, with_declared_scorers
-from agentenv.trainers.run import Run
+from agentenv.trainers.loop.parts import (
+    make_chat_format,
+    open_questions,
+    rollout_config,
+    with_declared_scorers,
+)
+from agentenv.trainers.loop.run import Run
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 

@@ -1,7 +1,7 @@
-"""The places of a service: how many environments there are at a time, and how many of them one client may have.
+"""The slots of a service: how many environments there are at a time, and how many of them one client may have.
 
-Callers wait for a place of their own client's share first and then for one of all places, each in the order in which they
-came. So whoever asks without end waits for itself, and leaves the other places and half of the queue to others.
+Callers wait for a slot of their own client's share first and then for one of all slots, each in the order in which they
+came. So a client that asks without end waits for itself, and leaves the other slots and half of the queue to others.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from agentenv.serving.limits import ServerLimits
 from agentenv.web.gate import Refusal
 
 
-class Places:
-    """Hands out places.
+class ClientSlots:
+    """Hands out slots.
 
     Args:
         limits: bounds.
-        make_room: closes an environment that keeps nobody from a place, of the named client or of any.
+        make_room: closes an environment that keeps nobody from a slot, of the named client or of any.
     """
 
     def __init__(self, limits: ServerLimits, make_room: Callable[[str | None], object]) -> None:
@@ -29,11 +29,11 @@ class Places:
 
     @property
     def waiting(self) -> int:
-        """Callers that wait for a place."""
+        """Callers that wait for a slot."""
         return self._waiting.total()
 
     async def take(self, client: str) -> None:
-        """Waits for a place.
+        """Waits for a slot.
 
         Raises:
             Refusal: none came free in time, or too many callers wait already.
@@ -59,26 +59,26 @@ class Places:
             self._forget(client)
 
     def give(self, client: str) -> None:
-        """Gives a place back."""
+        """Gives a slot back."""
         self._held[client] -= 1
         self._free.release()
         self._shares[client].release()
         self._forget(client)
 
     def wanted(self, client: str) -> bool:
-        """Whether a caller waits whom a place of this client would serve."""
+        """Whether a caller waits whom a slot of this client would serve."""
         own = bool(self._waiting[client]) and self._shares[client].locked()
         return own or (self.waiting > 0 and self._free.locked())
 
     def ask_again(self) -> None:
-        """Makes room for those who wait, where something has come up since that keeps nobody from a place."""
+        """Makes room for those who wait, where something has come up since that keeps nobody from a slot."""
         for client in [client for client, count in self._waiting.items() if count]:
             self._make_room(client if self._shares[client].locked() else None)
 
-    async def _acquire(self, places: asyncio.Semaphore, whose: str | None) -> None:
-        if places.locked():
+    async def _acquire(self, slots: asyncio.Semaphore, whose: str | None) -> None:
+        if slots.locked():
             self._make_room(whose)
-        await places.acquire()
+        await slots.acquire()
 
     def _check_queue(self, client: str) -> None:
         """Refuses a caller where too many wait already: in all, or of its own client."""
@@ -89,13 +89,13 @@ class Places:
         if self._limits.sessions > self._limits.share <= self._held[client]:
             return Refusal(
                 503,
-                f"This client holds {self._held[client]} places, which is all that one client may have (--per-client), and "
+                f"This client holds {self._held[client]} slots, which is all that one client may have (--per-client), and "
                 f"{why}.",
                 "Full",
             )
-        return Refusal(503, f"All {self._limits.sessions} places are taken and {why}.", "Full")
+        return Refusal(503, f"All {self._limits.sessions} slots are taken and {why}.", "Full")
 
     def _forget(self, client: str) -> None:
-        """Keeps nothing of a client that neither holds a place nor waits for one."""
+        """Keeps nothing of a client that neither holds a slot nor waits for one."""
         if not self._held[client] and not self._waiting[client]:
             del self._held[client], self._waiting[client], self._shares[client]

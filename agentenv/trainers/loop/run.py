@@ -19,14 +19,14 @@ from agentenv.policies.policy_spec import make_policy, policy_digest
 from agentenv.progress import Display
 from agentenv.tracking import ForgivingTracker, Tracker, make_tracker
 from agentenv.trainers.config.identity import named_files, named_policies
-from agentenv.trainers.config.sections import ClusterSettings
+from agentenv.trainers.config.sections import ClusterSettings, RolloutSettings, SecondSettings
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.learner.imitation import DemonstrationBuffer
 from agentenv.trainers.learner.learner import Learner, Objective
 from agentenv.trainers.learner.second_policy import SecondPolicy
 from agentenv.trainers.learner.sharded import ShardedLearner, world_size
-from agentenv.trainers.parts import (
+from agentenv.trainers.loop.parts import (
     make_chat_format,
     make_learner,
     make_objective,
@@ -127,7 +127,7 @@ def _make_run(
 ) -> Run:
     config = folder.config
     if world_size() > 1:
-        _refuse_single(config)
+        _refuse_single(config.rollout, config.second)
     objective = make_objective(config.resolved_loss, config.memory, config.rollout)
     learner = make_learner(
         policy,
@@ -169,7 +169,7 @@ def _make_run(
             staleness=config.asynchronous.staleness,
             concurrent=config.concurrent_groups,
             abort=config.asynchronous.abort,
-            temperatures=_temperatures(config),
+            temperatures=_temperatures(config.rollout),
         ),
         demonstrations=DemonstrationBuffer(config.optimizer.supervised_batch, train.source.tasks),
         second=second,
@@ -182,9 +182,9 @@ def _make_run(
     )
 
 
-def _temperatures(config: TrainConfig) -> EntropyTemperatures | None:
+def _temperatures(rollout: RolloutSettings) -> EntropyTemperatures | None:
     """Who leads the temperatures of a tree's window, where they follow the entropy."""
-    strategy = get_strategy(config.rollout.strategy, config.rollout.strategy_options)
+    strategy = get_strategy(rollout.strategy, rollout.strategy_options)
     return strategy.temperature_control() if isinstance(strategy, TreeStrategy) else None
 
 
@@ -244,11 +244,11 @@ def open_group_runner(config: TrainConfig) -> GroupRunner:
     return _make_group_runner(config, policy, make_chat_format(config.format, config.chat, policy), task_env)
 
 
-def _refuse_single(config: TrainConfig) -> None:
+def _refuse_single(rollout: RolloutSettings, second: SecondSettings) -> None:
     """Refuses what trains in one process alone; what the learner refuses by itself is not asked here."""
     single = {
-        "rollout.strategy='demonstrate'": config.rollout.strategy == "demonstrate",
-        "a second set of weights (second.roles)": bool(config.second.roles),
+        "rollout.strategy='demonstrate'": rollout.strategy == "demonstrate",
+        "a second set of weights (second.roles)": bool(second.roles),
     }
     for name in (name for name, wanted in single.items() if wanted):
         raise ConfigurationError(f"{name} is for one process: train without torchrun, or leave it out")

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
+from agentenv.serving.client_slots import ClientSlots
 from agentenv.serving.limits import ServerLimits
-from agentenv.serving.places import Places
 from agentenv.web.gate import Refusal
 
 QUICK_S = 0.05
 
 
-def places(**bounds: Any) -> tuple[Places, list[str | None]]:
+def slots(**bounds: Any) -> tuple[ClientSlots, list[str | None]]:
     """Places, and a list of whom they asked to make room."""
     asked: list[str | None] = []
-    return Places(ServerLimits(**({"wait_s": QUICK_S} | bounds)), asked.append), asked
+    return ClientSlots(ServerLimits(**({"wait_s": QUICK_S} | bounds)), asked.append), asked
 
 
 def played(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -39,15 +39,15 @@ def test_one_client_may_have_half_and_at_least_two(
 @pytest.mark.parametrize(("sessions", "share"), [(4, 2), (8, 4), (9, 4)])
 def test_a_client_beyond_its_share_is_refused_and_another_is_not(sessions: int, share: int) -> None:
     async def play() -> None:
-        given, asked = places(sessions=sessions)
+        given, asked = slots(sessions=sessions)
         for _ in range(share):
             await given.take("a")
-        with pytest.raises(Refusal, match=f"holds {share} places"):
+        with pytest.raises(Refusal, match=f"holds {share} slots"):
             await given.take("a")
         assert asked == ["a"]  # only its own unused sessions give way for it
         for number in range(sessions - share):
             await given.take(f"other {number // share}")
-        with pytest.raises(Refusal, match=f"All {sessions} places"):
+        with pytest.raises(Refusal, match=f"All {sessions} slots"):
             await given.take("c")
 
     played(play())
@@ -55,7 +55,7 @@ def test_a_client_beyond_its_share_is_refused_and_another_is_not(sessions: int, 
 
 def test_who_waits_for_its_own_share_is_served_when_it_gives_a_place_back() -> None:
     async def play() -> None:
-        given, _ = places(sessions=4, wait_s=10.0)
+        given, _ = slots(sessions=4, wait_s=10.0)
         for _ in range(2):
             await given.take("a")
         waiting = asyncio.ensure_future(given.take("a"))
@@ -73,7 +73,7 @@ def test_who_waits_for_its_own_share_is_served_when_it_gives_a_place_back() -> N
 
 def test_one_client_fills_no_more_than_half_of_the_queue() -> None:
     async def play() -> None:
-        given, _ = places(sessions=2, per_client=1, waiting=6, wait_s=10.0)
+        given, _ = slots(sessions=2, per_client=1, waiting=6, wait_s=10.0)
         await given.take("a")
         await given.take("b")
         queue = [asyncio.ensure_future(given.take("a")) for _ in range(3)]
@@ -94,7 +94,7 @@ def test_one_client_fills_no_more_than_half_of_the_queue() -> None:
 
 def test_nothing_is_kept_of_clients_that_left_or_gave_up() -> None:
     async def play() -> None:
-        given, _ = places(sessions=2)
+        given, _ = slots(sessions=2)
         for number in range(100):
             await given.take(str(number))
             given.give(str(number))
@@ -118,7 +118,7 @@ def test_nothing_is_kept_of_clients_that_left_or_gave_up() -> None:
 
 def test_nothing_is_kept_of_clients_that_are_refused_at_once() -> None:
     async def play() -> None:
-        given, _ = places(sessions=1, waiting=0)
+        given, _ = slots(sessions=1, waiting=0)
         await given.take("a")
         for number in range(3):
             with pytest.raises(Refusal):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentenv.trainers.monitors import WATCHED, Metrics, warnings_of
+from agentenv.trainers.loop.monitors import WATCHED, Metrics, warnings_of
 
 HEALTHY: Metrics = dict(zip(WATCHED, (0.8, 0.9, 0.8, 20.0, 0.4, 0.5, 0.5), strict=True))
 

@@ -19,12 +19,12 @@ from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.credit.outcome import LOG_RATIOS, MEASURED
 from agentenv.trainers.credit.progress import progress_info
 from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
-from agentenv.trainers.update import (
+from agentenv.trainers.loop.update import (
     Credited,
     assign_credit,
-    cut,
+    mean_metrics,
     measured_group,
-    summed_up,
+    split_batch,
     update_weights,
     with_log_ratios,
 )
@@ -107,21 +107,25 @@ def test_mini_batches_of_every_pass_are_scored_before_the_first_step(episode: Ma
 
 def test_parts_are_drawn_anew_for_every_step_and_again_alike() -> None:
     credited = [Credited((), tokens) for tokens in range(20)]
-    drawn = {tuple(one.tokens for part in cut(credited, 3, (0, step)) for one in part) for step in range(8)}
+    drawn = {
+        tuple(one.tokens for part in split_batch(credited, 3, (0, step)) for one in part) for step in range(8)
+    }
     assert len(drawn) == 8
-    assert cut(credited, 3, (0, 5)) == cut(credited, 3, (0, 5))
-    assert [len(part) for part in cut(credited, 3, (0, 5))] == [7, 7, 6]
-    assert Counter(one.tokens for part in cut(credited, 3, (0, 5)) for one in part) == Counter(range(20))
-    assert cut(credited, 1, (0, 5)) == [credited]
+    assert split_batch(credited, 3, (0, 5)) == split_batch(credited, 3, (0, 5))
+    assert [len(part) for part in split_batch(credited, 3, (0, 5))] == [7, 7, 6]
+    assert Counter(one.tokens for part in split_batch(credited, 3, (0, 5)) for one in part) == Counter(
+        range(20)
+    )
+    assert split_batch(credited, 1, (0, 5)) == [credited]
 
 
 def test_figures_of_several_steps_are_means_and_tokens_a_sum() -> None:
     steps = [{"loss": 1.0, "trained_tokens": 3.0}, {"loss": 2.0, "trained_tokens": 4.0}]
-    assert summed_up(steps) == {"loss": 1.5, "trained_tokens": 7.0}
-    assert summed_up(steps[:1]) == steps[0]
+    assert mean_metrics(steps) == {"loss": 1.5, "trained_tokens": 7.0}
+    assert mean_metrics(steps[:1]) == steps[0]
     empty = {"loss": 0.0, "trained_tokens": 0.0}  # a mini-batch of which nothing is trained
     for parts in ([empty, {**steps[1], "policy_entropy": 0.5}], [{**steps[1], "policy_entropy": 0.5}, empty]):
-        assert summed_up(parts) == {"loss": 1.0, "trained_tokens": 4.0, "policy_entropy": 0.5}
+        assert mean_metrics(parts) == {"loss": 1.0, "trained_tokens": 4.0, "policy_entropy": 0.5}
 
 
 def test_episodes_that_a_limit_cut_off_are_left_out_and_counted(episode: Make) -> None:

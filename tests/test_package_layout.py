@@ -1,4 +1,4 @@
-"""The rules of the package layout: the doors, the wheel, light imports, which way the arrows point, sizes, docstrings.
+"""The rules of the package layout: the links, the wheel, light imports, which way the arrows point, sizes, docstrings.
 
 Each rule of the architecture that no other tool checks is one test here, read off the source tree.
 """
@@ -54,7 +54,8 @@ ORDER = (
     "evaluation.statistics", "evaluation", "evaluation.report", "evaluation.benchmark", "evaluation.suite",
     "serving",
     "trainers.credit", "trainers.learner", "trainers.strategies", "trainers.task_sampling", "trainers.selfplay",
-    "trainers.config", "trainers.run_folder", "trainers.workers", "trainers", "trainers.warmstart", "trainers.lab",
+    "trainers.config", "trainers.run_folder", "trainers.workers", "trainers.loop", "trainers",
+    "trainers.warmstart", "trainers.lab",
     "",  # agentenv/__init__.py, which hands the public names on
     "cli",
 )
@@ -102,7 +103,7 @@ def parse(path: Path) -> ast.Module:
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_a_door_is_a_link_into_the_package(link: str) -> None:
+def test_a_link_leads_into_the_package(link: str) -> None:
     path = ROOT / link
     if path.is_file():  # where a checkout cannot hold links, git writes a file with the place in it
         assert path.read_text(encoding="utf-8") == f"agentenv/{link}"
@@ -122,7 +123,7 @@ def test_no_conftest_at_the_root_and_no_packages_among_the_tests() -> None:
     assert list((ROOT / "tests").rglob("__init__.py")) == []
 
 
-def test_the_wheel_holds_the_whole_package_and_no_door(tmp_path: Path) -> None:
+def test_the_wheel_holds_the_whole_package_and_no_link(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for entry in ("agentenv", *LINKS, "pyproject.toml", "README.md", "LICENSE"):
@@ -147,7 +148,7 @@ def test_the_wheel_holds_the_whole_package_and_no_door(tmp_path: Path) -> None:
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"agentenv"}
 
 
-def test_ruff_bans_importing_through_a_door() -> None:
+def test_ruff_bans_importing_through_a_link() -> None:
     lines = [
         line for link in LINKS for line in (f"import {link}.a", f"from {link} import b", f"import {link}")
     ]
@@ -175,7 +176,7 @@ def test_ruff_bans_importing_through_a_door() -> None:
     )
 
 
-def test_ruff_looks_into_every_room_once() -> None:
+def test_ruff_checks_every_module_once() -> None:
     command = [sys.executable, "-m", "ruff", "check", "--show-files", "."]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     looked_at = [Path(line).relative_to(ROOT) for line in shown if line.endswith(".py")]

@@ -134,7 +134,7 @@ WATCHED = (
     "reward_mean",
     "reward_std",
 )
-"""Figures that a step must report for the monitors."""
+"""Metrics that a step must report for the monitors."""
 
 _RIGHT = "rewarded_logprob"
 _COMPUTED = ("loss", "grad_norm", "policy_entropy", _RIGHT)

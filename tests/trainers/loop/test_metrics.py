@@ -7,7 +7,7 @@ import pytest
 
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, ToolResult, ToolStatus
-from agentenv.trainers.metrics import rollout_metrics
+from agentenv.trainers.loop.metrics import rollout_metrics
 
 Episode = Callable[..., Trajectory]
 

@@ -156,11 +156,11 @@ def train_value_model(
     names = list(dict.fromkeys(tasks))
     held = set(names[1::5])
     held_N = np.array([task in held for task in tasks])
-    figures = {"states": len(targets), "episodes": len(episodes), "tasks": len(names)}
+    metrics = {"states": len(targets), "episodes": len(episodes), "tasks": len(names)}
     errors = _held_out(features_NF, targets_N, held_N, ridge)
     head = least_squares(features_NF, targets_N, ridge_of(features_NF.shape[1], ridge))
     save_value_model(out, spec, *head)
-    return figures | errors
+    return metrics | errors
 
 
 def _held_out(

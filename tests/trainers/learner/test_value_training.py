@@ -15,7 +15,7 @@ from agentenv.core.types import EndReason, Message, Task
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import random_policy
 from agentenv.policies.value_model import load_value_model
-from agentenv.trainers.value_training import label_states, least_squares, read_groups, ridge_of
+from agentenv.trainers.learner.value_training import label_states, least_squares, read_groups, ridge_of
 
 
 def episode(name: str, actions: str, reward: float, **changes: Any) -> Trajectory:
