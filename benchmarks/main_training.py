@@ -18,7 +18,7 @@ from agentenv.evaluation.bounds import bound_of
 from agentenv.evaluation.runner import to_record
 from agentenv.policies.tiny import shipped_weights
 from agentenv.trainers.config.config_files import changed, load_config
-from agentenv.trainers.evaluate import play_under
+from agentenv.trainers.loop.evaluate import play_under
 
 
 def main() -> None:
