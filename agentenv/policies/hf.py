@@ -238,7 +238,7 @@ class HFPolicy:
                 positions = positions + moving
             else:
                 pairs = self._ids([[row.length - 1, int(row.finish is None)] for row in batch])
-                positions, moving = pairs.split(1, dim=1)
+                positions, moving = pairs[:, :1], pairs[:, 1:]
             running = len(places)
             vision = {"position_ids": (positions + shifts).expand(3, -1, -1)} if shifts is not None else None
             fed = chosen[:, None] if self.image_reader is None else self.image_reader.fed(chosen[:, None])

@@ -127,7 +127,7 @@ def test_the_wheels_for_a_machine_without_a_network_are_complete() -> None:
     there = needed_by("torch", "transformers")
     assert needed_by("agentenv-suite", *extras) - there - {"agentenv-suite"} <= wheels.keys()
     pins = (line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-    pinned = {canonicalize_name(name): version for name, version in pins}
+    pinned = {str(canonicalize_name(name)): version for name, version in pins}
     assert wheels == {name: pinned[name] for name in wheels}
 
 

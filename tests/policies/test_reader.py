@@ -137,7 +137,9 @@ def test_a_reader_follows_compute_to_the_device(
     ids, mask = np.array(ids_of(READ + "<answer>Paris</answer>")), np.zeros(len(READ) + 22, dtype=bool)
     mask[len(READ) :] = True
     zeros = np.zeros(len(ids), dtype=np.float32)
-    (packed,) = micro_batches([TrainingRow(ids, mask, zeros, zeros > 0, zeros + 1.0)], 10_000, layout="rows")
+    (packed,) = micro_batches(
+        [TrainingRow(ids, mask, zeros, zeros > 0, np.ones(len(ids)))], 10_000, layout="rows"
+    )
     found: list[tuple[list[Completion], list[float], list[torch.Tensor]]] = []
     for device in ("cpu", fake_device):
         reader = make_policy(f"hf:{tmp_path}", ComputeSettings(device=device))

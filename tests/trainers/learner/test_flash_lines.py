@@ -60,15 +60,17 @@ class Kernel:
         places = torch.arange(len(q))
         back = places[:, None] - places
         seen = (back >= 0) & ((back <= window) | (window < 0))
-        heads = [part.transpose(0, 1)[None] for part in (q, k, v)]
-        found = scaled_dot_product_attention(*heads, attn_mask=seen, scale=scale, enable_gqa=True)
+        q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
+        found = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True)
         return found[0].transpose(0, 1)
 
     def plain(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Heads [B, T, H, D] of sequences of one length."""
         bounds = torch.arange(0, q.shape[0] * q.shape[1] + 1, q.shape[1], dtype=torch.int32)
-        flat = [part.flatten(0, 1) for part in (q, k, v)]
-        return self.varlen(*flat, bounds, bounds, q.shape[1], q.shape[1], **options).view_as(q)
+        flat: dict[str, Any] = {name: part.flatten(0, 1) for name, part in (("q", q), ("k", k), ("v", v))}
+        ends: dict[str, Any] = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
+        longest: dict[str, Any] = {"max_seqlen_q": q.shape[1], "max_seqlen_k": q.shape[1]}
+        return self.varlen(**flat, **ends, **longest, **options).view_as(q)
 
 
 @pytest.fixture
