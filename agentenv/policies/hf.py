@@ -219,7 +219,7 @@ class HFPolicy:
         cache, logits = self._prefill(rows)
         batch, draws = rows, Draws.of(rows, self.model.device)
         shifts = self._ids([[shift_of(row.images)] for row in rows]) if any(r.images for r in rows) else None
-        positions = moving = self._ids([[0] for _ in rows])
+        positions = moving = logits.new_empty(0, dtype=torch.long)
         running = 0  # rows that were not finished a token ago: while they stay the same, positions are counted on the device
         for count in itertools.count():
             chosen, logprobs = draw(logits, draws, count)
@@ -237,8 +237,8 @@ class HFPolicy:
             if len(places) == running:
                 positions = positions + moving
             else:
-                positions = self._ids([[row.length - 1] for row in batch])
-                moving = self._ids([[int(row.finish is None)] for row in batch])
+                pairs = self._ids([[row.length - 1, int(row.finish is None)] for row in batch])
+                positions, moving = pairs[:, :1], pairs[:, 1:]
             running = len(places)
             vision = {"position_ids": (positions + shifts).expand(3, -1, -1)} if shifts is not None else None
             fed = chosen[:, None] if self.image_reader is None else self.image_reader.fed(chosen[:, None])

@@ -29,11 +29,10 @@ def load_model(path: Path, settings: ComputeSettings) -> tuple[Any, Any]:
         raise CheckpointMismatch(f"{path} holds no model that can be loaded: there is no folder {base}")
     check_model_files(base)
     model, tokenizer = _read(path, base, compute)
-    if (
-        settings.attention != "auto" or compute.attention != "sdpa"
-    ):  # else each model takes the best that it can
-        _attend(model, compute, chosen=settings.attention != "auto")
     model = moved(model, compute.device)
+    chosen = settings.attention != "auto"
+    if chosen or compute.attention != "sdpa":  # else each model takes the best that it can
+        _attend(model, compute, chosen=chosen)
     model = merged_into(model, adapter) if adapter else model
     if (name := first_not_finite(model.named_parameters())) is not None:
         raise not_finite(path, name)

@@ -17,7 +17,7 @@ from agentenv.core.images import PlacedImage
 from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError
-from agentenv.policies.compute import ComputeSettings
+from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.policies.decoding import Request
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.forward import CacheShape
@@ -56,14 +56,21 @@ class ReaderPolicy(HFPolicy):
 
     @classmethod
     def load(cls, path: Path | str, compute: ComputeSettings | None = None) -> "ReaderPolicy":
-        """The reader in a folder; it computes on the CPU in float32.
+        """The reader in a folder, in float32.
+
+        Args:
+            path: The folder.
+            compute: Says on which device it computes; None is ``process_compute``. Number format, attention and compilation
+                are those of the shipped encoder.
 
         Raises:
             CheckpointMismatch: the folder holds no reader.
+            ConfigurationError: the device cannot be used here.
         """
         from transformers import BertTokenizerFast
 
         folder = Path(path)
+        device = (compute or process_compute()).precise().resolved().device
         check_model_files(folder)
         try:
             model, notes = PassageReader.from_pretrained(
@@ -75,7 +82,7 @@ class ReaderPolicy(HFPolicy):
             raise CheckpointMismatch(f"{folder} holds no reader that can be loaded: {reason}") from error
         if odd := [*notes["missing_keys"], *notes["unexpected_keys"]]:
             raise CheckpointMismatch(f"the weights in {folder} are not those of a reader: {odd[:3]}")
-        return cls(model.float().eval(), words)
+        return cls(model.float().to(device).eval(), words)
 
     def _supported(self, model: Any) -> CacheShape:
         """It keeps nothing of a token."""
@@ -97,7 +104,7 @@ class ReaderPolicy(HFPolicy):
         """Log-probability of every byte that the policy wrote in ``ids``, at a temperature of its actions."""
         with self._weights, torch.inference_mode():
             rows = self.model.row_logits(ids, range(len(ids) - 1), temperature=temperature)
-            picked = rows.gather(-1, torch.tensor(list(ids[1:]))[:, None])[:, 0]
+            picked = rows.gather(-1, torch.tensor(ids[1:], device=rows.device)[:, None])[:, 0]
         return [0.0, *picked.tolist()]
 
     def _plain(self, ids: Sequence[int], images: Sequence[PlacedImage]) -> Tensor:
@@ -160,6 +167,8 @@ def _cut(ids: list[int], sampling: Sampling, decode: Any) -> tuple[list[int], Fi
 def new_reader(path: Path | None = None, **sizes: Any) -> ReaderPolicy:
     """A reader whose heads are random, over the encoder in a folder; None is MiniLM as it is packaged.
 
+    It computes on the device of ``process_compute``, in float32.
+
     Raises:
         MissingExtra: the package is not installed.
     """
@@ -176,4 +185,5 @@ def new_reader(path: Path | None = None, **sizes: Any) -> ReaderPolicy:
     encoder = BertModel.from_pretrained(str(path), add_pooling_layer=False, use_safetensors=True, **LOCAL)
     model = PassageReader(ReaderConfig(encoder.config.to_dict(), **sizes))
     model.encoder.load_state_dict(encoder.state_dict())
+    model.to(process_compute().resolved().device)
     return ReaderPolicy(model.eval(), BertTokenizerFast.from_pretrained(str(path), **LOCAL))

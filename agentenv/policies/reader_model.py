@@ -8,6 +8,9 @@ no score compares two of them: of the passages whose titles the question names, 
 with the latest are therefore answers with scores of their own, which say whether the question asks for either. What
 stands in the question is seldom its answer, so such spans have a score of their own as well.
 
+The encoder and the heads compute on the device of the model. What follows, a few hundred numbers of each passage and the
+texts of its spans, is computed on the CPU; only logits go back.
+
 Shapes: S segments (the question, or a passage with it), T tokens of the longest, H hidden size, P spans of one segment,
 C candidates.
 """
@@ -192,8 +195,8 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
             parts += self._of_passages(known, segments, held)
         else:
             parts.append(_spans_of(-1, SEARCH, segments[0], held[segments[0]][:, 2:4]))
-            parts.append(_Scored(-1, [action(SEARCH, known.question)], self.stage[:1]))
-        parts.append(_Scored(-1, [action(ANSWER, "")], self.stage.new_full((1,), _LAST_RESORT)))
+            parts.append(_Scored(-1, [action(SEARCH, known.question)], self.stage.cpu()[:1]))
+        parts.append(_Scored(-1, [action(ANSWER, "")], torch.full((1,), _LAST_RESORT)))
         return Choices(
             Candidates([text for part in parts for text in part.actions]),
             torch.cat([part.scores for part in parts]),
@@ -203,15 +206,15 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
     def _of_passages(
         self, known: Reading, segments: Sequence[EncoderInput], held: Mapping[EncoderInput, Tensor]
     ) -> list["_Scored"]:
-        parts = []
+        parts, stage = [], self.stage.cpu()
         latest = known.found[-1].query if known.found else ""
         for place, (found, segment) in enumerate(zip(known.found, segments, strict=False)):
             heads = held[segment]
-            answering = heads[0, 4] + self.stage[2] * float(found.query != latest)
+            answering = heads[0, 4] + stage[2] * float(found.query != latest)
             biases = answering + heads[0, 10] * torch.from_numpy(segment.asked)
             parts.append(_spans_of(place, ANSWER, segment, heads[:, :2], biases))
             if known.searches < self.config.max_searches:
-                parts.append(_spans_of(place, SEARCH, segment, heads[:, 2:4], heads[0, 5] + self.stage[1]))
+                parts.append(_spans_of(place, SEARCH, segment, heads[:, 2:4], heads[0, 5] + stage[1]))
         verdict = torch.stack([held[segment][0, 6:8] for segment in segments]).mean(0)
         parts.append(_Scored(-1, [action(ANSWER, "yes"), action(ANSWER, "no")], verdict))
         return [*parts, *_of_order(known, segments, held)]
@@ -227,16 +230,22 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         )
 
     def read(self, segments: Sequence[EncoderInput], held: dict[EncoderInput, Tensor]) -> None:
-        """Adds to ``held`` for each segment [T, 11]: the spans' columns, and the page's, which its first token has."""
+        """Adds to ``held`` for each segment float64[T, 11] on the CPU: the spans' columns, and the page's.
+
+        The page's columns count at the first token.
+        """
         unique = sorted(dict.fromkeys(segments), key=lambda segment: len(segment.ids))
         for start in range(0, len(unique), _AT_ONCE):
             batch = unique[start : start + _AT_ONCE]
             width = len(batch[-1].ids)
-            ids = torch.tensor([[*s.ids, *[0] * (width - len(s.ids))] for s in batch])
-            kinds = torch.tensor([[*s.kinds, *[0] * (width - len(s.kinds))] for s in batch])
-            seen = torch.tensor([[1] * len(s.ids) + [0] * (width - len(s.ids)) for s in batch])
+            rows = (
+                [[*s.ids, *[0] * (width - len(s.ids))] for s in batch],
+                [[*s.kinds, *[0] * (width - len(s.kinds))] for s in batch],
+                [[1] * len(s.ids) + [0] * (width - len(s.ids)) for s in batch],
+            )
+            ids, kinds, seen = torch.tensor(rows, device=self.device)
             hidden = self.encoder(input_ids=ids, token_type_ids=kinds, attention_mask=seen).last_hidden_state
-            heads = torch.cat([self.spans(hidden), self.page(hidden)], dim=-1).double()
+            heads = torch.cat([self.spans(hidden), self.page(hidden)], dim=-1).cpu().double()
             for row, segment in enumerate(batch):
                 held[segment] = heads[row, : len(segment.ids)]
 
@@ -248,13 +257,13 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         temperature: float = 1.0,
         held: "dict[EncoderInput, Tensor] | None" = None,
     ) -> Tensor:
-        """Log-probs [N, 257] of the byte after each of ``places``; uniform where the policy does not write.
+        """Log-probs [N, 257] of the byte after each of ``places``, on the device; uniform where the policy does not write.
 
         The temperature divides the scores of actions: bytes get what actions have.
         """
         held = {} if held is None else held
         wanted = np.asarray(places, dtype=np.int64)
-        rows = self.stage.new_full((len(wanted), END + 1), -float(np.log(END + 1)), dtype=torch.float64)
+        rows = torch.full((len(wanted), END + 1), -float(np.log(END + 1)), dtype=torch.float64)
         for turn in turns_of(ids):
             mine = np.flatnonzero((wanted >= turn.start - 1) & (wanted < turn.end))
             if not len(mine):
@@ -265,7 +274,7 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
             table = choices.candidates.next_bytes(written, probabilities)
             behind = np.minimum(wanted[mine] - (turn.start - 1), len(written))
             rows = rows.index_copy(0, torch.from_numpy(mine), table[torch.from_numpy(behind)])
-        return rows
+        return rows.to(self.device)
 
     def forward(self, input_ids: Tensor, **_: Any) -> CausalLMOutput:
         """Logits [B, T, 257] of the byte after each of ``input_ids`` [B, T]."""

@@ -2,7 +2,9 @@
 
 import importlib.metadata
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,3 +110,28 @@ def test_a_module_that_does_not_import_is_a_finding(tmp_path: Path, monkeypatch:
         doctor.module_finding("module_without_a_library", "train").value
         == "does not import: libgomp is missing"
     )
+
+
+def test_cards_are_listed_with_memory_driver_kernels_and_what_auto_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch", reason="needs the train extra")
+    pytest.importorskip("transformers", reason="needs the train extra")
+    from agentenv.policies import compute
+
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 570.86.15\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    card = SimpleNamespace(name="NVIDIA H200", total_memory=140 * 2**30, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: card)
+    monkeypatch.setattr(compute, "_usable", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(compute, "is_installed", lambda name: name == "flash_attention_2")
+    found = {name: finding.value for name, finding in doctor.gpu_findings().items()}
+    assert found == {
+        "gpu": "cuda:0 NVIDIA H200, 140 GiB, capability 9.0; driver 570.86.15; bfloat16 yes",
+        "attention": "flash_attention_2, flex, sdpa, eager",
+        "compute auto": "device cuda, dtype bfloat16, attention flash_attention_2",
+    }

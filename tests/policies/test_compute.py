@@ -6,6 +6,7 @@ The device ``fake`` refuses tensors of the processor, as a GPU does; the policy 
 import asyncio
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,20 @@ from agentenv.policies.policy_spec import check_policy, compute_of, make_policy,
 from agentenv.policies.tiny import shipped_weights
 
 CPU = ComputeSettings(device="cpu")
+
+
+def cards(monkeypatch: pytest.MonkeyPatch, majors: dict[str, int]) -> None:
+    """Lets torch have CUDA devices of these names, with the first number of their compute capability."""
+
+    def properties(device: str) -> SimpleNamespace:
+        if device not in majors:
+            raise AssertionError("Invalid device id")
+        return SimpleNamespace(major=majors[device])
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(module, "_usable", torch.device)
 
 
 def test_on_a_machine_without_a_gpu_auto_is_what_it_always_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,10 +56,8 @@ def test_on_a_machine_without_a_gpu_auto_is_what_it_always_was(monkeypatch: pyte
 def test_on_a_gpu_auto_is_bfloat16_and_the_best_attention(
     monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...], attention: str
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    cards(monkeypatch, {"cuda": 9})
     monkeypatch.setattr(module, "is_installed", lambda name: name in installed)
-    monkeypatch.setattr(module, "_usable", torch.device)
     found = ComputeSettings(device="cuda").resolved()
     assert (found.dtype, found.attention) == (torch.bfloat16, attention)
     assert ComputeSettings().rounds
@@ -52,6 +65,18 @@ def test_on_a_gpu_auto_is_bfloat16_and_the_best_attention(
     assert precise.resolved().dtype is torch.float32
     assert precise.resolved().attention == "sdpa"  # flash attention computes in halves alone
     assert not ComputeSettings(device="cpu").rounds
+
+
+def test_a_card_that_emulates_bfloat16_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To torch bfloat16 is supported on a card of compute capability 7.5, where it is slower than float32."""
+    cards(monkeypatch, {"cuda": 7, "cuda:0": 7, "cuda:1": 8})
+    monkeypatch.setattr(module, "is_installed", lambda name: True)
+    old, new = (ComputeSettings(device=f"cuda:{place}") for place in (0, 1))
+    assert (old.resolved().dtype, old.resolved().attention, old.rounds) == (torch.float32, "sdpa", False)
+    assert (new.resolved().dtype, new.rounds) == (torch.bfloat16, True)
+    assert not ComputeSettings().rounds
+    assert not ComputeSettings(device="cuda:7").rounds
+    assert ComputeSettings(device="cuda:0", dtype="bfloat16").resolved().dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -190,8 +215,10 @@ def test_a_token_of_a_whole_batch_is_one_wait_for_the_device(
         return list(await asyncio.gather(*asked))
 
     device_waits.clear()
-    longest = max(len(done.ids) for done in asyncio.run(batch()))
-    assert device_waits == {"tolist": longest}
+    done = asyncio.run(batch())
+    assert {len(one.ids) for one in done} == {12}
+    # sent once for the batch: ids, positions, last places, temperatures, top_p, random numbers, positions of what is sampled
+    assert device_waits == {"tolist": 12, "upload": 7}
 
 
 @pytest.mark.parametrize("adapted", [False, True], ids=["whole", "adapter"])

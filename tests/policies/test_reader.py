@@ -10,6 +10,7 @@ import torch
 
 from agentenv.core.types import Completion, Sampling
 from agentenv.errors import CheckpointMismatch, PolicyFault
+from agentenv.policies.compute import ComputeSettings
 from agentenv.policies.export import write_readers, write_weights
 from agentenv.policies.fake_reader import random_reader
 from agentenv.policies.policy_contract import PolicyContract
@@ -125,6 +126,35 @@ def test_a_folder_gives_the_same_policy(policy: ReaderPolicy, tmp_path: Path) ->
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(CheckpointMismatch, match=str(tmp_path.name)):
         make_policy(f"hf:{tmp_path}")
+
+
+def test_a_reader_follows_compute_to_the_device(
+    policy: ReaderPolicy, tmp_path: Path, fake_device: str
+) -> None:
+    """It acts, scores and learns there as on the CPU."""
+    write_weights(policy.model, tmp_path)
+    write_readers(policy, tmp_path)
+    ids, mask = np.array(ids_of(READ + "<answer>Paris</answer>")), np.zeros(len(READ) + 22, dtype=bool)
+    mask[len(READ) :] = True
+    zeros = np.zeros(len(ids), dtype=np.float32)
+    (packed,) = micro_batches(
+        [TrainingRow(ids, mask, zeros, zeros > 0, np.ones(len(ids)))], 10_000, layout="rows"
+    )
+    found: list[tuple[list[Completion], list[float], list[torch.Tensor]]] = []
+    for device in ("cpu", fake_device):
+        reader = make_policy(f"hf:{tmp_path}", ComputeSettings(device=device))
+        assert isinstance(reader, ReaderPolicy)
+        assert {weight.device.type for weight in reader.model.parameters()} == {device}
+        acts = [act(reader, text, seed=seed) for text in (PROMPT, READ) for seed in range(3)]
+        scores = list(asyncio.run(reader.score(ids_of(READ))))
+        token_logprobs(reader.model, packed.to(reader.model.device), 1.0)[0].sum().backward()  # type: ignore[no-untyped-call]
+        grads = [p.grad.cpu() for p in reader.model.parameters() if p.grad is not None]
+        found.append((acts, scores, grads))
+    (acts, scores, grads), (theirs, others, slopes) = found
+    assert theirs == acts
+    assert others == pytest.approx(scores, abs=1e-5)
+    assert len(slopes) == len(grads) > 0
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(slopes, grads, strict=True))
 
 
 def test_new_weights_are_read_anew(policy: ReaderPolicy) -> None:

@@ -76,8 +76,8 @@ def token_logprobs(
     if packed.attends is not None and packed.positions is not None:
         masks = attention(model, packed.attends, packed.positions, packed.positions)
         inputs |= {"attention_mask": masks, "position_ids": packed.positions}
-    elif packed.positions is not None:  # flash attention reads from the positions where sequences begin
-        inputs["position_ids"] = packed.positions
+    elif packed.positions is not None:
+        inputs |= {"position_ids": packed.positions} | _bounds(model, packed)
         if packed.line is not None:
             inputs["attention_mask"] = line_attention(model, packed.line, packed.positions)
     ids = packed.ids
@@ -100,6 +100,19 @@ def token_logprobs(
         )
     logits = logits_at(model, ids, packed.strips, packed.before, **inputs)
     return whole_logprobs(logits, packed.targets, temperature, entropy=entropy)
+
+
+def _bounds(model: Any, packed: Packed) -> dict[str, Any]:
+    """Where the rows of a line begin, for flash attention, which would read it from the positions in every layer.
+
+    That would be several waits for the device a layer; here the lengths are known.
+    """
+    if packed.bounds is None or not str(text_config(model)._attn_implementation).startswith(
+        "flash_attention"
+    ):
+        return {}
+    ends = {f"cu_seq_lens_{side}": packed.bounds for side in "qk"}
+    return ends | {f"max_length_{side}": packed.longest for side in "qk"}
 
 
 def _of_rows(

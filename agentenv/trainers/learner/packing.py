@@ -144,6 +144,10 @@ class Packed:
     )  # [B, T]; None where no strip holds several rows, and attention is plainly causal
     attends: Tensor | None  # bool[B, 1, T, T]: query, key
     line: Tensor | None = None  # int64[2, T] where B is 1: strip and row of each token, row -1 where shared
+    bounds: Tensor | None = (
+        None  # int32[R + 1] where R rows stand apart in a line: their beginnings, and the end
+    )
+    longest: int = 0  # tokens of the longest of these rows
     images: tuple[tuple[PlacedImage, ...], ...] = ()  # of each strip; empty where no strip has any
     turns: Tensor | None = None  # int64[3, B, T], positions in time, height and width where there are images
     clip_margin: Tensor | None = None  # [N], not a number where a row has none; None where no row has one
@@ -280,6 +284,8 @@ def pack_line(batch: Sequence[PackedRows], unit: int = 1, *, shared: bool = True
         positions=torch.from_numpy(np.concatenate([*(strip.positions for strip in batch), filled]))[None],
         attends=None,
         line=torch.from_numpy(line) if shared else None,
+        bounds=None if shared else torch.tensor([*starts, sum(lengths)], dtype=torch.int32),
+        longest=0 if shared else max(lengths),
     )
 
 

@@ -1,0 +1,114 @@
+"""Flash attention over a line of rows, with functions of its signature in its place that compute on the CPU.
+
+transformers' own way to the kernel is taken: what the kernel is given are the rows, and log-probs and gradients are those of
+padded rows. What the kernel itself computes on a card is not tested here.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from agentenv.policies.attention import serve_masks
+from agentenv.policies.fake_architectures import tiny_model
+from agentenv.policies.forward import require_support
+from agentenv.trainers.learner.logprobs import checkpoint_layers, layout_of
+from tests.trainers.learner.test_lines import ROWS, WINDOWED, scored
+
+NAME = "flash_attention_2"
+
+
+class Kernel:
+    """Notes which sequences it was given."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[int], int]] = []
+
+    def varlen(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        deterministic: bool = False,
+    ) -> Tensor:
+        """Heads [T, H, D] of sequences that lie one behind the other; a window has its bounds included."""
+        assert causal
+        assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+        assert type(max_seqlen_q) is type(max_seqlen_k) is int  # a tensor would be read from the device
+        assert torch.equal(cu_seqlens_q, cu_seqlens_k)
+        bounds = cu_seqlens_q.tolist()
+        self.calls.append((bounds, max_seqlen_q))
+        parts = [
+            self._one(q[start:end], k[start:end], v[start:end], softmax_scale, window_size[0])
+            for start, end in pairwise(bounds)
+        ]
+        return torch.cat(parts)
+
+    def _one(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int) -> Tensor:
+        places = torch.arange(len(q))
+        back = places[:, None] - places
+        seen = (back >= 0) & ((back <= window) | (window < 0))
+        q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
+        found = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True)
+        return found[0].transpose(0, 1)
+
+    def plain(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """Heads [B, T, H, D] of sequences of one length."""
+        bounds = torch.arange(0, q.shape[0] * q.shape[1] + 1, q.shape[1], dtype=torch.int32)
+        flat: dict[str, Any] = {name: part.flatten(0, 1) for name, part in (("q", q), ("k", k), ("v", v))}
+        ends: dict[str, Any] = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
+        longest: dict[str, Any] = {"max_seqlen_q": q.shape[1], "max_seqlen_k": q.shape[1]}
+        return self.varlen(**flat, **ends, **longest, **options).view_as(q)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    """What transformers takes for the library of flash attention."""
+    from transformers import modeling_flash_attention_utils as flash
+
+    made = Kernel()
+    monkeypatch.setattr(flash, "_lazy_imports", lambda *_, **__: (made.plain, made.varlen, None, None, None))
+    monkeypatch.setattr(flash, "_loaded_implementation", None)
+    serve_masks(NAME)
+    return made
+
+
+@pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "checkpointed"])
+def test_the_kernel_is_given_the_rows_and_their_lengths(kernel: Kernel, recomputed: bool) -> None:
+    """The first layer looks at everything before, the second at six tokens."""
+    model = tiny_model("qwen2", **WINDOWED).double().eval()
+    wanted, slopes, _ = scored(model, "padded", 1000)
+    model.config._attn_implementation = NAME
+    assert layout_of(model) == "line"
+    if recomputed:
+        checkpoint_layers(model)
+    found, ours, padding = scored(model, "line", 1000)
+    for name, logprobs in found.items():
+        torch.testing.assert_close(logprobs, wanted[name], rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        ours, slopes, rtol=0, atol=1e-6 * float(slopes.abs().max())
+    )  # norms are in float32
+    assert padding == [0]
+    lengths = [len(row.ids) for row in ROWS]
+    bounds = [sum(lengths[:place]) for place in range(len(lengths) + 1)]
+    assert kernel.calls == [(bounds, max(lengths))] * (4 if recomputed else 2)
+
+
+def test_passes_with_masks_of_their_own_are_no_work_of_the_kernel(kernel: Kernel) -> None:
+    """Those of the sampler: the model is accepted, and only its plain pass is computed by the kernel."""
+    model = tiny_model("qwen2").double().eval()
+    model.config._attn_implementation = NAME
+    require_support(model, 64)
+    assert kernel.calls == [([0, 6], 6)] * model.config.num_hidden_layers
