@@ -330,10 +330,12 @@ class PlannedSearch(LocalSearch):
         made = make_generator(generator) if isinstance(generator, str) else generator
         rater = _make_judge(judge or generator) if process == "judge" else None
         if isinstance(answer_judge, str):
-            answer_judge = AnswerJudge(_model_writer(answer_judge, tokens=256)) if answer_judge else None
+            asked = AnswerJudge(_model_writer(answer_judge, tokens=256)) if answer_judge else None
+        else:
+            asked = answer_judge
         self.parts = replace(
             self.parts,
-            submit=GeneratedAnswer(made, self.search, self.scorer, gain, rater, answer_judge),
+            submit=GeneratedAnswer(made, self.search, self.scorer, gain, rater, asked),
             reward=partial(
                 planner_reward,
                 answer=partial(self.answer_reward, score=judged_score),
