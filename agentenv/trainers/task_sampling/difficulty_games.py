@@ -171,7 +171,8 @@ class PromptGame(DifficultyGame):
     and 10 % of the tasks, each is half of what is played. ``probability`` is the published program: credit times
     min(q, ``cap``), q the game's distribution over the classes of the step, so that the credits shrink as there are more
     classes. Its options to z-score q, which turns the sign of the credit of half of the classes, and to leave out tasks
-    that are always or never solved, which have no credit anyway, are not offered.
+    that are always or never solved are not offered: with ``solved="mean"`` such tasks had no credit anyway, and with
+    ``any`` those that one episode of each group solves would be lost.
 
     Args:
         apply: ``draw``; ``weight``: the credit of a task times min(w, ``cap``), w the weight of its class; or
