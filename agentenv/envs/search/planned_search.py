@@ -278,6 +278,12 @@ def _make_judge(judge: PlanJudge | Generator | str) -> PlanJudge:
     return PlanJudge(_model_writer(judge, tokens=256))
 
 
+def _make_answer_judge(judge: AnswerJudge | str) -> AnswerJudge | None:
+    if isinstance(judge, AnswerJudge):
+        return judge
+    return AnswerJudge(_model_writer(judge, tokens=256)) if judge else None
+
+
 class PlannedSearch(LocalSearch):
     """`LocalSearch` in which the end of the plan asks the generator."""
 
@@ -329,10 +335,7 @@ class PlannedSearch(LocalSearch):
         terms = PlanTerms(gain, found_reward, process, process_weight, cost, search_cost)
         made = make_generator(generator) if isinstance(generator, str) else generator
         rater = _make_judge(judge or generator) if process == "judge" else None
-        if isinstance(answer_judge, str):
-            asked = AnswerJudge(_model_writer(answer_judge, tokens=256)) if answer_judge else None
-        else:
-            asked = answer_judge
+        asked = _make_answer_judge(answer_judge)
         self.parts = replace(
             self.parts,
             submit=GeneratedAnswer(made, self.search, self.scorer, gain, rater, asked),
