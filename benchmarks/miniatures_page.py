@@ -71,9 +71,9 @@ def filled(page: str, results: Mapping[str, Any], said: Mapping[str, Any]) -> st
         if line.startswith("| `"):
             cells = line.strip("| ").split(" | ")
             presets = [
-                name.rpartition("/")[2].removesuffix(".toml") for name in re.findall(r"`([^`]+)`", cells[3])
+                name.rpartition("/")[2].removesuffix(".toml") for name in re.findall(r"`([^`]+)`", cells[4])
             ]
-            cells[4:] = [cell(cells[0].strip("`"), presets, results, said)]
+            cells[5:] = [cell(cells[0].strip("`"), presets, results, said)]
             line = f"| {' | '.join(cells)} |"
         lines.append(line)
     return COUNTS.sub(counts(results["summary"]), "\n".join(lines) + "\n")

@@ -91,6 +91,19 @@ def test_every_method_cites_its_paper(title: str) -> None:
         assert ids or "this project" in source or "(no arXiv id)" in source, name
 
 
+def test_every_method_names_its_file() -> None:
+    page = text_of(DOCS / "methods.md")
+    for title in (*REGISTRIES, "Other parts"):
+        for name, _, _, file, *_ in rows(section(page, title)):
+            path = file.strip("`")
+            assert (ROOT / "agentenv" / path).is_file(), (name, file)
+            if title in CITED:
+                registry = REGISTRIES[title]
+                assert isinstance(registry, Mapping)
+                entry = implementation(registry[name.strip("`")])
+                assert f"agentenv/{path}" == entry.__module__.replace(".", "/") + ".py", name
+
+
 NAMED_BY: dict[str, Callable[[TrainConfig], tuple[str, ...]]] = {
     "Advantage estimators": lambda config: (config.loss.estimator,),
     "Objectives": lambda config: (config.loss.objective,),
@@ -113,7 +126,7 @@ def shipped_configurations() -> dict[str, TrainConfig]:
 def test_every_preset_of_a_method_uses_it_and_none_is_left_out() -> None:
     shipped = shipped_configurations()
     for title, key in NAMED_BY.items():
-        for method, _, _, cell, _ in rows(section(text_of(DOCS / "methods.md"), title)):
+        for method, _, _, _, cell, _ in rows(section(text_of(DOCS / "methods.md"), title)):
             using = {name for name, config in shipped.items() if method.strip("`") in key(config)}
             named = set(re.findall(r"`([^`]+)`", cell))
             assert named <= using, (method, named - using)
@@ -123,7 +136,7 @@ def test_every_preset_of_a_method_uses_it_and_none_is_left_out() -> None:
 
 def test_every_other_part_names_presets_that_are_shipped() -> None:
     shipped = shipped_configurations()
-    for key, _, _, cell, _ in rows(section(text_of(DOCS / "methods.md"), "Other parts")):
+    for key, _, _, _, cell, _ in rows(section(text_of(DOCS / "methods.md"), "Other parts")):
         named = set(re.findall(r"`([^`]+)`", cell))
         assert named <= shipped.keys(), (key, named - shipped.keys())
         assert named or cell == "none", (key, cell)

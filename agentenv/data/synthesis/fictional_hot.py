@@ -202,13 +202,15 @@ class RuleReplacer:
 
 
 def name_words(item: RealItem, pages: LinkedPages) -> frozenset[str]:
-    """The words with a capital in titles of supporting documents, in answers, and in the titles that the question names.
+    """The words with a capital in titles, in answers, and in the question behind its first word.
 
-    Within these names common words are replaced as well, because "The Dark Knight" is a name.
+    The titles are those of the supporting documents and those that the question names. Within these names common words are
+    replaced as well, because "The Dark Knight" is a name, and so is a film that the question calls "Gentleman".
     """
+    question = item.task.question
     texts = [*(document.title for document in item.documents), *item.task.answers]
-    texts += pages.mentioned(item.task.question)
-    words = (word for text in texts for word in _WORD.findall(text))
+    texts += pages.mentioned(question)
+    words = [word for text in texts for word in _WORD.findall(text)] + _WORD.findall(question)[1:]
     return frozenset(word for word in words if word[0].isupper() and len(word) > 1 and word not in KEPT)
 
 

@@ -6,7 +6,7 @@ that found the answer, for the documents found, or for a plan that a model calls
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Literal, get_args
 
@@ -18,9 +18,15 @@ from agentenv.core.types import Message, Passage, Sampling, Task
 from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.envs.search.local_search import PROMPT as READER_PROMPT
 from agentenv.envs.search.local_search import LocalSearch
-from agentenv.envs.search.outcomes import Reward, answer_shown, score_of
+from agentenv.envs.search.outcomes import Reward, answer_shown
 from agentenv.envs.search.page_format import as_question, format_passages, information
-from agentenv.envs.search.planner_rewards import PlanJudge, coverage, frugality, planning_gain
+from agentenv.envs.search.planner_rewards import (
+    AnswerJudge,
+    PlanJudge,
+    coverage,
+    frugality,
+    planning_gain,
+)
 from agentenv.envs.search.search_env import on_small_world
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, answered
@@ -124,6 +130,20 @@ class PlannedState(SearchState):
     """Its answer from one search for the question as it stands."""
     rationality: float = 0.0
     """Of the plan, as the judge rates it."""
+    judged_right: set[str] = field(default_factory=set)
+    """Answers that a judge takes for the accepted one in other words."""
+
+
+def value_of(answer: str | None, state: PlannedState, scorer: Scorer) -> float:
+    """What an answer scores: 1 where a judge takes it for right, else by ``scorer``; 0 without one."""
+    if not answer or answer in state.judged_right:
+        return float(bool(answer))
+    return scorer(answer, state.task.answers).value
+
+
+def judged_score(state: PlannedState, scorer: Scorer) -> float:
+    """`value_of` the answer of the episode."""
+    return value_of(state.answer, state, scorer)
 
 
 @dataclass(frozen=True)
@@ -132,10 +152,14 @@ class GeneratedAnswer:
 
     generator: Generator
     search: SearchTool
+    scorer: Scorer
+    """Of answers."""
     compares: bool = False
     """Whether the generator answers without the plan as well."""
     judge: PlanJudge | None = None
     """Who rates the plan."""
+    answer_judge: AnswerJudge | None = None
+    """Who is asked where an answer is not right by ``scorer``."""
 
     async def __call__(self, call: TagCall, state: PlannedState) -> ToolReply:
         """The answer; what the planner wrote between its tags is not read.
@@ -149,6 +173,8 @@ class GeneratedAnswer:
             state.direct = await self.generator.answer(question, [])
             (found,) = await self.search.rank([question], state)
             state.rag = await self.generator.answer(question, found)
+        if self.answer_judge is not None:
+            await self._ask(self.answer_judge, [written, state.direct, state.rag], state)
         if self.judge is not None:
             titles = [
                 [state.by_id[one].title for one in ids if one in state.by_id] for ids in state.retrieved
@@ -159,6 +185,18 @@ class GeneratedAnswer:
                 raise EnvFault(f"the judge of plans: {error}") from error
             state.rationality = rated
         return answered(written or "", state)
+
+    async def _ask(self, judge: AnswerJudge, given: Sequence[str | None], state: PlannedState) -> None:
+        """Notes those of ``given`` that ``judge`` takes for right."""
+        task = state.task
+        for answer in dict.fromkeys(given):
+            if not answer or self.scorer(answer, task.answers).value >= 1:
+                continue
+            try:
+                if await judge.is_right(task.question, task.answers, answer):
+                    state.judged_right.add(answer)
+            except Fault as error:
+                raise EnvFault(f"the judge of answers: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -209,8 +247,8 @@ def planner_reward(
         return parts
     golds = state.task.answers
     if terms.gains:
-        others = [scorer(other, golds).value if other else 0.0 for other in (state.direct, state.rag)]
-        parts["outcome"] = planning_gain(score_of(state, scorer), *others)
+        plan, *others = (value_of(one, state, scorer) for one in (state.answer, state.direct, state.rag))
+        parts["outcome"] = planning_gain(plan, *others)
     if terms.found and state.answer:
         parts["found"] = terms.found * answer_shown(state.record, golds)
     if terms.process == "coverage":
@@ -224,6 +262,11 @@ def planner_reward(
     return parts
 
 
+def _model_writer(spec: str, tokens: int) -> ModelWriter:
+    """The model that ``spec`` names, which decides greedily."""
+    return ModelWriter(make_chat(spec), temperature=0.0, tokens=tokens)
+
+
 def _make_judge(judge: PlanJudge | Generator | str) -> PlanJudge:
     """The judge of plans that is given, or over the model that a spec names."""
     if isinstance(judge, PlanJudge):
@@ -232,7 +275,13 @@ def _make_judge(judge: PlanJudge | Generator | str) -> PlanJudge:
         raise ConfigurationError(
             "process='judge' needs a language model that rates plans: name judge='openai:MODEL@URL' or 'hf:PATH'"
         )
-    return PlanJudge(ModelWriter(make_chat(judge), temperature=0.0, tokens=256))
+    return PlanJudge(_model_writer(judge, tokens=256))
+
+
+def _make_answer_judge(judge: AnswerJudge | str) -> AnswerJudge | None:
+    if isinstance(judge, AnswerJudge):
+        return judge
+    return AnswerJudge(_model_writer(judge, tokens=256)) if judge else None
 
 
 class PlannedSearch(LocalSearch):
@@ -251,6 +300,7 @@ class PlannedSearch(LocalSearch):
         process_weight: float = 0.5,
         cost: Cost = "queries",
         judge: PlanJudge | str = "",
+        answer_judge: AnswerJudge | str = "",
         prompt: str = PROMPT,
         tasks: Sequence[Task] | None = None,
         retriever: Retriever | str | None = None,
@@ -269,6 +319,8 @@ class PlannedSearch(LocalSearch):
             process_weight: Times the process reward (lambda).
             cost: ``queries`` have a price each; ``turns`` pays for those that a plan of at most ``max_turns`` has saved.
             judge: Who rates plans, or the spec of a model; empty takes the generator, as in the paper.
+            answer_judge: Who is asked whether an answer that is not right by the scorer says the same as an accepted one, or
+                the spec of a model, as in the paper; empty asks nobody.
             prompt: Opening message; must hold ``{question}``.
             tasks: Questions with answers that a page can be searched for; None takes those of a small FictionalWorld.
             retriever: A retriever or its spec; None searches that world by word overlap.
@@ -283,12 +335,13 @@ class PlannedSearch(LocalSearch):
         terms = PlanTerms(gain, found_reward, process, process_weight, cost, search_cost)
         made = make_generator(generator) if isinstance(generator, str) else generator
         rater = _make_judge(judge or generator) if process == "judge" else None
+        asked = _make_answer_judge(answer_judge)
         self.parts = replace(
             self.parts,
-            submit=GeneratedAnswer(made, self.search, gain, rater),
+            submit=GeneratedAnswer(made, self.search, self.scorer, gain, rater, asked),
             reward=partial(
                 planner_reward,
-                answer=self.answer_reward,
+                answer=partial(self.answer_reward, score=judged_score),
                 scorer=self.scorer,
                 terms=terms,
                 max_turns=self.max_turns,

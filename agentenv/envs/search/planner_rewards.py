@@ -1,4 +1,4 @@
-"""The rewards of AI-SearchPlanner (Mei et al. 2025, arXiv:2508.20368) as pure functions, and who rates a plan.
+"""The rewards of AI-SearchPlanner (Mei et al. 2025, arXiv:2508.20368) as pure functions, and who judges plans and answers.
 
 J = E[R_outcome + lambda R_process - alpha Cost]. The equations of the paper were not at hand; the gain and the cost by turns
 are those that a public description of it gives.
@@ -6,9 +6,10 @@ are those that a public description of it gives.
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from agentenv.data.synthesis.model_replies import ModelWriter
+from agentenv.data.synthesis.asearcher_model import SAME
+from agentenv.data.synthesis.model_replies import ModelWriter, is_yes
 from agentenv.errors import ContextTooSmall, EndpointRefusal, SynthesisFault
 
 _RATING = """\
@@ -79,3 +80,32 @@ class PlanJudge:
             return 0.0
         rating = _NUMBER.match(said["rating"])
         return min(float(rating[1]), 10.0) / 10 if rating else 0.0
+
+
+@dataclass(frozen=True)
+class AnswerJudge:
+    """Says by a language model whether an answer says the same as an accepted one.
+
+    Of equal answers it remembers the verdict. A reply that cannot be read, or is refused, is no: the plan decides what the
+    generator has read, and a failure would take the episode out of the loss.
+    """
+
+    writer: ModelWriter
+    known: dict[tuple[str, tuple[str, ...], str], bool] = field(default_factory=dict, repr=False)
+
+    async def is_right(self, question: str, accepted: Sequence[str], answer: str) -> bool:
+        """Whether ``answer`` says the same as one of ``accepted``.
+
+        Raises:
+            Fault: the model failed.
+            ConfigurationError: it is not configured as it should be.
+        """
+        case = (question, tuple(accepted), answer)
+        if case not in self.known:
+            asked = SAME.format(question=question, answer=" or ".join(accepted), given=answer)
+            try:
+                said = await self.writer.write(asked, {"same": str}, 0)
+            except (SynthesisFault, ContextTooSmall, EndpointRefusal):
+                return False
+            self.known[case] = is_yes(said["same"])
+        return self.known[case]

@@ -53,7 +53,8 @@ Let me try again.
 REFERENCE = "\nWanted is a question of this kind: {question}"
 GIVEN = "\nThe answer has to be: {answer}"
 _TAG_LIMIT = 10  # SSP: more opening or closing answer tags than this are spam
-_SPAM_FACTOR = 0.25
+SPAM_FACTOR = 0.25
+"""Of the reward of an answer whose tags are spam (SSP)."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def is_spam(action: str) -> bool:
 def solver_reward(state: SearchState, *, answer: Reward) -> dict[str, float]:
     """SSP: the reward of the answer, a quarter of it where the answer's tags are spam."""
     spam = state.last.end is EndReason.ANSWERED and is_spam(state.last.action)
-    return {name: part * (_SPAM_FACTOR if spam else 1.0) for name, part in answer(state).items()}
+    return {name: part * (SPAM_FACTOR if spam else 1.0) for name, part in answer(state).items()}
 
 
 class SearchSolver(LocalSearch):

@@ -23,7 +23,15 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.envs.search.page_format import as_question
 from agentenv.envs.search.proposals import Proposal, QuestionRules, as_page
-from agentenv.envs.search.self_play import PROPOSER_PROMPT, REFERENCE, GameSetup, RoleTurn, SearchSolver
+from agentenv.envs.search.self_play import (
+    PROPOSER_PROMPT,
+    REFERENCE,
+    SPAM_FACTOR,
+    GameSetup,
+    RoleTurn,
+    SearchSolver,
+    is_spam,
+)
 from agentenv.errors import ConfigurationError, EndpointFault, JudgeFault, UnknownName
 from agentenv.evaluation.llm_judge import Judge
 from agentenv.evaluation.rubrics import get_rubric
@@ -88,7 +96,8 @@ class SelfPlayStrategy:
     """Whether the answer that a seed has, after the ``thought`` of its data where there is one, is learned by the supervised
     step as the reply of the game's move ``taught``."""
     judge: str = ""
-    """``openai:MODEL@URL`` is asked where a verifier's answer is not the gold by exact match; empty asks nobody."""
+    """``openai:MODEL@URL`` is asked where the answer of a verifier or of a solver who searches is not the gold by exact
+    match; empty asks nobody."""
 
     def __post_init__(self) -> None:
         game = get_game(self.game, self.evaluations)
@@ -207,6 +216,8 @@ class _GameRunner:
             with closing(env):
                 played = await run_episode(own, policy, chat, config, episode=episode)
         played = replace(played, info=played.info | {"role": role, "writes": turn.writes})
+        if turn.kind == "search":
+            return await self._judged_answer(played)
         return await self._check_agreement(played) if turn.check in AGREED else played
 
     def _role_of(self, turn: GameTurn, seed: int) -> str:
@@ -281,19 +292,40 @@ class _GameRunner:
         answer = played.info.get("fields", played.info).get("answer")
         agrees = get_scorer("em_squad")(answer, task.answers).value == 1.0
         if not agrees and self.strategy.judge and played.valid:
-            agrees = await self._ask_judge(task, answer)
+            agrees = bool(await self._ask_judge(task, answer))
         if self.strategy.confidence:
             agrees = agrees and probability(played) >= self.strategy.confidence
         return replace(played, info=played.info | {"agrees": agrees})
 
-    async def _ask_judge(self, task: Task, answer: str | None) -> bool:
+    async def _judged_answer(self, played: Trajectory) -> Trajectory:
+        """A solver's episode, paid as a right one where the judge says that its answer is right in other words (SSP).
+
+        Without a verdict nothing can be said of the answer, so the episode is masked.
+        """
+        task, answer = self._question(), played.info.get("answer")
+        if not self.strategy.judge or not played.valid or not answer:
+            return played
+        if get_scorer("em_squad")(answer, task.answers).value == 1.0:
+            return played
+        verdict = await self._ask_judge(task, answer)
+        if verdict is None:
+            return _masked(played, "the judge of its answer failed")
+        if not verdict:
+            return played
+        spam = is_spam(played.turns[-1].action)
+        whole = self.env.reward_ceiling
+        paid = _paid(played, whole * (SPAM_FACTOR if spam else 1.0))
+        return replace(paid, info=paid.info | {"success": not spam})
+
+    async def _ask_judge(self, task: Task, answer: str | None) -> bool | None:
+        """Whether a judge takes ``answer`` for the gold; None where it failed, which is counted."""
         client = make_endpoint_policy(self.strategy.judge).client
         judge = Judge(get_rubric("equivalence"), client.model, client)
         try:
             return (await judge.grade(task.question, task.answers, answer)).value == 1.0
         except (EndpointFault, JudgeFault):
             self.state.counts["judge_faults"] += 1
-            return False
+            return None
 
     def then(self, rounds: list[list[Trajectory | None]]) -> Round[Trajectory | None] | None:
         """Takes the last round onto the game state; what is played next, or None where the game is over."""

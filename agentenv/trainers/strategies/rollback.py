@@ -39,8 +39,8 @@ class RollbackStrategy:
 
     SAAR of CLEANER, 2026, arXiv:2601.15141. The policy sees the error of a failed call and calls again. The failed call and
     its error are then removed from the record, and the environment returns to its snapshot, so that the failure costs
-    neither turns nor tokens of the budget. A later retry of the same turn sees the latest failure only, with a hint from the
-    second retry on. After the last retry the error stays in the record, and the episode is not rolled back again.
+    neither turns nor tokens of the budget. A later retry of the same turn sees the latest failure only. After the last
+    retry the error stays in the record, from three failures on with a hint, and the episode is not rolled back again.
     """
 
     retries: int = 3

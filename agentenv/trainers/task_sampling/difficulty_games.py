@@ -166,12 +166,13 @@ class PromptGame(DifficultyGame):
     GDRO, Panaganti et al. 2026, arXiv:2601.19280, its game over prompts. The loss of a task is 1 - its mean outcome; the
     surrogate loss, which the paper names, is 0 on policy for every group whose credit is standardised, and is not offered.
     ``apply="weight"`` is the text of the paper: credit times min(w, ``cap``), so that a class counts by its share of the
-    tasks times w. ``draw`` draws classes by the game's own distribution, whatever their shares, and trains no group with a
-    large weight: of two classes of equal loss with 90 and 10 % of the tasks, each is half of what is played.
-    ``probability`` is the published program: credit times min(q, ``cap``), q the game's distribution over the classes of
-    the step, so that the credits shrink as there are more classes. Its options to z-score q, which turns the sign of the
-    credit of half of the classes, and to leave out tasks that are always or never solved, which have no credit anyway, are
-    not offered.
+    tasks times w. The weights of a step are those after its own losses were taken in. ``draw`` draws classes by the game's
+    own distribution, whatever their shares, and trains no group with a large weight: of two classes of equal loss with 90
+    and 10 % of the tasks, each is half of what is played. ``probability`` is the published program: credit times
+    min(q, ``cap``), q the game's distribution over the classes of the step, so that the credits shrink as there are more
+    classes. Its options to z-score q, which turns the sign of the credit of half of the classes, and to leave out tasks
+    that are always or never solved are not offered: with ``solved="mean"`` such tasks had no credit anyway, and with
+    ``any`` those that one episode of each group solves would be lost.
 
     Args:
         apply: ``draw``; ``weight``: the credit of a task times min(w, ``cap``), w the weight of its class; or
@@ -216,19 +217,19 @@ class PromptGame(DifficultyGame):
     def select(self, step_budget: StepBudget) -> Selection:
         """Losses and classes move. All groups are trained."""
         groups = step_budget.groups
-        if self.apply != "draw":
-            factors = self._factors(groups)
-            for group in groups:
-                factor = factors[self.class_of(group.task)]
-                group.members = [weighted(member, factor) for member in group.members]
+        played_in = [self.class_of(group.task) for group in groups]
         losses = {i: 1 - fmean(_clipped(g)) for i, g in enumerate(groups) if g.rewards}
         self.learn(groups, losses, per_share=self.per_share)
+        if self.apply != "draw":
+            factors = self._factors(played_in)
+            for group, number in zip(groups, played_in, strict=True):
+                group.members = [weighted(member, factors[number]) for member in group.members]
         metrics = {f"loss_class_{number}": self.means[number] for number in sorted(self.means)}
         return Selection(groups, metrics=metrics)
 
-    def _factors(self, groups: Sequence[Group]) -> dict[int, float]:
-        """By class, what the credit of its tasks is multiplied by."""
-        present = sorted({self.class_of(group.task) for group in groups})
+    def _factors(self, played_in: Sequence[int]) -> dict[int, float]:
+        """By class of a step, what the credit of its tasks is multiplied by; the step's own losses count already."""
+        present = sorted(set(played_in))
         found = self._weights(present) if self.apply == "weight" else self._distribution(present)
         return {number: min(float(one), self.cap) for number, one in zip(present, found, strict=True)}
 

@@ -1,6 +1,7 @@
 """FictionalHot: which words are names, that every name gives way everywhere, what cannot be hidden, and the command."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,19 @@ def test_every_name_gives_way_everywhere_to_the_same_invention() -> None:
     assert second.text == f"{leeds} is a town in {england}. Its mayor met {mary} {plant}."
     assert len({mary, plant, leeds, england}) == 4
     assert surviving_name(made) is None
+
+
+def test_a_name_of_common_words_gives_way_where_the_question_writes_it_with_capitals() -> None:
+    """No title is "The Dark Year", and both words are common; "Which" begins the question and names nothing."""
+    asked = 'Which country is the author of "The Dark Year" from?'
+    item = RealItem(Task("q", asked, ("England",)), ITEM.documents)
+    made = fictional(item)
+    dark, year = made.names["Dark"], made.names["Year"]
+    assert made.question == f'Which country is the author of "The {dark} {year}" from?'
+    assert f"wrote The {dark} {year} in 1950." in made.documents[0].text
+    assert fictional(replace(item, task=Task("q", "Dark stars, whose are they?", ("England",)))).question == (
+        "Dark stars, whose are they?"
+    )
 
 
 def test_inventions_are_unknown_to_the_corpus_and_do_not_depend_on_the_order() -> None:

@@ -213,6 +213,58 @@ def test_a_query_cannot_hold_a_rating_that_the_judge_repeats() -> None:
     assert asyncio.run(PlanJudge(ModelWriter(Echo())).rate("q", steps)) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("same", "options", "expected"),
+    [
+        ("no", {}, 0.0),
+        ("yes", {}, 1.0),  # "Norland" says what "the Norland" says
+        ("no", {"gain": True}, 0.5),  # 1/2 + 0 - max(0, 0)
+        (
+            "yes",
+            {"gain": True},
+            1.5,
+        ),  # 1/2 + 1 - max(0, 0): nothing is answered without a search, and "Ada" is wrong
+    ],
+)
+def test_a_judge_of_answers_is_asked_where_the_scorer_sees_no_match(
+    same: str, options: dict[str, Any], expected: float
+) -> None:
+    task = Task("q", HOPS.question, ("Norland in the north",), data=HOPS.data)
+
+    def reply(body: Any) -> Answer:
+        given = body["messages"][0]["content"].partition("Given answer: ")[2].partition("\n")[0]
+        return Answer(f'{{"same": "{same if given == "Norland" else "no"}"}}')
+
+    with FakeEndpoint(reply) as server:
+        env = PlannedSearch(
+            tasks=[task],
+            retriever=InMemoryRetriever(TWO),
+            k=1,
+            generator=Reader(),  # type: ignore[arg-type]
+            found_reward=0.0,
+            search_cost=0.0,
+            answer_judge=f"openai:m@{server.url}",
+            **options,
+        )
+        for _ in range(2):
+            env.reset(seed=0)
+            assert [env.step(action).reward for action in (*SEARCHES, READY)][-1] == pytest.approx(expected)
+        assert len(server.bodies) == (2 if options else 1)  # of each answer once
+
+
+def test_a_judge_of_answers_that_fails_is_a_fault_and_one_that_cannot_be_read_says_no() -> None:
+    wrong = {"generator": Reader(), "found_reward": 0.0, "search_cost": 0.0}
+    with FakeEndpoint(lambda body: Answer(status=500)) as server:
+        judge = f"openai:m@{server.url}#retries=0"
+        with pytest.raises(EnvFault, match="judge of answers"):
+            plan_rewards(SEARCHES[0], READY, answer_judge=judge, **wrong)
+        assert (
+            plan_rewards(*SEARCHES, READY, answer_judge=judge, **wrong)[-1] == 1.0
+        )  # right by the scorer: not asked
+    with FakeEndpoint(lambda body: Answer("?")) as server:
+        assert plan_rewards(SEARCHES[0], READY, answer_judge=f"openai:m@{server.url}", **wrong)[-1] == 0.0
+
+
 def test_a_judge_that_fails_is_a_fault_of_ours() -> None:
     with FakeEndpoint(lambda body: Answer(status=500)) as server:
         judge = f"openai:m@{server.url}#retries=0"

@@ -324,6 +324,32 @@ def test_a_judge_is_asked_where_words_differ_and_read_strictly() -> None:
     assert verdict("That is incorrect, not TRUE")["judge_faults"] == 1
 
 
+def test_a_judge_pays_a_solver_who_is_right_in_other_words() -> None:
+    """Exact match for the first alone. The judge takes "the bay of Pobra" for right, also in spam, which keeps a quarter.
+
+    Two of four succeed: s = 1/2. Without a judge one does: s = 1/4. Without a verdict both others are masked: of the first
+    and of "Kovim", which the judge refuses, s = 1/2.
+    """
+    near = "<answer>the bay of Pobra</answer>"
+    script = ssp(solvers=(RIGHT, near, "<answer>" * 10 + near, WRONG))
+
+    def rewards(reply: Callable[[str], str]) -> dict[str, list[float]]:
+        def answer(body: Any) -> Answer:
+            return Answer(reply(body["messages"][-1]["content"]))
+
+        with FakeEndpoint(answer) as server:
+            played = game(Roles(script), judge=f"openai:judge@{server.url}#retries=0")
+        return by_role([t for t in played if t.valid])
+
+    def verdict(asked: str) -> str:
+        return f"VERDICT: {'TRUE' if 'the bay of Pobra' in asked else 'FALSE'}"
+
+    assert by_role(game(Roles(script))) == {"proposer": [0.75], "solver": [1.0, 0.0, 0.0, 0.0]}
+    assert rewards(verdict) == {"proposer": [0.5], "solver": [1.0, 1.0, 0.25, 0.0]}
+    unread = rewards(lambda asked: "Hm." if "the bay of Pobra" in asked else "VERDICT: FALSE")
+    assert unread == {"proposer": [0.5], "solver": [1.0, 0.0]}
+
+
 def test_another_player_is_not_trained() -> None:
     """The proposer is an endpoint: its episode is there for the figures, without tokens."""
 

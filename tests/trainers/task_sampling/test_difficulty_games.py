@@ -150,6 +150,15 @@ def test_credit_is_weighed_by_the_weight_or_the_probability_of_its_class(
         assert factors == pytest.approx([wanted[group.task]] * 2)
 
 
+def test_credit_is_weighed_after_the_losses_of_the_step_were_taken_in() -> None:
+    """Nothing is known before. Task 0 of class 9 has a loss of 0, tasks 1 and 2 of class 0 of 1 and 1/2: 3^0 and 3^.75."""
+    game = PromptGame(apply="weight", strength=math.log(3))
+    game.classes = {0: 9}
+    trained = game.select(step_of({0: [1, 1], 1: [0, 0], 2: [0, 1]})).trained
+    factors = [group.members[0].info[CREDIT_WEIGHT] for group in trained]
+    assert factors == pytest.approx([1.0, 3**0.75, 3**0.75])
+
+
 def test_a_varied_class_is_played_longer() -> None:
     """Task 0 always succeeds, so its class varies by 0; the others have .25, so of 16 rollouts task 0 has two."""
     sampler = RolloutGame(rate=1.0, solved="mean")
