@@ -32,6 +32,7 @@ from agentenv.policies.tiny import build_model, build_tokenizer
 from agentenv.progress import Display
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.warmstart.demonstrations import (
+    ADVICE_MIXTURE,
     MIXTURE,
     Demo,
     Demonstrator,
@@ -75,6 +76,9 @@ class WarmstartConfig:
     """Optimiser steps on the roles of self-play, proposer and verifier, mixed with the mixture; 0 leaves a solver only."""
     weak_proposer_steps: int = 0
     """Optimiser steps on the same roles, after all others, with a proposer that is mostly careless."""
+    advice_steps: int = 0
+    """Optimiser steps after all others on questions of two hops and more; half of the episodes are advised before one of
+    their turns, as retries are."""
     episodes: int = 32
     """Demonstrations an optimiser step."""
     matrix_rate: float = 0.02
@@ -132,6 +136,10 @@ def warmstart(
         metrics["tokens"] += fit(
             _rounded(policy), weak_proposers, config.weak_proposer_steps, 0.1, config, display
         )
+    if config.advice_steps:
+        display.phase("advice", config.advice_steps)
+        retries = _mixture(ADVICE_MIXTURE, _chains(config), 110_000_000, InlineFormat(policy.tokenizer))
+        metrics["tokens"] += fit(_rounded(policy), retries, config.advice_steps, 0.5, config, display)
     metrics["minutes"] += (time.perf_counter() - began) / 60
     save(policy, metrics, config, out)
     return metrics
@@ -231,6 +239,14 @@ def _mixture(
         yield _batches(config, chat, demos[: config.episodes])
 
 
+def _chains(config: WarmstartConfig) -> WarmstartConfig:
+    """Questions of two hops and more in larger worlds with twins: names that begin alike have to be copied to their end."""
+    world = replace(
+        config.world, families=("bridge",), documents=400, distractors=config.refinement_distractors
+    )
+    return replace(config, world=world)
+
+
 def _batches(config: WarmstartConfig, chat: InlineFormat, demos: Sequence[Demo]) -> list[Batch]:
     return in_batches([to_tokens(chat, demo) for demo in demos], config.page_weight)
 
@@ -285,6 +301,7 @@ no text but that of FictionalWorlds of the training split was ever seen.
 | mixture | {config.mixture_steps} | careful {careful:.0%}, guessing {guessing:.0%}, hasty {hasty:.0%}, astray {astray:.0%} |
 | roles | {config.role_steps} | proposers and verifiers of self-play, and some of the mixture |
 | weak proposer | {config.weak_proposer_steps} | the same, with proposers that mostly ask before they search |
+| advice | {config.advice_steps} | retries that are advised what to look up, and some of the mixture |
 
 {tokens:,} tokens in {minutes:.0f} minutes. After refinement {reading_accuracy:.3f} of {config.judged:,} answers were right
 on unseen worlds, greedy, given searches that had found every document. The mixture phase then makes it behave badly on
