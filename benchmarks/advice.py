@@ -2,73 +2,206 @@
 
     python benchmarks/advice.py --policy hf:runs/tiny-advice
 
-Each test question is played twice from its start by the strategy ``reflect_retry``: a base, and a retry from the turn that
-the verifier found wrong. Both runs of the benchmark have the same bases and pivots; only the advice differs. Nothing is
-trained.
+Each question of an unseen world is played once. Where that fails, a verifier finds the turn that went wrong, and the same
+episode is taken up again at the beginning of this turn: with the verifier's advice, without, and with the advice that the
+verifier would give on this episode for another question, which is of no use. All three have the same seeds, temperature and
+number of retries. Nothing is trained.
 """
 
 import argparse
 import asyncio
+import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from agentenv.core.rollout import EpisodeSpec
-from agentenv.evaluation.statistics.significance import wilson_interval
+from agentenv.core.concurrency.tasks import gather_all
+from agentenv.core.env_lifecycle import close_quickly, make_envs
+from agentenv.core.rollout import EpisodeSpec, play
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Task
+from agentenv.evaluation.statistics.significance import estimate, paired_bootstrap, wilson_interval
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.trainers.config.config_files import load_config
-from agentenv.trainers.strategies.retry import ReflectRetryStrategy
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.strategies.guidance import guide, reopened
+from agentenv.trainers.strategies.retry import play_marked
+from agentenv.trainers.strategies.rewind import Rewinder
 from agentenv.trainers.strategies.rollout_context import RolloutContext
+from agentenv.trainers.strategies.step_verifiers import Flaw, Verifier, find_verifier
 from agentenv.trainers.warmstart.expert_pool import open_expert_run
 
 from common import common_arguments, finish  # isort: skip  # a sibling script
 
+ARMS = ("with advice", "without", "with advice for another question")
+_AT_ONCE = 32  # episodes
+_RETRIES_FROM = 1_000_000  # seeds the retries apart from the bases
 
-def retried(task_env: TaskEnv, context: RolloutContext, verifier: str, guidance: bool) -> dict[str, Any]:
-    """Bases that succeeded, retries and how many of them earn the full reward, with 95 % intervals."""
-    strategy = ReflectRetryStrategy(reflector=verifier, guidance=guidance)
-    counts: Counter[str] = Counter()
-    for place, task in enumerate(task_env.source.tasks):
-        envs = [task_env.make_env() for _ in range(2)]
-        try:
-            specs = [EpisodeSpec(env, task, seed=2 * place + slot) for slot, env in enumerate(envs)]
-            base, *rest = asyncio.run(strategy.play(specs, context))
-        finally:
-            for env in envs:
-                env.close()
-        ceiling = envs[0].reward_ceiling
-        counts["bases"] += base.valid
-        counts["bases_right"] += base.valid and base.reward >= ceiling
-        if base.valid and base.reward < ceiling:
-            retry = next((one for one in rest if one.id.endswith("-retry") and one.valid), None)
-            counts["retries"] += retry is not None
-            counts["retries_right"] += retry is not None and retry.reward >= ceiling
-    return dict(counts) | {
-        "base": _share(counts["bases_right"], counts["bases"]),
-        "retry": _share(counts["retries_right"], counts["retries"]),
+
+@dataclass(frozen=True)
+class Retried:
+    """A question that was played, and what became of its retries if it failed."""
+
+    right: bool
+    """Whether the first try earned the full reward."""
+    cause: str = ""
+    """What the verifier found; empty where it was not asked or found nothing."""
+    named: bool = False
+    """Whether an accepted answer stands in the advice."""
+    rewards: Mapping[str, Sequence[bool]] | None = None
+    """Whether each retry earned the full reward, by arm; None where there was none."""
+    repeated: Mapping[str, Sequence[bool]] | None = None
+    """Whether the first action of each retry is the one that was found wrong, by arm."""
+
+
+def of_unseen_world(config: TrainConfig, questions: int) -> TrainConfig:
+    """The run with its test world for training tasks, of which ``questions`` are asked."""
+    world = replace(config.test.world, questions=questions) if config.test.world else None
+    return config.model_copy(update={"train": config.test.model_copy(update={"world": world, "limit": None})})
+
+
+async def retry_failures(
+    task_env: TaskEnv, context: RolloutContext, verifier: Verifier, retries: int
+) -> list[Retried]:
+    """Each question of ``task_env`` once, and ``retries`` retries an arm of each failure."""
+    tasks = task_env.source.tasks
+    found: list[Retried] = []
+    for first in range(0, len(tasks), _AT_ONCE):
+        places = range(first, min(first + _AT_ONCE, len(tasks)))
+        others = [tasks[(place + 1) % len(tasks)] for place in places]
+        asked = (
+            _question(task_env, context, verifier, place, other, retries)
+            for place, other in zip(places, others, strict=True)
+        )
+        found += await gather_all(asked)
+    return found
+
+
+async def _question(
+    task_env: TaskEnv, context: RolloutContext, verifier: Verifier, place: int, other: Task, retries: int
+) -> Retried:
+    seconds = context.config.deadline_s
+    (env,) = await make_envs([task_env.make_env], seconds)
+    spec = EpisodeSpec(env, task_env.source.tasks[place], seed=place)
+    rewinder, episode = Rewinder(spec, context.config), f"{context.name}-{place}"
+    try:
+        base = await play_marked(spec, rewinder, context, episode)
+        right = base.valid and base.reward >= env.reward_ceiling
+        flaw = None if right or not base.valid else await verifier.first_flaw(base, env.reward_ceiling)
+        if flaw is None:
+            return Retried(right)
+        useless = await verifier.first_flaw(replace(base, task=other), env.reward_ceiling)
+        texts = {ARMS[0]: flaw.advice, ARMS[1]: "", ARMS[2]: useless.advice if useless else ""}
+        played = {
+            arm: [
+                await _retry(base, flaw, text, spec, rewinder, context, number) for number in range(retries)
+            ]
+            for arm, text in texts.items()
+        }
+        wrong = base.turns[flaw.turn].action
+        return Retried(
+            right,
+            flaw.cause,
+            any(answer.lower() in flaw.advice.lower() for answer in spec.task.answers),
+            {
+                arm: [one.valid and one.reward >= env.reward_ceiling for one in them]
+                for arm, them in played.items()
+            },
+            {arm: [_acted(one, flaw.turn) == wrong.strip() for one in them] for arm, them in played.items()},
+        )
+    finally:
+        context.policy.release(episode)
+        await rewinder.release()
+        await close_quickly([env], seconds)
+
+
+async def _retry(
+    base: Trajectory,
+    flaw: Flaw,
+    text: str,
+    spec: EpisodeSpec,
+    rewinder: Rewinder,
+    context: RolloutContext,
+    number: int,
+) -> Trajectory:
+    state = reopened(base, flaw.turn, replace(spec, seed=_RETRIES_FROM * (number + 1) + spec.seed))
+    await rewinder.back_to(state)
+    added = guide(state, context.chat, text) if text else 0
+    config = context.config.model_copy(update={"context_tokens": context.config.context_tokens + added})
+    return await play(state, context.policy, context.chat, config)
+
+
+def _acted(episode: Trajectory, turn: int) -> str:
+    return episode.turns[turn].action.strip() if turn < len(episode.turns) else ""
+
+
+def summed(found: Sequence[Retried]) -> dict[str, Any]:
+    """The figures of all questions: first tries, retries by arm, and paired differences over the failures."""
+    failed = [one for one in found if one.rewards is not None]
+    of_arm = {arm: [_mean(one.rewards[arm]) for one in failed if one.rewards] for arm in ARMS}
+    right = sum(one.right for one in found)
+    causes = Counter(one.cause for one in failed)
+    return {
+        "base": {"mean": right / len(found), "ci95": wilson_interval(right, len(found)), "n": len(found)},
+        "failures": len(failed),
+        "advice_that_names_an_answer": sum(one.named for one in failed),
+        "retries": {arm: _interval(values) for arm, values in of_arm.items()},
+        "difference": {arm: _difference(of_arm[arm], of_arm[ARMS[0]]) for arm in ARMS[1:]},
+        "repeats_the_wrong_action": {
+            arm: _mean([_mean(one.repeated[arm]) for one in failed if one.repeated]) for arm in ARMS
+        },
+        "by_cause": {
+            cause: {"failures": count}
+            | {
+                arm: _mean([_mean(one.rewards[arm]) for one in failed if one.rewards and one.cause == cause])
+                for arm in ARMS
+            }
+            for cause, count in causes.most_common()
+        },
     }
 
 
-def _share(right: int, of: int) -> dict[str, Any]:
-    return {"mean": right / max(of, 1), "ci95": wilson_interval(right, of), "n": of}
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _interval(values: Sequence[float]) -> dict[str, Any]:
+    """Mean over failures with its 95 % interval; each failure is of another question."""
+    found = estimate(values)
+    return {"mean": found.mean, "ci95": found.ci95, "n": len(values)}
+
+
+def _difference(without: Sequence[float], advised: Sequence[float]) -> dict[str, Any]:
+    """How much more is right with advice, paired by failure."""
+    found = paired_bootstrap(without, advised)
+    return {"mean": found.difference, "ci95": found.ci95, "p_value": found.p_value, "n": len(advised)}
 
 
 def main() -> None:
     """Plays, prints and writes ``results/advice.json``."""
     parser = common_arguments(__doc__ or "")
-    parser.add_argument("--preset", default="lab-advice", help="the run whose test questions are played")
+    parser.add_argument(
+        "--preset", default="lab-advice", help="the run in whose test world questions are asked"
+    )
     parser.add_argument("--policy", required=True, help="hf:PATH")
     parser.add_argument("--verifier", default="evidence", help="who finds the turn that went wrong")
+    parser.add_argument("--questions", type=int, default=400, help="questions that are asked")
+    parser.add_argument("--retries", type=int, default=2, help="retries of each failure, in each arm")
     args: argparse.Namespace = parser.parse_args()
+    began = time.perf_counter()
     config = load_config(args.preset).model_copy(update={"policy": args.policy})
-    task_env, context = open_expert_run(config.model_copy(update={"train": config.test}), "advice")
-    figures = {
-        name: retried(task_env, context, args.verifier, guidance)
-        for name, guidance in (("with advice", True), ("without", False))
-    }
-    lines = [
-        f"{name:<12} bases {one['base']['mean']:.3f} of {one['base']['n']}, "
-        f"retries of failures {one['retry']['mean']:.3f} of {one['retry']['n']}"
-        for name, one in figures.items()
+    verifier = find_verifier(args.verifier)
+    if verifier is None:
+        parser.error(f"no verifier {args.verifier!r}")
+    task_env, context = open_expert_run(of_unseen_world(config, args.questions), "advice")
+    figures = summed(asyncio.run(retry_failures(task_env, context, verifier, args.retries)))
+    figures |= {"retries_of_each": args.retries, "minutes": round((time.perf_counter() - began) / 60, 1)}
+    lines = [f"first tries {figures['base']['mean']:.3f} of {figures['base']['n']}"]
+    lines += [
+        f"{name}, {arm}: {one['mean']:.3f} [{one['ci95'][0]:.3f}, {one['ci95'][1]:.3f}] of {one['n']}"
+        for name in ("retries", "difference")
+        for arm, one in figures[name].items()
     ]
     finish("advice", args, figures, lines)
 

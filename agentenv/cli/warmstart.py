@@ -1,5 +1,6 @@
 """``agentenv warmstart``: a small policy from nothing."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,8 +11,9 @@ from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.policies.tiny import shipped_weights
 
-_OF_SEARCH = ("copying_steps", "reading_steps", "index_steps", "mixture_steps")
 _OF_CODE = ("difficulty", "stateful", "careless")
+_AFTER_READING = ("index_steps", "mixture_steps", "role_steps", "weak_proposer_steps", "advice_steps")
+_PHASES = ("copying_steps", "reading_steps", *_AFTER_READING)
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,12 @@ class Warmstart:
     """Optimiser steps on the roles of self-play, after all others; none where not given."""
     weak_proposer_steps: int | None = None
     """Optimiser steps on these roles with a weak proposer, after all others; none where not given."""
+    advice_steps: int | None = None
+    """Optimiser steps on retries that are advised what to look up, after all others; none where not given."""
     hops: int | None = None
     """Longest questions that are demonstrated; default: 2."""
     from_shipped: bool = False
-    """Starts from the shipped policy as it is: for search, steps on a mixture or on the roles of self-play are made."""
+    """Starts from the shipped policy as it is: for search, steps on a mixture, on roles or on advice are made."""
     init_from: Path | None = None
     """Folder of what an earlier call made, such as a reader with --mixture-steps 0; only the phases after it are run."""
     imitate: tuple[str, ...] = ()
@@ -110,12 +114,11 @@ class Warmstart:
         if self.from_shipped:
             if self.env != "search" or self._given("copying_steps", "reading_steps", "init_from"):
                 raise ConfigurationError(
-                    "--from-shipped goes with --index-steps, --mixture-steps, --role-steps and --weak-proposer-steps alone"
+                    f"--from-shipped goes with {_flags(_AFTER_READING)} and --hops alone"
                 )
-            if not any((self.index_steps, self.mixture_steps, self.role_steps, self.weak_proposer_steps)):
+            if not any(self._given(*_AFTER_READING).values()):
                 raise ConfigurationError(
-                    "--from-shipped needs --index-steps, --mixture-steps, --role-steps or --weak-proposer-steps: nothing "
-                    "else is made"
+                    f"--from-shipped needs one of {_flags(_AFTER_READING)}: nothing else is made"
                 )
         if self.steps is not None and self.steps < 1:
             raise ConfigurationError(f"--steps must be at least 1, not {self.steps}")
@@ -139,20 +142,18 @@ class Warmstart:
             raise ConfigurationError(
                 f"--{self._named} goes with --steps alone: the run names policy, environment and seed"
             )
-        phases = (*_OF_SEARCH, "role_steps", "weak_proposer_steps")
-        for name, count in self._given(*phases).items():
+        for name, count in self._given(*_PHASES).items():
             if count < 0:
-                raise ConfigurationError(f"--{name.replace('_', '-')} must be at least 0, not {count}")
-        search = self._given(*phases, "init_from", "hops")
+                raise ConfigurationError(f"{_flags([name])} must be at least 0, not {count}")
+        search = self._given(*_PHASES, "init_from", "hops")
         if self.env == "questions":
             search |= self._given("steps")
         wrong = self._given("steps") if self.env == "search" and not self._named else search
         if self.env != "code" or self._named:
             wrong |= self._given(*_OF_CODE)
         if wrong:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
             chosen = f"--{self._named}" if self._named else f"--env {self.env}"
-            raise ConfigurationError(f"{flags} does not go with {chosen}")
+            raise ConfigurationError(f"{_flags(wrong)} does not go with {chosen}")
 
     @property
     def _named(self) -> str:
@@ -165,7 +166,7 @@ class Warmstart:
     def _search(self, display: Any) -> dict[str, Any]:
         from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig, warmstart
 
-        steps = self._given(*_OF_SEARCH, "role_steps", "weak_proposer_steps")
+        steps = self._given(*_PHASES)
         init_from = self.init_from
         if init_from:
             steps = {"index_steps": 0} | steps
@@ -258,3 +259,8 @@ class Warmstart:
             f"{head}\n{result['tokens']:,} tokens in {result['minutes']:.1f} minutes\nPolicy: {result['out']}",
             highlight=False,
         )
+
+
+def _flags(names: Iterable[str]) -> str:
+    """Options as they are typed."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)

@@ -65,6 +65,9 @@ def test_a_published_figure_is_what_its_file_says(figure: dict[str, Any]) -> Non
     document = flat((ROOT / figure["document"]).read_text(encoding="utf-8"))
     assert flat(figure["text"]) in document
     names = {figure["file"], figure["file"].replace("lab/", "(lab/").replace(".json", ".md)")}
+    if figure["document"] == "README.md":  # it links the table of measurements, which names the files
+        assert f"]({TABLE})" in document
+        document += (ROOT / TABLE).read_text(encoding="utf-8")
     assert any(name in document for name in names), f"{figure['document']} must name the file of its figure"
     results = json.loads(place_of(figure["file"]).read_text(encoding="utf-8"))
     shown = NUMBER.findall(figure["text"])
@@ -124,6 +127,19 @@ def test_what_a_document_takes_from_a_page_of_the_laboratory_is_checked(document
         if re.search(r"\((?:docs/)?lab/(?!results)[\w-]+\.md\)", sentence):
             shown = re.findall(r"(?<![\w.])\d*\.\d+", sentence)
             assert [number for number in shown if number not in listed] == []
+
+
+@pytest.mark.parametrize(
+    ("document", "form"),
+    [("README.md", r"(?<![\w.])0\.\d\d(?!\d)"), ("docs/lab.md", r"(?<![\w.])-?\.\d{3}(?!\d)")],
+)
+def test_every_score_of_the_readme_and_of_the_laboratory_is_checked(document: str, form: str) -> None:
+    """Whatever looks like a score: two decimals with a zero in the README, three without one on the other page."""
+    left = flat((ROOT / document).read_text(encoding="utf-8"))
+    for row in FIGURES:
+        if row["document"] == document:
+            left = left.replace(flat(row["text"]), "")
+    assert re.findall(form, left) == [], "place these in benchmarks/published.toml"
 
 
 def test_the_picture_of_the_readme_is_drawn_from_the_results() -> None:

@@ -55,9 +55,10 @@ def test_longer_questions_reach_the_mixture(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("agentenv.trainers.warmstart.search_warmstart.warmstart", made)
     Warmstart(out=tmp_path / "a", from_shipped=True, mixture_steps=7, hops=4).run()
     Warmstart(out=tmp_path / "b", from_shipped=True, role_steps=5).run()
-    steps = [(c.world.hops, c.index_steps, c.mixture_steps, c.role_steps) for c in asked]
-    assert steps == [((1, 4), 0, 7, 0), ((1, 2), 0, 0, 5)]
-    assert [c.index_world.hops for c in asked] == [(1, 4), (1, 2)]
+    Warmstart(out=tmp_path / "c", from_shipped=True, advice_steps=9, hops=3).run()
+    steps = [(c.world.hops, c.index_steps, c.mixture_steps, c.role_steps, c.advice_steps) for c in asked]
+    assert steps == [((1, 4), 0, 7, 0, 0), ((1, 2), 0, 0, 5, 0), ((1, 3), 0, 0, 0, 9)]
+    assert [c.index_world.hops for c in asked] == [(1, 4), (1, 2), (1, 3)]
 
 
 def test_questions_without_their_sets_are_one_sentence(

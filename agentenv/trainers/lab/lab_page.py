@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
+
 from agentenv.core.io.files import write_text
 from agentenv.evaluation.report.charts import Curve, comparison_chart
+from agentenv.evaluation.statistics.intervals import welch_interval
 from agentenv.evaluation.statistics.sequential import Verdict
 from agentenv.trainers.lab.figures import figures_of
 from agentenv.trainers.lab.lab import Experiment
@@ -185,7 +188,7 @@ def _verdicts(figures: Json) -> str:
         lines += [f"- {pair_verdict(pair, family['interims'])}" for pair in family["pairs"]]
         lines.append(f"- {power_of(family)}")
     for one in figures["equivalences"]:
-        lines.append(f"- {equivalence_verdict(one)}")
+        lines.append(f"- {equivalence_verdict(figures, one)}")
     return "\n".join(lines)
 
 
@@ -220,14 +223,27 @@ def power_of(family: Json) -> str:
     return said if family["detectable"] is None else f"{said}, here of {_number(family['detectable'])}"
 
 
-def equivalence_verdict(one: Json) -> str:
+def with_interval(figures: Json, one: Json) -> Json:
+    """A pair of an equivalence with Welch's 95 % interval of its difference, as ``ci95``; None for fewer than two seeds."""
+    key = "measure" if one["measure"] == figures["measure"] else one["measure"]
+    both = [
+        np.array(figures["arms"][one[place]][key]["values"][: one["seeds"]]) for place in ("first", "second")
+    ]
+    return one | {"ci95": [*welch_interval(*both)] if one["seeds"] > 1 else None}
+
+
+def equivalence_verdict(figures: Json, one: Json) -> str:
     """What the two one-sided tests say of a pair."""
     said = {
         "equivalent": "{first} and {second} differ by less than {margin:g}",
         "not shown": "that {first} and {second} differ by less than {margin:g} is not shown",
         "undecided": "whether {first} and {second} differ by less than {margin:g} is not decided yet",
     }[one["verdict"]].format(**one)
-    found = "" if one["p"] is None else f", p = {one['p']:.4f}, difference {one['difference']:+.3f}"
+    found = (
+        ""
+        if one["p"] is None
+        else f", p = {one['p']:.4f}, difference {difference(with_interval(figures, one))}"
+    )
     power = (
         ""
         if one["detectable"] is None

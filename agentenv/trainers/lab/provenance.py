@@ -40,8 +40,11 @@ def stands_on(arm: str, config: TrainConfig, tests: Mapping[str, TrainConfig]) -
         for key, text in values.items():
             if isinstance(text, str):
                 found |= _named_by(key, text)
-    found |= {f"version of {name}": number for name in _VERSIONS if (number := _version(name))}
-    return found | {f"weights of {config.policy}": policy_digest(config.policy), SOURCE: source_digest()}
+    return (
+        found
+        | versions()
+        | {f"weights of {config.policy}": policy_digest(config.policy), SOURCE: source_digest()}
+    )
 
 
 def configured(arm: str, config: TrainConfig, tests: Mapping[str, TrainConfig]) -> dict[str, str]:
@@ -75,6 +78,11 @@ def _paths(key: str, text: str) -> Iterator[Path]:
         with suppress(OSError):  # a text that is too long for a path
             if "/" in part and (Path(part).is_file() or (place and Path(part).is_dir())):
                 yield Path(part)
+
+
+def versions() -> dict[str, str]:
+    """The versions of the code that decide what a training makes, of the parts that are installed."""
+    return {f"version of {name}": number for name in _VERSIONS if (number := _version(name))}
 
 
 def _version(name: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from agentenv.core.io.files import write_text
 from agentenv.evaluation.records import read_json
 from agentenv.evaluation.statistics.sequential import Verdict
-from agentenv.trainers.lab.lab_page import difference, measure_title
+from agentenv.trainers.lab.lab_page import difference, measure_title, with_interval
 from agentenv.trainers.lab.measures import Json
 
 TABLE, EARLIER = "results.md", "earlier"
@@ -72,7 +72,7 @@ def results_of(figures: Json) -> list[str]:
             pair = pair | {"difference": -pair["difference"], "ci95": ends}
         rows.append(f"{first} - {second}: {difference(pair)}")
     for one in figures["equivalences"]:
-        found = "" if one["difference"] is None else f": {one['difference']:+.3f}"
+        found = "" if one["difference"] is None else f": {difference(with_interval(figures, one))}"
         rows.append(f"{one['first']} - {one['second']} ({one['measure']}, margin {one['margin']:g}){found}")
     return rows
 

@@ -17,15 +17,16 @@ from agentenv.core.io.digests import value_digest
 from agentenv.core.io.files import write_text
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.records import read_json
+from agentenv.policies.policy_spec import policy_digest
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.lab.lab import Experiment
-from agentenv.trainers.lab.provenance import SOURCE, source_digest, stands_on
+from agentenv.trainers.lab.provenance import SOURCE, source_digest, stands_on, versions
 
 RECORD = "start.json"
 """What a start says of itself, in its folder: ``digest``, ``source``, ``commands`` and ``minutes``."""
 
 STARTS: Mapping[str, tuple[str, ...]] = {
-    "tiny-advice": ("warmstart --imitate lab-advice --advisor evidence --steps 100",),
+    "tiny-advice": ("warmstart --from-shipped --advice-steps 400 --hops 3",),
     "tiny-chains": ("warmstart --imitate lab-chains --steps 400",),
     "tiny-hybrid": ("warmstart --imitate lab-parallel lab-sequential --steps 400",),
     "tiny-ikea": ("warmstart --imitate lab-lookups lab-memory --steps 400",),
@@ -55,9 +56,11 @@ def digest_of(name: str) -> str:
     Raises:
         ConfigurationError: a run that it imitates cannot be read, or a policy that it begins with is not there.
     """
-    rests: list[Any] = [STARTS[name]]
+    rests: list[Any] = [STARTS[name], versions()]
     for command in STARTS[name]:
-        for run in _imitated(command.split()):
+        words = command.split()
+        rests += [policy_digest("tiny")] if "--from-shipped" in words else []
+        for run in _imitated(words):
             found = stands_on(run, load_config(run), {})
             rests.append({key: value for key, value in found.items() if key != SOURCE})
     return value_digest(rests)

@@ -1,6 +1,7 @@
 """Who finds the first wrong step of an episode (SCOPE, arXiv:2602.24110); a verifier is a class and a row of a registry."""
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from agentenv.core.trajectory import Trajectory, Turn
@@ -69,6 +70,11 @@ class EvidenceVerifier:
     A search is right if it finds a needed passage that was not found before, and an answer is right if it comes after all of
     them and earns the full reward. The first step that is not right is the flaw. These are labels of steps that a process
     reward model would have to predict; they are exact where a question says what it needs.
+
+    Where the question also says by which steps it is answered (``Task.data["path"]``, as questions about worlds do), the
+    advice names what to look up: the entity of the first step whose passage is missing, or that of the last step where
+    all were found and the answer is wrong. Such a name stands in the question or on a page that was found already. The
+    advice never names an accepted answer; where that would be the entity, and without a path, it says what was wrong.
     """
 
     def check_tasks(self, tasks: Sequence[Task]) -> None:
@@ -93,22 +99,43 @@ class EvidenceVerifier:
         """
         self.check_tasks([trajectory.task])
         needed = set(trajectory.task.data["supporting_ids"])
-        missing = set(needed)
+        missing, last = set(needed), len(trajectory.turns) - 1
         for step, turn in enumerate(trajectory.turns):
             if flaw := _broken(step, turn):
                 return flaw
-            if (found := _found(turn)) is not None:
-                if not missing & found:
-                    advice = f"This finds nothing that is needed and not known already: {turn.action}"
-                    return Flaw(step, "the search found no further evidence", advice)
-                missing -= found
-            elif trajectory.reward < ceiling and missing:
-                advice = "Look up what is missing before you answer."
-                return Flaw(step, f"{len(missing)} of {len(needed)} needed passages were not found", advice)
-        if trajectory.turns and trajectory.reward < ceiling:
-            last = len(trajectory.turns) - 1
-            return Flaw(last, "the last action was wrong", f"This was wrong: {trajectory.turns[-1].action}")
+            found, name = _found(turn), _next_name(trajectory.task, missing)
+            said = looking_up(name) if missing else reading_on(name)
+            if found is not None and not missing & found:
+                advice = f"This finds nothing that is needed and not known already: {turn.action}"
+                return Flaw(step, "the search found no further evidence", said or advice)
+            if found is None and trajectory.reward < ceiling and missing:
+                cause = f"{len(missing)} of {len(needed)} needed passages were not found"
+                return Flaw(step, cause, said or "Look up what is missing before you answer.")
+            if step == last and trajectory.reward < ceiling:
+                return Flaw(step, "the last action was wrong", said or f"This was wrong: {turn.action}")
+            missing -= found or set()
         return None
+
+
+def _next_name(task: Task, missing: AbstractSet[str]) -> str:
+    """The entity of the first step of a task's path whose passage is missing, of the last one if none is.
+
+    Empty where the task has no path, and where the entity is an answer.
+    """
+    path = task.data.get("path") or ()
+    step = next((step for step in path if step.get("document") in missing), path[-1] if path else {})
+    name = str(step.get("entity", ""))
+    return "" if name.lower() in {answer.strip().lower() for answer in task.answers} else name
+
+
+def looking_up(name: str) -> str:
+    """The advice to look ``name`` up; empty where there is no name."""
+    return f"Look up {name}." if name else ""
+
+
+def reading_on(name: str) -> str:
+    """The advice to read the passage on ``name`` again; empty where there is no name."""
+    return f"The answer stands in the passage on {name}." if name else ""
 
 
 def first_drop(values: Sequence[float], margin: float) -> int | None:

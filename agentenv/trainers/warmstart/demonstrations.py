@@ -18,6 +18,7 @@ from agentenv.data.world_solver import Solver
 from agentenv.envs.search.page_format import as_question, format_passages, information
 from agentenv.retrievers.encoder import Encoder, HashEncoder
 from agentenv.retrievers.faiss import LAYOUT
+from agentenv.trainers.strategies.step_verifiers import looking_up, reading_on
 
 
 class Library:
@@ -136,6 +137,25 @@ def hasty(context: DemonstrationContext) -> Demo:
 
 MIXTURE: Mapping[Demonstrator, float] = {careful: 0.25, guessing: 0.25, hasty: 0.50}
 """Share of each demonstrator in the mixture that the shipped policy imitates."""
+
+
+def advised(context: DemonstrationContext) -> Demo:
+    """The careful demonstrator, who is advised before one of its turns, as a retry is that went wrong there.
+
+    A retry goes on from before the turn that was wrong, so that nothing of the mistake is in its context: what stands there
+    are right turns and the advice of the verifier ``evidence``.
+    """
+    demo, path = careful(context), context.task.data["path"]
+    if not demo:
+        return []
+    turn = context.rng.randrange(len(path) + 1)
+    advice = looking_up(path[turn]["entity"]) if turn < len(path) else reading_on(path[-1]["entity"])
+    own = [place for place, piece in enumerate(demo) if piece.kind == "own"][turn]
+    return [*demo[:own], Piece("page", f"{advice}\n"), *demo[own:]]
+
+
+ADVICE_MIXTURE: Mapping[Demonstrator, float] = {careful: 0.25, advised: 0.5, hasty: 0.15, guessing: 0.1}
+"""Share of each demonstrator for a policy that reads advice, and has room to learn without it."""
 
 
 def demonstrate(

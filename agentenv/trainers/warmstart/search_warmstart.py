@@ -37,6 +37,7 @@ from agentenv.progress import Display
 from agentenv.retrievers.encoder import make_encoder
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.warmstart.demonstrations import (
+    ADVICE_MIXTURE,
     MIXTURE,
     Demo,
     Demonstrator,
@@ -84,6 +85,9 @@ class WarmstartConfig:
     """Optimiser steps on the roles of self-play, proposer and verifier, mixed with the mixture; 0 leaves a solver only."""
     weak_proposer_steps: int = 0
     """Optimiser steps on the same roles, after all others, with a proposer that is mostly careless."""
+    advice_steps: int = 0
+    """Optimiser steps after all others on questions of two hops and more; half of the episodes are advised before one of
+    their turns, as retries are."""
     episodes: int = 32
     """Demonstrations an optimiser step."""
     matrix_rate: float = 0.02
@@ -146,9 +150,11 @@ def warmstart(
     if config.index_steps or init_from is None:
         metrics["reading_accuracy"] = reading_accuracy(_rounded(policy), chat, config)
     learn("mixture", _index_batches(MIXTURE, config, 20_000_000, chat), config.mixture_steps, 0.2)
-    learn("roles", _role_batches(ROLE_MIXTURE, config, 90_000_000, chat), config.role_steps, 0.3)
-    weak_proposers = _role_batches(WEAK_PROPOSER_MIXTURE, config, 95_000_000, chat)
+    learn("roles", _small_batches(ROLE_MIXTURE, config, 90_000_000, chat), config.role_steps, 0.3)
+    weak_proposers = _small_batches(WEAK_PROPOSER_MIXTURE, config, 95_000_000, chat)
     learn("weak proposer", weak_proposers, config.weak_proposer_steps, 0.1)
+    retries = _small_batches(ADVICE_MIXTURE, _chains(config), 110_000_000, chat)
+    learn("advice", retries, config.advice_steps, 0.5)
     metrics["minutes"] += (time.perf_counter() - began) / 60
     save(policy, metrics, config, out)
     return metrics
@@ -258,13 +264,21 @@ def _index_batches(
         yield _batches(config, chat, demos)
 
 
-def _role_batches(
+def _small_batches(
     mixture: Mapping[Demonstrator, float], config: WarmstartConfig, offset: int, chat: InlineFormat
 ) -> Iterator[list[Batch]]:
-    """The steps of a mixture of roles; ``offset`` picks the worlds, and pages weigh nothing."""
+    """The steps of a mixture over small worlds; ``offset`` picks the worlds, and pages weigh nothing."""
     config = replace(config, page_weight=0.0)
     for demos in demonstrate(mixture, seed=config.seed + offset, worlds=config.world, k=config.k):
         yield _batches(config, chat, demos[: config.episodes])
+
+
+def _chains(config: WarmstartConfig) -> WarmstartConfig:
+    """Questions of two hops and more in larger worlds with twins: names that begin alike have to be copied to their end."""
+    world = replace(
+        config.world, families=("bridge",), documents=400, distractors=config.refinement_distractors
+    )
+    return replace(config, world=world)
 
 
 def _batches(config: WarmstartConfig, chat: InlineFormat, demos: Sequence[Demo]) -> list[Batch]:
@@ -329,6 +343,7 @@ _PHASES = {
     "mixture": "on the same pages: careful {careful:.0%}, guessing {guessing:.0%}, hasty {hasty:.0%}",
     "roles": "proposers and verifiers of self-play, and some of the mixture",
     "weak proposer": "the same, with proposers that mostly ask before they search",
+    "advice": "retries that are advised what to look up, and some of the mixture",
 }
 """What each phase imitates, as the card says it."""
 

@@ -17,9 +17,9 @@ from agentenv.sandbox.backends import unavailable
 from agentenv.trainers.config.config_files import merged
 from agentenv.trainers.lab.figures import page_data
 from agentenv.trainers.lab.lab import Experiment, experiments, load_experiment
-from agentenv.trainers.lab.lab_page import mean_curve, page, write_page
+from agentenv.trainers.lab.lab_page import mean_curve, page, with_interval, write_page
 from agentenv.trainers.lab.provenance import SOURCE, STANDS_ON, configured
-from agentenv.trainers.lab.results_table import claim_verdict
+from agentenv.trainers.lab.results_table import claim_verdict, results_of
 from agentenv.trainers.lab.trials import (
     Trial,
     decide,
@@ -265,6 +265,18 @@ def test_the_figures_of_an_equivalence_are_those_of_the_seeds_that_showed_it() -
     assert shown["seeds"] == 5
     keys = ("verdict", "p", "interim", "seeds", "difference")
     assert [again[key] for key in keys] == [shown[key] for key in keys]
+
+
+def test_the_difference_of_an_equivalence_has_its_interval() -> None:
+    """Deviations of .01581 over five seeds: an error of .01 with 8 degrees of freedom, of which 2.306 are the interval."""
+    two = experiment(equivalences=({"arms": ("a", "b"), "margin": 0.1},), expects=())
+    first = [0.0, 0.01, 0.02, 0.03, 0.04]
+    figures = page_data("x", two, by_arm(a=first, b=[one + 0.02 for one in first]))
+    (one,) = figures["equivalences"]
+    assert with_interval(figures, one)["ci95"] == pytest.approx([-0.04306, 0.00306], abs=1e-5)
+    assert results_of(figures) == ["a - b (after, margin 0.1): -0.020 [-0.043, +0.003]"]
+    alone = page_data("x", two, by_arm(a=first[:1], b=first[:1]))
+    assert with_interval(alone, alone["equivalences"][0])["ci95"] is None
 
 
 @pytest.fixture(scope="module")

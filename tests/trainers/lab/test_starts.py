@@ -25,7 +25,7 @@ def test_a_start_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not is_made("tiny-advice", folder)
     make_start("tiny-advice", folder, write)
     assert is_made("tiny-advice", folder)
-    monkeypatch.setitem(STARTS, "tiny-advice", ("warmstart --imitate lab-advice --steps 7",))
+    monkeypatch.setitem(STARTS, "tiny-advice", ("warmstart --from-shipped --advice-steps 7",))
     assert not is_made("tiny-advice", folder)
     make_start("tiny-advice", folder, write)  # in the place of the older one
     assert is_made("tiny-advice", folder)
@@ -44,13 +44,22 @@ def test_a_start_of_other_source_is_kept_and_named(
 
 
 def test_the_runs_that_are_imitated_decide_what_a_start_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = digest_of("tiny-advice")
+    before = digest_of("tiny-chains")
     changed = {"threads": 7}
     monkeypatch.setattr(
         "agentenv.trainers.lab.starts.load_config",
         lambda name: load_config(name).model_copy(update=changed),
     )
-    assert digest_of("tiny-advice") != before
+    assert digest_of("tiny-chains") != before
+
+
+def test_what_a_start_without_a_run_begins_with_decides_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    advice, steps = digest_of("tiny-advice"), digest_of("tiny-steps")
+    monkeypatch.setattr("agentenv.trainers.lab.starts.policy_digest", lambda spec: f"another {spec}")
+    assert digest_of("tiny-advice") != advice
+    assert digest_of("tiny-steps") == steps  # it begins with nothing
+    monkeypatch.setattr("agentenv.trainers.lab.starts.versions", lambda: {"version of torch": "0"})
+    assert digest_of("tiny-steps") != steps
 
 
 def test_what_is_no_start_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +71,7 @@ def test_what_is_no_start_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_command_that_fails_leaves_no_start(tmp_path: Path) -> None:
     folder = tmp_path / "tiny-advice"
-    with pytest.raises(ConfigurationError, match="warmstart --imitate"):
+    with pytest.raises(ConfigurationError, match="warmstart --from-shipped"):
         make_start("tiny-advice", folder, lambda words: 1)
     assert not is_made("tiny-advice", folder)
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,69 @@ def test_a_success_is_flawed_only_by_a_search_for_nothing() -> None:
     wasteful = flaw_of((search("9"), search("1"), search("2"), ANSWER), reward=1.0)
     assert wasteful is not None
     assert wasteful.turn == 0
+
+
+PATH = (
+    {"document": "1", "entity": "Iria", "relation": "builder", "query": "Iria builder", "answer": "Vell"},
+    {
+        "document": "2",
+        "entity": "Vell",
+        "relation": "birthplace",
+        "query": "Vell birthplace",
+        "answer": "Orun",
+    },
+)
+ROUTED = replace(TASK, data=TASK.data | {"path": PATH})
+
+
+@pytest.mark.parametrize(
+    ("turns", "advice"),
+    [
+        ((search("9"), ANSWER), "Look up Iria."),
+        ((search("1"), search("9"), ANSWER), "Look up Vell."),
+        (
+            (search("2"), search("9"), ANSWER),
+            "Look up Iria.",
+        ),  # the first that is missing, in the order of the path
+        ((search("1"), ANSWER), "Look up Vell."),
+        ((ANSWER,), "Look up Iria."),
+        ((search("1"), search("2"), ANSWER), "The answer stands in the passage on Vell."),
+        ((search("1"), search("2"), search("9"), ANSWER), "The answer stands in the passage on Vell."),
+        ((search("1"), search("2")), "Look up Vell."),  # it never answered, and is to find this again
+    ],
+)
+def test_the_advice_names_what_to_look_up_and_not_what_was_wrong(turns: Sequence[Turn], advice: str) -> None:
+    found = flaw_of(turns, task=ROUTED)
+    assert found is not None
+    assert found.advice == advice
+
+
+def test_the_advice_does_not_name_an_answer() -> None:
+    """The larger of two towns: its name is the answer."""
+    path = ({"document": "1", "entity": "Orun"}, {"document": "2", "entity": "Vell"})
+    asked = replace(TASK, answers=("orun ",), data=TASK.data | {"path": path})
+    for turns in ((search("9"), ANSWER), (ANSWER,), (search("2"), ANSWER)):
+        found = flaw_of(turns, task=asked)
+        assert found is not None
+        assert "orun" not in found.advice.lower()
+    second = flaw_of((search("1"), ANSWER), task=asked)
+    assert second is not None
+    assert second.advice == "Look up Vell."
+
+
+@pytest.mark.parametrize("path", [(), ({"query": "q"},)])
+def test_where_no_entity_is_named_the_advice_says_what_was_wrong(path: tuple[dict[str, str], ...]) -> None:
+    asked = replace(TASK, data=TASK.data | {"path": path})
+    wrong, early, last = (
+        flaw_of(turns, task=asked)
+        for turns in ((search("9"),), (ANSWER,), (search("1"), search("2"), ANSWER))
+    )
+    assert wrong is not None
+    assert early is not None
+    assert last is not None
+    assert wrong.advice.endswith(": <search>q</search>")
+    assert early.advice == "Look up what is missing before you answer."
+    assert last.advice == "This was wrong: <answer>Iria</answer>"
 
 
 def test_a_question_that_does_not_say_what_it_needs_is_refused() -> None:

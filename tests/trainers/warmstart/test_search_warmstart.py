@@ -4,6 +4,7 @@ What demonstrators do, that their pages are the environment's, and that a stored
 was never put down.
 """
 
+import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +17,8 @@ import torch
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import run_sync
-from agentenv.core.types import Passage, Query, RetrieverInfo
+from agentenv.core.trajectory import Trajectory, Turn
+from agentenv.core.types import EndReason, Passage, Query, RetrieverInfo, ToolResult, ToolStatus
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.data.world_facts import generate_facts
 from agentenv.data.world_solver import Solver
@@ -26,13 +28,17 @@ from agentenv.envs.search.self_play import SearchProposer, SearchSolver
 from agentenv.errors import ConfigurationError
 from agentenv.policies.card import read_card
 from agentenv.policies.policy_spec import make_policy
+from agentenv.policies.tiny import shipped_weights
 from agentenv.progress import SilentDisplay
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.trainers.config.config_files import load_config
+from agentenv.trainers.strategies.guidance import place_guidance
+from agentenv.trainers.strategies.step_verifiers import EvidenceVerifier
 from agentenv.trainers.warmstart.demonstrations import (
     Demo,
     DemonstrationContext,
     Library,
+    advised,
     careful,
     echo,
     follow,
@@ -173,6 +179,37 @@ def test_lessons_over_an_index_are_exercises_rows_and_episodes_of_one_world_then
     assert shown(first) | shown(second) <= titles[0]
     assert shown(third) <= titles[1]
     assert first != second
+
+
+def test_the_advised_demonstrator_follows_what_the_verifier_says_of_a_retry() -> None:
+    """Its advice stands where a retry has it, in the words of the verifier, and what is done after it is careful."""
+    chat, turns = InlineFormat(make_policy("tiny").tokenizer), set()
+    for context in scenes():
+        if not (whole := careful(context)):
+            assert advised(context) == []
+            continue
+        demo = advised(context)
+        (place,) = [place for place, piece in enumerate(demo) if piece.text.endswith(".\n")]
+        assert [*demo[:place], *demo[place + 1 :]] == whole
+        assert demo[place + 1].kind == "own"
+        hops = context.task.data["path"]
+        turn = sum(piece.kind == "own" for piece in demo[:place])
+        turns.add(turn == len(hops))
+        found = [
+            Turn(
+                "right",
+                tool_results=(ToolResult("search", ToolStatus.OK, "q", data={"ids": [[hop["document"]]]}),),
+            )
+            for hop in hops[:turn]
+        ]
+        failed = Trajectory(context.task, (), (*found, Turn("wrong")), 0.0, EndReason.ANSWERED)
+        flaw = asyncio.run(EvidenceVerifier().first_flaw(failed, 1.0))
+        assert flaw is not None
+        assert demo[place].text == f"{flaw.advice}\n"
+        row, _ = to_tokens(chat, demo[:place])
+        at, added = place_guidance(chat, row, flaw.advice)
+        assert to_tokens(chat, demo[: place + 1])[0] == [*row[:at], *added, *row[at:]]
+    assert turns == {True, False}
 
 
 def test_searches_in_a_row_give_the_query_and_learn_the_answer_that_its_pages_say() -> None:
@@ -317,8 +354,6 @@ def test_the_preset_asks_as_the_demonstrators_do() -> None:
 
 def test_the_roles_of_self_play_are_a_phase_of_their_own(tmp_path: Path) -> None:
     """Without steps nothing is moved; with one the policy differs, and so it does after one of the habits."""
-    from agentenv.policies.tiny import shipped_weights
-
     still = replace(TINY, index_steps=0, mixture_steps=0, role_steps=1)
     warmstart(still, SilentDisplay(), tmp_path / "troupe", init_from=shipped_weights())
     shipped = (shipped_weights() / "model.safetensors").read_bytes()
@@ -329,3 +364,11 @@ def test_the_roles_of_self_play_are_a_phase_of_their_own(tmp_path: Path) -> None
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("troupe", "careless")]
     assert weights[0] != weights[1]
     assert read_card(tmp_path / "troupe").prompt == "{question}"
+
+
+def test_advice_is_a_phase_of_its_own(tmp_path: Path) -> None:
+    steps = replace(TINY, mixture_steps=0, advice_steps=1)
+    warmstart(steps, SilentDisplay(), tmp_path / "advised", init_from=shipped_weights())
+    made, shipped = (folder / "model.safetensors" for folder in (tmp_path / "advised", shipped_weights()))
+    assert made.read_bytes() != shipped.read_bytes()
+    assert "| advice | 1 |" in (tmp_path / "advised" / "README.md").read_text()
