@@ -174,11 +174,10 @@ class Warmstart:
             steps, init_from = {"index_steps": 0, "mixture_steps": 0} | steps, shipped_weights()
         config = WarmstartConfig(seed=self.seed, **steps)
         if self.hops:
-            longer = {"hops": (1, self.hops)}
             config = replace(
                 config,
-                world=replace(config.world, **longer),
-                index_world=replace(config.index_world, **longer),
+                world=replace(config.world, hops=(1, self.hops)),
+                index_world=replace(config.index_world, hops=(1, self.hops)),
             )
         return warmstart(config, display, self.out, init_from=init_from)
 
