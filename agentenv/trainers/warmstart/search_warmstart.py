@@ -109,7 +109,7 @@ class WarmstartConfig:
     Refinement and the mixture count the policy's own alone."""
     refinement_distractors: float = 0.5
     """Share of nearly equal names in the worlds of refinement: the document of a similar name is what readers take last."""
-    judged: int = 3000
+    judged: int = 1200
     """Episodes of unseen worlds on which the reader is judged."""
 
 
