@@ -103,9 +103,15 @@ def test_main_training(policy: Path, tmp_path: Path) -> None:
     figures = result(done, path)
     assert list(figures["seeds"]) == ["0", "1"]
     for run in figures["seeds"].values():
-        assert (run["steps"], run["faults"], run["after"]["n"]) == (1, 0, 6)
+        assert (run["steps"], run["faults"], run["after"]["n"], run["dense_alone"]["n"]) == (1, 0, 6, 6)
         assert {seed: score["n"] for seed, score in run["fresh_worlds"].items()} == {"101": 6, "102": 6}
     assert sorted(folder.name for folder in (tmp_path / "runs").iterdir()) == ["seed-0", "seed-1"]
+    again = result(
+        subprocess.run([*script, *words], capture_output=True, text=True, timeout=300, cwd=ROOT), path
+    )
+    assert (
+        again["seeds"] == figures["seeds"]
+    )  # finished runs are not repeated, their seconds are those of then
 
 
 @pytest.mark.skipif(not HAS_TRL, reason="trl or datasets is not installed")
