@@ -226,10 +226,10 @@ def power_of(family: Json) -> str:
 def with_interval(figures: Json, one: Json) -> Json:
     """A pair of an equivalence with Welch's 95 % interval of its difference, as ``ci95``; None for fewer than two seeds."""
     key = "measure" if one["measure"] == figures["measure"] else one["measure"]
-    both = [
+    first, second = (
         np.array(figures["arms"][one[place]][key]["values"][: one["seeds"]]) for place in ("first", "second")
-    ]
-    return one | {"ci95": [*welch_interval(*both)] if one["seeds"] > 1 else None}
+    )
+    return one | {"ci95": [*welch_interval(first, second)] if one["seeds"] > 1 else None}
 
 
 def equivalence_verdict(figures: Json, one: Json) -> str:

@@ -76,7 +76,7 @@ PATH = (
         "answer": "Orun",
     },
 )
-ROUTED = replace(TASK, data=TASK.data | {"path": PATH})
+ROUTED = replace(TASK, data={**TASK.data, "path": PATH})
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_the_advice_names_what_to_look_up_and_not_what_was_wrong(turns: Sequence
 def test_the_advice_does_not_name_an_answer() -> None:
     """The larger of two towns: its name is the answer."""
     path = ({"document": "1", "entity": "Orun"}, {"document": "2", "entity": "Vell"})
-    asked = replace(TASK, answers=("orun ",), data=TASK.data | {"path": path})
+    asked = replace(TASK, answers=("orun ",), data={**TASK.data, "path": path})
     for turns in ((search("9"), ANSWER), (ANSWER,), (search("2"), ANSWER)):
         found = flaw_of(turns, task=asked)
         assert found is not None
@@ -116,7 +116,7 @@ def test_the_advice_does_not_name_an_answer() -> None:
 
 @pytest.mark.parametrize("path", [(), ({"query": "q"},)])
 def test_where_no_entity_is_named_the_advice_says_what_was_wrong(path: tuple[dict[str, str], ...]) -> None:
-    asked = replace(TASK, data=TASK.data | {"path": path})
+    asked = replace(TASK, data={**TASK.data, "path": path})
     wrong, early, last = (
         flaw_of(turns, task=asked)
         for turns in ((search("9"),), (ANSWER,), (search("1"), search("2"), ANSWER))
