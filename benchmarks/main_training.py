@@ -17,6 +17,7 @@ from common import Silent, common_arguments, finish, load
 import agentenv
 from agentenv.core.io.digests import file_digest
 from agentenv.evaluation.bounds import bound_of
+from agentenv.evaluation.records import RESULTS, read_json
 from agentenv.evaluation.runner import to_record
 from agentenv.policies.tiny import shipped_weights
 from agentenv.trainers.config.config_files import changed, load_config
@@ -48,14 +49,13 @@ def main() -> None:
 def _run(seed: int, args: Namespace) -> dict[str, Any]:
     """One run, and its policy over FAISS alone and on the fresh worlds."""
     folder = args.runs / f"seed-{seed}"
-    if folder.exists():
-        result = agentenv.train(out=folder, resume=True, display=Silent())
-    else:
-        result = agentenv.train(args.preset, out=folder, seed=seed, display=Silent(), trust_config=True)
+    if not (folder / RESULTS).exists():
+        agentenv.train(args.preset, out=folder, seed=seed, display=Silent(), trust_config=True)
+    results = read_json(folder / RESULTS)
     names = ("steps", "before", "after", "bounds", "retrieval", "index_recall", "faults", "seconds")
-    held = {name: result.results[name] for name in names}
+    held = {name: results[name] for name in names}
     worlds = range(args.first_fresh, args.first_fresh + args.fresh)
-    score = partial(_score, args.preset, result.policy)
+    score = partial(_score, args.preset, folder / "policy")
     fresh = {str(world): score({"test.world.seed": world}) for world in worlds}
     held |= {"dense_alone": score({"search.retriever": ""}), "fresh_worlds": fresh}
     return held

@@ -27,9 +27,9 @@ def levels(results: Mapping[str, Any]) -> list[Level]:
     """The score before training, and the score after training with each seed."""
     seeds = results["seeds"]
     first = next(iter(seeds.values()))["before"]
-    before = Level("before training", first["em"], tuple(first["ci95"]), kind="bound")
+    before = Level("before training", first["mean"], tuple(first["ci95"]), kind="bound")
     after = [
-        Level(f"after, seed {seed}", run["after"]["em"], tuple(run["after"]["ci95"]))
+        Level(f"after, seed {seed}", run["after"]["mean"], tuple(run["after"]["ci95"]))
         for seed, run in seeds.items()
     ]
     return [before, *after]
