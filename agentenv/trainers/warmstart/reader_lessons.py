@@ -2,7 +2,8 @@
 
 Questions with one gold passage (SQuAD, Natural Questions) teach where an answer stands. So do questions with answers alone
 (TriviaQA, PopQA and more of Natural Questions), by the passages that a search finds and an answer stands in, which is
-distant supervision (Clark and Gardner 2018). Questions of several hops (the training files of HotpotQA, 2WikiMultihopQA and
+distant supervision (Clark and Gardner 2018). The sets are gone through several times, and each time the passages are cut at
+other places and shown beside other ones. Questions of several hops (the training files of HotpotQA, 2WikiMultihopQA and
 MuSiQue) are searched as an episode searches them: where a gold passage is missing and its title stands in what was found,
 the lesson is to search for the title, and where none is missing it is to answer. Some of them are left to the episodes of
 reinforcement learning: an episode says little about reading where the answer was taught before.
@@ -28,6 +29,9 @@ ONE_HOP = ("squad", "nq_oracle")
 """Sets whose questions have one gold passage."""
 FOUND = "flashrag_nq,flashrag_triviaqa,popqa"
 """Sets whose questions have answers alone, over one corpus."""
+UNFOUND = (("triviaqa", "test"), ("nq", "dev"), ("nq", "efficientqa"))
+"""Sets without any passages, and their splits; the passages of ``ALL_CORPORA`` are searched for them."""
+ALL_CORPORA = "hotpotqa,2wiki,musique,flashrag_nq,nq_oracle"
 SEVERAL_HOPS = "hotpotqa,2wiki,musique"
 
 
@@ -40,20 +44,30 @@ class ReaderWarmstartConfig:
     """Folder of the sets; None looks at AGENTENV_DATA."""
     k: int = 5
     """Passages a search, as in the episodes to come."""
-    window: int = 45
+    lessons: int = 12_000
+    """Lessons for all weights of the encoder but its embeddings."""
+    low_rank_lessons: int = 2_000
+    """Lessons after them, for changes of low rank."""
+    window: int = 90
     """Words of a passage in a lesson of one hop."""
     kept: int = 180
     """Questions of several hops that are left to the episodes: those that ``train.limit`` draws with the same seed."""
     passages: int = 3
     """Passages of a lesson: the gold ones first, then others that a search found."""
-    several_hop_rounds: int = 2
-    """How often each lesson of several hops is."""
+    segment_tokens: int = 256
+    """Most tokens of a question and a passage together; the rest of the passage is not read."""
+    frozen_layers: int = 0
+    """First layers of the encoder that are not taught."""
+    rank: int = 32
+    """Of what is kept of the change of each matrix."""
     batch: int = 8
     """Lessons of one optimiser step."""
-    encoder_rate: float = 1.5e-4
+    encoder_rate: float = 1e-4
     """Peak step size of the encoder."""
     head_rate: float = 1e-3
     """Peak step size of the heads."""
+    factor_rate: float = 2e-4
+    """Peak step size of all that is learned under a low rank, the heads included."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +81,16 @@ class Lesson:
     """Titles of the passages that an accepted span stands in; none named is any."""
 
 
-def curriculum(config: ReaderWarmstartConfig, rng: Random) -> list[Lesson]:
-    """All lessons in the order in which they are taught: of one hop first, then of several with some of one between them."""
-    single = [lesson for name in ONE_HOP for lesson in _one_hop(name, config, rng)]
-    single += _found_answers(config, rng)
-    several = [lesson for _ in range(config.several_hop_rounds) for lesson in _several_hops(config, rng)]
-    rng.shuffle(single)
-    first, rest = single[: len(single) // 2], [*single[len(single) // 2 :], *several]
-    rng.shuffle(rest)
-    return [*first, *rest]
+def endless_lessons(config: ReaderWarmstartConfig, rng: Random) -> Iterator[Lesson]:
+    """All lessons of all sets in a random order, then again with other cuts and other passages beside them, and so on."""
+    searched = [*_found_passages(config), *_found_everywhere(config)]
+    while True:
+        lessons = [lesson for name in ONE_HOP for lesson in _one_hop(name, config, rng)]
+        found = (found_lesson(task, passages, config, rng) for task, passages in searched)
+        lessons += [lesson for lesson in found if lesson is not None]
+        lessons += _several_hops(config, rng)
+        rng.shuffle(lessons)
+        yield from lessons
 
 
 def _one_hop(name: str, config: ReaderWarmstartConfig, rng: Random) -> Iterator[Lesson]:
@@ -96,15 +111,30 @@ def _one_hop(name: str, config: ReaderWarmstartConfig, rng: Random) -> Iterator[
             yield lesson
 
 
-def _found_answers(config: ReaderWarmstartConfig, rng: Random) -> Iterator[Lesson]:
+def _found_passages(config: ReaderWarmstartConfig) -> list[tuple[Task, list[Passage]]]:
+    """The questions of ``FOUND`` with what a search in their own corpus finds."""
     source = open_tasks(SourceConfig(dataset=FOUND, data=config.data), SearchConfig(), EnvConfig())
     corpus = corpus_of(source)
     assert corpus is not None
-    found = _search(BM25Retriever.build(corpus), [task.question for task in source.tasks], config.k)
-    for task, passages in zip(source.tasks, found, strict=True):
-        lesson = found_lesson(task, passages, config, rng)
-        if lesson is not None:
-            yield lesson
+    return _searched(BM25Retriever.build(corpus), source.tasks, config.k)
+
+
+def _found_everywhere(config: ReaderWarmstartConfig) -> list[tuple[Task, list[Passage]]]:
+    """The questions of ``UNFOUND`` with what a search in all corpora together finds."""
+    given = SourceConfig(dataset=ALL_CORPORA, data=config.data)
+    corpus = corpus_of(open_tasks(given, SearchConfig(), EnvConfig()))
+    assert corpus is not None
+    retriever = BM25Retriever.build(corpus)
+    found = []
+    for name, split in UNFOUND:
+        given = SourceConfig(dataset=name, split=split, data=config.data)
+        tasks = open_tasks(given, SearchConfig(), EnvConfig()).tasks
+        found += _searched(retriever, tasks, config.k)
+    return found
+
+
+def _searched(retriever: Retriever, tasks: Sequence[Task], k: int) -> list[tuple[Task, list[Passage]]]:
+    return list(zip(tasks, _search(retriever, [task.question for task in tasks], k), strict=True))
 
 
 def found_lesson(

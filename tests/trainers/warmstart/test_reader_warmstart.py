@@ -1,6 +1,8 @@
 """Lessons of a reader and their loss; the sets themselves are read where AGENTENV_DATA names them."""
 
 import math
+from itertools import repeat
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -10,6 +12,7 @@ from agentenv.core.types import Document, Passage, Task
 from agentenv.data.datasets import sample
 from agentenv.policies.fake_reader import random_reader
 from agentenv.policies.reader import ReaderPolicy
+from agentenv.policies.reader_adapter import ADAPTER, apply_adapter
 from agentenv.policies.reading import FoundPassage, Reading
 from agentenv.progress import SilentDisplay
 from agentenv.retrievers.fakes import InMemoryRetriever
@@ -24,7 +27,7 @@ from agentenv.trainers.warmstart.reader_lessons import (
     taught,
     window_of,
 )
-from agentenv.trainers.warmstart.reader_warmstart import fit_lessons, loss_of
+from agentenv.trainers.warmstart.reader_warmstart import fit_lessons, loss_of, reader_warmstart
 
 CORPUS = Corpus(
     [
@@ -145,9 +148,32 @@ def test_the_loss_counts_all_accepted_actions_of_gold_pages_together(policy: Rea
 def test_lessons_are_learned(policy: ReaderPolicy) -> None:
     """A few lessons again and again: the loss falls, and the encoder's embeddings stay as they are."""
     embeddings = policy.model.encoder.embeddings.word_embeddings.weight.clone()
-    taught = lessons_after("jaws", "paris") * 40
-    config = ReaderWarmstartConfig(batch=3, encoder_rate=1e-2, head_rate=1e-2)
-    losses = fit_lessons(policy, taught, config, 40, SilentDisplay())
+    again = (lesson for lessons in repeat(lessons_after("jaws", "paris")) for lesson in lessons)
+    groups = [{"params": [p for p in policy.model.parameters() if p.requires_grad], "lr": 1e-2}]
+    losses = fit_lessons(policy, again, groups, 3, 40, SilentDisplay())
+    assert len(losses) == 40
     assert losses[-1] < 0.5 * losses[0]
-    assert policy.version == 1
     assert torch.equal(embeddings, policy.model.encoder.embeddings.word_embeddings.weight)
+
+
+def test_the_folder_holds_the_reader_that_its_adapter_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are not those that were taught but those that the adapter, which is rounded, gives to a new reader."""
+    texts = [QUESTION, *(f"{document.title} {document.text}" for document in CORPUS)]
+    module = "agentenv.trainers.warmstart.reader_warmstart"
+    monkeypatch.setattr(f"{module}.new_reader", lambda **_: random_reader(texts))
+    monkeypatch.setattr(
+        f"{module}.endless_lessons",
+        lambda config, rng: (one for all in repeat(lessons_after("jaws", "paris")) for one in all),
+    )
+    config = ReaderWarmstartConfig(
+        lessons=12, low_rank_lessons=12, batch=3, encoder_rate=1e-2, head_rate=1e-2, rank=2
+    )
+    metrics = reader_warmstart(config, SilentDisplay(), tmp_path / "reader")
+    assert metrics["lessons"] == 24
+    written = ReaderPolicy.load(tmp_path / "reader").model
+    made = random_reader(texts).model
+    apply_adapter(made, tmp_path / "reader" / ADAPTER)
+    for name, value in made.named_parameters():
+        assert torch.equal(value, written.get_parameter(name)), name
