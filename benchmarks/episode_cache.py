@@ -3,10 +3,10 @@
     python benchmarks/episode_cache.py
 
 Episodes of one prompt play turns: some tokens are observed, some are sampled. In ``all go on`` every episode plays every
-turn; in ``one ends`` the first that is left ends before each turn; in ``rewound`` each turn goes back to the end of the first.
-``copied`` and ``cleared`` are the bytes of a turn that are written to the cache beside what the model's own layers write, in
-a run of its own whose operations are counted. Processor time is that of a turn in another run. The first turn, which reads the
-prompt, is left out of both.
+turn; in ``one ends`` the first that is left ends before each turn; in ``rewound`` each turn goes back to the end of the
+first. ``copied`` and ``cleared`` are the bytes of a turn that are written to the cache beside what the model's own layers
+write, in a run of its own whose operations are counted. Processor time is that of a turn in another run. The first turn,
+which reads the prompt, is left out of both.
 """
 
 import argparse
@@ -103,7 +103,7 @@ class Clock:
 
 def measured(scenario: str, args: argparse.Namespace) -> dict[str, float]:
     """The figures of one scenario, for a turn."""
-    shape = ModelShape(args.width, args.layers, args.heads, args.heads, 4 * args.width, 257)
+    shape = ModelShape(args.width, args.layers, args.heads, args.key_value_heads, 4 * args.width, 257)
     model = random_weights(shape, args.context, "cpu", torch.float32)
     with Written() as written:
         turns(HFPolicy(model, ByteTokenizer()), scenario, args, written)
@@ -120,13 +120,13 @@ def measured(scenario: str, args: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     """Measures every scenario and reports."""
     parser = common_arguments(__doc__ or "")
-    numbers = {"layers": 8, "width": 512, "heads": 8, "context": 4096, "episodes": 8, "prompt": 1900}
-    numbers |= {"observed": 100, "sampled": 16, "turns": 5}
+    numbers = {"layers": 8, "width": 512, "heads": 8, "key-value-heads": 8, "context": 4096}
+    numbers |= {"episodes": 4, "prompt": 1900, "observed": 100, "sampled": 16, "turns": 2}
     for name, number in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=number)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    figures: dict[str, Any] = {name: getattr(args, name) for name in numbers} | load()
+    figures: dict[str, Any] = {name: getattr(args, name.replace("-", "_")) for name in numbers} | load()
     figures["a_turn"] = {scenario: measured(scenario, args) for scenario in SCENARIOS}
     lines = [f"{scenario:<10} {one}" for scenario, one in figures["a_turn"].items()]
     finish("episode_cache", args, figures, lines)

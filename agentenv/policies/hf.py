@@ -19,6 +19,7 @@ from agentenv.core.concurrency.batching import Batcher
 from agentenv.core.images import PlacedImage
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
+from agentenv.policies.attention import serve_masks
 from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.policies.decoding import Draws, Request, Row, Vocabulary, draw, fetched
 from agentenv.policies.episode_cache import EpisodeCache, copy_slots
@@ -63,6 +64,7 @@ class HFPolicy:
         self.model = model
         self.tokenizer = tokenizer
         self.context_tokens = context_tokens or _longest(model)
+        serve_masks("sdpa")
         self._shape = self._supported(model)
         self.image_reader = image_reader
         if image_reader is not None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from agentenv.core.types import Completion, Sampling
 from agentenv.policies.compute import ComputeSettings
@@ -40,7 +41,9 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and made.dim() >= 5 and not func.is_view:
+        given = [one.untyped_storage()._cdata for one in tree_leaves(args) if isinstance(one, Tensor)]
+        own = isinstance(made, Tensor) and made.untyped_storage()._cdata not in given
+        if isinstance(made, Tensor) and made.dim() >= 5 and (own or not func.is_view):
             self.seen.append(func.overloadpacket.__name__)
         return made
 
