@@ -91,11 +91,10 @@ class EpisodeCache:
         They grow by half at least, so that an episode is not copied with every turn that makes it longer. New slots have the
         number and the length of the old ones, unless that takes twice the memory that was ever needed at once.
         """
-        count_now, tokens_now = (
-            (0, 0) if self._slots is None else (self._slots.shape[2], self._slots.shape[4])
-        )
-        if self._slots is not None and count <= count_now and tokens <= tokens_now:
-            return self._slots
+        now = self._slots  # read once: another thread may give it up
+        count_now, tokens_now = (0, 0) if now is None else (now.shape[2], now.shape[4])
+        if now is not None and count <= count_now and tokens <= tokens_now:
+            return now
         ahead = min(tokens_now * 3 // 2, self._context_tokens) if tokens > tokens_now else tokens_now
         size = max(count_now, count), max(tokens, ahead)
         if size[0] * size[1] > 2 * max(count_now * tokens_now, count * tokens):

@@ -105,6 +105,25 @@ def test_whatever_is_asked_is_answered_as_without_a_cache(seed: int) -> None:
             policy.set_weights()
 
 
+def test_how_slots_grow_by_hand() -> None:
+    """Of rows and tokens: by half at least, up to the context, and not to more than twice what was ever needed at once."""
+    cache, model = fresh()._cache, random_model(257)
+    found = []
+    for count, tokens in [(4, 20), (4, 24), (3, 60), (4, 61), (1, 90), (1, 120), (40, 10), (2, 100)]:
+        cache._slots = cache._with_room(count, tokens, model)
+        found.append((cache._slots.shape[2], cache._slots.shape[4]))
+    assert found == [
+        (4, 20),
+        (4, 30),  # half as much again
+        (4, 60),
+        (4, 90),
+        (4, 90),  # has room
+        (4, 128),  # 135 would be beyond the context
+        (40, 10),  # 40 slots of 128 tokens would be ten times what there is
+        (2, 100),  # so would 40 slots of 100 tokens
+    ]
+
+
 def test_slots_that_change_places_keep_what_they_had() -> None:
     slots = torch.arange(2 * 2 * 4 * 1 * 3 * 1.0).view(2, 2, 4, 1, 3, 1)
     before = slots.clone()
