@@ -125,6 +125,10 @@ def main() -> None:
     for name, number in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=number)
     args = parser.parse_args()
+    if args.turns >= args.episodes:
+        parser.error(
+            f"of {args.episodes} episodes one ends before each of {args.turns} turns: take more episodes"
+        )
     torch.set_num_threads(args.threads)
     figures: dict[str, Any] = {name: getattr(args, name.replace("-", "_")) for name in numbers} | load()
     figures["a_turn"] = {scenario: measured(scenario, args) for scenario in SCENARIOS}
