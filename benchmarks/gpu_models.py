@@ -107,19 +107,47 @@ def describe_card(name: str) -> Figures:
     }
 
 
-def random_weights(shape: ModelShape, context: int, device: str, dtype: Any) -> Any:
-    """A model of ``shape`` made on ``device`` from its configuration; weights of deviation .02."""
+def random_weights(shape: ModelShape, context: int, device: str, dtype: Any, attention: str = "sdpa") -> Any:
+    """A model of ``shape`` made on ``device`` from its configuration; weights of deviation .02.
+
+    Args:
+        shape: Of the model.
+        context: Positions.
+        device: What torch calls it.
+        dtype: Of the weights.
+        attention: As in ``compute.attention``, without ``auto``.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
+    from agentenv.policies.attention import serve_masks
+
+    name = {"flex": "flex_attention"}.get(attention, attention)
+    serve_masks(name)
     torch.manual_seed(0)
     held = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            return AutoModelForCausalLM.from_config(shape.config(context), attn_implementation="sdpa").eval()
+            return AutoModelForCausalLM.from_config(shape.config(context), attn_implementation=name).eval()
     finally:
         torch.set_default_dtype(held)
+
+
+def attention_of(plan: Plan, name: str) -> str:
+    """The attention that ``compute.attention = name`` is on the device of ``plan``.
+
+    Raises:
+        Skipped: it cannot be computed there.
+    """
+    from agentenv.errors import ConfigurationError
+    from agentenv.policies.compute import ComputeSettings
+
+    try:
+        asked = {"device": plan.device, "dtype": "bfloat16", "attention": name}
+        return ComputeSettings.model_validate(asked).resolved().attention
+    except ConfigurationError as error:
+        raise Skipped(str(error)) from error
 
 
 def wait_for(device: str) -> None:

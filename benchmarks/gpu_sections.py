@@ -15,6 +15,7 @@ from gpu_models import (
     Figures,
     Plan,
     Skipped,
+    attention_of,
     describe_card,
     generate,
     ids_of,
@@ -138,6 +139,19 @@ def training(plan: Plan) -> Figures:
                 work = partial(training_cell, plan, shape, kind, context)
                 figures[f"{size} {kind} {context}"] = tried(work)
                 plan.keep(figures)
+    return figures
+
+
+def attention(plan: Plan) -> Figures:
+    """Tokens a second of the learner with each attention: rows apart, and rows of groups of eight with one first half."""
+    cases = {"rows of 64": (64, 1), "rows of 128": (128, 1), "groups of 64": (64, 8)}
+    if not plan.tiny:
+        cases = {"rows of 2048": (2048, 1), "rows of 16384": (16384, 1), "groups of 2048": (2048, 8)}
+    figures: Figures = {}
+    for kind in ("sdpa", "flex", "flash_attention_2", "flash_attention_3"):
+        for name, (context, group) in cases.items():
+            figures[f"{kind} {name}"] = tried(partial(attention_cell, plan, kind, context, group))
+            plan.keep(figures)
     return figures
 
 
@@ -297,15 +311,8 @@ def training_cell(plan: Plan, shape: ModelShape, kind: str, context: int) -> Fig
     """Steps of the learner on rows of ``context`` tokens, the second half of each trained."""
     row_count = max(1, (256 if plan.tiny else 16384) // context)
     rows = [training_row(ids_of(seed, context, shape.vocabulary), context // 2) for seed in range(row_count)]
-    with peak_memory(plan.device) as peak:
-        learner = prepared_learner(plan, shape, kind, context)
-        spent = seconds_of(
-            plan.device,
-            lambda: learner.step(rows),
-            warmup=1 if plan.tiny else 2,
-            least_s=0.0 if plan.tiny else 4.0,
-        )
-        most = peak()
+    chosen = attention_of(plan, "auto")
+    spent, most = steps(plan, lambda: prepared_learner(plan, shape, kind, context, chosen), rows)
     flops = row_count * training_flops(
         shape, context, context - context // 2, rank=RANK if kind != "full" else 0
     )
@@ -315,18 +322,49 @@ def training_cell(plan: Plan, shape: ModelShape, kind: str, context: int) -> Fig
         "model_tflops": round(flops / spent / 1e12, 3),
         "mfu": round(flops / spent / (rate * 1e12), 4) if rate else None,
         "peak_gib": most,
+        "attention": chosen,
         "gradient_checkpointing": checkpointed(plan, shape, kind, context),
     }
 
 
-def prepared_learner(plan: Plan, shape: ModelShape, kind: str, context: int) -> Any:
+def attention_cell(plan: Plan, kind: str, context: int, group: int) -> Figures:
+    """Steps of the smallest shape with one attention; rows of a group share the tokens that are not trained."""
+    chosen, shape = attention_of(plan, kind), plan.smallest()
+    row_count = max(group, (256 if plan.tiny else 16384) // context)
+    half = context // 2
+    rows = [
+        training_row(
+            ids_of(10_000 + seed // group, half, shape.vocabulary)
+            + ids_of(seed, context - half, shape.vocabulary),
+            half,
+        )
+        for seed in range(row_count)
+    ]
+    spent, most = steps(plan, lambda: prepared_learner(plan, shape, "full", context, chosen), rows)
+    return {"tokens_per_second": round(row_count * context / spent, 1), "peak_gib": most}
+
+
+def steps(plan: Plan, make: Callable[[], Any], rows: list[Any]) -> tuple[float, float | None]:
+    """Seconds of a step on ``rows`` of the learner that ``make`` makes, and the most memory it took in GiB."""
+    with peak_memory(plan.device) as peak:
+        learner = make()
+        spent = seconds_of(
+            plan.device,
+            lambda: learner.step(rows),
+            warmup=1 if plan.tiny else 2,
+            least_s=0.0 if plan.tiny else 3.0,
+        )
+        return spent, peak()
+
+
+def prepared_learner(plan: Plan, shape: ModelShape, kind: str, context: int, attention: str) -> Any:
     """A learner of the whole model, of adapters, or of adapters over a base in 4 bits."""
     from agentenv.policies.lora import adapt
     from agentenv.policies.quantized import quantize
     from agentenv.trainers.learner.learner import Learner, Objective
     from agentenv.trainers.learner.logprobs import checkpoint_layers
 
-    model = random_weights(shape, context, plan.device, plan.dtype)
+    model = random_weights(shape, context, plan.device, plan.dtype, attention)
     if kind == "qlora":
         model = quantize(model)
     if kind != "full":
@@ -357,7 +395,8 @@ def checkpointed(plan: Plan, shape: ModelShape, kind: str, context: int) -> bool
 SECTIONS = {
     "numerics": Section("log-probs of one set of weights, in nats apart", numerics, 60),
     "loss": Section("memory of the loss alone", loss, 40),
-    "training": Section("the learner alone, random tokens", training, 240),
+    "training": Section("the learner alone, random tokens", training, 220),
+    "attention": Section("the learner alone with each attention that is installed", attention, 90),
     "sampling": Section("the policy alone, all episodes at once", sampling, 90),
     "encoder": Section("the sentence encoder alone", encoder, 40),
     "search_run": Section("steps of a search run, random weights", search_run, 90),

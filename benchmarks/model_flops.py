@@ -110,6 +110,29 @@ def training_flops(shape: ModelShape, tokens: int, trained: int, *, rank: int = 
     return matrices + adapters + attention
 
 
+def shared_line_time(shape: ModelShape, tokens: int, prompt: int, rows: int, *, efficiency: float) -> float:
+    """Time of a step on rows that share their prompt in one line, as a share of the time of the rows apart.
+
+    Both run at the card's rate but for attention within the line, whose kernel reaches ``efficiency`` times what the kernel
+    of the rows apart does. A line of a prompt of p tokens and n tails of t tokens has p + n t tokens, and attention to
+    p^2 / 2 + n (p t + t^2 / 2) pairs of tokens, of which each takes 12 H a layer forward and backward; tails are trained.
+
+    Args:
+        shape: Of the model.
+        tokens: p + t, of each row.
+        prompt: p.
+        rows: n.
+        efficiency: Of flex attention against flash attention.
+    """
+    tail = tokens - prompt
+    words = 6 * shape.vocabulary * shape.hidden * rows * tail
+    pair, matrices = 12 * shape.hidden * shape.layers, 6 * shape.layer_parameters
+    apart = matrices * rows * tokens + pair * rows * tokens**2 / 2
+    pairs = prompt**2 / 2 + rows * (prompt * tail + tail**2 / 2)
+    together = matrices * (prompt + rows * tail) + pair * pairs / efficiency
+    return (together + words) / (apart + words)
+
+
 def peak_of(card: str) -> float | None:
     """Dense bfloat16 operations a second of the card of that name; None where it is not in the table."""
     words = set(re.split(r"[^A-Za-z0-9]+", card))

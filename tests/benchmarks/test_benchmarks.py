@@ -380,6 +380,22 @@ def test_padding_of_a_run(policy: Path, tmp_path: Path) -> None:
     assert bounds["0.05"]["micro_batches"] > bounds["1.0"]["micro_batches"]
 
 
+def test_episode_cache(tmp_path: Path) -> None:
+    """Of 4 episodes a token is 16 KiB: slots of 64 tokens grow to 96 in the first turn, and to 144 in the third."""
+    path = tmp_path / "out.json"
+    script = [sys.executable, str(ROOT / "benchmarks" / "episode_cache.py"), "--out", str(path), "--json"]
+    sizes = {"layers": 1, "context": 256, "prompt": 60, "observed": 10, "sampled": 4, "turns": 3}
+    words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    done = subprocess.run([*script, *words, "--threads", "1"], capture_output=True, text=True, timeout=300)
+    turns = result(done, path)["a_turn"]
+    mib = {part: round(16 * tokens / 3 / 1024, 1) for part, tokens in (("once", 63), ("twice", 63 + 91))}
+    assert turns["rewound"]["copied_mib"] == mib["once"]
+    assert turns["all go on"]["copied_mib"] == mib["twice"]
+    assert turns["rewound"]["cleared_mib"] == round(16 * 96 / 3 / 1024, 1)
+    assert turns["one ends"]["copied_mib"] > 0
+    assert all(one["processor_seconds"] > one["outside_the_model"] > 0 for one in turns.values())
+
+
 def test_loss_memory(tmp_path: Path) -> None:
     """Of 4,096 tokens and 60,000 words, in 2 * 60,000 * 8 bytes of weights: all logits at once are 469 MiB in bfloat16."""
     path = tmp_path / "out.json"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -49,10 +50,36 @@ def test_operations_of_a_row_of_the_smallest_model_by_hand() -> None:
     assert flops.training_flops(shape, 2048, 1024) == whole == 5_774_549_975_040
 
 
+def test_the_time_of_rows_that_share_their_prompt_by_hand() -> None:
+    """Two rows of a prompt of 2 and a tail of 1: 4 tokens in place of 6, 2 + 2 (2 + .5) pairs in place of 2 x 4.5."""
+    flops = module("model_flops")
+    shape = flops.ModelShape(hidden=4, layers=1, heads=2, key_value_heads=1, inner=8, vocabulary=10)
+    words, pair, matrices = 6 * 40 * 2, 48, 6 * 144
+    apart = words + 6 * matrices + 9 * pair
+    assert flops.shared_line_time(shape, 3, 2, 2, efficiency=1.0) == (words + 4 * matrices + 7 * pair) / apart
+    assert (
+        flops.shared_line_time(shape, 3, 2, 2, efficiency=0.5) == (words + 4 * matrices + 14 * pair) / apart
+    )
+    assert flops.shared_line_time(shape, 3, 0, 2, efficiency=1.0) == 1  # nothing is shared
+
+
+def test_the_table_of_shared_prompts_is_what_the_formula_gives() -> None:
+    flops = module("model_flops")
+    lines = (ROOT / "docs" / "learner.md").read_text(encoding="utf-8").splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("| a group of eight"))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[head + 2 : head + 6]]
+    for size, tokens, *cells in rows:
+        shape, length = flops.QWEN[size], int(tokens.replace(",", ""))
+        wanted = [
+            flops.shared_line_time(shape, length, length // part, 8, efficiency=efficiency)
+            for part in (8, 2)
+            for efficiency in (0.5, 0.8)
+        ]
+        assert cells == [f"{share:.2f}" for share in wanted]
+
+
 def test_what_fails_in_a_cell_costs_that_cell_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Out of memory, or whatever a library raises; what was measured is written each time."""
-    import torch
-
     sections, models = module("gpu_sections"), module("gpu_models")
 
     def cell(plan: Any, shape: Any, kind: str, context: int) -> dict[str, Any]:
@@ -170,8 +197,6 @@ def test_adapters_are_counted_as_peft_makes_them() -> None:
     from agentenv.policies.lora import adapt, trained_state
 
     flops, models = module("model_flops"), module("gpu_models")
-    import torch
-
     shape = flops.TINY["tiny"]
     model = models.random_weights(shape, 64, "cpu", torch.float32)
     assert sum(weight.numel() for weight in model.parameters()) - shape.parameters < 2_000  # biases and norms
@@ -205,8 +230,7 @@ def test_a_section_that_does_not_end_costs_its_own_figures_alone(tmp_path: Path)
     assert found["seconds"] < 20
 
 
-@pytest.mark.slow
-def test_the_whole_kit_with_tiny_shapes(tmp_path: Path) -> None:
+def test_a_section_in_a_process_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
     script = [
         sys.executable,
@@ -216,24 +240,56 @@ def test_the_whole_kit_with_tiny_shapes(tmp_path: Path) -> None:
         "cpu",
         "--threads",
         "1",
-        "--budget",
-        "1500",  # it needs a minute of one core, which on a busy machine is many
     ]
-    done = subprocess.run(
-        [*script, "--out", str(path)], capture_output=True, text=True, timeout=1600, cwd=ROOT
-    )
+    script += ["--only", "loss", "--budget", "300", "--out", str(path)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=400, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+    assert "\nloss (" in done.stdout
+    loss = json.loads(path.read_text(encoding="utf-8"))["sections"]["loss"]
+    assert 0 < loss["chunked"]["peak_gib"] < loss["whole"]["peak_gib"]
+
+
+@pytest.mark.slow
+def test_the_whole_kit_with_tiny_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its sections in this process: each would import torch and transformers anew, which takes longer than measuring."""
+    gpu, path = module("gpu"), tmp_path / "gpu.json"
+
+    def run_section(name: str, args: argparse.Namespace, seconds: float) -> dict[str, Any]:
+        out = tmp_path / f"{name}.json"
+        gpu.child_main(argparse.Namespace(**vars(args) | {"section": name, "out": out}))
+        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        return found
+
+    monkeypatch.setattr(gpu, "run_section", run_section)
+    monkeypatch.setattr(gpu, "card_of", module("gpu_models").describe_card)
+    words = ["gpu.py", "--tiny", "--device", "cpu", "--threads", "1", "--out", str(path)]
+    words += ["--budget", "3000"]  # no section is left out, however busy the machine is
+    monkeypatch.setattr(sys, "argv", words)
+    threads = torch.get_num_threads()
+    try:
+        gpu.main()
+    finally:
+        torch.set_num_threads(threads)
+    printed = capsys.readouterr()
     result = json.loads(path.read_text(encoding="utf-8"))
     assert result["card"] == {"kind": "cpu"}
     sections = result["sections"]
     assert list(sections) == list(module("gpu_sections").SECTIONS)
-    assert not [name for name, found in sections.items() if "failed" in found], done.stderr[-3000:]
+    assert not [name for name, found in sections.items() if "failed" in found], printed.err[-3000:]
     assert str(tmp_path) not in path.read_text(encoding="utf-8")
     for name in sections:
-        assert f"\n{name} (" in done.stdout
+        assert f"\n{name} (" in printed.out
     cells = [cell for cell in sections["training"].values() if isinstance(cell, dict)]
     assert len(cells) == 6  # full, LoRA, QLoRA at two contexts
     assert all(cell.get("tokens_per_second", 0) > 0 or "bitsandbytes" in cell["skipped"] for cell in cells)
+    by_attention = {name: cell for name, cell in sections["attention"].items() if isinstance(cell, dict)}
+    assert len(by_attention) == 12  # four kinds; rows of two lengths, and groups
+    for name, cell in by_attention.items():
+        assert (
+            cell["tokens_per_second"] > 0 if name.startswith("sdpa") else name.split()[0] in cell["skipped"]
+        )
     assert sections["numerics"]["against_cpu_float32"]["float32"]["largest_gap_nats"] < 1e-4
     gaps = sections["numerics"]["sampler_against_learner"]
     assert gaps["dtype"] == "bfloat16"  # as on a card

@@ -1,6 +1,7 @@
 """A base in 4 bits: what it holds, how near it computes, adapters over it, and the weights that are written."""
 
 import copy
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +86,11 @@ def test_adapters_over_it_are_trained_alone_and_written_merged(tmp_path: Path) -
     assert not any(is_quantized(layer) for layer in written.modules())
     torch.testing.assert_close(logprobs(written.eval()), logprobs(model), rtol=0, atol=1e-3)
     assert HFPolicy(model, tokenizer).model is model
+
+
+def test_a_kernel_from_a_model_hub_is_not_missed() -> None:
+    """On some processors bitsandbytes warns of it when it is imported, which sentence-transformers does in every run."""
+    from bitsandbytes.backends.cpu import ops
+
+    assert not ops.logger.isEnabledFor(logging.WARNING)
+    assert ops.logger.isEnabledFor(logging.ERROR)

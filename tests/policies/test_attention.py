@@ -1,0 +1,69 @@
+"""Attention beside masks of our own: one new token whose heads share keys, by the kernel of transformers and by ours."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from agentenv.core.types import Sampling
+from agentenv.policies.attention import by_length
+from agentenv.policies.decoding import Request
+from agentenv.policies.fakes import ByteTokenizer, random_model
+from agentenv.policies.hf import HFPolicy
+
+attend = by_length(sdpa_attention_forward)
+
+
+def given(heads: int, shared: int, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, values and the mask of three rows of unequal lengths; keys are a part of longer memory."""
+    torch.manual_seed(heads + tokens)
+    query, memory = torch.randn(3, heads, tokens, 8), torch.randn(2, 3, shared, 40, 8)
+    mask = torch.arange(21) <= torch.tensor([20, 3, 0])[:, None, None, None] + torch.arange(tokens)[:, None]
+    return query, memory[0, :, :, :21], memory[1, :, :, :21], mask
+
+
+@pytest.mark.parametrize("added", [False, True], ids=["bool", "added to scores"])
+@pytest.mark.parametrize(("heads", "shared", "tokens"), [(14, 2, 1), (4, 1, 1), (4, 4, 1), (4, 2, 3)])
+def test_it_is_what_transformers_computes(heads: int, shared: int, tokens: int, added: bool) -> None:
+    query, key, value, mask = given(heads, shared, tokens)
+    if added:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    module = SimpleNamespace(num_key_value_groups=heads // shared, is_causal=True)
+    for scaling in (None, 0.3):
+        wanted, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling)
+        found, weights = attend(module, query, key, value, mask, scaling=scaling)
+        assert weights is None
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes how many values the largest tensor has that got memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.values = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = [one.untyped_storage()._cdata for one in tree_leaves(args) if isinstance(one, Tensor)]
+        if isinstance(made, Tensor) and made.untyped_storage()._cdata not in given:
+            self.values = max(self.values, made.numel())
+        return made
+
+
+def test_no_token_copies_the_cache() -> None:
+    """Four heads share two heads of keys: repeated, the 200 keys of a layer would be 2 x 200 x 4 x 8 values."""
+    policy = HFPolicy(random_model(257, context=256), ByteTokenizer())
+    ids = [65 + i % 20 for i in range(200)]
+    (first,) = policy._batch([Request(ids, Sampling(1, seed=1), "a")])
+    policy._batch(
+        [Request([*ids, *first.ids], Sampling(1, seed=1), "a")]
+    )  # slots are long enough from here on
+    with Largest() as largest:
+        policy._batch([Request([*ids, *first.ids, 66][:202], Sampling(1, seed=1), "a")])
+    assert largest.values < 200 * 4 * 8
