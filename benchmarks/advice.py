@@ -55,8 +55,9 @@ class Retried:
 
 def of_unseen_world(config: TrainConfig, questions: int, seed: int | None = None) -> TrainConfig:
     """The run with ``questions`` of its test world for training tasks, or of another such world, that of ``seed``."""
-    drawn = {"questions": questions} | ({} if seed is None else {"seed": seed})
-    world = replace(config.test.world, **drawn) if config.test.world else None
+    world = config.test.world
+    if world:
+        world = replace(world, questions=questions, seed=world.seed if seed is None else seed)
     return config.model_copy(update={"train": config.test.model_copy(update={"world": world, "limit": None})})
 
 
