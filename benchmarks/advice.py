@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentenv.core.concurrency.tasks import gather_all
-from agentenv.core.env_lifecycle import close_quickly, make_envs
-from agentenv.core.rollout import EpisodeSpec, play
+from agentenv.core.rollout import play
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.evaluation.statistics.significance import estimate, paired_bootstrap, wilson_interval
@@ -26,10 +25,9 @@ from agentenv.evaluation.task_env import TaskEnv
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.strategies.guidance import guide, reopened
-from agentenv.trainers.strategies.retry import play_marked
-from agentenv.trainers.strategies.rewind import Rewinder
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.step_verifiers import Flaw, Verifier, find_verifier
+from agentenv.trainers.warmstart.advised_episodes import Attempt, attempted
 from agentenv.trainers.warmstart.expert_pool import open_expert_run
 
 from common import common_arguments, finish  # isort: skip  # a sibling script
@@ -55,9 +53,11 @@ class Retried:
     """Whether the first action of each retry is the one that was found wrong, by arm."""
 
 
-def of_unseen_world(config: TrainConfig, questions: int) -> TrainConfig:
-    """The run with its test world for training tasks, of which ``questions`` are asked."""
-    world = replace(config.test.world, questions=questions) if config.test.world else None
+def of_unseen_world(config: TrainConfig, questions: int, seed: int | None = None) -> TrainConfig:
+    """The run with ``questions`` of its test world for training tasks, or of another such world, that of ``seed``."""
+    world = config.test.world
+    if world:
+        world = replace(world, questions=questions, seed=world.seed if seed is None else seed)
     return config.model_copy(update={"train": config.test.model_copy(update={"world": world, "limit": None})})
 
 
@@ -81,52 +81,30 @@ async def retry_failures(
 async def _question(
     task_env: TaskEnv, context: RolloutContext, verifier: Verifier, place: int, other: Task, retries: int
 ) -> Retried:
-    seconds = context.config.deadline_s
-    (env,) = await make_envs([task_env.make_env], seconds)
-    spec = EpisodeSpec(env, task_env.source.tasks[place], seed=place)
-    rewinder, episode = Rewinder(spec, context.config), f"{context.name}-{place}"
-    try:
-        base = await play_marked(spec, rewinder, context, episode)
-        right = base.valid and base.reward >= env.reward_ceiling
-        flaw = None if right or not base.valid else await verifier.first_flaw(base, env.reward_ceiling)
+    async with attempted(task_env, context, verifier, place) as attempt:
+        base, flaw, ceiling = attempt.base, attempt.flaw, attempt.spec.env.reward_ceiling
         if flaw is None:
-            return Retried(right)
-        useless = await verifier.first_flaw(replace(base, task=other), env.reward_ceiling)
+            return Retried(base.valid and base.reward >= ceiling)
+        useless = await verifier.first_flaw(replace(base, task=other), ceiling)
         texts = {ARMS[0]: flaw.advice, ARMS[1]: "", ARMS[2]: useless.advice if useless else ""}
         played = {
-            arm: [
-                await _retry(base, flaw, text, spec, rewinder, context, number) for number in range(retries)
-            ]
+            arm: [await _retry(attempt, flaw, text, context, number) for number in range(retries)]
             for arm, text in texts.items()
         }
         wrong = base.turns[flaw.turn].action
         return Retried(
-            right,
+            False,
             flaw.cause,
-            any(answer.lower() in flaw.advice.lower() for answer in spec.task.answers),
-            {
-                arm: [one.valid and one.reward >= env.reward_ceiling for one in them]
-                for arm, them in played.items()
-            },
+            any(answer.lower() in flaw.advice.lower() for answer in base.task.answers),
+            {arm: [one.valid and one.reward >= ceiling for one in them] for arm, them in played.items()},
             {arm: [_acted(one, flaw.turn) == wrong.strip() for one in them] for arm, them in played.items()},
         )
-    finally:
-        context.policy.release(episode)
-        await rewinder.release()
-        await close_quickly([env], seconds)
 
 
-async def _retry(
-    base: Trajectory,
-    flaw: Flaw,
-    text: str,
-    spec: EpisodeSpec,
-    rewinder: Rewinder,
-    context: RolloutContext,
-    number: int,
-) -> Trajectory:
-    state = reopened(base, flaw.turn, replace(spec, seed=_RETRIES_FROM * (number + 1) + spec.seed))
-    await rewinder.back_to(state)
+async def _retry(attempt: Attempt, flaw: Flaw, text: str, context: RolloutContext, number: int) -> Trajectory:
+    spec = replace(attempt.spec, seed=_RETRIES_FROM * (number + 1) + attempt.spec.seed)
+    state = reopened(attempt.base, flaw.turn, spec)
+    await attempt.rewinder.back_to(state)
     added = guide(state, context.chat, text) if text else 0
     config = context.config.model_copy(update={"context_tokens": context.config.context_tokens + added})
     return await play(state, context.policy, context.chat, config)
@@ -187,6 +165,7 @@ def main() -> None:
     parser.add_argument("--policy", required=True, help="hf:PATH")
     parser.add_argument("--verifier", default="evidence", help="who finds the turn that went wrong")
     parser.add_argument("--questions", type=int, default=400, help="questions that are asked")
+    parser.add_argument("--seed", type=int, help="seed of their world; default: as the test world of the run")
     parser.add_argument("--retries", type=int, default=2, help="retries of each failure, in each arm")
     args: argparse.Namespace = parser.parse_args()
     began = time.perf_counter()
@@ -194,7 +173,7 @@ def main() -> None:
     verifier = find_verifier(args.verifier)
     if verifier is None:
         parser.error(f"no verifier {args.verifier!r}")
-    task_env, context = open_expert_run(of_unseen_world(config, args.questions), "advice")
+    task_env, context = open_expert_run(of_unseen_world(config, args.questions, args.seed), "advice")
     figures = summed(asyncio.run(retry_failures(task_env, context, verifier, args.retries)))
     figures |= {"retries_of_each": args.retries, "minutes": round((time.perf_counter() - began) / 60, 1)}
     lines = [f"first tries {figures['base']['mean']:.3f} of {figures['base']['n']}"]

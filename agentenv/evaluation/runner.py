@@ -38,6 +38,7 @@ def play(
     *,
     seed: int = 0,
     name: str = "eval",
+    roll: Roll = rollout,
 ) -> list[Trajectory]:
     """One episode for each task, in their order.
 
@@ -49,11 +50,14 @@ def play(
         config: Budgets and sampling.
         seed: Seeds the episodes.
         name: Prefix of the episode ids.
+        roll: Plays the episodes of a batch.
     """
     done: list[Trajectory] = []
     for begin in range(0, len(tasks), BATCH):
         chunk = tasks[begin : begin + BATCH]
-        done += asyncio.run(play_batch(policy, chat, make_env, chunk, config, begin, seed=seed, name=name))
+        done += asyncio.run(
+            play_batch(policy, chat, make_env, chunk, config, begin, seed=seed, name=name, roll=roll)
+        )
     return done
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,16 @@ def test_the_three_arms_retry_the_same_failures(script: Any) -> None:
         assert {arm: len(rewards) for arm, rewards in one.rewards.items()} == dict.fromkeys(script.ARMS, 2)
     again = asyncio.run(script.retry_failures(task_env, context, EvidenceVerifier(), 2))
     assert [one.rewards for one in again] == [one.rewards for one in found]
+
+
+def test_another_world_has_another_seed_and_is_else_the_same(script: Any) -> None:
+    config = config_of({"base": "lab-advice"}, "a run")
+    same, other = (
+        script.of_unseen_world(config, 5).train.world,
+        script.of_unseen_world(config, 5, 9).train.world,
+    )
+    assert same == replace(config.test.world, questions=5)
+    assert other == replace(same, seed=9)
 
 
 def test_sums_are_over_failures_and_differences_are_paired(script: Any) -> None:

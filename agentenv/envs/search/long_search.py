@@ -264,6 +264,11 @@ def _pages_of(retriever: Retriever) -> Pages | None:
     return Pages(corpus) if isinstance(corpus, Corpus) else None
 
 
+def _tells(shown: str, answer: str) -> bool:
+    """Whether ``answer`` stands in ``shown``; where one part of a page ends and the next begins, a space is lost."""
+    return answer.replace(" ", "") in shown.replace(" ", "")
+
+
 def _headed(number: int, total: int, address: str) -> str:
     return f"Part {number} of {total} of {address}:\n"
 
@@ -397,18 +402,24 @@ class LongSearch(SearchEnv):
         return tuple(messages)
 
     def expert(self) -> Sequence[str]:
-        """For each hop a search and, while its answer was not shown, the page of its document; then the answer."""
+        """For each hop a search and, while its answer was not shown, the page of its document; then the answer.
+
+        A page is opened only where a search has shown its address. An answer that no page tells is left empty.
+        """
         (twin,) = self.fork()
         actions: list[str] = []
         for hop in self.state.task.data.get("path", ()):
-            tried = [
-                written_block("search", hop["query"]),
-                *[written_block("access", hop["document"])] * self.access.most_parts,
-            ]
-            for action in tried[: self.max_turns - len(actions)]:
+            opening = written_block("access", hop["document"])
+            shown = ""
+            for action in (written_block("search", hop["query"]), *[opening] * self.access.most_parts):
+                if len(actions) == self.max_turns or (action == opening and hop["document"] not in shown):
+                    break
                 step = twin.step(action)
                 actions.append(action)
-                shown = "".join(message.text for message in step.observation)
-                if hop["answer"] in shown or step.info["tool_results"][0].status is not ToolStatus.OK:
+                page = untagged("".join(message.text for message in step.observation))
+                shown += page.partition("\n")[2] if action == opening else page
+                if _tells(shown, hop["answer"]) or step.info["tool_results"][0].status is not ToolStatus.OK:
                     break
+            if not _tells(shown, hop["answer"]):
+                return [*actions, written_block("answer", "")]
         return [*actions, written_block("answer", self.state.task.answers[0])]

@@ -23,15 +23,16 @@ from agentenv.trainers.lab.lab import Experiment
 from agentenv.trainers.lab.provenance import SOURCE, source_digest, stands_on, versions
 
 RECORD = "start.json"
-"""What a start says of itself, in its folder: ``digest``, ``source``, ``commands`` and ``minutes``."""
+"""What a start says of itself, in its folder: ``digest``, ``source``, ``commands``, ``minutes`` and ``core_minutes``, the
+processor time that it took."""
 
 STARTS: Mapping[str, tuple[str, ...]] = {
-    "tiny-advice": ("warmstart --from-shipped --advice-steps 400 --hops 3",),
+    "tiny-advice": ("warmstart --from-shipped --advice-steps 300 --hops 3",),
     "tiny-chains": ("warmstart --imitate lab-chains --steps 400",),
-    "tiny-hybrid": ("warmstart --imitate lab-parallel lab-sequential --steps 400",),
+    "tiny-hybrid": ("warmstart --imitate lab-parallel lab-sequential --steps 250",),
     "tiny-ikea": ("warmstart --imitate lab-lookups lab-memory --steps 400",),
-    "tiny-pages": ("warmstart --imitate lab-pages --steps 150",),
-    "tiny-planner": ("warmstart --imitate lab-refined lab-everything --steps 100",),
+    "tiny-pages": ("warmstart --imitate lab-pages --steps 300",),
+    "tiny-planner": ("warmstart --imitate lab-refined lab-everything --steps 300",),
     "tiny-rewriter": ("warmstart --imitate lab-rewrites --steps 100",),
     "tiny-self": ("warmstart --imitate lab-self --steps 300",),
     "tiny-steps": ("warmstart --env code --stateful --difficulty 3 --careless 0.8 --steps 400",),
@@ -97,7 +98,7 @@ def make_start(name: str, folder: Path, run: Callable[[Sequence[str]], int]) -> 
     Raises:
         ConfigurationError: a command failed.
     """
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), time.process_time()
     digest = digest_of(name)
     if folder.exists():
         shutil.rmtree(folder)
@@ -110,6 +111,7 @@ def make_start(name: str, folder: Path, run: Callable[[Sequence[str]], int]) -> 
         "source": source_digest(),
         "commands": list(STARTS[name]),
         "minutes": round(minutes, 1),
+        "core_minutes": round((time.process_time() - busy) / 60, 1),
     }
     write_text(folder / RECORD, json.dumps(record, indent=1) + "\n")
     return minutes

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from agentenv.core.io.files import discard_folder
-from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.protocols import ChatFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
@@ -22,8 +22,10 @@ from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
 from agentenv.evaluation.records import EPISODES, RESULTS, read_evaluation, write_results
 from agentenv.evaluation.runner import BATCH, play, to_record
 from agentenv.policies.compute import use_compute
+from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import trained_state
 from agentenv.policies.policy_spec import make_policy
+from agentenv.trainers.config.sections import EvaluationSettings
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.loop.parts import (
     make_chat_format,
@@ -109,7 +111,7 @@ def _play_test_evaluation(run: Run, directory: Path, title: str, strategy: str) 
         chat=run.chat,
         config=rollout_config(config.rollout, config.env, temperature=0.0),
         batch=BATCH,
-        roll=rollout if strategy == "plain" else partial(_roll, run),
+        roll=rollout if strategy == "plain" else partial(_roll, config.evaluation),
     )
     records, bounds = play_evaluation(
         agent,
@@ -137,9 +139,9 @@ def _play_test_evaluation(run: Run, directory: Path, title: str, strategy: str) 
 
 
 async def _roll(
-    run: Run,
+    settings: EvaluationSettings,
     specs: Sequence[EpisodeSpec],
-    policy: Policy,
+    policy: HFPolicy,
     chat: ChatFormat,
     config: RolloutConfig,
     *,
@@ -150,8 +152,7 @@ async def _roll(
     Raises:
         ConfigurationError: the strategy does not give one trajectory for each start.
     """
-    settings = run.config.evaluation
-    context = RolloutContext(policy, chat, config, run.policy.tokenizer.decode, name=name)
+    context = RolloutContext(policy, chat, config, policy.tokenizer.decode, name=name)
     strategy = get_strategy(settings.strategy, settings.strategy_options)
     groups = await play_groups([[spec] for spec in specs], strategy, context)
     if any(len(group) != 1 for group in groups):
@@ -191,6 +192,7 @@ def play_under(
     pose: Callable[[Sequence[Task]], Sequence[Task]] = lambda tasks: tasks,
     *,
     temperature: float = 0.0,
+    with_strategy: bool = False,
 ) -> list[Trajectory]:
     """Episodes of the policy of ``config`` on its test tasks.
 
@@ -198,6 +200,7 @@ def play_under(
         config: Says what is played, and who plays.
         pose: Makes of the test tasks those that are played, in their order.
         temperature: 0 is greedy.
+        with_strategy: Whether the strategy of the evaluation plays them, where ``config`` names one.
     """
     config = with_declared_scorers(config)
     policy = make_policy(config.policy, config.compute)
@@ -205,4 +208,6 @@ def play_under(
         task_env = open_questions(config.test, config.search, config.env, policy)
     budgets = rollout_config(config.rollout, config.env, temperature=temperature)
     chat, tasks = make_chat_format(config.format, config.chat, policy), pose(task_env.source.tasks)
-    return play(policy, chat, task_env.make_env, tasks, budgets, name="test")
+    special = with_strategy and config.evaluation.strategy != "plain"
+    roll = partial(_roll, config.evaluation) if special else rollout
+    return play(policy, chat, task_env.make_env, tasks, budgets, name="test", roll=roll)

@@ -5,7 +5,9 @@ its advice is put into the context, and the expert goes on. Only what the expert
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from itertools import takewhile
 
 from agentenv.core.concurrency.tasks import gather_all
@@ -61,30 +63,53 @@ async def _play(
     task_env: TaskEnv, context: RolloutContext, verifier: Verifier, place: int
 ) -> Trajectory | None:
     """The expert's retry of one task; None where the policy did not fail there or the expert cannot mend it."""
+    async with attempted(task_env, context, verifier, place) as attempt:
+        return await _mended(attempt, context) if attempt.flaw else None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An episode of the policy, and what it takes to go on from the turn where it went wrong."""
+
+    base: Trajectory
+    flaw: Flaw | None
+    """None where the episode earned the full reward, met an infrastructure failure, or has no flaw."""
+    spec: EpisodeSpec
+    rewinder: Rewinder
+
+
+@asynccontextmanager
+async def attempted(
+    task_env: TaskEnv, context: RolloutContext, verifier: Verifier, place: int
+) -> AsyncIterator[Attempt]:
+    """The policy's episode on the task at ``place``, whose environment is closed when the block ends.
+
+    Raises:
+        Fault: the verifier failed.
+    """
     seconds = context.config.deadline_s
     (env,) = await make_envs([task_env.make_env], seconds)
     spec = EpisodeSpec(env, task_env.source.tasks[place], seed=place)
     rewinder, episode = Rewinder(spec, context.config), f"{context.name}-{place}"
     try:
         base = await play_marked(spec, rewinder, context, episode)
-        if not base.valid or base.reward >= env.reward_ceiling:
-            return None
-        flaw = await verifier.first_flaw(base, env.reward_ceiling)
-        return None if flaw is None else await _mended(base, flaw, spec, rewinder, context)
+        failed = base.valid and base.reward < env.reward_ceiling
+        flaw = await verifier.first_flaw(base, env.reward_ceiling) if failed else None
+        yield Attempt(base, flaw, spec, rewinder)
     finally:
         context.policy.release(episode)
         await rewinder.release()
         await close_quickly([env], seconds)
 
 
-async def _mended(
-    base: Trajectory, flaw: Flaw, spec: EpisodeSpec, rewinder: Rewinder, context: RolloutContext
-) -> Trajectory | None:
-    """``base`` up to the flaw, the advice, and what is left for the expert to do from there; None where that fails."""
+async def _mended(attempt: Attempt, context: RolloutContext) -> Trajectory | None:
+    """The episode up to its flaw, the advice, and what is left for the expert to do from there; None where that fails."""
+    base, flaw, spec = attempt.base, attempt.flaw, attempt.spec
+    assert flaw is not None
     whole = await spell(spec, context, expert_actions)
     state = reopened(base, flaw.turn, spec)
     actions = [turn.action for turn in whole.turns[_done(whole.turns, state.turns, spec.task) :]]
-    await rewinder.back_to(state)
+    await attempt.rewinder.back_to(state)
     guide(state, context.chat, flaw.advice)
     script = ScriptedPolicy({base.id: actions}, getattr(context.policy, "tokenizer", None))
     retry = await play(state, script, context.chat, context.config)

@@ -18,7 +18,6 @@ from agentenv.data.world_solver import Solver
 from agentenv.envs.search.page_format import as_question, format_passages, information
 from agentenv.retrievers.encoder import Encoder, HashEncoder
 from agentenv.retrievers.faiss import LAYOUT
-from agentenv.trainers.strategies.step_verifiers import looking_up, reading_on
 
 
 class Library:
@@ -83,13 +82,15 @@ Demo = list[Piece]
 Demonstrator = Callable[[DemonstrationContext], Demo]
 
 
-def _search(context: DemonstrationContext, query: str) -> tuple[Demo, list[Passage]]:
+def searched(context: DemonstrationContext, query: str) -> tuple[Demo, list[Passage]]:
+    """A turn that searches, with its page, and what was found."""
     passages = context.library.search(query)
     page = information(format_passages(passages))
     return [Piece("own", f"<search> {query} </search>"), Piece("page", page)], passages
 
 
-def _answer(text: str) -> Piece:
+def answered_with(text: str) -> Piece:
+    """A turn that answers."""
     return Piece("own", f"<answer> {text} </answer>")
 
 
@@ -109,11 +110,11 @@ def careful(context: DemonstrationContext) -> Demo:
     """Searches for every hop and answers right; gives up (an empty demonstration) where a document is missed."""
     demo = [_question(context)]
     for hop in context.task.data["path"]:
-        turn, passages = _search(context, hop["query"])
+        turn, passages = searched(context, hop["query"])
         if hop["document"] not in {passage.id for passage in passages}:
             return []
         demo += turn
-    return [*demo, _answer(context.task.answers[0])]
+    return [*demo, answered_with(context.task.answers[0])]
 
 
 def guessing(context: DemonstrationContext) -> Demo:
@@ -130,32 +131,13 @@ def hasty(context: DemonstrationContext) -> Demo:
     """
     path = context.task.data["path"]
     if len(path) > 1:
-        turn, _ = _search(context, path[0]["query"])
-        return [_question(context), *turn, _answer(path[0]["answer"])]
+        turn, _ = searched(context, path[0]["query"])
+        return [_question(context), *turn, answered_with(path[0]["answer"])]
     return guessing(context) if path[0]["answer"].isdigit() else careful(context)
 
 
 MIXTURE: Mapping[Demonstrator, float] = {careful: 0.25, guessing: 0.25, hasty: 0.50}
 """Share of each demonstrator in the mixture that the shipped policy imitates."""
-
-
-def advised(context: DemonstrationContext) -> Demo:
-    """The careful demonstrator, who is advised before one of its turns, as a retry is that went wrong there.
-
-    A retry goes on from before the turn that was wrong, so that nothing of the mistake is in its context: what stands there
-    are right turns and the advice of the verifier ``evidence``.
-    """
-    demo, path = careful(context), context.task.data["path"]
-    if not demo:
-        return []
-    turn = context.rng.randrange(len(path) + 1)
-    advice = looking_up(path[turn]["entity"]) if turn < len(path) else reading_on(path[-1]["entity"])
-    own = [place for place, piece in enumerate(demo) if piece.kind == "own"][turn]
-    return [*demo[:own], Piece("page", f"{advice}\n"), *demo[own:]]
-
-
-ADVICE_MIXTURE: Mapping[Demonstrator, float] = {careful: 0.25, advised: 0.5, hasty: 0.15, guessing: 0.1}
-"""Share of each demonstrator for a policy that reads advice, and has room to learn without it."""
 
 
 def demonstrate(
@@ -201,7 +183,7 @@ def exercise(task: Task, library: Library, asked: Mapping[str, Sequence[Task]], 
     passages = library.search(task.data["path"][0]["query"])
     questions = [other for passage in passages for other in asked.get(passage.id, ())]
     rng.shuffle(questions)
-    pieces = [(Piece("question", t.question), _answer(t.answers[0])) for t in questions]
+    pieces = [(Piece("question", t.question), answered_with(t.answers[0])) for t in questions]
     page = Piece("page", information(format_passages(passages)))
     return [page, *(piece for pair in pieces for piece in pair)]
 

@@ -36,8 +36,8 @@ from agentenv.policies.tiny import build_model, build_tokenizer
 from agentenv.progress import Display
 from agentenv.retrievers.encoder import make_encoder
 from agentenv.trainers.learner.denormals import flushed_denormals
+from agentenv.trainers.warmstart.advised_demonstrations import ADVICE_MIXTURE
 from agentenv.trainers.warmstart.demonstrations import (
-    ADVICE_MIXTURE,
     MIXTURE,
     Demo,
     Demonstrator,

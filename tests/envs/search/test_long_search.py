@@ -232,6 +232,25 @@ def test_the_expert_opens_what_the_search_did_not_show() -> None:
     assert [env.step(action).reward for action in actions][-1] == 1
 
 
+def test_the_expert_stops_reading_where_two_parts_hold_the_answer_together() -> None:
+    """Parts of 24 characters: ``Halvik``, a line break and 17 digits, which end with ``0004`` and a first ``0``."""
+    path = [{"query": "Halvik", "answer": "00040005", "document": "d0"}]
+    task = Task("q", "Where is Halvik?", ("00040005",), data={"path": path})
+    env = begun(tasks=[task], k=1, observation_tokens=90, part_chars=24, count_tokens=len)
+    assert env.expert() == [
+        "<search> Halvik </search>",
+        *["<access> d0 </access>"] * 2,
+        "<answer> 00040005 </answer>",
+    ]
+
+
+def test_the_expert_neither_opens_nor_answers_what_it_was_not_shown() -> None:
+    path = [{"query": "lighthouse", "answer": "0012", "document": "d0"}]
+    task = Task("q", "Where is Halvik?", ("0012",), data={"path": path})
+    env = begun(tasks=[task], k=1)
+    assert env.expert() == ["<search> lighthouse </search>", "<answer>  </answer>"]
+
+
 @pytest.mark.parametrize(
     ("actions", "well_formed"),
     [

@@ -4,7 +4,6 @@ What demonstrators do, that their pages are the environment's, and that a stored
 was never put down.
 """
 
-import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,8 +16,7 @@ import torch
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import run_sync
-from agentenv.core.trajectory import Trajectory, Turn
-from agentenv.core.types import EndReason, Passage, Query, RetrieverInfo, ToolResult, ToolStatus
+from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.data.world_facts import generate_facts
 from agentenv.data.world_solver import Solver
@@ -32,13 +30,10 @@ from agentenv.policies.tiny import shipped_weights
 from agentenv.progress import SilentDisplay
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.trainers.config.config_files import load_config
-from agentenv.trainers.strategies.guidance import place_guidance
-from agentenv.trainers.strategies.step_verifiers import EvidenceVerifier
 from agentenv.trainers.warmstart.demonstrations import (
     Demo,
     DemonstrationContext,
     Library,
-    advised,
     careful,
     echo,
     follow,
@@ -179,37 +174,6 @@ def test_lessons_over_an_index_are_exercises_rows_and_episodes_of_one_world_then
     assert shown(first) | shown(second) <= titles[0]
     assert shown(third) <= titles[1]
     assert first != second
-
-
-def test_the_advised_demonstrator_follows_what_the_verifier_says_of_a_retry() -> None:
-    """Its advice stands where a retry has it, in the words of the verifier, and what is done after it is careful."""
-    chat, turns = InlineFormat(make_policy("tiny").tokenizer), set()
-    for context in scenes():
-        if not (whole := careful(context)):
-            assert advised(context) == []
-            continue
-        demo = advised(context)
-        (place,) = [place for place, piece in enumerate(demo) if piece.text.endswith(".\n")]
-        assert [*demo[:place], *demo[place + 1 :]] == whole
-        assert demo[place + 1].kind == "own"
-        hops = context.task.data["path"]
-        turn = sum(piece.kind == "own" for piece in demo[:place])
-        turns.add(turn == len(hops))
-        found = [
-            Turn(
-                "right",
-                tool_results=(ToolResult("search", ToolStatus.OK, "q", data={"ids": [[hop["document"]]]}),),
-            )
-            for hop in hops[:turn]
-        ]
-        failed = Trajectory(context.task, (), (*found, Turn("wrong")), 0.0, EndReason.ANSWERED)
-        flaw = asyncio.run(EvidenceVerifier().first_flaw(failed, 1.0))
-        assert flaw is not None
-        assert demo[place].text == f"{flaw.advice}\n"
-        row, _ = to_tokens(chat, demo[:place])
-        at, added = place_guidance(chat, row, flaw.advice)
-        assert to_tokens(chat, demo[: place + 1])[0] == [*row[:at], *added, *row[at:]]
-    assert turns == {True, False}
 
 
 def test_searches_in_a_row_give_the_query_and_learn_the_answer_that_its_pages_say() -> None:
