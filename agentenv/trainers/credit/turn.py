@@ -81,8 +81,8 @@ def turn_level(
     MT-GRPO, Zeng et al. 2025, arXiv:2505.11821; the form for more than two turns is this project's.
     Every turn but the last is taken to have called a tool and has a turn reward; the last is judged by the outcome alone.
     In the published form a turn that could not be acted on has called none: the turn reward is that of the first call, and
-    counts for all turns up to it. Turn t gets A_O + turn_weight sum_{j >= t} A_j, each A standardised over the group. A trajectory that never called
-    a tool has the standardised sum of outcome and weighted turn rewards on all its tokens.
+    counts for all turns up to it. Turn t gets A_O + turn_weight sum_{j >= t} A_j, each A standardised over the group. A
+    trajectory that never called a tool has the standardised sum of outcome and weighted turn rewards on all its tokens.
     Biased: turns of one index are not of one state. Measured: .582 along, .283 aside (``first_tool`` .783, .306;
     ``last_turn`` .552, .391).
 
@@ -118,7 +118,9 @@ def turn_level(
 
 def _turns_before_a_call(trajectory: Trajectory) -> int:
     """How many turns at the beginning could not be acted on; a hand-made record without results has none of them."""
-    broken = (any(r.status is ToolStatus.FORMAT_ERROR for r in turn.tool_results) for turn in trajectory.turns)
+    broken = (
+        any(r.status is ToolStatus.FORMAT_ERROR for r in turn.tool_results) for turn in trajectory.turns
+    )
     return next((place for place, one in enumerate(broken) if not one), len(trajectory.turns))
 
 

@@ -211,7 +211,9 @@ class UncertaintyAllocation:
             if solved and self.examples:
                 self._solved.pop(group.task, None)  # the newest come last
                 self._solved[group.task] = solved_example(solved[-1], self.example_characters)
-        metrics: dict[str, float] = {"largest_group": max(len(group.compared) for group in step_budget.groups)}
+        metrics: dict[str, float] = {
+            "largest_group": max(len(group.compared) for group in step_budget.groups)
+        }
         if self.examples:
             guided = [group for group in step_budget.groups if any(t.guided for t in group.members)]
             metrics |= {"seeded_groups": len(guided), "solved_examples": len(self._solved)}

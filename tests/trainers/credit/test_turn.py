@@ -96,8 +96,8 @@ def malformed(trajectory: Trajectory, *places: int) -> Trajectory:
 def test_a_turn_that_could_not_be_acted_on_is_no_tool_call_of_mt_grpo(turns: Turns) -> None:
     """The worked example again, where the first member writes no action before its call, and the third nothing else.
 
-    Turn rewards .5 .5 and none (0) 0 standardise to .8660 .8660 -.8660 -.8660, outcomes 1 0 1 0 as before; sums 1.5 .5 1 0 have
-    a mean of .75 and a deviation of .645497, so that the third gets .25 / .645497 = .387298 on all tokens.
+    Turn rewards .5 .5 and none (0) 0 standardise to .8660 .8660 -.8660 -.8660, outcomes 1 0 1 0 as before; sums 1.5 .5 1 0
+    have a mean of .75 and a deviation of .645497, so that the third gets .25 / .645497 = .387298 on all tokens.
     """
     group = [
         malformed(turns([0.0, 0.5, 1.0], reward=1.0), 0),

@@ -78,7 +78,7 @@ def test_preference_pairs_are_no_episodes_of_a_tier() -> None:
             )
         ]
     assert [len(group.members) for group in budget.groups] == [10, 6, 2, 2]
-    # the second tier of the first group is to come; the rate of the second group's first two episodes is 1/2, which is enough
+    # the second tier of the first group is to come; of the second group's first two episodes 1/2 is enough
     assert drawn(TieredBudget(), budget) == [(0, 2)]
 
 
