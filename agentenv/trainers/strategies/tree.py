@@ -128,8 +128,8 @@ class TreeStrategy:
     keep: float = 1.0
     """Share of the leaves that are trained, the best and the worst in equal numbers; the others count in the statistics."""
     pruned: int = 0
-    """Turns that are not trained, from one that moves by ``stride`` every ``hold`` steps within ``turns`` (BranchGRPO's pruning
-    of depths by a sliding window); they count in the statistics. The estimator's ``skip_depths`` names turns that stay."""
+    """Turns that are not trained, from one that moves by ``stride`` every ``hold`` steps within ``turns`` (BranchGRPO's
+    pruning of depths by a sliding window); they count in the statistics. The estimator's ``skip_depths`` never move."""
 
     def __post_init__(self) -> None:
         if self.roots < 1 or self.width < 2 or self.depth < 0 or not 0 < self.keep <= 1:
@@ -151,7 +151,8 @@ class TreeStrategy:
             )
         if self.pruned < 0 or (self.pruned and self.window):
             raise ConfigurationError(
-                f"pruned={self.pruned} of a tree must be at least 0, and 0 with window={self.window}: both move over the turns"
+                f"pruned={self.pruned} of a tree must be at least 0, and 0 with window={self.window}, which moves over the "
+                "turns as well"
             )
         steps = [first for first, _ in self.share]
         if not steps or steps != sorted(set(steps)) or not all(0 <= share <= 1 for _, share in self.share):
