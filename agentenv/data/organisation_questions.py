@@ -153,12 +153,12 @@ def _counterfactual(organisation: Organisation, rng: Random) -> Iterator[Task]:
     incidents = [(number, events["detected"].id) for number, events in _incidents(organisation)]
     pairs: dict[tuple[int, bool], list[tuple[str, str]]] = {}
     for (place, (number, first)), (later, (other, then)) in combinations(enumerate(incidents), 2):
-        gone = organisation.depends_on(then, first)
-        pairs.setdefault((later - place, gone), []).append((number, other))
+        led = organisation.depends_on(then, first)
+        pairs.setdefault((later - place, led), []).append((number, other))
     for distance in range(1, len(incidents)):
-        gone, kept = (pairs.get((distance, led), []) for led in (True, False))
-        most = min(len(gone), len(kept))
-        for some, answer in ((gone, "no"), (kept, "yes")):
+        missing, left = (pairs.get((distance, led), []) for led in (True, False))
+        most = min(len(missing), len(left))
+        for some, answer in ((missing, "no"), (left, "yes")):
             for number, other in rng.sample(some, most):
                 yield _without(organisation, number, other, answer, rng)
 
