@@ -9,9 +9,11 @@ import tyro
 from rich.console import Console
 
 from agentenv.cli.grid import print_table
+from agentenv.cli.rescore import Rescore
 from agentenv.core.values import read_value
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.endpoint_usage import describe_usage, sum_usage
+from agentenv.evaluation.llm_judge import check_judge
 from agentenv.evaluation.report.flat_tables import Column, FlatTable, interval_text
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 
@@ -56,6 +58,11 @@ class Eval:
     scorer: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Scorer, may be repeated; the first is the headline. Default: em_squad, f1_squad, em_cover; ``reward`` where nothing is
     searched."""
+    judge: str = ""
+    """'openai:MODEL@URL#options' says of every answer whether it is right, once all are played; its grades stand beside the
+    scores under ``judged``, as those of `agentenv rescore --judge`. Default: nobody is asked."""
+    rubric: str = "equivalence"
+    """What the judge is told: simpleqa, browsecomp or equivalence."""
     limit: int | None = None
     """Number of questions drawn; default: all, of an environment's own tasks 200."""
     seed: int = 0
@@ -118,8 +125,20 @@ class Eval:
             "temperature": self.temperature,
         }
         self._check_samples()
+        if self.judge:
+            check_judge(self.judge, self.rubric)  # refused before anything is played
         with use_compute(self.compute):
-            return self._run(fields)
+            found = self._run(fields)
+        return found | self._judged() if self.judge else found
+
+    def _judged(self) -> dict[str, Any]:
+        """What a judge adds to the results; of several samples it stands in their folders alone."""
+        folders = [self.out] if self.samples == 1 else self._sample_folders()
+        judged = [Rescore(folder, judge=self.judge, rubric=self.rubric).run() for folder in folders]
+        return judged[0] if self.samples == 1 else {}
+
+    def _sample_folders(self) -> list[Path]:
+        return [self.out / f"sample-{number}" for number in range(self.samples)]
 
     def _run(self, fields: dict[str, Any]) -> dict[str, Any]:
         from agentenv.api import evaluate
@@ -146,7 +165,7 @@ class Eval:
         from agentenv.api import evaluate
         from agentenv.evaluation.repeats import write_samples
 
-        folders = [self.out / f"sample-{number}" for number in range(self.samples)]
+        folders = self._sample_folders()
         bounds = fields.pop("bounds") or False  # greedy bounds are the same for every sample
         for number, folder in enumerate(folders):
             evaluate(
@@ -274,7 +293,7 @@ def _show(result: dict[str, Any], console: Console) -> None:
             f"INCOMPLETE: {result['incomplete']} The scores are of the questions that were played; the same command with"
         )
         line("--retry-faults plays the others, and its budget counts anew.")
-    for scorer, score in result["scores"].items():
+    for scorer, score in (result["scores"] | result.get("judged", {})).items():
         line(f"{scorer:<12}{_score(score)}")
     searches = result["searches_per_question"]
     if result["retrieval"]:
@@ -292,8 +311,9 @@ def _show(result: dict[str, Any], console: Console) -> None:
     errors = {cause: n for cause, n in result["errors"].items() if isinstance(n, int) and n}
     if errors:
         line("  ".join(f"{cause.replace('_', ' ')} {n}" for cause, n in errors.items()))
-    for what, value in describe_usage(result["usage"]).items() if "usage" in result else ():
-        line(f"{what:<24}{value}")
+    for who in ("usage", "judge_usage"):
+        for what, value in describe_usage(result.get(who, {})).items():
+            line(f"{'judge: ' if who == 'judge_usage' else ''}{what:<24}{value}")
     for what, unit in (("tokens", result["tokens"].get("unit", "")), ("seconds", "seconds")):
         found = {k: v for k, v in result[what].items() if isinstance(v, float)}
         for kind, value in found.items():

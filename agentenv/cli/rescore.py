@@ -11,7 +11,7 @@ from rich.console import Console
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.compare import rescore
 from agentenv.evaluation.endpoint_usage import describe_usage
-from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder
+from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder, open_judge
 from agentenv.evaluation.records import EPISODES, SUITE, read_records, read_suite_summary
 from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.rubrics import get_rubric
@@ -48,7 +48,8 @@ class Rescore:
         """Adds the scores and returns the new results."""
         if not self.scorer and not self.judge:
             raise ConfigurationError("Give --scorer NAME or --judge openai:MODEL@URL.")
-        chat = self._chat() if self.judge else None  # refused before anything is written
+        # Opened first, so that a wrong address is refused before anything is written.
+        chat = open_judge(self.judge, self.rubric) if self.judge else None
         suite = (self.directory / SUITE).is_file()
         names = read_suite_summary(self.directory)["sets"] if suite else []
         if chat is not None and not self.offline:
@@ -78,18 +79,6 @@ class Rescore:
         asked = None if self.offline else chat
         judge = Judge(get_rubric(self.rubric), chat.model, asked, GradeCache(directory / GRADES))
         return judge_folder(directory, judge)
-
-    def _chat(self) -> "ChatClient":
-        from agentenv.policies.endpoint import ChatClient
-        from agentenv.policies.endpoint_spec import Endpoint
-        from agentenv.policies.policy_spec import is_endpoint
-
-        get_rubric(self.rubric)
-        if not is_endpoint(self.judge):
-            raise ConfigurationError(
-                f"A judge is written openai:MODEL@URL or anyllm:PROVIDER/MODEL, not {self.judge!r}."
-            )
-        return ChatClient(Endpoint.of(self.judge))
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Prints the new scores."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from agentenv.cli.synthesize import write_result
 from agentenv.data.organisation import invent_organisation
 from agentenv.data.organisation_log import OrganisationConfig
-from agentenv.data.organisation_questions import questions_about
+from agentenv.data.organisation_questions import FOLLOWUPS, questions_about
 from agentenv.data.synthesis.records import refuse_used_folder
 from agentenv.data.world_config import Split
 
@@ -32,8 +32,9 @@ class OrganisationCommand:
     """Number of business days, at least 10."""
     split: Split = OrganisationConfig.split
     """Whose invented words are used; the splits share none."""
-    followups: int = OrganisationConfig.followups
-    """Most incidents that an incident leads to, one after the other; with some, questions go back along them."""
+    followups: int = FOLLOWUPS
+    """Most incidents that an incident leads to, one after the other; questions go back along them, and ask what would not be
+    without them."""
     social: bool = OrganisationConfig.social
     """Whether incidents come again, people burn out and complaints are passed on, with questions about that."""
 

@@ -4,7 +4,7 @@ Every answer follows from the log. The kinds of questions come in equal shares, 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise, zip_longest
+from itertools import combinations, pairwise, zip_longest
 from random import Random
 from typing import Any
 
@@ -14,6 +14,9 @@ from agentenv.data.organisation_log import CLOSES, OPENS, Event, Organisation, O
 
 NOBODY = "nobody"
 """The right answer where what is asked for does not exist."""
+FOLLOWUPS = 3
+"""Incidents that an incident leads to at most, in tasks: without any, nothing depends on another incident, and no question
+asks what would not be without one."""
 
 _PAST = {
     "fixed": "{incident} was fixed",
@@ -30,7 +33,7 @@ def organisation_tasks(
     split: Any,
     people: int = 12,
     days: int = 22,
-    followups: int = 0,
+    followups: int = FOLLOWUPS,
     social: bool = False,
 ) -> list[Task]:
     """``count`` questions about as many organisations as are needed, the seeds of which begin at ``seed``.
@@ -142,26 +145,45 @@ def _near(time: Time, days: int, rng: Random) -> Time:
 
 
 def _counterfactual(organisation: Organisation, rng: Random) -> Iterator[Task]:
-    """Whether something would have been written if an incident had not been detected: whether it depends on it."""
-    incidents = dict(_incidents(organisation))
-    for number, events in incidents.items():
-        for other, others in incidents.items():
-            kinds = [kind for kind in ("post-mortem", "escalation", "resolved") if kind in others]
-            chained = number in organisation.led_to(other)
-            if not kinds or (other != number and rng.random() > 0.3 and not chained):
-                continue
-            kind = rng.choice(kinds)
-            what = {
-                "post-mortem": f"the post-mortem of {other}",
-                "escalation": f"the complaint about {other}",
-                "resolved": f"the note that {other} is resolved",
-            }[kind]
-            gone = organisation.depends_on(others[kind].id, events["detected"].id)
-            question = f"Would {what} exist if incident {number} had not been detected?"
-            answer = "no" if gone else "yes"
-            yield _made(
-                organisation, f"counterfactual, {answer}", question, answer, [others[kind]], f"{other} {kind}"
-            )
+    """Whether something would have been written if another incident had not been detected: whether that has led to it.
+
+    Incidents that lead to each other have consecutive numbers. So of each difference of numbers there are as many questions
+    with one answer as with the other, or the numbers alone would tell it.
+    """
+    incidents = [(number, events["detected"].id) for number, events in _incidents(organisation)]
+    pairs: dict[tuple[int, bool], list[tuple[str, str]]] = {}
+    for (place, (number, first)), (later, (other, then)) in combinations(enumerate(incidents), 2):
+        led = organisation.depends_on(then, first)
+        pairs.setdefault((later - place, led), []).append((number, other))
+    for distance in range(1, len(incidents)):
+        missing, left = (pairs.get((distance, led), []) for led in (True, False))
+        most = min(len(missing), len(left))
+        for some, answer in ((missing, "no"), (left, "yes")):
+            for number, other in rng.sample(some, most):
+                yield _without(organisation, number, other, answer, rng)
+
+
+def _without(organisation: Organisation, number: str, other: str, answer: str, rng: Random) -> Task:
+    """Whether something about ``other`` would exist without ``number``; the messages back along the incidents tell it."""
+    written = {
+        "detected": f"the message that reports {other}",
+        "post-mortem": f"the post-mortem of {other}",
+        "escalation": f"the complaint about {other}",
+        "resolved": f"the note that {other} is resolved",
+    }
+    what = rng.choice([words for kind, words in written.items() if kind in organisation.incident(other)])
+    back = [other, *organisation.led_to(other)]
+    asked = back[: back.index(number)] if number in back else back
+    *before, last = [f"chat: This is incident {one}" for one in asked]
+    return _made(
+        organisation,
+        f"counterfactual, {answer}",
+        f"Would {what} exist if incident {number} had not been detected?",
+        answer,
+        [organisation.incident(one)["detected"] for one in asked],
+        last,
+        list(zip(before, asked[1:], strict=True)),
+    )
 
 
 def _chain(organisation: Organisation, rng: Random) -> Iterator[Task]:

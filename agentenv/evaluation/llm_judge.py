@@ -24,7 +24,9 @@ from agentenv.evaluation.records import EpisodeRecord, read_evaluation, write_re
 from agentenv.evaluation.results import clusters_of
 from agentenv.evaluation.rubrics import Grade, Rubric, get_rubric
 from agentenv.evaluation.statistics.significance import calibration_error, estimate
-from agentenv.policies.endpoint import Chat
+from agentenv.policies.endpoint import Chat, ChatClient
+from agentenv.policies.endpoint_spec import Endpoint
+from agentenv.policies.policy_spec import is_endpoint
 
 GRADES = "grades.jsonl"
 _REPLY_TOKENS = 1024  # room to reason in before the verdict
@@ -142,6 +144,31 @@ class Judge:
 
         # A wrong key or model is the same for all: after the first refusal the rest is not asked.
         return await gather_all(one(record) for record in records)
+
+
+def check_judge(spec: str, rubric: str) -> None:
+    """Refuses what cannot judge; nobody is asked.
+
+    Raises:
+        UnknownName: no such rubric.
+        ConfigurationError: ``spec`` is no address.
+    """
+    get_rubric(rubric)
+    if not is_endpoint(spec):
+        raise ConfigurationError(
+            f"A judge is written openai:MODEL@URL or anyllm:PROVIDER/MODEL, not {spec!r}."
+        )
+
+
+def open_judge(spec: str, rubric: str) -> ChatClient:
+    """The model behind the address ``spec``, which is to judge by ``rubric``.
+
+    Raises:
+        UnknownName: no such rubric.
+        ConfigurationError: ``spec`` is no address, or has an option that the service does not have.
+    """
+    check_judge(spec, rubric)
+    return ChatClient(Endpoint.of(spec))
 
 
 def judge_folder(directory: Path, judge: Judge) -> dict[str, Any]:

@@ -62,6 +62,32 @@ def test_an_endpoint_is_evaluated_and_its_usage_reported(
     assert [path.name for path in written if b"sk-secret-7" in path.read_bytes()] == []
 
 
+def test_a_judge_says_of_every_answer_whether_it_is_right(
+    tmp_path: Path, retriever: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exact match finds one of two right, and the judge takes both; an address that is none is refused before a question."""
+    questions = tmp_path / "mine.jsonl"
+    rows = [{"id": "q1", "question": "Who founded Velandra?", "answers": ["Oda Kest"]}]
+    rows.append({"id": "q2", "question": "Who founded Mirwick?", "answers": ["Tor Eth"]})
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = ("--dataset", "jsonl", "--data", str(questions))
+    with FakeEndpoint(search_then_answer) as server, FakeEndpoint(lambda _: Answer("VERDICT: TRUE")) as judge:
+        assert main(words(tmp_path, retriever, server, *data, "--judge", "gpt-4")) == 1
+        assert not server.bodies
+        capsys.readouterr()
+        asked = (*data, "--judge", f"openai:any@{judge.url}")
+        assert main(words(tmp_path, retriever, server, *asked, "--json")) == 0
+        results = json.loads(capsys.readouterr().out)
+        assert len(judge.bodies) == results["judge_usage"]["requests"] == 2
+        assert main(words(tmp_path, retriever, server, *asked)) == 0
+        assert "judge_equivalence1.000" in capsys.readouterr().out.replace(" ", "")
+        assert len(judge.bodies) == 2  # the grades are in the folder
+    assert results["scores"]["em_squad"]["mean"] == 0.5
+    assert results["judged"]["judge_equivalence"]["mean"] == 1.0
+    written = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert written["judged"] == results["judged"]
+
+
 def test_a_refused_key_is_one_sentence_and_leaves_no_scores(
     tmp_path: Path, retriever: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

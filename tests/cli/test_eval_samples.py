@@ -8,6 +8,7 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.evaluation.statistics.significance import pass_at_k
+from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 
 
 @pytest.fixture
@@ -52,7 +53,10 @@ def test_samples_differ_and_give_pass_at_k(
         expected = sum(pass_at_k(3, int(count), k) for count in right) / 4
         assert table[f"pass@{k}"]["mean"] == pytest.approx(expected)
     before = [(folder / "episodes.jsonl").read_bytes() for folder in folders]
-    assert main(words) == 0  # nothing is played again
+    with FakeEndpoint(lambda _: Answer("VERDICT: FALSE")) as judge:
+        assert main([*words, "--judge", f"openai:any@{judge.url}"]) == 0  # nothing is played again
+    judged = [json.loads((folder / "results.json").read_text())["judged"] for folder in folders]
+    assert [table["judge_equivalence"]["mean"] for table in judged] == [0.0] * 3
     assert [(folder / "episodes.jsonl").read_bytes() for folder in folders] == before
 
 

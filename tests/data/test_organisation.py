@@ -211,7 +211,7 @@ def test_the_answers_follow_from_the_texts_alone() -> None:
 
 
 def test_the_answers_of_each_kind_are_balanced() -> None:
-    families = Counter(task.data["family"] for made in MADE for task in questions_about(made))
+    families = Counter(task.data["family"] for made in FOLLOWED for task in questions_about(made))
     for kind, answers in (
         ("perspective", "yes no"),
         ("counterfactual", "yes no"),
@@ -270,6 +270,37 @@ def test_questions_go_back_along_incidents_and_the_texts_alone_answer_them() -> 
                 assert (task.data["hops"], len(task.data["path"])) == (depth + 1, depth + 1)
                 depths.add(depth)
     assert depths == {1, 2, 3}
+
+
+def test_the_numbers_of_incidents_do_not_tell_what_would_not_be_without_one() -> None:
+    """Of each difference of numbers half of the answers are no, and the messages that a question names tell which."""
+    told: Counter[tuple[int, str]] = Counter()
+    for made in FOLLOWED:
+        behind = dict(
+            re.findall(
+                r"This is incident (INC-\d+)\. The change that fixed (INC-\d+) has",
+                "\n".join(document.text for document in made.documents),
+            )
+        )
+        texts = {document.id: document.text for document in made.documents}
+        for task in questions_about(made):
+            if not task.data["family"].startswith("counterfactual"):
+                continue
+            other, number = re.findall(r"INC-\d+", task.question)
+            passed, one = [other], other
+            while (one := behind.get(one, "")) and one != number:
+                passed.append(one)
+            assert task.answers == ("no" if one == number else "yes",)
+            shown = "\n".join(texts[name] for name in task.data["supporting_ids"])
+            assert re.findall(r"This is incident (INC-\d+)\.", shown) == passed
+            assert [step["query"] for step in task.data["path"]] == [
+                f"chat: This is incident {name}" for name in passed
+            ]
+            told[int(other[4:]) - int(number[4:]), task.answers[0]] += 1
+    assert {distance for distance, _ in told} >= {1, 2}
+    assert all(distance > 0 and told[distance, "yes"] == told[distance, "no"] for distance, _ in [*told])
+    alone = invent_organisation(OrganisationConfig(seed=0))  # where no incident leads to another
+    assert not any(task.data["family"].startswith("counterfactual") for task in questions_about(alone))
 
 
 SAYS = {

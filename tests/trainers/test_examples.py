@@ -174,7 +174,47 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"hf:{folder}"
 
 
+_SEARCH_R1 = {
+    "rollout.group_size": 5,
+    "loss.clip_low": 0.2,
+    "loss.clip_high": 0.2,
+    "loss.kl_coefficient": 0.001,
+    "loss.kl": "k3",
+    "loss.entropy_coefficient": 0.001,
+    "optimizer.mini_batches": 2,
+}
+_HIERSEARCH = {"rollout.group_size": 5, "loss.kl_coefficient": 0.001, "optimizer.mini_batches": 4}
 PUBLISHED: dict[str, dict[str, Any]] = {
+    "search-r1": _SEARCH_R1,
+    "search-r1-format": _SEARCH_R1,
+    "hiersearch": _HIERSEARCH,
+    "hiersearch-local": _HIERSEARCH,
+    "hiersearch-web": _HIERSEARCH,
+    "ikea": {"rollout.group_size": 16, "loss.kl_coefficient": 0.001, "env.options.max_turns": 3},
+    "ssrl": {"rollout.group_size": 5, "loss.kl_coefficient": 0.001, "loss.entropy_coefficient": 0.0},
+    "convsearch-r1": {"rollout.group_size": 8, "loss.kl_coefficient": 0.001, "rollout.temperature": 0.7},
+    "asearcher": {
+        "rollout.group_size": 16,
+        "loss.estimator": "dr_grpo",
+        "loss.clip_low": 0.4,
+        "loss.clip_high": 0.4,
+        "loss.kl_coefficient": 0.0,
+    },
+    "vcpo": {
+        "loss.estimator_options.norm": "gradient",
+        "loss.aggregation": "sequence_mean",
+        "loss.correction.level": "sequence",
+        "loss.correction.high": 8.0,
+        "loss.correction.ess_base": 1.0,
+    },
+    "relift": {
+        "rollout.group_size": 8,
+        "loss.estimator": "dr_grpo",
+        "loss.aggregation": "token_sum",
+        "optimizer.max_grad_norm": 0.7,
+        "optimizer.supervised_rate": 1e-6,
+        "optimizer.supervised_batch": 128,
+    },
     "think2sql": {
         "loss.objective": "gspo",
         "loss.clip_low": 0.2,
@@ -206,7 +246,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "loss.clip_high": 0.2,
         "loss.kl_coefficient": 0.0,
     },
-    "self-redteam": {"loss.estimator": "reinforce_pp", "loss.estimator_options.kl_coefficient": 0.01},
+    "self-redteam": {
+        "loss.estimator": "reinforce_pp",
+        "loss.estimator_options.kl_coefficient": 0.01,
+        "optimizer.mini_batches": 4,
+    },
     "rest-rl": {"rollout.group_size": 8, "reward_shaping.answer_penalty": 0.001},
     "dart": {
         "rollout.group_size": 8,

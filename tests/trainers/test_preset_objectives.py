@@ -23,7 +23,8 @@ def preset(name: str) -> TrainConfig:
 
 STEPS = {
     "mt-grpo": 2, "ui-s1": 4, "cleaner": 4, "grpo-tcr": 4, "ssp": 2, "mae": 2, "sws": 4, "layer-tuning": 2, "dapo": 4,
-    "think2sql": 2,
+    "think2sql": 2, "search-r1": 2, "search-r1-format": 2, "hiersearch": 4, "hiersearch-local": 4, "hiersearch-web": 4,
+    "self-redteam": 4,
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import torch
 
 from agentenv.errors import ConfigurationError
 from agentenv.policies.card import read_card
+from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.policy_spec import make_policy
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import override, parse_config
@@ -84,9 +85,25 @@ def test_a_run_resumes_to_the_bit_and_keeps_its_best_policy(tmp_path: Path) -> N
     assert contents(run) == whole
 
 
+def test_a_judge_grades_the_answers_before_and_after(tmp_path: Path) -> None:
+    """Whatever is answered: a question without an answer is FALSE unasked."""
+    with FakeEndpoint(lambda _: Answer("VERDICT: TRUE")) as judge:
+        words = f"--optimizer.steps 1 --test.limit 4 --evaluation.judge openai:any@{judge.url}".split()
+        folder = RunFolder.create(tmp_path / "run", override(config(), words))
+        train(folder, SilentDisplay())
+    for name in ("before", "after"):
+        results = json.loads((folder.path / "evaluation" / name / "results.json").read_text())
+        table = results["judged"]["judge_equivalence"]
+        answered = results["n"] - table["verdicts"].get("FALSE", 0)
+        assert (table["n"], table["mean"]) == (4, answered / 4)
+    assert judge.bodies
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
+        ("--evaluation.judge gpt-4", r"evaluation: .*openai:MODEL@URL"),
+        ("--evaluation.judge openai:a@http://h/v1 --evaluation.rubric fair", r"evaluation: .*fair"),
         ("--optimizer.schedule sine", r"optimizer\.schedule: .*'sine'"),
         ("--optimizer.final_rate 2", r"optimizer\.final_rate: .*got 2"),
         ("--optimizer.mini_batches 0", r"optimizer\.mini_batches: .*got 0"),

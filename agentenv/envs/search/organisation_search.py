@@ -15,7 +15,7 @@ from agentenv.core.grammar import written_block
 from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
 from agentenv.data.organisation import invent_organisation
 from agentenv.data.organisation_log import OrganisationConfig
-from agentenv.data.organisation_questions import organisation_tasks
+from agentenv.data.organisation_questions import FOLLOWUPS, organisation_tasks
 from agentenv.envs.search.outcomes import Reward, score_of
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_addresses
 from agentenv.envs.search.planner_rewards import coverage
@@ -206,7 +206,7 @@ class OrganisationSearch(SearchEnv):
         split: str = "train",
         people: int = 12,
         days: int = 22,
-        followups: int = 0,
+        followups: int = FOLLOWUPS,
         social: bool = False,
     ) -> Sequence[Task]:
         """Questions about as many organisations as are needed.
@@ -217,7 +217,8 @@ class OrganisationSearch(SearchEnv):
             split: Whose invented words are used.
             people: Of each organisation.
             days: Business days of each.
-            followups: Most incidents that an incident leads to; with some, questions go back along them.
+            followups: Most incidents that an incident leads to; questions go back along them, and ask what would not be
+                without them.
             social: Whether incidents come again, people burn out and complaints are passed on, with questions about that.
         """
         return organisation_tasks(

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from agentenv.core.episodes import EpisodeBudgets
 from agentenv.core.model_families import get_family
 from agentenv.core.validation import Frozen
+from agentenv.evaluation.llm_judge import check_judge
 from agentenv.evaluation.results import measure_of
 from agentenv.evaluation.task_env import known_retriever
 from agentenv.trainers.config.addresses import known_address
@@ -206,6 +207,11 @@ class EvaluationSettings(Frozen):
     scorers: tuple[str, ...] = ()
     """Scorers of the evaluations before and after, the first is the headline; ``reward`` is the environment's own outcome.
     None named takes those that the environment declares."""
+    judge: str = ""
+    """``openai:MODEL@URL`` says of every answer of the evaluations before and after whether it is right; its grades stand in
+    their results under ``judged``, beside the scores. Empty asks nobody."""
+    rubric: str = "equivalence"
+    """What the judge is told: ``equivalence``, ``simpleqa`` or ``browsecomp``."""
     on_training_tasks: bool = False
     """Whether a run may be tested on tasks that it learns from, which is refused otherwise."""
     bounds: bool = True
@@ -222,6 +228,8 @@ class EvaluationSettings(Frozen):
         get_strategy(self.strategy, self.strategy_options)
         for scorer in self.scorers:
             measure_of(scorer)
+        if self.judge:
+            check_judge(self.judge, self.rubric)
         if self.keep_best and not self.every:
             raise ValueError("keep_best compares evaluations on the dev questions: set every above 0")
         return self

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import ToolStatus
 from agentenv.trainers.credit.group_statistics import (
     Scale,
     Singleton,
@@ -79,8 +80,9 @@ def turn_level(
 
     MT-GRPO, Zeng et al. 2025, arXiv:2505.11821; the form for more than two turns is this project's.
     Every turn but the last is taken to have called a tool and has a turn reward; the last is judged by the outcome alone.
-    Turn t gets A_O + turn_weight sum_{j >= t} A_j, each A standardised over the group. A trajectory of one turn never called
-    a tool; all its tokens get the standardised sum of outcome and weighted turn rewards.
+    In the published form a turn that could not be acted on has called none: the turn reward is that of the first call, and
+    counts for all turns up to it. Turn t gets A_O + turn_weight sum_{j >= t} A_j, each A standardised over the group. A
+    trajectory that never called a tool has the standardised sum of outcome and weighted turn rewards on all its tokens.
     Biased: turns of one index are not of one state. Measured: .582 along, .283 aside (``first_tool`` .783, .306;
     ``last_turn`` .552, .391).
 
@@ -89,14 +91,15 @@ def turn_level(
         turn_weight: Weight of turn rewards (lambda).
         epsilon: Added to each standard deviation.
         form: ``every_turn`` standardises the rewards of each turn index over the members that have such a turn;
-            ``first_tool`` is the published two-turn form: only the first turn counts, over all members, 0 for those
-            without a tool call.
+            ``first_tool`` is the published two-turn form: only the first call counts, over all members, 0 for those
+            without one.
         outcome: ``last_turn`` takes the last turn's reward alone, for environments whose outcome includes turn rewards.
     """
     # The last turn answers and calls no tool, so that its reward is part of the outcome.
-    tools = [turn_rewards(trajectory)[:-1] for trajectory in group]
+    tools, before = [turn_rewards(trajectory)[:-1] for trajectory in group], [0] * len(group)
     if form == "first_tool":
-        tools = [rewards[:1] for rewards in tools]
+        before = [_turns_before_a_call(trajectory) for trajectory in group]
+        tools = [rewards[place : place + 1] for rewards, place in zip(tools, before, strict=True)]
     goals = rewards_of(group) if outcome == "reward" else [turn_rewards(t)[-1] for t in group]
     by_outcome = standardize(goals, epsilon=epsilon)
     if not turn_weight:
@@ -109,8 +112,16 @@ def turn_level(
         # Standardised first and added up then: the sum of raw rewards would be led by the turn index that varies most.
         to_go = turn_weight * np.cumsum(by_turn[i][::-1])[::-1]
         scores = [combined[i]] if not tools[i] else [*(to_go + by_outcome[i]), by_outcome[i]]
-        values.append(on_turns(trajectory, scores))
+        values.append(on_turns(trajectory, [scores[0]] * before[i] + scores))
     return values
+
+
+def _turns_before_a_call(trajectory: Trajectory) -> int:
+    """How many turns at the beginning could not be acted on; a hand-made record without results has none of them."""
+    broken = (
+        any(r.status is ToolStatus.FORMAT_ERROR for r in turn.tool_results) for turn in trajectory.turns
+    )
+    return next((place for place, one in enumerate(broken) if not one), len(trajectory.turns))
 
 
 def _by_index(rewards: Sequence[Sequence[float]], epsilon: float, *, absent_is_zero: bool) -> list[Values]:

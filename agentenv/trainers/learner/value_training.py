@@ -53,9 +53,9 @@ def label_states(group: Sequence[Trajectory]) -> list[LabelledEpisode]:
     they were forked again.
 
     Args:
-        group: Episodes of one task; faults, demonstrations and what was given up are left out.
+        group: Episodes of one task; faults, demonstrations, reflections and what was given up are left out.
     """
-    kept = [t for t in group if t.valid and t.origin is not Origin.DEMONSTRATION]
+    kept = [t for t in group if t.valid and t.origin not in (Origin.DEMONSTRATION, Origin.REFLECTION)]
     kept = [t for t in kept if t.end_reason is not EndReason.ABORTED and t.turns]
     tree = Tree(kept)
     found = []

@@ -18,8 +18,10 @@ from agentenv.errors import AgentEnvError, ConfigurationError, Fault
 from agentenv.evaluation.bounds import bound_of
 from agentenv.evaluation.eval_agent import EvalAgent
 from agentenv.evaluation.journal import Journal, is_of, lock_folder, release
+from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder, open_judge
 from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
 from agentenv.evaluation.records import EPISODES, RESULTS, read_evaluation, write_results
+from agentenv.evaluation.rubrics import get_rubric
 from agentenv.evaluation.runner import BATCH, play, to_record
 from agentenv.policies.compute import use_compute
 from agentenv.policies.hf import HFPolicy
@@ -135,6 +137,11 @@ def _play_test_evaluation(run: Run, directory: Path, title: str, strategy: str) 
         note=run.display.warn,
     )
     write_results(directory, results)
+    asked = config.evaluation
+    if asked.judge:
+        chat = open_judge(asked.judge, asked.rubric)
+        judge = Judge(get_rubric(asked.rubric), chat.model, chat, GradeCache(directory / GRADES))
+        return judge_folder(directory, judge)
     return results
 
 

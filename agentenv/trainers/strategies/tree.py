@@ -44,7 +44,14 @@ from agentenv.trainers.strategies.token_forks import (
     share_at,
     top_two_of,
 )
-from agentenv.trainers.strategies.tree_branches import Branch, begin_turn, labelled, shares, trained_once
+from agentenv.trainers.strategies.tree_branches import (
+    Branch,
+    begin_turn,
+    labelled,
+    shares,
+    trained_once,
+    untrained,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +107,11 @@ class TreeStrategy:
     window: int = 0
     """Turns of the window in which alone the tree branches and is trained (Dynamic-TreeRPO); 0 is every turn."""
     stride: int = 1
-    """Turns by which the window moves."""
+    """Turns by which it then moves."""
     hold: int = 20
-    """Training steps for which the window stays where it is."""
+    """Training steps for which the window, or what is pruned, stays where it is."""
     turns: int = 4
-    """Turns of a usual episode, over which the window moves."""
+    """Turns of a usual episode, over which it moves."""
     temperatures: tuple[float, float] = (1.2, 0.8)
     """Temperatures of the first and of the last turn of the window. What is sampled at another temperature than
     ``rollout.temperature`` carries ``context_mismatch``, because its log-probs are those of another distribution."""
@@ -120,6 +127,9 @@ class TreeStrategy:
     ``reward_shaping.progress``; it costs one more reading of the context by the policy."""
     keep: float = 1.0
     """Share of the leaves that are trained, the best and the worst in equal numbers; the others count in the statistics."""
+    pruned: int = 0
+    """Turns that are not trained, from one that moves by ``stride`` every ``hold`` steps within ``turns`` (BranchGRPO's
+    pruning of depths by a sliding window); they count in the statistics. The estimator's ``skip_depths`` never move."""
 
     def __post_init__(self) -> None:
         if self.roots < 1 or self.width < 2 or self.depth < 0 or not 0 < self.keep <= 1:
@@ -138,6 +148,11 @@ class TreeStrategy:
             raise ConfigurationError(
                 "entropies of a tree are none or two, and they and progress are those of a window, not "
                 f"entropies={list(self.entropies)}, progress={self.progress} and window={self.window}"
+            )
+        if self.pruned < 0 or (self.pruned and self.window):
+            raise ConfigurationError(
+                f"pruned={self.pruned} of a tree must be at least 0, and 0 with window={self.window}, which moves over the "
+                "turns as well"
             )
         steps = [first for first, _ in self.share]
         if not steps or steps != sorted(set(steps)) or not all(0 <= share <= 1 for _, share in self.share):
@@ -167,7 +182,13 @@ class TreeStrategy:
                     tasks.create_task(builder.root(slots, tasks))
         finally:
             await close_quickly(builder.forked, context.config.deadline_s)
-        return trained_once(builder.collect_leaves(), keep=self.keep, shared=self.shared)
+        leaves = trained_once(builder.collect_leaves(), keep=self.keep, shared=self.shared)
+        return [untrained(leaf, self.pruned_at(context.step)) for leaf in leaves]
+
+    def pruned_at(self, step: int) -> range:
+        """The turns that are not trained in a training step; none unless some are pruned."""
+        start = window_start(step, hold=self.hold, stride=self.stride, turns=self.turns, width=self.pruned)
+        return range(start, start + self.pruned)
 
     def window_at(self, step: int, temperatures: tuple[float, ...] = ()) -> BranchWindow | None:
         """The window of a training step, at ``temperatures`` or its usual ones; None where the whole tree branches."""

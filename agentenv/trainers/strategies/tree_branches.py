@@ -124,3 +124,12 @@ def trained_once(
             ),
         )
     return marked
+
+
+def untrained(trajectory: Trajectory, turns: range) -> Trajectory:
+    """``trajectory`` with the policy's tokens of ``turns`` out of the loss."""
+    segments = (
+        replace(s, trained=False) if s.kind is SegmentKind.POLICY and s.turn in turns else s
+        for s in trajectory.segments
+    )
+    return replace(trajectory, segments=tuple(segments)) if turns else trajectory

@@ -200,7 +200,7 @@ class DifficultyAdaptive(StatelessSampler):
 
     def select(self, step_budget: StepBudget) -> Selection:
         """Groups of outcomes that differ are trained."""
-        largest = max(len(group.members) for group in step_budget.groups)
+        largest = max(len(group.compared) for group in step_budget.groups)
         return Selection(
             [g for g in step_budget.groups if not g.zero_variance], metrics={"largest_group": largest}
         )

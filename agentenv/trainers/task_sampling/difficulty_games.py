@@ -320,7 +320,7 @@ class RolloutGame(DifficultyGame):
             self._play_bandits(groups, step_budget.group_size)
         self.learn(groups, {i: pvariance(_clipped(g)) for i, g in enumerate(groups) if g.rewards})
         metrics = {f"variance_class_{number}": self.means[number] for number in sorted(self.means)}
-        metrics["largest_group"] = max(len(group.members) for group in groups)
+        metrics["largest_group"] = max(len(group.compared) for group in groups)
         if self.rule == "bandit":
             metrics["rollout_price"] = self.price
         return Selection(groups, metrics=metrics)
@@ -336,9 +336,9 @@ class RolloutGame(DifficultyGame):
         arms = self._arms(group_size)
         losses: dict[tuple[int, int], list[float]] = {}
         for group in groups:
-            if group.rewards and len(group.members) in arms:
-                key = self.class_of(group.task), len(group.members)
-                losses.setdefault(key, []).append(pvariance(_clipped(group)) / len(group.members))
+            if group.rewards and len(group.compared) in arms:
+                key = self.class_of(group.task), len(group.compared)
+                losses.setdefault(key, []).append(pvariance(_clipped(group)) / len(group.compared))
         for (number, size), found in losses.items():
             scores, arm = self._scores(number, len(arms)), arms.index(size)
             chances = arm_chances(scores, exploration=self.exploration)
@@ -346,7 +346,7 @@ class RolloutGame(DifficultyGame):
             self.arms[number] = updated_scores(
                 scores, chances, arm, gain, exploration=self.exploration, bonus=self.bonus
             )
-        spent = fmean([len(group.members) for group in groups])
+        spent = fmean([len(group.compared) for group in groups])
         self.price = moved_price(self.price, spent, group_size, self.price_rate)
 
     def state_dict(self) -> dict[str, Any]:

@@ -60,9 +60,14 @@ class Group:
         ]
 
     @property
+    def compared(self) -> list[Trajectory]:
+        """The members that a group consists of, help or not, lost ones included: those of the first member's group id."""
+        return [t for t in self.members if t.group_id == self.members[0].group_id]
+
+    @property
     def credited(self) -> list[Trajectory]:
-        """The valid members that are compared with each other, help or not: those of the first member's group id."""
-        return [t for t in self.members if t.valid and t.group_id == self.members[0].group_id]
+        """The valid ones of these, which credit compares with each other."""
+        return [t for t in self.compared if t.valid]
 
     @property
     def apart(self) -> list[Trajectory]:

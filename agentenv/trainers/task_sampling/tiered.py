@@ -69,20 +69,21 @@ class TieredBudget(StatelessSampler):
 
     def _wanted(self, group: Group, tiers: Sequence[int]) -> int:
         """Episodes up to the next tier of the group; none where one is enough, or all were lost to faults."""
-        played = [tier for tier in tiers if tier <= len(group.members)]
+        played = [tier for tier in tiers if tier <= len(group.compared)]
         if not group.rewards or not played or len(played) == len(tiers):
             return 0
         rates = [_rate(group, tier) for tier in played]
         enough = enough_at(rates, self.thresholds)
-        return tiers[len(played)] - len(group.members) if enough is None else 0
+        return tiers[len(played)] - len(group.compared) if enough is None else 0
 
     def select(self, step_budget: StepBudget) -> Selection:
         """Everything is trained."""
-        largest = max((len(group.members) for group in step_budget.groups), default=0)
+        largest = max((len(group.compared) for group in step_budget.groups), default=0)
         return Selection(step_budget.groups, metrics={"largest_group": largest})
 
 
 def _rate(group: Group, count: int) -> float:
     """The success rate of the first ``count`` episodes of a group; 0 where all of them were lost to faults."""
-    first = Group(group.task, group.first, group.members[:count])
+    # Preference pairs stand among the members, each beside its episode, and are no episodes of the tier.
+    first = Group(group.task, group.first, group.compared[:count])
     return first.successes / len(first.rewards) if first.rewards else 0.0

@@ -207,11 +207,13 @@ class UncertaintyAllocation:
     def select(self, step_budget: StepBudget) -> Selection:
         """Everything is trained; what was solved becomes an example."""
         for group in step_budget.groups:
-            solved = [t for t in group.members if t.valid and t.reward >= self.success]
+            solved = [t for t in group.credited if t.reward >= self.success]
             if solved and self.examples:
                 self._solved.pop(group.task, None)  # the newest come last
                 self._solved[group.task] = solved_example(solved[-1], self.example_characters)
-        metrics: dict[str, float] = {"largest_group": max(len(group.members) for group in step_budget.groups)}
+        metrics: dict[str, float] = {
+            "largest_group": max(len(group.compared) for group in step_budget.groups)
+        }
         if self.examples:
             guided = [group for group in step_budget.groups if any(t.guided for t in group.members)]
             metrics |= {"seeded_groups": len(guided), "solved_examples": len(self._solved)}
@@ -227,5 +229,5 @@ class UncertaintyAllocation:
 
 
 def _outcomes(group: Group) -> list[float]:
-    """Outcomes of the valid members, those with examples included."""
-    return [member.reward for member in group.members if member.valid]
+    """Outcomes of the valid members, those with examples included; a reflection is no outcome of the task."""
+    return [member.reward for member in group.credited]

@@ -65,6 +65,21 @@ def test_a_right_answer_earns_more_with_its_evidence_and_evidence_alone_earns_no
     assert earned(search, "<answer>nobody</answer>") == 0
 
 
+def test_what_a_guess_by_the_form_of_a_question_is_worth() -> None:
+    """Half of the questions with two answers, and half of those that may have none; .37 of 1,500 tasks of the preset."""
+    tasks = OrganisationSearch.make_tasks(200, seed=3, split="train", followups=3, social=True)
+    guesses = {"Who wrote": "nobody", "Who reported": "nobody", "Which earlier": "nobody"}
+    right = [
+        task.answers[0]
+        == guesses.get(
+            " ".join(task.question.split()[:2]),
+            "yes" if task.question.split()[0] in ("On", "By", "Would") else "",
+        )
+        for task in tasks
+    ]
+    assert 0.3 < sum(right) / len(right) < 0.42
+
+
 def test_an_artefact_is_opened_by_its_id_and_counts_as_evidence() -> None:
     env = OrganisationSearch(snippet_words=2)
     (task,) = [task for task in env.tasks if task.data["family"] == "fact"][:1]

@@ -1,12 +1,14 @@
 """Credit of turns by hand: return-to-go, MT-GRPO, GiGPO in both populations, UI-S1 in all three segment ends."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import ToolResult, ToolStatus
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.credit.outcome import group_relative
 from agentenv.trainers.credit.turn import discounted, segment_returns
@@ -82,6 +84,29 @@ def test_a_trajectory_without_a_tool_call_is_judged_on_the_sum(turns: Turns) -> 
     # published: turn rewards .5 0 0 over all three: mean 1/6, deviation .288675: 1.154701 -.577350
     over_three = [[0.577350 + 1.154701, 0.577350], [-1.154701 - 0.577350, -1.154701], [0.218218]]
     assert_scores(by_turn("turn_level", group, epsilon=0.0, form="first_tool"), over_three)
+
+
+def malformed(trajectory: Trajectory, *places: int) -> Trajectory:
+    """``trajectory`` whose turns at ``places`` could not be acted on."""
+    wrong = (ToolResult("none", ToolStatus.FORMAT_ERROR),)
+    marked = [replace(t, tool_results=wrong) if i in places else t for i, t in enumerate(trajectory.turns)]
+    return replace(trajectory, turns=tuple(marked))
+
+
+def test_a_turn_that_could_not_be_acted_on_is_no_tool_call_of_mt_grpo(turns: Turns) -> None:
+    """The worked example again, where the first member writes no action before its call, and the third nothing else.
+
+    Turn rewards .5 .5 and none (0) 0 standardise to .8660 .8660 -.8660 -.8660, outcomes 1 0 1 0 as before; sums 1.5 .5 1 0
+    have a mean of .75 and a deviation of .645497, so that the third gets .25 / .645497 = .387298 on all tokens.
+    """
+    group = [
+        malformed(turns([0.0, 0.5, 1.0], reward=1.0), 0),
+        turns([0.5, 0.0], reward=0.0),
+        malformed(turns([0.0, 0.0, 1.0], reward=1.0), 0, 1),
+        turns([0.0, 0.0], reward=0.0),
+    ]
+    expected = [[1.7320, 1.7320, 0.8660], [0.0, -0.8660], [0.387298] * 3, [-1.7320, -0.8660]]
+    assert_scores(by_turn("turn_level", group, epsilon=0.0, form="first_tool"), expected)
 
 
 def test_turn_rewards_add_up_to_the_turns_before_them(turns: Turns) -> None:

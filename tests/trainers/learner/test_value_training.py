@@ -46,6 +46,7 @@ def test_what_says_nothing_about_the_policy_labels_nothing() -> None:
     group = [
         episode("fault", "x", 0.0, valid=False),
         episode("shown", "x", 1.0, origin=Origin.DEMONSTRATION),
+        episode("reflection", "x", 1.0, origin=Origin.REFLECTION),
         episode("aborted", "x", 0.0, end_reason=EndReason.ABORTED),
         episode("silent", "", 0.0),
     ]

@@ -99,6 +99,7 @@ def play(
     broken: Exception | None = None,
     policy: Any = None,
     chat: ChatFormat | None = None,
+    step: int = 0,
     **options: Any,
 ) -> list[Trajectory]:
     log = log or Log()
@@ -108,6 +109,7 @@ def play(
         chat or InlineFormat(TOKENIZER),
         RolloutConfig(context_tokens=4096, turn_tokens=500),
         TOKENIZER.decode,
+        step=step,
     )
     (group,) = asyncio.run(play_groups([specs], TreeStrategy(**options), context))
     return group
@@ -288,6 +290,23 @@ def test_pruned_leaves_stay_in_the_statistics_and_are_not_trained() -> None:
         [2, 3],
     ]
     assert len(group) == 4
+
+
+@pytest.mark.parametrize(("step", "pruned"), [(1, [0, 1]), (2, [1, 2]), (4, [2, 3]), (6, [0, 1])])
+def test_a_window_of_turns_that_are_not_trained_moves_over_the_tree(step: int, pruned: list[int]) -> None:
+    """Two of four turns, a turn further every two steps: floor(step / 2) mod 3."""
+    options: dict[str, Any] = {"slots": 4, "roots": 1, "hold": 2, "turns": 4, "step": step}
+    whole, group = play(FULL, **options), play(FULL, pruned=2, **options)
+    trained = [[[s.turn for s in t.segments if s.trained and s.logprobs] for t in g] for g in (whole, group)]
+    assert trained[1] == [[turn for turn in mine if turn not in pruned] for mine in trained[0]]
+    assert [t.reward for t in group] == [t.reward for t in whole]
+    assert trained[1] != trained[0]
+
+
+@pytest.mark.parametrize("options", [{"pruned": -1}, {"pruned": 1, "window": 2}], ids=str)
+def test_what_is_pruned_has_bounds(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match=f"pruned={options['pruned']}"):
+        TreeStrategy(**options)  # type: ignore[arg-type]
 
 
 def test_a_leaf_lost_to_a_fault_hands_its_share_on() -> None:

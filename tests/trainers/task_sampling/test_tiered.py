@@ -1,11 +1,12 @@
 """Rollouts in tiers, by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.task_sampling.step_budget import Group, StepBudget
@@ -60,6 +61,25 @@ def test_what_is_wanted_is_shared_where_it_does_not_fit() -> None:
 def test_a_group_that_was_lost_to_faults_gets_nothing() -> None:
     assert drawn(TieredBudget(), under_way([None, None], [1, 1], [1, 1], [1, 1], size=2)) == []
     assert drawn(TieredBudget(), under_way([None, 0], [1, 1], [1, 1], [1, 1])) == [(0, 2)]
+
+
+def test_preference_pairs_are_no_episodes_of_a_tier() -> None:
+    """As `critical_step` returns them, four trajectories behind each failure: of two failures there are ten members."""
+    budget = under_way([0, 0], [0, 1], [1, 1], [1, 1])
+    for group in budget.groups:
+        group.members = [
+            one
+            for member in group.members
+            for one in (
+                member,
+                *[replace(member, group_id=f"{i}", origin=Origin.DEMONSTRATION) for i in range(4)][
+                    : 0 if member.reward else 4
+                ],
+            )
+        ]
+    assert [len(group.members) for group in budget.groups] == [10, 6, 2, 2]
+    # the second tier of the first group is to come; of the second group's first two episodes 1/2 is enough
+    assert drawn(TieredBudget(), budget) == [(0, 2)]
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,15 @@ def test_a_single_outcome_has_no_deviation() -> None:
     assert sizes(draws) == [(0, 1)]
 
 
+def test_a_reflection_is_no_outcome_of_its_task() -> None:
+    """R3L adds reflections, in groups of their own and with reward 1: failures of one task stay failures that all agree."""
+    step_budget = step_budget_of([0, 0, 0, 0], [1, 0, 0, 0], rounds=1, questions=2, size=6)
+    dialogue = replace(episode(0, 1.0), group_id="reflection", origin=Origin.REFLECTION)
+    step_budget.groups[0].members += [dialogue] * 2
+    sampler = UncertaintyAllocation(rounds=1, exploration=0.0, examples=0)
+    assert sizes(sampler.draw(step_budget)) == [(1, 4)]
+
+
 def test_xrpo_trains_every_group() -> None:
     step_budget = step_budget_of([0, 0], [1, 0])
     assert UncertaintyAllocation().select(step_budget).trained == step_budget.groups
