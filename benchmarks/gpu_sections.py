@@ -146,7 +146,7 @@ def attention(plan: Plan) -> Figures:
     """Tokens a second of the learner with each attention: rows apart, and rows of groups of eight with one first half."""
     cases = {"rows of 64": (64, 1), "rows of 128": (128, 1), "groups of 64": (64, 8)}
     if not plan.tiny:
-        cases = {"rows of 2048": (2048, 1), "rows of 16384": (16384, 1), "groups of 2048": (2048, 8)}
+        cases = {"rows of 2048": (2048, 1), "rows of 16384": (16384, 1), "groups of 1024": (1024, 8)}
     figures: Figures = {}
     for kind in ("sdpa", "flex", "flash_attention_2", "flash_attention_3"):
         for name, (context, group) in cases.items():

@@ -160,11 +160,17 @@ class Packed:
         return replace(self, **there)
 
 
-def strips_of(rows: Sequence[TrainingRow], micro_tokens: int) -> list[PackedRows]:
+def strips_of(rows: Sequence[TrainingRow], micro_tokens: int, *, blocks: bool = False) -> list[PackedRows]:
     """Puts rows of one prompt into a strip where that attends to fewer pairs of tokens than the rows apart.
 
     For rows of equal length the strip then also has at most 1/sqrt(rows) of their tokens. A strip never exceeds
     ``micro_tokens``.
+
+    Args:
+        rows: Of the whole step.
+        micro_tokens: Most tokens of a strip of several rows.
+        blocks: Whether attention leaves out blocks of tokens that may not look at each other, as flex attention does. Two
+            tails then cost nothing, and a strip always attends to fewer pairs than its rows apart.
     """
     by_prompt: dict[tuple[bytes, tuple[PlacedImage, ...]], list[TrainingRow]] = {}
     for row in rows:
@@ -174,7 +180,8 @@ def strips_of(rows: Sequence[TrainingRow], micro_tokens: int) -> list[PackedRows
         shared = int(group[0].trained[0])
         together = shared + sum(len(row.ids) - shared for row in group)
         # Attention takes the square of the length: one long strip of short prompts would cost more than its rows apart.
-        if len(group) > 1 and together <= micro_tokens and together**2 < sum(len(r.ids) ** 2 for r in group):
+        fewer = blocks or together**2 < sum(len(row.ids) ** 2 for row in group)
+        if len(group) > 1 and together <= micro_tokens and fewer:
             strips.append(PackedRows(tuple(group), shared))
         else:
             strips += [PackedRows((row,), len(row.ids)) for row in group]
@@ -194,7 +201,8 @@ def micro_batches(
     """
     layout = "padded" if any(row.images for row in rows) else layout
     apart = [PackedRows((row,), len(row.ids)) for row in rows]
-    strips = apart if layout in ("line", "rows") else strips_of(rows, micro_tokens)
+    alone = layout in ("line", "rows")
+    strips = apart if alone else strips_of(rows, micro_tokens, blocks=layout == "shared_line")
     if layout == "padded":
         # Strips of one row first: they need no mask of their own, and a batch of them alone stays plainly causal.
         strips = sorted(strips, key=lambda strip: (len(strip.rows) > 1, len(strip.ids)))

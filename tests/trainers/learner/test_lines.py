@@ -48,6 +48,16 @@ def scored(model: Any, layout: Layout, micro_tokens: int) -> tuple[dict[bytes, T
     return found, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]), padding
 
 
+def test_a_line_of_blocks_shares_prompts_that_padded_strips_read_again() -> None:
+    """Four rows of a prompt of 10 and tails of 10: a strip of 50 has 2500 pairs, and the rows apart have 1600."""
+    rows = [row(10, 10, seed) for seed in range(4)]
+    (line,) = micro_batches(rows, 1000, 1.0, "shared_line")
+    (padded,) = micro_batches(rows, 1000, 1.0, "padded")
+    assert line.ids.numel() - line.padding == 10 + 4 * 10
+    assert padded.ids.numel() == 4 * 20
+    assert line.ids[0, :50].tolist() == [*rows[0].ids, *(i for other in rows[1:] for i in other.ids[10:])]
+
+
 @pytest.mark.parametrize("layout", ["line", "shared_line"])
 @pytest.mark.parametrize("micro_tokens", [40, 1000])
 @pytest.mark.parametrize(("kind", "changes"), [("qwen2", {}), ("qwen2", WINDOWED), ("gemma2", {})], ids=str)
