@@ -1,4 +1,4 @@
-"""Domains of generated databases under invented names, so that a policy learns to copy the names of tables and columns."""
+"""Domains of generated databases under invented names, so that a policy sees many names of tables and columns."""
 
 from dataclasses import replace
 from random import Random

@@ -112,7 +112,7 @@ def test_the_forms_are_told_apart_by_their_opening_messages() -> None:
 def test_the_policy_comes_with_its_card(tmp_path: Path) -> None:
     out = tmp_path / "policy"
     figures = sql_warmstart(TINY, SilentDisplay(), out)
-    assert all(0 <= figures[name] <= 1 for name in ("greedy", "sampled", "exploring"))
+    assert all(0 <= figures[name] <= 1 for name in ("greedy", "sampled", "exploring", "unseen"))
     card = read_card(out)
     assert (card.env, card.prompt, card.max_turns) == ("agentenv/SQL-v0", "{question}\n", 3)
     policy = make_policy(f"hf:{out}")
