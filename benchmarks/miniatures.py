@@ -83,19 +83,11 @@ def make_start(name: str, folder: Path) -> str:
 
 
 def _make_start(how: Mapping[str, Any], out: Path) -> None:
-    if "lab" in how:
-        from agentenv.cli.main import main as agentenv
-        from agentenv.trainers.lab import starts
-
-        starts.make_start(how["lab"], out, agentenv)
-        return
     steps, episodes = how["steps"], how.get("episodes", 8)
     if "imitate" in how:
         from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
 
-        runs = [
-            small(run, "start", merged(TABLE["start_worlds"], {"policy": "tiny"})) for run in how["imitate"]
-        ]
+        runs = [small(run, "start", {"policy": "tiny"}) for run in how["imitate"]]
         expert_warmstart(runs, Silent(), out, steps=steps, episodes=episodes)
     elif how["env"] == "roles":
         from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig, warmstart
