@@ -98,6 +98,10 @@ def _make_start(how: Mapping[str, Any], out: Path) -> None:
         from agentenv.trainers.warmstart.code_warmstart import CodeWarmstartConfig, code_warmstart
 
         code_warmstart(CodeWarmstartConfig(steps=steps, episodes=episodes), Silent(), out)
+    elif how["env"] == "sql":
+        from agentenv.trainers.warmstart.sql_warmstart import SqlWarmstartConfig, sql_warmstart
+
+        sql_warmstart(SqlWarmstartConfig(steps=steps, episodes=episodes), Silent(), out)
     else:
         from agentenv.trainers.warmstart.desktop_warmstart import DesktopWarmstartConfig, desktop_warmstart
 

@@ -11,24 +11,25 @@ from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.policies.tiny import shipped_weights
 
-_OF_CODE = ("difficulty", "stateful", "careless")
+_OF_CODE = ("difficulty", "stateful")
+_CARELESS = ("code", "sql")
 _AFTER_READING = ("index_steps", "mixture_steps", "role_steps", "weak_proposer_steps", "advice_steps")
 _PHASES = ("copying_steps", "reading_steps", *_AFTER_READING)
 
 
 @dataclass(frozen=True)
 class Warmstart:
-    """Makes a small policy by supervised learning, for search, programming tasks or a desktop, or one that imitates experts.
+    """Makes a small policy by supervised learning, for search, programs, queries or a desktop, or one that imitates experts.
 
     Example: agentenv warmstart --out runs/tiny
     """
 
     out: Path
     """Folder for weights, tokenizer and model card. It must not exist."""
-    env: Literal["search", "code", "desktop", "questions"] = "search"
-    """What it learns: FictionalWorlds of the training split, or, with many errors, programming tasks or DomSim's. With
-    ``questions`` a reader over MiniLM learns from the question sets in the folder that AGENTENV_DATA names, which takes an
-    hour or so of one core."""
+    env: Literal["search", "code", "sql", "desktop", "questions"] = "search"
+    """What it learns: FictionalWorlds of the training split, or, with many errors, programming tasks, questions over
+    databases or DomSim's tasks. With ``questions`` a reader over MiniLM learns from the question sets in the folder that
+    AGENTENV_DATA names, which takes an hour or so of one core."""
     seed: int = 0
     """Seeds weights and worlds."""
     copying_steps: int | None = None
@@ -78,11 +79,11 @@ class Warmstart:
     stateful: bool | None = None
     """With --env code: programs are tried step by step in an interpreter that is kept."""
     careless: float | None = None
-    """Share of the first tries that fail, of --env code; default: 0.75."""
+    """Share of the first tries that fail; default: 0.75 of --env code, 0.6 of --env sql."""
     trust_config: bool = False
     """Whether these files may run code without a sandbox or contact hosts; otherwise that is asked at the terminal."""
     steps: int | None = None
-    """Optimiser steps of --env code, --env desktop, --env questions, --imitate and --distil."""
+    """Optimiser steps of --env code, --env sql, --env desktop, --env questions, --imitate and --distil."""
     compute: ComputeSettings = AUTOMATIC
     """Where it learns, and how; in float32 unless bfloat16 is named. With --imitate what a run says is not read."""
 
@@ -100,6 +101,7 @@ class Warmstart:
             kinds = {
                 "search": self._search,
                 "code": self._code,
+                "sql": self._sql,
                 "desktop": self._desktop,
                 "questions": self._questions,
             }
@@ -156,6 +158,8 @@ class Warmstart:
         wrong = self._given("steps") if self.env == "search" and not self._named else search
         if self.env != "code" or self._named:
             wrong |= self._given(*_OF_CODE)
+        if self.env not in _CARELESS or self._named:
+            wrong |= self._given("careless")
         if wrong:
             chosen = f"--{self._named}" if self._named else f"--env {self.env}"
             raise ConfigurationError(f"{_flags(wrong)} does not go with {chosen}")
@@ -189,8 +193,14 @@ class Warmstart:
     def _code(self, display: Any) -> dict[str, Any]:
         from agentenv.trainers.warmstart.code_warmstart import CodeWarmstartConfig, code_warmstart
 
-        config = CodeWarmstartConfig(seed=self.seed, **self._given("steps", *_OF_CODE))
+        config = CodeWarmstartConfig(seed=self.seed, **self._given("steps", "careless", *_OF_CODE))
         return code_warmstart(config, display, self.out)
+
+    def _sql(self, display: Any) -> dict[str, Any]:
+        from agentenv.trainers.warmstart.sql_warmstart import SqlWarmstartConfig, sql_warmstart
+
+        config = SqlWarmstartConfig(seed=self.seed, **self._given("steps", "careless"))
+        return sql_warmstart(config, display, self.out)
 
     def _desktop(self, display: Any) -> dict[str, Any]:
         from agentenv.trainers.warmstart.desktop_warmstart import DesktopWarmstartConfig, desktop_warmstart

@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -36,6 +36,7 @@ def generate_sql_tasks(
     split: Split = "train",
     levels: Sequence[int] = LEVELS,
     databases: int = 6,
+    domains: Mapping[str, Domain] | None = None,
     folder: Path | None = None,
 ) -> tuple[Task, ...]:
     """``n`` tasks, the same for the same arguments, with ``databases``, ``gold``, ``level`` and ``kind`` in ``data``.
@@ -46,6 +47,7 @@ def generate_sql_tasks(
         split: Splits share no domain, no database and no invented name.
         levels: Difficulty: 1 one table, 2 aggregates and order, 3 joins, 4 groups, 5 subqueries.
         databases: How many different databases they are about.
+        domains: What these are about, in turn; None is the domains of the split.
         folder: Where the files are written; None is a folder that goes away with this process.
 
     Raises:
@@ -61,7 +63,8 @@ def generate_sql_tasks(
     home = folder or process_folder()
     home.mkdir(parents=True, exist_ok=True)
     rng = random.Random(f"sql {split} {seed} {tuple(levels)}")
-    worlds = [_World(split, seed, index, home) for index in range(databases)]
+    subjects = DOMAINS[split] if domains is None else domains
+    worlds = [_World(subjects, split, seed, index, home) for index in range(databases)]
     tasks: list[Task] = []
     with ExitStack() as stack:
         drafts = [world.drafts(stack, rng, tuple(levels)) for world in worlds]
@@ -95,10 +98,12 @@ def process_folder() -> Path:
 class _World:
     """One database with its twins."""
 
-    def __init__(self, split: Split, seed: int, index: int, folder: Path) -> None:
-        names = sorted(DOMAINS[split])
+    def __init__(
+        self, subjects: Mapping[str, Domain], split: Split, seed: int, index: int, folder: Path
+    ) -> None:
+        names = sorted(subjects)
         self.name = names[(seed + index) % len(names)]
-        self.domain: Domain = DOMAINS[split][self.name]
+        self.domain = subjects[self.name]
         files = write_databases(self.domain, f"{split}-{seed}-{index}-{self.name}", split, folder)
         self.paths = tuple(str(path) for path in files)
 
