@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 Attention = Literal["auto", "sdpa", "flash_attention_2", "flash_attention_3", "flex", "eager"]
 BEST_FIRST = ("flash_attention_3", "flash_attention_2")
-"""Attention kernels that ``auto`` takes on a CUDA device where they are installed; otherwise it takes ``sdpa``."""
+"""Attention kernels that ``auto`` takes on a CUDA device where they are installed and run; otherwise it takes ``sdpa``."""
+_HOPPER = 9
+"""The first number of the compute capability that FlashAttention-3 was written for; it does not run on Blackwell (10, 12)."""
 
 
 class ComputeSettings(Frozen):
@@ -29,8 +31,8 @@ class ComputeSettings(Frozen):
     """Number format of the weights and of the cache. ``auto`` is bfloat16 on a CUDA device that multiplies in it, and
     float32 elsewhere. Encoders and rerankers use bfloat16 only where it is named."""
     attention: Attention = "auto"
-    """How attention is computed. ``auto`` is the best that is installed on a CUDA device in bfloat16 (flash_attention_3,
-    flash_attention_2, sdpa), and sdpa elsewhere. Flash and flex attention serve the learner, which
+    """How attention is computed. ``auto`` is the best that is installed on a CUDA device in bfloat16 (flash_attention_3 on
+    cards of compute capability 9, flash_attention_2, sdpa), and sdpa elsewhere. Flash and flex attention serve the learner, which
     then packs rows into one line; the passes of the sampler have a mask of their own and use sdpa."""
     compile: bool = False
     """Whether torch compiles the layers of a policy, for sampling and learning alike. The first passes take a minute or
@@ -141,11 +143,18 @@ def _usable(name: str) -> "torch.device":
 
 def _attention(name: str, device: "torch.device", *, rounds: bool) -> str:
     flash = [kind for kind in BEST_FIRST if device.type == "cuda" and rounds and is_installed(kind)]
+    if flash and not _is_hopper(device):
+        flash = [kind for kind in flash if kind != "flash_attention_3"]
     if name == "auto":
         return (*flash, "sdpa")[0]
     if name in BEST_FIRST and not is_installed(name):
         raise ConfigurationError(
             f"compute.attention={name!r} is not installed for this machine: install it, or set it to 'auto'"
+        )
+    if name == "flash_attention_3" and device.type == "cuda" and not _is_hopper(device):
+        raise ConfigurationError(
+            f"compute.attention={name!r} runs on cards of compute capability {_HOPPER} (Hopper) alone, and {str(device)!r} is "
+            "another one: set it to 'auto'"
         )
     if name in BEST_FIRST and name not in flash:
         raise ConfigurationError(
@@ -157,6 +166,13 @@ def _attention(name: str, device: "torch.device", *, rounds: bool) -> str:
             f"compute.attention='flex' trains on a CUDA device alone, and the device is {str(device)!r}: set it to 'auto'"
         )
     return name
+
+
+def _is_hopper(device: "torch.device") -> bool:
+    """Whether a CUDA device is of the generation that FlashAttention-3 runs on."""
+    import torch
+
+    return bool(torch.cuda.get_device_properties(str(device)).major == _HOPPER)
 
 
 def _require_compiler(device: "torch.device") -> None:

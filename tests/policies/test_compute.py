@@ -67,6 +67,17 @@ def test_on_a_gpu_auto_is_bfloat16_and_the_best_attention(
     assert not ComputeSettings(device="cpu").rounds
 
 
+@pytest.mark.parametrize("capability", [8, 10, 12])
+def test_flash_attention_3_is_for_hopper_alone(monkeypatch: pytest.MonkeyPatch, capability: int) -> None:
+    cards(monkeypatch, {"cuda": capability})
+    monkeypatch.setattr(module, "is_installed", lambda name: True)
+    assert ComputeSettings(device="cuda").resolved().attention == "flash_attention_2"
+    with pytest.raises(ConfigurationError, match=r"flash_attention_3.*cuda"):
+        ComputeSettings(device="cuda", attention="flash_attention_3").resolved()
+    monkeypatch.setattr(module, "is_installed", lambda name: name == "flash_attention_3")
+    assert ComputeSettings(device="cuda").resolved().attention == "sdpa"
+
+
 def test_a_card_that_emulates_bfloat16_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """To torch bfloat16 is supported on a card of compute capability 7.5, where it is slower than float32."""
     cards(monkeypatch, {"cuda": 7, "cuda:0": 7, "cuda:1": 8})
