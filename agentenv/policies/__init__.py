@@ -1,5 +1,6 @@
 """Policies: models in this process, engines, endpoints, your own agents, and scripts."""
 
+import logging
 from typing import TYPE_CHECKING
 
 from agentenv.lazy import lazy_exports
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from agentenv.policies.policy_spec import make_policy
     from agentenv.policies.scripted import ScriptedPolicy
     from agentenv.policies.vllm import VLLMPolicy
+
+# sentence-transformers imports the trainer of transformers, which imports peft, which imports bitsandbytes wherever that is
+# installed, in runs without a 4-bit base too. On some processors it then warns that a kernel from a model hub is missing,
+# which no run here asks for.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 __all__ = [
     "Agent",

@@ -18,7 +18,7 @@ Attention = Literal["auto", "sdpa", "flash_attention_2", "flash_attention_3", "f
 BEST_FIRST = ("flash_attention_3", "flash_attention_2")
 """Attention kernels that ``auto`` takes on a CUDA device where they are installed and run; otherwise it takes ``sdpa``."""
 _HOPPER = 9
-"""The first number of the compute capability that FlashAttention-3 was written for; it does not run on Blackwell (10, 12)."""
+"""First number of the compute capability that FlashAttention-3 was written for; it does not run on Blackwell (10, 12)."""
 
 
 class ComputeSettings(Frozen):
@@ -32,8 +32,8 @@ class ComputeSettings(Frozen):
     float32 elsewhere. Encoders and rerankers use bfloat16 only where it is named."""
     attention: Attention = "auto"
     """How attention is computed. ``auto`` is the best that is installed on a CUDA device in bfloat16 (flash_attention_3 on
-    cards of compute capability 9, flash_attention_2, sdpa), and sdpa elsewhere. Flash and flex attention serve the learner, which
-    then packs rows into one line; the passes of the sampler have a mask of their own and use sdpa."""
+    cards of compute capability 9, flash_attention_2, sdpa), and sdpa elsewhere. Flash and flex attention serve the learner,
+    which then packs rows into one line; the passes of the sampler have a mask of their own and use sdpa."""
     compile: bool = False
     """Whether torch compiles the layers of a policy, for sampling and learning alike. The first passes take a minute or
     more, and log-probs change in the last digits."""
@@ -153,8 +153,8 @@ def _attention(name: str, device: "torch.device", *, rounds: bool) -> str:
         )
     if name == "flash_attention_3" and device.type == "cuda" and not _is_hopper(device):
         raise ConfigurationError(
-            f"compute.attention={name!r} runs on cards of compute capability {_HOPPER} (Hopper) alone, and {str(device)!r} is "
-            "another one: set it to 'auto'"
+            f"compute.attention={name!r} runs on cards of compute capability {_HOPPER} (Hopper) alone, and {str(device)!r} "
+            "is another one: set it to 'auto'"
         )
     if name in BEST_FIRST and name not in flash:
         raise ConfigurationError(

@@ -3,7 +3,8 @@
 Everything that the draws of a batch need goes to the device once. Of a step the host gets the drawn tokens and their
 log-probs, in one transfer, because it is text that decides where an action ends.
 
-Shapes: B rows of one batch, V vocabulary, U tokens that a row may sample at most.
+Shapes: B rows of one batch, V vocabulary, U tokens that a row may sample at most; of the cache L layers, S slots, H heads of
+keys and values, C tokens that a slot has room for, D size of a head.
 """
 
 import math
@@ -26,8 +27,14 @@ class Cached:
     """What is kept for one episode between its turns."""
 
     ids: list[int]
-    kv: Tensor  # [L, 2, H, len(ids), D]
+    slots: Tensor  # [L, 2, S, H, C, D]; one slot alone where the episode has a copy of its own
+    slot: int
     images: tuple[PlacedImage, ...] = ()
+
+    @property
+    def kv(self) -> Tensor:
+        """[L, 2, H, C, D], of which the first len(ids) tokens are those of the episode."""
+        return self.slots[:, :, self.slot]
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,6 @@ class Row:
         self.logprobs: list[float] = []
         self.text = ""
         self.finish: FinishReason | None = None
-        self.kv: Tensor | None = None
         self.uniforms = np.random.Generator(np.random.Philox(request.sampling.seed % 2**64)).random(
             self.limit
         )
@@ -79,6 +85,16 @@ class Row:
     def length(self) -> int:
         """Tokens of prompt and sample together."""
         return len(self.ids) + len(self.sampled)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of prompt and sample together, once as many are sampled as may be."""
+        return len(self.ids) + self.limit
+
+    @property
+    def valid(self) -> bool:
+        """Whether its log-probs are finite so far."""
+        return self.finish is not FinishReason.ABORT
 
     def take(self, token: int, logprob: float) -> None:
         """Records one sampled token and decides whether the row is finished."""

@@ -1,11 +1,10 @@
 """``HFPolicy``: any transformers causal model, sampled in batches with its key/value cache kept across turns.
 
-Shapes: B episodes of one batch, Q new tokens, S cached plus new tokens, V vocabulary, L layers, H key/value heads,
-D size of a head.
+Shapes: B episodes of one batch, Q new tokens, C tokens that the cache of an episode has room for, V vocabulary, L layers,
+H key/value heads, D size of a head, S slots.
 """
 
 import itertools
-import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,8 @@ from agentenv.core.images import PlacedImage
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.compute import ComputeSettings, process_compute
-from agentenv.policies.decoding import Cached, Draws, Request, Row, Vocabulary, draw, fetched
+from agentenv.policies.decoding import Draws, Request, Row, Vocabulary, draw, fetched
+from agentenv.policies.episode_cache import EpisodeCache, copy_slots
 from agentenv.policies.forward import CacheShape, RowCache, require_support, step, text_config
 from agentenv.policies.loading import load_model
 from agentenv.policies.lora import base_and_adapter, load_weights
@@ -72,8 +72,7 @@ class HFPolicy:
         self.version = 0
         self.forward_seconds = 0.0
         """Seconds spent in the model's forward passes so far."""
-        self._cache: dict[str, Cached] = {}
-        self._memory = torch.empty(0, dtype=model.dtype, device=model.device)
+        self._cache = EpisodeCache(self._shape, self.context_tokens)
         self._weights = (
             threading.Lock()
         )  # held by whoever reads them for a batch, and by whoever exchanges them
@@ -140,7 +139,7 @@ class HFPolicy:
 
     def release(self, episode: str) -> None:
         """Drops the cache of ``episode``."""
-        self._cache.pop(episode, None)
+        self._cache.release(episode)
 
     def set_weights(self, weights: Mapping[str, Tensor] | None = None, version: int | None = None) -> None:
         """Tells that the weights changed: the version grows and every cache is dropped, between two batches.
@@ -215,8 +214,10 @@ class HFPolicy:
     @torch.inference_mode()
     def _run(self, requests: list[Request]) -> list[Completion]:
         vocabulary = Vocabulary(self._pieces, self.ends, self.tokenizer.decode)
-        rows = [Row(request, self.context_tokens, vocabulary, self._cache) for request in requests]
-        cache, logits = self._prefill(rows)
+        rows = [Row(request, self.context_tokens, vocabulary, self._cache.held) for request in requests]
+        slots, logits = self._prefill(rows)
+        whole = cache = RowCache(slots[:, :, : len(rows)])
+        places = list(range(len(rows)))  # of the batch in ``whole``
         batch, draws = rows, Draws.of(rows, self.model.device)
         shifts = self._ids([[shift_of(row.images)] for row in rows]) if any(r.images for r in rows) else None
         positions = moving = logits.new_empty(0, dtype=torch.long)
@@ -225,32 +226,37 @@ class HFPolicy:
             chosen, logprobs = draw(logits, draws, count)
             for row, token, logprob in zip(batch, *fetched(chosen, logprobs), strict=True):
                 row.take(token, logprob)
-            places = [place for place, row in enumerate(batch) if row.finish is None]
-            if not places:
+            going = [place for place, row in enumerate(batch) if row.finish is None]
+            if not going:
                 break
-            if len(places) < _COMPACT_BELOW * len(batch):
-                _keep(cache, batch)
-                cache, chosen = RowCache(cache.kv[:, :, places].contiguous()), chosen[places]
-                batch = [batch[place] for place in places]
-                draws = draws.picked(places, batch)
-                shifts = shifts[places] if shifts is not None else None
-            if len(places) == running:
+            if len(going) < _COMPACT_BELOW * len(batch):
+                _write_back(whole, places, cache, batch)
+                batch, places = [batch[place] for place in going], [places[place] for place in going]
+                room = max(row.longest for row in batch)
+                cache, chosen = RowCache(cache.kv[:, :, going, :, :room].contiguous()), chosen[going]
+                draws = draws.picked(going, batch)
+                shifts = shifts[going] if shifts is not None else None
+            if len(going) == running:
                 positions = positions + moving
             else:
                 pairs = self._ids([[row.length - 1, int(row.finish is None)] for row in batch])
                 positions, moving = pairs[:, :1], pairs[:, 1:]
-            running = len(places)
+            running = len(going)
             vision = {"position_ids": (positions + shifts).expand(3, -1, -1)} if shifts is not None else None
             fed = chosen[:, None] if self.image_reader is None else self.image_reader.fed(chosen[:, None])
             logits = self._forward(cache, fed, positions, max(row.length for row in batch), vision=vision)
-        _keep(cache, batch)
-        return [self._finish(row) for row in rows]
+        _write_back(whole, places, cache, batch)
+        self._cache.close(rows, slots)
+        return [self._completion(row) for row in rows]
 
     def _ids(self, values: list[list[int]]) -> Tensor:
         return torch.tensor(values, device=self.model.device)
 
-    def _prefill(self, rows: list[Row]) -> tuple[RowCache, Tensor]:
-        """Feeds what each row's cache lacks; rows with equal prompts and no cache are fed once."""
+    def _prefill(self, rows: list[Row]) -> tuple[Tensor, Tensor]:
+        """Slots [L, 2, S, H, C, D] after what each row's cache lacked was fed, and logits [B, V] after that.
+
+        Rows with equal prompts and no cache are fed once.
+        """
         first: dict[tuple[Any, ...], int] = {}
         unique: list[int] = []
         source: list[int] = []
@@ -262,33 +268,21 @@ class HFPolicy:
             source.append(first[key])
         fed = [rows[i] for i in unique]
         width = max(len(row.ids) - row.start for row in fed)
-        size = max(max(row.start + width, row.length + row.sampling.max_tokens) for row in rows)
-        cache = RowCache(self._stack(fed, size))
+        size = max(max(row.start + width, row.longest) for row in rows)
+        slots = self._cache.opened(rows, fed, size, self.model)
         new = [row.ids[row.start :] for row in fed]
         ids = self._ids([[*tokens, *[0] * (width - len(tokens))] for tokens in new])
         positions = self._ids([list(range(row.start, row.start + width)) for row in fed])
         last = torch.tensor([len(tokens) - 1 for tokens in new], device=ids.device)
         ids, vision = self._fed(ids, [(len(row.ids), row.images) for row in fed], [row.start for row in fed])
         seen = max(row.start for row in fed) + width
+        cache = RowCache(slots[:, :, : len(fed)])
         logits = self._forward(cache, ids, positions, seen, last, vision=vision)
         if len(fed) < len(rows):
-            cache = RowCache(cache.kv[:, :, source].contiguous())
+            copies = [(fed_at, place) for place, fed_at in enumerate(source) if fed_at != place]
+            copy_slots(slots, copies, seen)
             logits = logits[source]
-        return cache, logits
-
-    def _stack(self, rows: list[Row], size: int) -> Tensor:
-        kv = self._cleared((self._shape.layers, 2, len(rows), self._shape.heads, size, self._shape.width))
-        for place, row in enumerate(rows):
-            if row.cached is not None:
-                kv[:, :, place, :, : row.start] = row.cached.kv[..., : row.start, :]
-        return kv
-
-    def _cleared(self, shape: tuple[int, ...]) -> Tensor:
-        """Zeros in memory that is kept from batch to batch: clearing known pages is cheaper than mapping fresh ones."""
-        count = math.prod(shape)
-        if len(self._memory) < count:
-            self._memory = torch.empty(count, dtype=self.model.dtype, device=self.model.device)
-        return self._memory[:count].view(shape).zero_()
+        return slots, logits
 
     def _forward(
         self,
@@ -306,12 +300,7 @@ class HFPolicy:
         self.forward_seconds += time.perf_counter() - began
         return logits
 
-    def _finish(self, row: Row) -> Completion:
-        episode = row.request.episode
-        if episode is not None and row.kv is not None and row.finish is not FinishReason.ABORT:
-            held = row.length - 1  # the last sampled token was never fed
-            ids, kv = (row.ids + row.sampled)[:held], row.kv[:, :, :, :held].clone()
-            self._cache[episode] = Cached(ids, kv, row.images)
+    def _completion(self, row: Row) -> Completion:
         assert row.finish is not None
         return Completion(
             ids=tuple(row.sampled),
@@ -322,11 +311,21 @@ class HFPolicy:
         )
 
 
-def _keep(cache: RowCache, rows: Sequence[Row]) -> None:
-    """Gives each row that has finished its part of the cache."""
-    for place, row in enumerate(rows):
+def _write_back(whole: RowCache, places: Sequence[int], cache: RowCache, rows: Sequence[Row]) -> None:
+    """Brings what finished rows sampled to their slots, where they were decoded in a batch that was cut down.
+
+    Args:
+        whole: The slots of the batch before that.
+        places: Of the rows among these.
+        cache: In which the rows were decoded.
+        rows: Those of ``cache``.
+    """
+    if cache is whole:
+        return
+    for place, (slot, row) in enumerate(zip(places, rows, strict=True)):
         if row.finish is not None:
-            row.kv = cache.kv[:, :, place]
+            new = slice(len(row.ids), row.length - 1)
+            whole.kv[:, :, slot, :, new] = cache.kv[:, :, place, :, new]
 
 
 def _longest(model: Any) -> int:
