@@ -156,19 +156,24 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
     # Not the output layer: another thread may have it pick places right now, and it is called as a module here.
     if not plain or any(map(_is_changed, (model, *model.model.modules()))):
         return None
-    return FusedDecoder(model) if all(map(_is_plain, model.model.layers)) else None
+    home = type(model).__module__
+    return FusedDecoder(model) if all(_is_plain(layer, home) for layer in model.model.layers) else None
 
 
-def _is_plain(layer: Any) -> bool:
-    """Whether ``layer`` holds plain matrices, with biases where they are looked for: no adapters, no quantized weights."""
+def _is_plain(layer: Any, home: str) -> bool:
+    """Whether ``layer`` holds plain matrices, with biases where they are looked for: no adapters, no quantized weights.
+
+    All else in it is of the module ``home`` of transformers, and so no other norm.
+    """
     attention, inner = layer.self_attn, layer.mlp
     products = (attention.o_proj, inner.gate_proj, inner.up_proj, inner.down_proj)
     readers = (attention.q_proj, attention.k_proj, attention.v_proj)
+    parts = (layer, attention, inner, layer.input_layernorm, layer.post_attention_layernorm)
     return (
         all(type(product) is nn.Linear for product in (*products, *readers))
         and all(product.bias is None for product in products)
         and len({reader.bias is None for reader in readers}) == 1
-        and type(layer).__name__.endswith("DecoderLayer")
+        and all(type(part).__module__ == home for part in parts)
     )
 
 

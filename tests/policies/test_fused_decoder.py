@@ -126,7 +126,7 @@ def test_models_that_compute_otherwise_are_left_alone() -> None:
 
 # What torch imports to compile warns about itself.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("change", [checkpoint_layers, compile_layers, "hook", "adapter", "eager"])
+@pytest.mark.parametrize("change", [checkpoint_layers, compile_layers, "hook", "adapter", "norm", "eager"])
 def test_models_that_were_changed_are_left_alone(change: Any) -> None:
     model = tiny_model("qwen2").eval()
     assert fused_decoder(model) is not None
@@ -134,6 +134,8 @@ def test_models_that_were_changed_are_left_alone(change: Any) -> None:
         model.model.register_forward_pre_hook(lambda *_: None)
     elif change == "adapter":
         model.model.layers[1].mlp.up_proj = torch.nn.Sequential(model.model.layers[1].mlp.up_proj)
+    elif change == "norm":
+        model.model.layers[1].input_layernorm = torch.nn.RMSNorm(32)
     elif change == "eager":
         model.set_attn_implementation("eager")
     else:
