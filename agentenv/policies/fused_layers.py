@@ -62,7 +62,7 @@ def gated(hidden: Tensor, gate_up: Tensor, down: Tensor, eps: float) -> Tensor:
 
 def interleaved(weight: Tensor, width: int) -> Tensor:
     """Rows of ``weight`` [G D, ...] in the order in which the halves of a head of ``width`` stand side by side."""
-    return weight.unflatten(0, (-1, 2, width // 2)).transpose(1, 2).flatten(0, 2)
+    return weight.reshape(-1, 2, width // 2, *weight.shape[1:]).transpose(1, 2).flatten(0, 2)
 
 
 def _normalised(hidden: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ def _norm_slopes(slopes: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
 
 
 def _turn_(heads: Tensor, turns: Tensor) -> None:
-    torch.view_as_complex(heads.unflatten(-1, (-1, 2))).mul_(turns)
+    torch.view_as_complex(heads.view(*heads.shape[:-1], -1, 2)).mul_(turns)
 
 
 class _Project(torch.autograd.Function):
@@ -96,11 +96,11 @@ class _Project(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         unit, scale = _normalised(hidden, eps)
         width = 2 * turns.shape[-1]
-        heads = linear(unit, weight, bias).unflatten(-1, (-1, width))
+        heads = linear(unit, weight, bias).view(*hidden.shape[:-1], -1, width)
         ctx.turned = sum(sizes[:turned])
         _turn_(heads[..., : ctx.turned, :], turns)
         ctx.save_for_backward(unit, scale, weight, turns)
-        return heads.split(sizes, dim=-2)
+        return torch.split(heads, list(sizes), dim=-2)
 
     @staticmethod
     @once_differentiable

@@ -1,30 +1,33 @@
 """The two halves of a fused layer: their values and gradients against the same steps one by one, and by hand."""
 
 import math
+from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="needs the train extra")
+
+from torch import Tensor  # noqa: E402
 
 from agentenv.policies.fused_layers import gated, interleaved, project  # noqa: E402
 
 EPS = 1e-6
 
 
-def random(*shape):
+def random(*shape: int) -> Any:
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
 
-def unit(hidden):
+def unit(hidden: Tensor) -> Any:
     return hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + EPS)
 
 
-def halves(heads, cosines, sines):
+def halves(heads: Tensor, cosines: Tensor, sines: Tensor) -> Any:
     first, second = heads.chunk(2, dim=-1)
     return heads * cosines + torch.cat([-second, first], dim=-1) * sines
 
 
-def test_a_projection_by_hand():
+def test_a_projection_by_hand() -> None:
     """(3, 4) has the root mean square 5 / sqrt(2), and a quarter turn takes (a, b) to (-b, a)."""
     hidden = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
     turns = torch.tensor([[[1j]]], dtype=torch.complex128)
@@ -36,7 +39,7 @@ def test_a_projection_by_hand():
     assert kept.flatten().tolist() == pytest.approx([3 * scale, 4 * scale])
 
 
-def test_a_gated_half_by_hand():
+def test_a_gated_half_by_hand() -> None:
     """With u = (1, 1), gate 1 and up 2 of it: silu(1) * 2 is added once to the first component and twice to the second."""
     hidden = torch.tensor([[2.0, 2.0]], dtype=torch.float64)
     gate_up = torch.tensor([[1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
@@ -46,7 +49,7 @@ def test_a_gated_half_by_hand():
 
 
 @pytest.mark.parametrize("biased", [True, False])
-def test_a_projection_has_the_values_and_gradients_of_its_steps(biased):
+def test_a_projection_has_the_values_and_gradients_of_its_steps(biased: bool) -> None:
     torch.manual_seed(0)
     hidden, weight, bias = random(2, 3, 6), random(20, 6), random(20) if biased else None
     angles = torch.rand(2, 3, 1, 2, dtype=torch.float64)
@@ -55,7 +58,7 @@ def test_a_projection_has_the_values_and_gradients_of_its_steps(biased):
     plain = torch.nn.functional.linear(unit(hidden), weight, bias).unflatten(-1, (5, 4))
     wanted = [halves(plain[..., :4, :], both.cos(), both.sin()), plain[..., 4:, :]]
     turning = torch.cat([interleaved(weight[:16], 4), weight[16:]])
-    shifts = torch.cat([interleaved(bias[:16], 4), bias[16:]]) if biased else None
+    shifts = torch.cat([interleaved(bias[:16], 4), bias[16:]]) if bias is not None else None
     *found, values = project(hidden, turning, shifts, turns, (3, 1, 1), 2, EPS)
     # Halves side by side are the same numbers in another order.
     order = torch.tensor([0, 2, 1, 3])
@@ -71,7 +74,7 @@ def test_a_projection_has_the_values_and_gradients_of_its_steps(biased):
     torch.testing.assert_close(ours, theirs)
 
 
-def test_a_gated_half_has_the_values_and_gradients_of_its_steps():
+def test_a_gated_half_has_the_values_and_gradients_of_its_steps() -> None:
     torch.manual_seed(0)
     hidden, gate_up, down = random(7, 6), random(10, 6), random(6, 5)
     found = gated(hidden, gate_up, down, EPS)
