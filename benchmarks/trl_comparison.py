@@ -66,16 +66,28 @@ class Setting:
 class Measured:
     """What one side did."""
 
-    ends: list[float] = field(default_factory=list)
-    """When each step ended."""
+    ends: list[tuple[float, float]] = field(default_factory=list)
+    """When each step ended: by the clock, and in seconds of the processor that this process had taken."""
     tokens: dict[str, int] = field(default_factory=dict)
     """Of the last step: episodes, and their prompt, sampled and observed tokens."""
 
+    def mark(self) -> None:
+        """A step ends, or the first one begins."""
+        self.ends.append((time.perf_counter(), time.process_time()))
+
     def summary(self, warmup: int) -> dict[str, Any]:
-        """Seconds of each measured step, their median, and the counts."""
-        pairs = zip(self.ends[warmup:-1], self.ends[warmup + 1 :], strict=True)
-        seconds = [round(after - before, 4) for before, after in pairs]
-        return {"median_seconds": statistics.median(seconds), "seconds": seconds, "tokens": self.tokens}
+        """Seconds of each measured step by the clock and of the processor, their medians, and the counts."""
+        steps = list(zip(self.ends[warmup:-1], self.ends[warmup + 1 :], strict=True))
+        seconds, processor = (
+            [round(after[kind] - before[kind], 4) for before, after in steps] for kind in (0, 1)
+        )
+        return {
+            "median_seconds": statistics.median(seconds),
+            "median_processor_seconds": statistics.median(processor),
+            "seconds": seconds,
+            "processor_seconds": processor,
+            "tokens": self.tokens,
+        }
 
 
 def load(spec: str) -> HFPolicy:
@@ -100,7 +112,8 @@ def run_ours(setting: Setting) -> Measured:
     config = RolloutConfig(
         context_tokens=policy.model.config.max_position_embeddings, turn_tokens=setting.tokens
     )
-    size, measured = setting.group_size, Measured([time.perf_counter()])
+    size, measured = setting.group_size, Measured()
+    measured.mark()
     for step in range(setting.steps):
         specs = [
             EpisodeSpec(
@@ -114,7 +127,7 @@ def run_ours(setting: Setting) -> Measured:
         rows = [row for group in groups for row in rows_of(group, group_relative(group))]
         learner.step(rows)
         policy.set_weights()
-        measured.ends.append(time.perf_counter())
+        measured.mark()
     sampled = sum(int(row.mask.sum()) for row in rows)
     prompts = sum(len(trajectory.segments[0].ids) for trajectory in played)
     seen = sum(len(row.ids) for row in rows) - sampled - prompts
@@ -152,6 +165,7 @@ def compare(args: argparse.Namespace, tokens: int, turns: int, *, own_prompts: b
         "agentenv": ours,
         "trl": trl | {"rows_a_pass": batch, "trials_seconds": trials},
         "ratio": trl["median_seconds"] / ours["median_seconds"],
+        "processor_ratio": trl["median_processor_seconds"] / ours["median_processor_seconds"],
     }
 
 
@@ -195,7 +209,8 @@ def line(cell: dict[str, Any]) -> str:
     return (
         f"{cell['tokens_a_turn']:>4} tokens a turn, {cell['turns']} turns, {cell['prompts']:<6} prompts: "
         f"agentenv {cell['agentenv']['median_seconds']:7.2f} s, TRL {cell['trl']['median_seconds']:7.2f} s "
-        f"({cell['trl']['rows_a_pass']} rows a pass), {cell['ratio']:.2f} times"
+        f"({cell['trl']['rows_a_pass']} rows a pass), {cell['ratio']:.2f} times; "
+        f"in processor time {cell['processor_ratio']:.2f} times"
     )
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,16 @@ from agentenv.policies.hf import HFPolicy
 
 
 class _StepEnds(TrainerCallback):  # type: ignore[misc]
-    def __init__(self, ends: list[float]) -> None:
-        self.ends = ends
+    def __init__(self, mark: Callable[[], None]) -> None:
+        self.mark = mark
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Everything is set up."""
-        self.ends.append(time.perf_counter())
+        self.mark()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An optimiser step is done."""
-        self.ends.append(time.perf_counter())
+        self.mark()
 
 
 def train(setting: Any, policy: HFPolicy, batch: int, measured: Any) -> None:
@@ -67,7 +67,7 @@ def train(setting: Any, policy: HFPolicy, batch: int, measured: Any) -> None:
             args=configure(setting, Path(place), batch, rows),
             train_dataset=datasets.Dataset.from_list([{"prompt": text} for text in leaders]),
             processing_class=tokenizer,
-            callbacks=[_StepEnds(measured.ends)],
+            callbacks=[_StepEnds(measured.mark)],
             rollout_func=play if plays else None,
         )
         with contextlib.redirect_stdout(sys.stderr):

@@ -10,7 +10,7 @@ keys and values, C tokens that a slot has room for, D size of a head.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +20,9 @@ from torch import Tensor
 from agentenv.core.chat import cut_at_stop
 from agentenv.core.images import PlacedImage
 from agentenv.core.types import FinishReason, Sampling
+from agentenv.policies.forward import SharedPrompts
+
+_WORTH_SHARING = 32  # tokens; reading fewer once costs more operations than it saves reads
 
 
 @dataclass
@@ -114,6 +117,14 @@ class Row:
             self.finish, self.text = FinishReason.STOP, cut[1]
         elif len(self.sampled) == self.limit:
             self.finish, self.text = FinishReason.LENGTH, decode(self.sampled)
+
+
+def shared_prompts(rows: Sequence[Row]) -> SharedPrompts | None:
+    """What groups of neighbouring rows with equal prompts share, where all groups are of one size and share enough."""
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: row.ids)]
+    size, tokens = len(groups[0]), min(len(group[0].ids) for group in groups)
+    alike = size > 1 and all(len(group) == size for group in groups)
+    return SharedPrompts(size, tokens) if alike and tokens >= _WORTH_SHARING else None
 
 
 def reusable(cached: Cached, request: Request) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agentenv.errors import ConfigurationError
+from agentenv.policies.fused_decoder import FusedDecoder, fused_decoder
 from agentenv.policies.lora import is_adapted
 
 Attention = Tensor | Mapping[str, Tensor]
@@ -44,11 +45,19 @@ class CacheShape(NamedTuple):
     width: int
 
 
+class SharedPrompts(NamedTuple):
+    """Neighbouring rows of a cache that begin with the same tokens: groups of ``rows``, alike in their first ``tokens``."""
+
+    rows: int
+    tokens: int
+
+
 class RowCache:
     """A key/value cache whose rows stand at different lengths; has what transformers models ask of a cache."""
 
-    def __init__(self, kv: Tensor) -> None:
+    def __init__(self, kv: Tensor, shared: SharedPrompts | None = None) -> None:
         self.kv = kv  # [L, 2, B, H, K, D]
+        self.shared = shared  # None where nothing is known of rows that begin alike
         self.rows = torch.arange(kv.shape[2], device=kv.device)[:, None]
         self.positions = torch.zeros_like(self.rows)  # [B, Q], set before each forward
 
@@ -88,7 +97,15 @@ def autocast(device: torch.device, *, enabled: bool = True) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled and known)
 
 
-def logits_at(model: Any, ids: Tensor, rows: Tensor, places: Tensor, **inputs: Any) -> Tensor:
+def logits_at(
+    model: Any,
+    ids: Tensor,
+    rows: Tensor,
+    places: Tensor,
+    *,
+    decoder: FusedDecoder | None = None,
+    **inputs: Any,
+) -> Tensor:
     """Logits [N, V] of ``model.forward`` after the tokens at ``places`` of ``rows``; no others are computed.
 
     Passes of other threads through the same model are not touched: a checkpoint is looked at while episodes go on.
@@ -98,8 +115,12 @@ def logits_at(model: Any, ids: Tensor, rows: Tensor, places: Tensor, **inputs: A
         ids: int64[B, T], what is fed.
         rows: int64[N].
         places: int64[N], of the tokens in what is fed.
+        decoder: The model's, where one is at hand; None makes one of the present weights where the model allows it.
         inputs: What else ``forward`` takes.
     """
+    decoder = decoder or fused_decoder(model)
+    if decoder is not None:
+        return decoder.logits_at(ids, rows, places, **inputs)
     base = model.get_base_model() if is_adapted(model) else model
     calls, own = 0, threading.get_ident()
 
@@ -318,6 +339,7 @@ def step(
     *,
     seen: int,
     vision: Mapping[str, Tensor] | None = None,
+    decoder: FusedDecoder | None = None,
 ) -> Tensor:
     """Feeds a cache more tokens.
 
@@ -329,11 +351,12 @@ def step(
         last: int64[B], of each row the token whose logits are wanted; None is the final one.
         seen: One more than the largest position; read from the device it would cost a wait for it.
         vision: What ``forward`` takes for images, with the positions that embeddings turn by in the place of ``positions``.
+        decoder: See ``logits_at``.
 
     Returns:
         Logits [B, V].
     """
-    view = RowCache(cache.kv[:, :, :, :, :seen])
+    view = RowCache(cache.kv[:, :, :, :, :seen], cache.shared)
     view.positions = positions
     keys = torch.arange(seen, device=ids.device)
     visible = keys <= positions[:, None, :, None]
@@ -346,5 +369,6 @@ def step(
         attention_mask=attention(model, visible, positions, keys[None]),
         past_key_values=view,
         use_cache=True,
+        decoder=decoder,
         **{"position_ids": positions, **(vision or {})},
     )

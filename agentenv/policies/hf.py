@@ -21,13 +21,15 @@ from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.attention import serve_masks
 from agentenv.policies.compute import ComputeSettings, process_compute
-from agentenv.policies.decoding import Draws, Request, Row, Vocabulary, draw, fetched
+from agentenv.policies.decoding import Draws, Request, Row, Vocabulary, draw, fetched, shared_prompts
 from agentenv.policies.episode_cache import EpisodeCache, copy_slots
 from agentenv.policies.forward import CacheShape, RowCache, require_support, step, text_config
+from agentenv.policies.fused_decoder import FusedDecoder, fused_decoder
 from agentenv.policies.loading import load_model
 from agentenv.policies.lora import base_and_adapter, load_weights
 from agentenv.policies.vision import PixelReader, require_images, shift_of
 
+_TOGETHER = 2048  # tokens that a fused decoder is fed at once: what its layers pass on then stays in the processor's cache
 _COMPACT_BELOW = 0.5  # share of unfinished rows under which a decoding batch is cut down to them
 
 
@@ -75,6 +77,7 @@ class HFPolicy:
         self.forward_seconds = 0.0
         """Seconds spent in the model's forward passes so far."""
         self._cache = EpisodeCache(self._shape, self.context_tokens)
+        self._decoder: FusedDecoder | None = None
         self._weights = (
             threading.Lock()
         )  # held by whoever reads them for a batch, and by whoever exchanges them
@@ -217,8 +220,9 @@ class HFPolicy:
     def _run(self, requests: list[Request]) -> list[Completion]:
         vocabulary = Vocabulary(self._pieces, self.ends, self.tokenizer.decode)
         rows = [Row(request, self.context_tokens, vocabulary, self._cache.held) for request in requests]
+        self._decoder = fused_decoder(self.model)
         slots, logits = self._prefill(rows)
-        whole = cache = RowCache(slots[:, :, : len(rows)])
+        whole = cache = RowCache(slots[:, :, : len(rows)], shared_prompts(rows))
         places = list(range(len(rows)))  # of the batch in ``whole``
         batch, draws = rows, Draws.of(rows, self.model.device)
         shifts = self._ids([[shift_of(row.images)] for row in rows]) if any(r.images for r in rows) else None
@@ -272,19 +276,28 @@ class HFPolicy:
         width = max(len(row.ids) - row.start for row in fed)
         size = max(max(row.start + width, row.longest) for row in rows)
         slots = self._cache.opened(rows, fed, size, self.model)
-        new = [row.ids[row.start :] for row in fed]
-        ids = self._ids([[*tokens, *[0] * (width - len(tokens))] for tokens in new])
-        positions = self._ids([list(range(row.start, row.start + width)) for row in fed])
-        last = torch.tensor([len(tokens) - 1 for tokens in new], device=ids.device)
-        ids, vision = self._fed(ids, [(len(row.ids), row.images) for row in fed], [row.start for row in fed])
-        seen = max(row.start for row in fed) + width
-        cache = RowCache(slots[:, :, : len(fed)])
-        logits = self._forward(cache, ids, positions, seen, last, vision=vision)
+        rows_at_once = len(fed) if self._decoder is None else max(1, _TOGETHER // width)
+        starts = range(0, len(fed), rows_at_once)
+        logits = torch.cat([self._feed(slots, fed[at : at + rows_at_once], at) for at in starts])
         if len(fed) < len(rows):
             copies = [(fed_at, place) for place, fed_at in enumerate(source) if fed_at != place]
-            copy_slots(slots, copies, seen)
+            copy_slots(slots, copies, max(len(row.ids) for row in fed))
             logits = logits[source]
         return slots, logits
+
+    def _feed(self, slots: Tensor, rows: Sequence[Row], first: int) -> Tensor:
+        """Feeds what the cache lacks of ``rows``, whose slots begin with ``first``; logits [B, V] after that."""
+        new = [row.ids[row.start :] for row in rows]
+        width = max(map(len, new))
+        ids = self._ids([[*tokens, *[0] * (width - len(tokens))] for tokens in new])
+        positions = self._ids([list(range(row.start, row.start + width)) for row in rows])
+        last = torch.tensor([len(tokens) - 1 for tokens in new], device=ids.device)
+        ids, vision = self._fed(
+            ids, [(len(row.ids), row.images) for row in rows], [row.start for row in rows]
+        )
+        seen = max(row.start for row in rows) + width
+        cache = RowCache(slots[:, :, first : first + len(rows)])
+        return self._forward(cache, ids, positions, seen, last, vision=vision)
 
     def _forward(
         self,
@@ -298,7 +311,9 @@ class HFPolicy:
     ) -> Tensor:
         """Feeds ids [B, Q]; see ``step``. The seconds that are counted end when the device has its orders."""
         began = time.perf_counter()
-        logits = step(self.model, cache, ids, positions, last, seen=seen, vision=vision).float()
+        logits = step(
+            self.model, cache, ids, positions, last, seen=seen, vision=vision, decoder=self._decoder
+        ).float()
         self.forward_seconds += time.perf_counter() - began
         return logits
 
