@@ -11,7 +11,7 @@ reinforcement learning: an episode says little about reading where the answer wa
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -46,14 +46,16 @@ class ReaderWarmstartConfig:
     """Passages a search, as in the episodes to come."""
     lessons: int = 12_000
     """Lessons for all weights of the encoder but its embeddings."""
-    low_rank_lessons: int = 2_000
-    """Lessons after them, for changes of low rank."""
+    crowded_lessons: int = 1_360
+    """Lessons after them, for changes of low rank, among as many passages as an episode shows."""
     window: int = 90
     """Words of a passage in a lesson of one hop."""
     kept: int = 180
     """Questions of several hops that are left to the episodes: those that ``train.limit`` draws with the same seed."""
+    others: int = 1
+    """Most passages without an answer of a lesson of one hop."""
     passages: int = 3
-    """Passages of a lesson: the gold ones first, then others that a search found."""
+    """Most passages of a search in a lesson of several hops: the gold ones first, then others that it found."""
     segment_tokens: int = 256
     """Most tokens of a question and a passage together; the rest of the passage is not read."""
     frozen_layers: int = 0
@@ -93,6 +95,21 @@ def endless_lessons(config: ReaderWarmstartConfig, rng: Random) -> Iterator[Less
         yield from lessons
 
 
+def crowded_lessons(config: ReaderWarmstartConfig, rng: Random) -> Iterator[Lesson]:
+    """Lessons in which every passage that a search found is shown, a third of them of several hops.
+
+    The scores of all passages are compared in one softmax, so a reader that was taught beside one wrong passage prefers too
+    readily some span of the nine that an episode shows besides.
+    """
+    crowded = replace(config, others=4, passages=8)
+    others = endless_lessons(crowded, rng)
+    while True:
+        several = list(_several_hops(crowded, rng))
+        rng.shuffle(several)
+        for lesson in several:
+            yield from (lesson, next(others), next(others))
+
+
 def _one_hop(name: str, config: ReaderWarmstartConfig, rng: Random) -> Iterator[Lesson]:
     given = SourceConfig(dataset=name, data=config.data)
     source = open_tasks(given, SearchConfig(), EnvConfig())
@@ -100,10 +117,12 @@ def _one_hop(name: str, config: ReaderWarmstartConfig, rng: Random) -> Iterator[
     assert corpus is not None
     retriever = BM25Retriever.build(corpus)
     for task, found in zip(
-        source.tasks, _search(retriever, [t.question for t in source.tasks], 3), strict=True
+        source.tasks,
+        _search(retriever, [t.question for t in source.tasks], config.others + 2),
+        strict=True,
     ):
         golds = [corpus[corpus.row_of(one)] for one in task.data["supporting_ids"][:1]]
-        others = _others(found, golds, rng, 1)
+        others = _others(found, golds, rng, config.others)
         shown = [*(_found(gold, "") for gold in golds), *(_found(other, "") for other in others)]
         cut = tuple(one._replace(text=window_of(one.text, task.answers, config.window, rng)) for one in shown)
         lesson = answer_lesson(task, Reading(task.question, cut, 2), golds)
@@ -140,11 +159,11 @@ def _searched(retriever: Retriever, tasks: Sequence[Task], k: int) -> list[tuple
 def found_lesson(
     task: Task, passages: Sequence[Passage], config: ReaderWarmstartConfig, rng: Random
 ) -> Lesson | None:
-    """The lesson to answer from the first two passages that an answer stands in, beside one in which none stands."""
+    """The lesson to answer from the first two passages that an answer stands in, beside some in which none stands."""
     answers = [answer.strip().lower() for answer in task.answers]
     having = [p for p in passages if any(_stands(answer, p.text.lower()) for answer in answers)]
     others = [p for p in passages if p not in having]
-    shown = [*having[:2], *others[:1]]
+    shown = [*having[:2], *others[: config.others]]
     cut = tuple(
         _found(p, "")._replace(text=window_of(" ".join(p.text.split()), task.answers, config.window, rng))
         for p in shown

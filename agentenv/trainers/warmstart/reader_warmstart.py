@@ -31,7 +31,12 @@ from agentenv.policies.reader_adapter import (
 )
 from agentenv.policies.reader_model import Choices, EncoderInput, PassageReader
 from agentenv.progress import Display
-from agentenv.trainers.warmstart.reader_lessons import Lesson, ReaderWarmstartConfig, endless_lessons
+from agentenv.trainers.warmstart.reader_lessons import (
+    Lesson,
+    ReaderWarmstartConfig,
+    crowded_lessons,
+    endless_lessons,
+)
 from agentenv.trainers.warmstart.supervised import METRICS, Metrics
 
 EPISODES = EpisodeCard(k=5, max_turns=2, observation_tokens=12_000, turn_tokens=400, context_tokens=40_000)
@@ -100,18 +105,20 @@ def fit_reader(
     """
     began = time.perf_counter()
     display.phase("preparing lessons", 0)
-    lessons = endless_lessons(config, Random(config.seed))
-    whole, narrow = (-(-count // config.batch) for count in (config.lessons, config.low_rank_lessons))
+    rng = Random(config.seed)
+    whole, narrow = (-(-count // config.batch) for count in (config.lessons, config.crowded_lessons))
     display.phase("teaching the reader", whole)
+    lessons = endless_lessons(config, rng)
     losses = fit_lessons(policy, lessons, _groups(policy.model, config), config.batch, whole, display)
     with low_rank_changes(policy.model, base, config.rank):
         display.phase("teaching changes of low rank", narrow)
+        lessons = crowded_lessons(config, rng)
         learned = [{"params": _learned(policy.model), "lr": config.factor_rate}]
         losses += fit_lessons(policy, lessons, learned, config.batch, narrow, display)
     policy.set_weights()
     last = losses[-max(len(losses) // 5, 1) :]
     return {
-        "lessons": config.lessons + config.low_rank_lessons,
+        "lessons": config.lessons + config.crowded_lessons,
         "loss": sum(last) / len(last),
         "minutes": (time.perf_counter() - began) / 60,
     }

@@ -1,7 +1,7 @@
 """Lessons of a reader and their loss; the sets themselves are read where AGENTENV_DATA names them."""
 
 import math
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from random import Random
 
@@ -22,6 +22,7 @@ from agentenv.trainers.warmstart.reader_lessons import (
     Lesson,
     ReaderWarmstartConfig,
     answer_lesson,
+    crowded_lessons,
     episode_lessons,
     found_lesson,
     taught,
@@ -119,6 +120,33 @@ def test_an_answer_is_taught_wherever_a_search_finds_it() -> None:
     assert found_lesson(part, found, ReaderWarmstartConfig(), Random(0)) is None
 
 
+def test_a_crowded_lesson_shows_more_passages_without_an_answer() -> None:
+    found = [passage("paris"), passage("jaws"), passage("steven")]
+    task = Task("t", "Who made Jaws?", ("1975",), "test", {})
+    for others, titles in ((0, 1), (1, 2), (4, 3)):
+        lesson = found_lesson(task, found, ReaderWarmstartConfig(others=others), Random(0))
+        assert lesson is not None
+        assert len(lesson.known.found) == titles
+        assert lesson.known.found[0].title == "Jaws (film)"
+
+
+def test_a_third_of_the_crowded_lessons_are_of_several_hops(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "agentenv.trainers.warmstart.reader_lessons"
+    asked: list[ReaderWarmstartConfig] = []
+
+    hops, other = (Lesson(Reading(name), frozenset()) for name in ("several", "any"))
+
+    def several(config: ReaderWarmstartConfig, rng: Random) -> list[Lesson]:
+        asked.append(config)
+        return [hops, hops]
+
+    monkeypatch.setattr(f"{module}._several_hops", several)
+    monkeypatch.setattr(f"{module}.endless_lessons", lambda config, rng: repeat(other))
+    lessons = list(islice(crowded_lessons(ReaderWarmstartConfig(), Random(0)), 9))
+    assert lessons == [hops, other, other] * 3
+    assert [(one.others, one.passages) for one in asked] == [(4, 8), (4, 8)]
+
+
 def test_a_window_holds_an_answer() -> None:
     """Wherever it stands, and so many words; a short text stays whole."""
     words = [f"w{i}" for i in range(100)]
@@ -163,12 +191,13 @@ def test_the_folder_holds_the_reader_that_its_adapter_makes(
     texts = [QUESTION, *(f"{document.title} {document.text}" for document in CORPUS)]
     module = "agentenv.trainers.warmstart.reader_warmstart"
     monkeypatch.setattr(f"{module}.new_reader", lambda **_: random_reader(texts))
-    monkeypatch.setattr(
-        f"{module}.endless_lessons",
-        lambda config, rng: (one for all in repeat(lessons_after("jaws", "paris")) for one in all),
-    )
+    for phase in ("endless_lessons", "crowded_lessons"):
+        monkeypatch.setattr(
+            f"{module}.{phase}",
+            lambda config, rng: (one for all in repeat(lessons_after("jaws", "paris")) for one in all),
+        )
     config = ReaderWarmstartConfig(
-        lessons=12, low_rank_lessons=12, batch=3, encoder_rate=1e-2, head_rate=1e-2, rank=2
+        lessons=12, crowded_lessons=12, batch=3, encoder_rate=1e-2, head_rate=1e-2, rank=2
     )
     metrics = reader_warmstart(config, SilentDisplay(), tmp_path / "reader")
     assert metrics["lessons"] == 24
