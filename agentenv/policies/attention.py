@@ -69,4 +69,4 @@ def one_token(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: 
     rows, heads, _, width = query.shape
     groups = query.reshape(rows, key.shape[1], heads // key.shape[1], width)
     found = scaled_dot_product_attention(groups, key, value, attn_mask=mask, scale=scaling)
-    return found.reshape(rows, 1, heads, width)
+    return found.reshape(rows, 1, heads, found.shape[-1])

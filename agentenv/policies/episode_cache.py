@@ -36,6 +36,7 @@ class EpisodeCache:
         self._shape = shape
         self._context_tokens = context_tokens
         self._slots: Tensor | None = None
+        self._released: set[str] = set()
 
     def opened(self, rows: Sequence[Row], first: Sequence[Row], tokens: int, model: Any) -> Tensor:
         """Slots [L, 2, S, H, C, D], S >= B, of which the leading ones hold what the rows ``first`` go on from.
@@ -46,6 +47,7 @@ class EpisodeCache:
             tokens: Room that each row needs.
             model: Whose device and number format the slots have.
         """
+        self._released.clear()
         asking = {row.request.episode for row in rows}
         for episode, cached in list(self.held.items()):
             if episode in asking:
@@ -53,7 +55,8 @@ class EpisodeCache:
             elif cached.slots is self._slots or cached.slots.shape[2] > 1:
                 own = cached.slots[:, :, cached.slot, None, :, : len(cached.ids)].clone()
                 cached.slots, cached.slot = own, 0
-        slots = self._slots = self._with_room(len(rows), tokens, model)
+        # The batch has the slots until it closes: one that fails leaves them to nobody, whatever it has written there.
+        slots, self._slots = self._with_room(len(rows), tokens, model), None
         known = [
             (place, row.cached, row.start) for place, row in enumerate(first) if row.cached and row.start
         ]
@@ -68,14 +71,18 @@ class EpisodeCache:
     def close(self, rows: Sequence[Row], slots: Tensor) -> None:
         """Keeps what the finished ``rows`` have in the open ``slots``, each at its place."""
         for place, row in enumerate(rows):
-            if row.request.episode is not None and row.valid:
+            episode = row.request.episode
+            # An episode that was released meanwhile is over: nobody would release it again.
+            if episode is not None and episode not in self._released and row.valid:
                 ids = (row.ids + row.sampled)[: row.length - 1]  # the last sampled token was never fed
-                self.held[row.request.episode] = Cached(ids, slots, place, row.images)
-        if not all(row.valid for row in rows):
-            self._slots = None  # what is not finite would spread from there: 0 times it is not 0
+                self.held[episode] = Cached(ids, slots, place, row.images)
+        # What is not finite would spread from there: 0 times it is not 0.
+        if all(row.valid for row in rows) and (self.held or slots.device.type == "cpu"):
+            self._slots = slots
 
     def release(self, episode: str) -> None:
         """Drops what ``episode`` has. The last one gives the memory of a GPU back, which a learner then has."""
+        self._released.add(episode)
         self.held.pop(episode, None)
         slots = self._slots
         if not self.held and slots is not None and slots.device.type != "cpu":

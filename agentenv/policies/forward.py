@@ -119,7 +119,7 @@ def logits_at(
         inputs: What else ``forward`` takes.
     """
     decoder = decoder or fused_decoder(model)
-    if decoder is not None:
+    if decoder is not None and len(rows):
         return decoder.logits_at(ids, rows, places, **inputs)
     base = model.get_base_model() if is_adapted(model) else model
     calls, own = 0, threading.get_ident()

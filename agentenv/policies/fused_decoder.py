@@ -150,13 +150,15 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
         and config._attn_implementation == "sdpa"
         and config.hidden_act == "silu"
         and set(getattr(config, "layer_types", None) or ("full_attention",)) == {"full_attention"}
-        and not (model.training and config.attention_dropout)
+        and len(model.model.layers) == config.num_hidden_layers
         and sum(weight.numel() for weight in model.model.layers.parameters()) <= _LARGEST
     )
     # Not the output layer: another thread may have it pick places right now, and it is called as a module here.
     if not plain or any(map(_is_changed, (model, *model.model.modules()))):
         return None
     home = type(model).__module__
+    if type(model.model).__module__ != home:
+        return None
     return FusedDecoder(model) if all(_is_plain(layer, home) for layer in model.model.layers) else None
 
 
@@ -170,7 +172,10 @@ def _is_plain(layer: Any, home: str) -> bool:
     readers = (attention.q_proj, attention.k_proj, attention.v_proj)
     parts = (layer, attention, inner, layer.input_layernorm, layer.post_attention_layernorm)
     return (
-        all(type(product) is nn.Linear for product in (*products, *readers))
+        type(inner.act_fn).__name__ in ("SiLU", "SiLUActivation")
+        and attention.scaling == attention.head_dim**-0.5
+        and not (attention.training and attention.attention_dropout)
+        and all(type(product) is nn.Linear for product in (*products, *readers))
         and all(product.bias is None for product in products)
         and len({reader.bias is None for reader in readers}) == 1
         and all(type(part).__module__ == home for part in parts)

@@ -147,6 +147,40 @@ def test_what_diverged_does_not_reach_other_episodes() -> None:
         assert one.ids == batch(other, [(ids, sampling, None)])[0].ids
 
 
+def test_a_batch_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slots hold what is not finite, and the next batch, whose rows are placed there, does not read them."""
+    policy, other, sampling = fresh(), fresh(), Sampling(6, temperature=0.0)
+    with torch.no_grad():
+        policy.model.get_input_embeddings().weight[200] = torch.nan
+    with monkeypatch.context() as broken:
+        broken.setattr(policy._cache, "close", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            batch(policy, [([200] * 18, sampling, "bad"), ([66, 67], sampling, "good")])
+    prompts = [70, 71], [66] * 12  # behind the shorter one the slot is masked and looked at
+    later = batch(policy, [(ids, sampling, None) for ids in prompts])
+    for ids, one in zip(prompts, later, strict=True):
+        assert one.ids == batch(other, [(ids, sampling, None)])[0].ids
+
+
+def test_an_episode_that_is_released_while_its_batch_runs_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cancelled episode is released once, and perhaps before the batch that it waited for has ended."""
+    policy = fresh()
+    forward = policy._forward
+
+    def releasing(*given: Any, **named: Any) -> Tensor:
+        policy.release("over")
+        return forward(*given, **named)
+
+    monkeypatch.setattr(policy, "_forward", releasing)
+    batch(policy, [([65, 66], Sampling(2), "over"), ([67], Sampling(2), "on")])
+    assert list(policy._cache.held) == ["on"]
+    monkeypatch.undo()
+    batch(policy, [([65, 66], Sampling(2), "over")])  # the name may be taken again
+    assert "over" in policy._cache.held
+
+
 def test_a_device_gets_its_memory_back_with_the_last_episode(fake_device: str) -> None:
     policy = make_policy("tiny", ComputeSettings(device=fake_device))
     batch(policy, [([5, 6], Sampling(2), "a"), ([7], Sampling(2), "b")])

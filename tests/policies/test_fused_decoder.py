@@ -151,3 +151,30 @@ def test_the_decoder_of_a_later_moment_has_the_weights_of_that_moment() -> None:
     after = decoder_of(model).logits_at(IDS, ROWS, PLACES)
     assert not torch.allclose(before, after)
     close(after, model(input_ids=IDS, use_cache=False).logits[ROWS, PLACES])
+
+
+def test_no_places_have_no_logits() -> None:
+    from agentenv.policies.forward import logits_at
+
+    model, nothing = equal_heads(), torch.zeros(0, dtype=torch.long)
+    assert logits_at(model, IDS, nothing, nothing).shape == (0, 90)
+
+
+def _fewer_layers(model: Any) -> None:
+    model.config.num_hidden_layers = 1
+
+
+def _other_activation(model: Any) -> None:
+    model.model.layers[0].mlp.act_fn = torch.nn.GELU()
+
+
+def _other_scale(model: Any) -> None:
+    model.model.layers[1].self_attn.scaling = 1.0
+
+
+@pytest.mark.parametrize("change", [_fewer_layers, _other_activation, _other_scale])
+def test_what_a_model_computes_otherwise_than_its_family_is_not_fused(change: Any) -> None:
+    model = equal_heads()
+    assert fused_decoder(model) is not None
+    change(model)
+    assert fused_decoder(model) is None
