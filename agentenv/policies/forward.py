@@ -119,7 +119,9 @@ def logits_at(
         inputs: What else ``forward`` takes.
     """
     decoder = decoder or fused_decoder(model)
-    if decoder is not None and len(rows):
+    # Without a mask transformers reads from the positions where rows of a line begin, which the fused pass does not.
+    line = inputs.get("position_ids") is not None and inputs.get("attention_mask") is None
+    if decoder is not None and len(rows) and not line:
         return decoder.logits_at(ids, rows, places, **inputs)
     base = model.get_base_model() if is_adapted(model) else model
     calls, own = 0, threading.get_ident()

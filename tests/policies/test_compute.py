@@ -204,7 +204,10 @@ def test_a_policy_on_a_device_samples_what_it_samples_on_the_cpu(fake_device: st
     there = make_policy("tiny", ComputeSettings(device=fake_device))
     assert there.model.device.type == fake_device
     assert there.model.lm_head.weight is there.model.get_input_embeddings().weight  # tied before, tied now
-    assert conversation(there) == conversation(here)
+    for one, other in zip(conversation(there), conversation(here), strict=True):
+        assert (one.ids, one.text, one.finish) == (other.ids, other.text, other.finish)
+        # On the processor a small model is passed in fewer operations, which add up in another order.
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 def test_scores_on_a_device_are_those_of_the_cpu(fake_device: str) -> None:

@@ -50,7 +50,7 @@ def test_a_step_moves_the_adapters_alone(qwen: Callable[..., Any]) -> None:
 
 
 def test_the_reference_is_the_model_without_its_adapters(qwen: Callable[..., Any]) -> None:
-    """One step from equal adapters: the penalty is the one towards a copy of the base, to the bit."""
+    """One step from equal adapters: the penalty is the one towards a copy of the base, whose pass is fused."""
     objective = Objective(kl_coefficient=0.5, ace_alpha=0.1)
     states = []
     for reference in (None, qwen()):
@@ -62,8 +62,8 @@ def test_the_reference_is_the_model_without_its_adapters(qwen: Callable[..., Any
         figures = learner.step(made_rows())
         states.append((figures, torch.cat([value.flatten() for value in learner.weights().values()])))
     (figures, ours), (theirs_figures, theirs) = states
-    assert figures == theirs_figures
-    assert torch.equal(ours, theirs)
+    assert figures == pytest.approx(theirs_figures, rel=1e-5, abs=1e-6)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
     without = Learner(adapt(qwen(), rank=4, alpha=8), Objective(), learning_rate=1e-2)
     assert without.step(made_rows())["loss"] != figures["loss"]
 

@@ -167,6 +167,8 @@ def packed() -> Packed:
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_model_gets_the_same_gradient_in_chunks(kind: str, tied: bool) -> None:
     model, batch = tiny_model(kind, tie_word_embeddings=tied).double().eval(), packed()
+    # A hook keeps the fused pass away, whose norms are in float64 where those of the modules are in float32.
+    model.model.register_forward_pre_hook(lambda *_: None)
     with Made() as made:
         found = gradient(model, batch, 5 * 99)
     assert (5, 99) in made.shapes
