@@ -274,8 +274,7 @@ class HFPolicy:
             source.append(first[key])
         fed = [rows[i] for i in unique]
         width = max(len(row.ids) - row.start for row in fed)
-        size = max(max(row.start + width, row.longest) for row in rows)
-        slots = self._cache.opened(rows, fed, size, self.model)
+        slots = self._cache.opened(rows, fed, max(row.longest for row in rows), self.model)
         rows_at_once = len(fed) if self._decoder is None else max(1, _TOGETHER // width)
         starts = range(0, len(fed), rows_at_once)
         logits = torch.cat([self._feed(slots, fed[at : at + rows_at_once], at) for at in starts])
@@ -290,12 +289,15 @@ class HFPolicy:
         new = [row.ids[row.start :] for row in rows]
         width = max(map(len, new))
         ids = self._ids([[*tokens, *[0] * (width - len(tokens))] for tokens in new])
-        positions = self._ids([list(range(row.start, row.start + width)) for row in rows])
+        # What fills a row up stands behind its last token and no further: some rotary embeddings change the frequencies of the
+        # whole batch once a position is beyond the context. The first token that is sampled takes the place.
+        places = [[min(p, len(row.ids)) for p in range(row.start, row.start + width)] for row in rows]
+        positions = self._ids(places)
         last = torch.tensor([len(tokens) - 1 for tokens in new], device=ids.device)
         ids, vision = self._fed(
             ids, [(len(row.ids), row.images) for row in rows], [row.start for row in rows]
         )
-        seen = max(row.start for row in rows) + width
+        seen = max(row[-1] for row in places) + 1
         cache = RowCache(slots[:, :, first : first + len(rows)])
         return self._forward(cache, ids, positions, seen, last, vision=vision)
 

@@ -16,6 +16,7 @@ import torch
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ContextTooSmall, PolicyFault, UnknownName
+from agentenv.policies.fake_architectures import tiny_model
 from agentenv.policies.fakes import ByteTokenizer, random_model
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.policy_contract import PolicyContract
@@ -385,3 +386,16 @@ def test_no_folder_at_all(tmp_path: Path) -> None:
 def test_an_unknown_policy_names_what_there_is(spec: str, hint: str) -> None:
     with pytest.raises(UnknownName, match=hint):
         make_policy(spec)
+
+
+def test_a_short_prompt_beside_a_long_episode_stays_within_the_context() -> None:
+    """Dynamic rotary embeddings turn by other frequencies as soon as any position of the batch is beyond the context."""
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
+    model = tiny_model("llama", vocab_size=257, max_position_embeddings=64, rope_parameters=rope).eval()
+    policy, sampling = HFPolicy(model, ByteTokenizer()), Sampling(3, seed=1)
+    long = list(range(100, 150))
+    (first,) = together(policy, [(long, sampling, "long")])
+    prompts = [*long, *first.ids, 7], list(range(40))
+    done = together(policy, [(prompts[0], sampling, "long"), (prompts[1], sampling, "new")])
+    for ids, one in zip(prompts, done, strict=True):
+        assert_log_probs(policy, ids, one)
