@@ -61,6 +61,20 @@ def play(
     return done
 
 
+def valid_episodes(played: Sequence[Trajectory]) -> list[Trajectory]:
+    """Those that no infrastructure failure has ended, for means of rewards; a failure is no reward of 0.
+
+    Raises:
+        EnvFault: there is none; with the error of the first.
+    """
+    valid = [trajectory for trajectory in played if trajectory.valid]
+    if played and not valid:
+        raise EnvFault(
+            f"each of {len(played)} episodes met an infrastructure failure, the first one this: {played[0].error}"
+        )
+    return valid
+
+
 async def play_batch(
     policy: Policy,
     chat: ChatFormat,

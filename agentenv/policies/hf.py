@@ -289,8 +289,8 @@ class HFPolicy:
         new = [row.ids[row.start :] for row in rows]
         width = max(map(len, new))
         ids = self._ids([[*tokens, *[0] * (width - len(tokens))] for tokens in new])
-        # What fills a row up stands behind its last token and no further: some rotary embeddings change the frequencies of the
-        # whole batch once a position is beyond the context. The first token that is sampled takes the place.
+        # What fills a row up stands behind its last token and no further: some rotary embeddings change the frequencies of
+        # the whole batch once a position is beyond the context. The first token that is sampled takes the place.
         places = [[min(p, len(row.ids)) for p in range(row.start, row.start + width)] for row in rows]
         positions = self._ids(places)
         last = torch.tensor([len(tokens) - 1 for tokens in new], device=ids.device)

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentenv.core.io.files import write_text
 from agentenv.envs.search.capability_search import CAPABILITIES, get_capability
-from agentenv.errors import ConfigurationError, EnvFault
+from agentenv.errors import ConfigurationError
 from agentenv.evaluation.capabilities import SEARCH_SKILLS
 from agentenv.evaluation.contrast import (
     PASSES,
@@ -27,6 +27,7 @@ from agentenv.evaluation.contrast import (
 )
 from agentenv.evaluation.records import Evaluation
 from agentenv.evaluation.results import values_of
+from agentenv.evaluation.runner import valid_episodes
 from agentenv.policies.endpoint import Chat
 from agentenv.policies.router import Route, RouterCard, write_router
 from agentenv.trainers.config.config_files import changed, dump_config
@@ -128,9 +129,7 @@ def success_rate(config: TrainConfig, tasks: int) -> float:
         EnvFault: every episode met an infrastructure failure.
     """
     posed = config.model_copy(update={"test": config.train.model_copy(update={"limit": tasks})})
-    played = [t for t in play_under(posed, temperature=config.rollout.temperature) if t.valid]
-    if not played:
-        raise EnvFault(f"each of {tasks} episodes in {config.name} failed through an infrastructure failure")
+    played = valid_episodes(play_under(posed, temperature=config.rollout.temperature))
     return sum(t.reward >= _SHOWN for t in played) / len(played)
 
 

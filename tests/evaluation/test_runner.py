@@ -20,7 +20,14 @@ from agentenv.evaluation.closed_book import closed_book
 from agentenv.evaluation.eval_agent import EvalAgent, open_eval_agent
 from agentenv.evaluation.pipeline import play_evaluation
 from agentenv.evaluation.results import summarize
-from agentenv.evaluation.runner import expert_policy, play, play_batch, play_expert, to_record
+from agentenv.evaluation.runner import (
+    expert_policy,
+    play,
+    play_batch,
+    play_expert,
+    to_record,
+    valid_episodes,
+)
 from agentenv.evaluation.task_env import EnvConfig, TaskEnv
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.policy_spec import make_endpoint_policy
@@ -112,6 +119,11 @@ def test_faults_are_counted_and_are_no_score() -> None:
     broken = [record for record in records if not record["valid"]]
     assert all("reward" not in record and record["prediction"] is None for record in broken)
     assert all("RetrieverFault" in t.error for t in played if not t.valid)
+    assert valid_episodes(played) == [t for t in played if t.valid]
+    assert 0 < len(valid_episodes(played)) < len(played)
+    with pytest.raises(EnvFault, match="RetrieverFault"):
+        valid_episodes([t for t in played if not t.valid])
+    assert valid_episodes([]) == []
 
 
 class PosesItsOwn(LocalSearch):

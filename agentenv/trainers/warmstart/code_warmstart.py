@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 
 from agentenv.core.chat import InlineFormat
@@ -23,7 +24,7 @@ from agentenv.core.types import Task
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.envs.code import STOP, TAGS
 from agentenv.errors import ConfigurationError, SandboxFault
-from agentenv.evaluation.runner import play
+from agentenv.evaluation.runner import play, valid_episodes
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.hf import HFPolicy
 from agentenv.progress import Display
@@ -143,7 +144,11 @@ def code_warmstart(config: CodeWarmstartConfig, display: Display, out: Path) -> 
 
 
 def judge(policy: HFPolicy, config: CodeWarmstartConfig) -> dict[str, float]:
-    """How the policy does on unseen tasks: ``greedy`` and ``sampled`` mean outcome, ``first_tries_failed`` when sampled."""
+    """How the policy does on unseen tasks: ``greedy`` and ``sampled`` mean outcome, ``first_tries_failed`` when sampled.
+
+    Raises:
+        EnvFault: every episode met an infrastructure failure; single ones are left out.
+    """
     tasks = generate_code_tasks(config.judged, seed=config.seed, steps=config.difficulty, split="dev")
     card, chat, metrics = config.episodes_like, InlineFormat(policy.tokenizer), {}
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
@@ -153,10 +158,10 @@ def judge(policy: HFPolicy, config: CodeWarmstartConfig) -> dict[str, float]:
             temperature=temperature,
             stop=STOP,
         )
-        played = play(
-            policy, chat, lambda: make(ENV, tasks=tasks, **config.options), tasks, budgets, name=name
+        played = valid_episodes(
+            play(policy, chat, lambda: make(ENV, tasks=tasks, **config.options), tasks, budgets, name=name)
         )
-        metrics[name] = sum(t.reward for t in played) / len(played)
+        metrics[name] = fmean(t.reward for t in played)
     tried = [t.turns[0].tool_results[0].error_class for t in played if t.turns]
     return metrics | {"first_tries_failed": sum(map(bool, tried)) / max(len(tried), 1)}
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 from agentenv.core.chat import TemplateFormat
@@ -20,7 +21,7 @@ from agentenv.core.types import Observation, Task
 from agentenv.envs.domsim.env import DomSim
 from agentenv.envs.gui.actions import STOP, Action, ActionKind, action_text
 from agentenv.envs.gui.screen import Screen
-from agentenv.evaluation.runner import play
+from agentenv.evaluation.runner import play, valid_episodes
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.hf import HFPolicy
 from agentenv.progress import Display
@@ -178,7 +179,11 @@ def desktop_warmstart(config: DesktopWarmstartConfig, display: Display, out: Pat
 
 
 def judge(policy: HFPolicy, config: DesktopWarmstartConfig) -> dict[str, float]:
-    """The share of unseen tasks that the policy solves on the live desktop: ``greedy`` and ``sampled``."""
+    """The share of unseen tasks that the policy solves on the live desktop: ``greedy`` and ``sampled``.
+
+    Raises:
+        EnvFault: every episode met an infrastructure failure; single ones are left out.
+    """
     tasks = DomSim.make_tasks(config.judged, seed=config.seed, split="dev", templates=config.templates)
     chat, metrics = TemplateFormat(policy.tokenizer), {}
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
@@ -186,7 +191,7 @@ def judge(policy: HFPolicy, config: DesktopWarmstartConfig) -> dict[str, float]:
             context_tokens=CONTEXT_TOKENS, turn_tokens=TURN_TOKENS, temperature=temperature, stop=STOP
         )
         played = play(policy, chat, lambda: DomSim(**OPTIONS), tasks, budgets, name=name)
-        metrics[name] = sum(t.reward for t in played) / len(played)
+        metrics[name] = fmean(t.reward for t in valid_episodes(played))
     return metrics
 
 
