@@ -7,9 +7,9 @@ H key/value heads, D size of a head, S slots.
 import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,9 +27,13 @@ from agentenv.policies.forward import CacheShape, RowCache, require_support, ste
 from agentenv.policies.fused_decoder import FusedDecoder, fused_decoder
 from agentenv.policies.loading import load_model
 from agentenv.policies.lora import base_and_adapter, load_weights
+from agentenv.policies.side_by_side import parts_at_once, side_by_side
 from agentenv.policies.vision import PixelReader, require_images, shift_of
 
+T = TypeVar("T")
+
 _TOGETHER = 2048  # tokens that a fused decoder is fed at once: what its layers pass on then stays in the processor's cache
+_ROWS_OF_A_PART = 16  # fewer rows are decoded together, because Python takes the longer part of their steps
 _COMPACT_BELOW = 0.5  # share of unfinished rows under which a decoding batch is cut down to them
 
 
@@ -78,6 +82,7 @@ class HFPolicy:
         """Seconds spent in the model's forward passes so far."""
         self._cache = EpisodeCache(self._shape, self.context_tokens)
         self._decoder: FusedDecoder | None = None
+        self._passes: list[float] = []  # seconds of each forward pass of a batch, of several threads
         self._weights = (
             threading.Lock()
         )  # held by whoever reads them for a batch, and by whoever exchanges them
@@ -222,7 +227,19 @@ class HFPolicy:
         rows = [Row(request, self.context_tokens, vocabulary, self._cache.held) for request in requests]
         self._decoder = fused_decoder(self.model)
         slots, logits = self._prefill(rows)
-        whole = cache = RowCache(slots[:, :, : len(rows)], shared_prompts(rows))
+        cuts = _cuts(rows, 1 if self._decoder is None else parts_at_once(len(rows) // _ROWS_OF_A_PART))
+
+        def decode(part: slice) -> None:
+            self._decode(slots[:, :, part], rows[part], logits[part])
+
+        self._all_of(side_by_side(decode, cuts, len(cuts)), len(cuts))
+        self._cache.close(rows, slots)
+        return [self._completion(row) for row in rows]
+
+    @torch.inference_mode()
+    def _decode(self, slots: Tensor, rows: list[Row], logits: Tensor) -> None:
+        """Samples until all ``rows`` are finished; they have ``slots``, and their next tokens ``logits`` [B, V]."""
+        whole = cache = RowCache(slots, shared_prompts(rows))
         places = list(range(len(rows)))  # of the batch in ``whole``
         batch, draws = rows, Draws.of(rows, self.model.device)
         shifts = self._ids([[shift_of(row.images)] for row in rows]) if any(r.images for r in rows) else None
@@ -252,8 +269,13 @@ class HFPolicy:
             fed = chosen[:, None] if self.image_reader is None else self.image_reader.fed(chosen[:, None])
             logits = self._forward(cache, fed, positions, max(row.length for row in batch), vision=vision)
         _write_back(whole, places, cache, batch)
-        self._cache.close(rows, slots)
-        return [self._completion(row) for row in rows]
+
+    def _all_of(self, parts: Iterator[T], at_once: int) -> list[T]:
+        """What ``parts`` gives, ``at_once`` of them at a time; the seconds of their forward passes are counted."""
+        self._passes.clear()
+        found = list(parts)
+        self.forward_seconds += sum(self._passes) / at_once
+        return found
 
     def _ids(self, values: list[list[int]]) -> Tensor:
         return torch.tensor(values, device=self.model.device)
@@ -277,13 +299,19 @@ class HFPolicy:
         slots = self._cache.opened(rows, fed, max(row.longest for row in rows), self.model)
         rows_at_once = len(fed) if self._decoder is None else max(1, _TOGETHER // width)
         starts = range(0, len(fed), rows_at_once)
-        logits = torch.cat([self._feed(slots, fed[at : at + rows_at_once], at) for at in starts])
+
+        def feed(at: int) -> Tensor:
+            return self._feed(slots, fed[at : at + rows_at_once], at)
+
+        at_once = 1 if self._decoder is None else parts_at_once(len(starts))
+        logits = torch.cat(self._all_of(side_by_side(feed, starts, at_once), at_once))
         if len(fed) < len(rows):
             copies = [(fed_at, place) for place, fed_at in enumerate(source) if fed_at != place]
             copy_slots(slots, copies, max(len(row.ids) for row in fed))
             logits = logits[source]
         return slots, logits
 
+    @torch.inference_mode()
     def _feed(self, slots: Tensor, rows: Sequence[Row], first: int) -> Tensor:
         """Feeds what the cache lacks of ``rows``, whose slots begin with ``first``; logits [B, V] after that."""
         new = [row.ids[row.start :] for row in rows]
@@ -316,7 +344,7 @@ class HFPolicy:
         logits = step(
             self.model, cache, ids, positions, last, seen=seen, vision=vision, decoder=self._decoder
         ).float()
-        self.forward_seconds += time.perf_counter() - began
+        self._passes.append(time.perf_counter() - began)
         return logits
 
     def _completion(self, row: Row) -> Completion:
@@ -328,6 +356,18 @@ class HFPolicy:
             finish=row.finish,
             version=self.version,
         )
+
+
+def _cuts(rows: Sequence[Row], parts: int) -> list[slice]:
+    """``rows`` in up to ``parts`` parts of about one size; neighbours with equal prompts stay together."""
+    edges = [0]
+    ends = list(
+        itertools.accumulate(len(list(group)) for _, group in itertools.groupby(rows, lambda row: row.ids))
+    )
+    for part in range(1, parts):
+        edges.append(min(ends, key=lambda end: abs(end - len(rows) * part / parts)))
+    edges = sorted({*edges, len(rows)})
+    return [slice(first, last) for first, last in itertools.pairwise(edges)]
 
 
 def _write_back(whole: RowCache, places: Sequence[int], cache: RowCache, rows: Sequence[Row]) -> None:

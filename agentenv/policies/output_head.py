@@ -59,6 +59,8 @@ def logit_tail(model: Any) -> LogitTail | None:
 def hidden_at(model: Any, ids: Tensor, rows: Tensor, places: Tensor, **inputs: Any) -> Tensor:
     """What the output layer of ``model`` reads [N, H] at ``places`` of ``rows``; it is given a single token itself.
 
+    Passes of other threads through the same model are not touched.
+
     Args:
         model: A transformers causal language model, with adapters or without.
         ids: int64[B, T], what is fed.
@@ -68,8 +70,11 @@ def hidden_at(model: Any, ids: Tensor, rows: Tensor, places: Tensor, **inputs: A
     """
     base = _base(model)
     read: list[Tensor] = []
+    own = threading.get_ident()
 
     def take(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if threading.get_ident() != own:
+            return args
         read.append(args[0][rows, places])
         return (args[0][:1, :1], *args[1:])
 

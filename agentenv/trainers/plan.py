@@ -281,7 +281,8 @@ def _probe_learning(policy: HFPolicy, config: TrainConfig) -> tuple[float, float
         learner.accumulate(rows[:1])
     began = time.perf_counter()
     learner.accumulate(rows)
-    return _PROBE_ROWS * length / (time.perf_counter() - began), sum(saved.values()) / (length + 1)
+    seconds = time.perf_counter() - began
+    return _PROBE_ROWS * length / seconds, learner.batches_at_once * sum(saved.values()) / (length + 1)
 
 
 def _probe_sampling(policy: HFPolicy, config: TrainConfig) -> float:

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,9 @@ from torch import Tensor
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError, Diverged
 from agentenv.policies.forward import autocast
+from agentenv.policies.fused_decoder import fused_decoder
 from agentenv.policies.lora import load_weights, trained_state, without_adapters
+from agentenv.policies.side_by_side import parts_at_once, side_by_side
 from agentenv.policies.vision import PixelReader
 from agentenv.trainers.learner.logprobs import layout_of, token_logprobs
 from agentenv.trainers.learner.losses import (
@@ -114,6 +116,30 @@ def rows_of(
     return rows
 
 
+@dataclass(frozen=True)
+class _Shares:
+    """What a micro-batch must know of its step."""
+
+    update: int
+    """Steps already made on the rows."""
+    below: float
+    """The denominator of the loss."""
+    trained: int
+    """That of the metrics: trained tokens, at least 1."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one micro-batch adds to a step."""
+
+    sums: dict[str, float]
+    """Of metrics; empty where the batch does not count."""
+    ratios: list[Tensor]
+    gradients: Sequence[Tensor | None] | None
+    """Of the trained parameters, to be added to theirs; None where they have been."""
+    seconds: float
+
+
 class Learner:
     """Owns the optimiser of ``model``; a model with adapters may be its own reference, which it is without them."""
 
@@ -156,9 +182,9 @@ class Learner:
         self.max_grad_norm = max_grad_norm
         self.reference = reference
         self.image_reader = image_reader
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer: Any = optimizer or make_optimizer(
-            trained, objective, learning_rate=learning_rate, weight_decay=weight_decay
+            self._trained, objective, learning_rate=learning_rate, weight_decay=weight_decay
         )
         self.compute_seconds = 0.0
         """Seconds spent in forward and backward passes and the optimiser so far."""
@@ -223,13 +249,15 @@ class Learner:
         """The rows with log-probs of ``model``."""
         began = time.perf_counter()
         batches = list(self._micro_batches(rows))
-        found = []
-        with torch.no_grad():
-            for batch, counts in self._dealt(batches):
-                with self._precision():
-                    logprobs = self._logprobs(model, batch.to(self.device))[0].cpu().numpy()
-                if counts:
-                    found.append(logprobs)
+
+        def score(dealt: tuple[Packed, bool]) -> NDArray[Any] | None:
+            batch, counts = dealt
+            with torch.no_grad(), self._precision():
+                logprobs = self._logprobs(model, batch.to(self.device))[0].cpu().numpy()
+            return logprobs if counts else None
+
+        every = side_by_side(score, self._dealt(batches), self.batches_at_once)
+        found = [logprobs for logprobs in every if logprobs is not None]
         scored = []
         for batch, logprobs in zip(batches, self._in_turn(found), strict=True):
             cuts = np.cumsum([len(row.trained) for row in batch.members])[:-1]
@@ -329,21 +357,19 @@ class Learner:
         empty = dict.fromkeys(("loss", "clip_fraction", "approx_kl", "padding", "passed", "not_finite"), 0.0)
         sums: dict[str, float] = defaultdict(float, empty)
         ratios: list[Tensor] = []
-        for batch, counts in self._dealt(self._micro_batches(rows)):
+        shares = _Shares(update, below, max(trained, 1))
+        at_once = self.batches_at_once
+
+        def part(dealt: tuple[Packed, bool]) -> _Part:
+            return self._part(*dealt, shares, apart=at_once > 1)
+
+        for found in side_by_side(part, self._dealt(self._micro_batches(rows)), at_once):
             began = time.perf_counter()
-            batch = batch.to(self.device)
-            with self._precision(), self._kept():
-                losses, metrics = self._losses(batch, update, ratios if counts else [])
-            weights = token_weights(goal.averaging, batch.sequence_tokens.to(losses.dtype))
-            loss = (losses if weights is None else losses * weights).sum()
-            (loss / below if counts else loss * 0.0).backward()  # type: ignore[no-untyped-call]
-            if counts:
-                sums["loss"] += loss.item() / below
-                sums["padding"] += batch.padding
-                sums["passed"] += batch.ids.numel()
-                for name, value in metrics.items():
-                    sums[name] += value / max(trained, 1)
-            self.compute_seconds += time.perf_counter() - began
+            self._add(found.gradients)
+            for name, value in found.sums.items():
+                sums[name] += value
+            ratios += found.ratios
+            self.compute_seconds += found.seconds / at_once + time.perf_counter() - began
         sums, ratios = self._together(sums, ratios)
         if sums.pop("not_finite"):
             raise Diverged("the model's log-probs of trained tokens are not finite")
@@ -353,6 +379,45 @@ class Learner:
             sums["effective_sample"] = effective_sample_ratio(torch.cat(ratios) if ratios else torch.empty(0))
         share = sums.pop("padding") / max(sums.pop("passed"), 1.0)
         return dict(sums) | {"trained_tokens": float(trained), "padding_share": share}
+
+    def _part(self, batch: Packed, counts: bool, shares: "_Shares", *, apart: bool) -> _Part:
+        """What one micro-batch adds to a step; its gradients are kept where they come ``apart``, and else added."""
+        began = time.perf_counter()
+        batch = batch.to(self.device)
+        ratios: list[Tensor] = []
+        with self._precision(), self._kept():
+            losses, metrics = self._losses(batch, shares.update, ratios)
+        weights = token_weights(self.objective.averaging, batch.sequence_tokens.to(losses.dtype))
+        loss = (losses if weights is None else losses * weights).sum()
+        goal = loss / shares.below if counts else loss * 0.0
+        gradients = None
+        if apart:
+            gradients = torch.autograd.grad(goal, self._trained, allow_unused=True)
+        else:
+            goal.backward()  # type: ignore[no-untyped-call]
+        sums: dict[str, float] = {}
+        if counts:
+            sums = {name: value / shares.trained for name, value in metrics.items()}
+            sums["loss"] = loss.item() / shares.below
+            sums |= {"padding": batch.padding, "passed": batch.ids.numel()}
+        return _Part(sums, ratios if counts else [], gradients, time.perf_counter() - began)
+
+    def _add(self, gradients: Sequence[Tensor | None] | None) -> None:
+        """Adds what ``_part`` kept apart to the gradients of the trained parameters, as ``backward`` does."""
+        for parameter, gradient in zip(self._trained, gradients or [None] * len(self._trained), strict=True):
+            if gradient is not None and parameter.grad is not None:
+                parameter.grad.add_(gradient)
+            elif gradient is not None:
+                parameter.grad = gradient
+
+    @property
+    def batches_at_once(self) -> int:
+        """Micro-batches that are computed at once: several where the fused pass reads them, whose operations are short."""
+        alone = self.image_reader is not None or self.objective.offload_activations
+        models = [model for model in (self.model, self.reference) if model is not None]
+        if alone or any(fused_decoder(model) is None for model in models):
+            return 1
+        return parts_at_once()
 
     def _precision(self) -> torch.autocast:
         return autocast(self.device, enabled=self.objective.precision == "bfloat16")

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Sampling, Task
-from agentenv.policies.fakes import ByteTokenizer
+from agentenv.policies.fakes import ByteTokenizer, random_model
+from agentenv.policies.fused_decoder import fused_decoder
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.credit.outcome import group_relative
 from agentenv.trainers.learner.learner import (
@@ -382,3 +383,38 @@ def test_the_denominator_of_a_token_of_another_context(
     first = 1.0 if proximal == "recompute" else math.exp(0.1)
     second = math.exp(0.1) if off_context == "ratio" else 1.0
     assert loss == pytest.approx(-(first + second) / 2, abs=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["ppo_clip", "gspo"])
+def test_micro_batches_at_once_give_the_gradients_of_one_after_the_other(objective: str) -> None:
+    """The gradients are added in the order of the batches, so that not even the last bits differ."""
+    model = random_model(257, seed=1, context=64, spread=0.2).double()
+    assert fused_decoder(model) is not None
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(24):
+        ids, mask = rng.integers(0, 257, int(rng.integers(8, 40))), None
+        mask = np.arange(len(ids)) >= 4
+        logprobs = np.where(mask, -5.0, 0.0)
+        never = np.zeros(len(ids), dtype=bool)
+        rows.append(TrainingRow(ids, mask, logprobs, never, np.full(len(ids), rng.normal()), int(mask.sum())))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        wanted, slope = gradient(model, rows, objective=objective, micro_tokens=160)
+        scored = Learner(model, Objective(micro_tokens=160), learning_rate=1.0).with_proximal(rows)
+        torch.set_num_threads(4)
+        learner = Learner(model, Objective(micro_tokens=160), learning_rate=1.0)
+        assert learner.batches_at_once == 4
+        assert len(list(learner._micro_batches(rows))) > 4
+        found, other = gradient(model, rows, objective=objective, micro_tokens=160)
+        again = learner.with_proximal(rows)
+    finally:
+        torch.set_num_threads(before)
+    assert found == wanted
+    assert torch.equal(slope, other)
+    for one, two in zip(scored, again, strict=True):
+        assert np.array_equal(one.ids, two.ids)
+        assert one.proximal is not None
+        assert two.proximal is not None
+        assert np.array_equal(one.proximal, two.proximal)
