@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError, Diverged
 from agentenv.policies.forward import autocast
 from agentenv.policies.fused_decoder import fused_decoder
@@ -26,8 +25,6 @@ from agentenv.policies.side_by_side import parts_at_once, side_by_side
 from agentenv.policies.vision import PixelReader
 from agentenv.trainers.learner.logprobs import layout_of, token_logprobs
 from agentenv.trainers.learner.losses import (
-    OBJECTIVES,
-    Aggregation,
     Tokens,
     asymmetric_penalty,
     denominator,
@@ -36,6 +33,7 @@ from agentenv.trainers.learner.losses import (
     mastered_tokens,
     token_weights,
 )
+from agentenv.trainers.learner.objective import Objective
 from agentenv.trainers.learner.off_policy import (
     effective_sample_ratio,
     importance_weights,
@@ -47,73 +45,7 @@ from agentenv.trainers.learner.off_policy import (
 )
 from agentenv.trainers.learner.offloading import offloaded_activations
 from agentenv.trainers.learner.optimizers import make_optimizer
-from agentenv.trainers.learner.packing import Packed, TrainingRow, micro_batches
-from agentenv.trainers.learner.settings import LossSettings, MemorySettings
-
-
-class Objective(LossSettings, MemorySettings):
-    """What is minimised: the sections ``loss`` and ``memory`` of a run, and two numbers of its rollouts."""
-
-    length: int = 1
-    """The constant of the aggregation ``constant``."""
-    temperature: float = 1.0
-    """Logits are divided by it, as they were in sampling."""
-
-    @property
-    def surrogate_options(self) -> dict[str, Any]:
-        """Keyword arguments of the loss of a token: the clip bounds that are named, and ``objective_options``."""
-        bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}
-        return {name: bound for name, bound in bounds.items() if bound is not None} | self.objective_options
-
-    @property
-    def keeps_zero_variance(self) -> bool:
-        """Whether rows without credit matter: a term acts on them, or the effective sample counts them."""
-        pulls = self.kl_coefficient > 0 or self.entropy_coefficient > 0
-        return pulls or self.correction.ess_base is not None
-
-    @property
-    def averaging(self) -> Aggregation:
-        """The aggregation, the objective's own where none is named."""
-        return self.aggregation or OBJECTIVES[self.objective].aggregation
-
-
-def rows_of(
-    trajectories: Sequence[Trajectory],
-    advantages: Sequence[NDArray[np.float64]],
-    *,
-    keep_zero_variance: bool = False,
-    version: int | None = None,
-) -> list[TrainingRow]:
-    """The rows that carry a gradient: some trained token with an advantage other than 0.
-
-    Args:
-        trajectories: Valid ones.
-        advantages: float64[T] for each.
-        keep_zero_variance: Keep rows whose advantages are all 0; a penalty towards a reference acts on them too.
-        version: Of the weights at the start of the update; None takes every token for theirs.
-    """
-    rows = []
-    for trajectory, values in zip(trajectories, advantages, strict=True):
-        trained = int(trajectory.loss_mask.sum())
-        for part, images in zip(trajectory.row_slices, trajectory.row_images, strict=True):
-            mask = trajectory.loss_mask[part]
-            if (mask & (keep_zero_variance | (values[part] != 0))).any():
-                sampled = trajectory.policy_version[part]
-                rows.append(
-                    TrainingRow(
-                        trajectory.ids[part],
-                        mask,
-                        trajectory.logprobs[part],
-                        trajectory.context_mismatch[part],
-                        values[part],
-                        sequence_tokens=trained,
-                        age=None
-                        if version is None
-                        else np.where(sampled < 0, 0, np.maximum(version - sampled, 0)),
-                        images=images,
-                    )
-                )
-    return rows
+from agentenv.trainers.learner.packing import Packed, TrainingRow, micro_batches, rows_of
 
 
 @dataclass(frozen=True)

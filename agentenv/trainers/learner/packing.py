@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentenv.core.images import PlacedImage, rope_positions
+from agentenv.core.trajectory import Trajectory
 
 Ints = NDArray[np.int64]
 Layout = Literal["padded", "shared_line", "line", "rows"]
@@ -65,6 +66,45 @@ class TrainingRow:
         """What stands before the first trained token."""
         end = int(self.trained[0])
         return self.ids[:end].tobytes(), tuple(image for image in self.images if image.end <= end)
+
+
+def rows_of(
+    trajectories: Sequence[Trajectory],
+    advantages: Sequence[NDArray[np.float64]],
+    *,
+    keep_zero_variance: bool = False,
+    version: int | None = None,
+) -> list[TrainingRow]:
+    """The rows that carry a gradient: some trained token with an advantage other than 0.
+
+    Args:
+        trajectories: Valid ones.
+        advantages: float64[T] for each.
+        keep_zero_variance: Keep rows whose advantages are all 0; a penalty towards a reference acts on them too.
+        version: Of the weights at the start of the update; None takes every token for theirs.
+    """
+    rows = []
+    for trajectory, values in zip(trajectories, advantages, strict=True):
+        trained = int(trajectory.loss_mask.sum())
+        for part, images in zip(trajectory.row_slices, trajectory.row_images, strict=True):
+            mask = trajectory.loss_mask[part]
+            if (mask & (keep_zero_variance | (values[part] != 0))).any():
+                sampled = trajectory.policy_version[part]
+                rows.append(
+                    TrainingRow(
+                        trajectory.ids[part],
+                        mask,
+                        trajectory.logprobs[part],
+                        trajectory.context_mismatch[part],
+                        values[part],
+                        sequence_tokens=trained,
+                        age=None
+                        if version is None
+                        else np.where(sampled < 0, 0, np.maximum(version - sampled, 0)),
+                        images=images,
+                    )
+                )
+    return rows
 
 
 @dataclass(frozen=True)
