@@ -24,7 +24,7 @@ def preset(name: str) -> TrainConfig:
 STEPS = {
     "mt-grpo": 2, "ui-s1": 4, "cleaner": 4, "grpo-tcr": 4, "ssp": 2, "mae": 2, "sws": 4, "layer-tuning": 2, "dapo": 4,
     "think2sql": 2, "search-r1": 2, "search-r1-format": 2, "hiersearch": 4, "hiersearch-local": 4, "hiersearch-web": 4,
-    "self-redteam": 4,
+    "self-redteam": 4, "areal": 4, "cispo": 4,
 }  # fmt: skip
 
 
@@ -33,6 +33,17 @@ def test_presets_make_the_steps_without_which_their_bounds_are_never_reached(nam
     config = preset(name)
     assert config.optimizer.updates * config.optimizer.mini_batches == steps
     assert not config.bounds_note
+
+
+TREES = [path.stem for path in FOLDER.glob("*.toml") if preset(path.stem).rollout.strategy == "tree"]
+
+
+@pytest.mark.parametrize("name", sorted(TREES))
+def test_a_tree_of_a_preset_has_leaves_to_compare_where_nothing_forks(name: str) -> None:
+    """A policy that is sure of its words forks at no token, and of a single leaf nothing is learned."""
+    rollout = preset(name).rollout
+    assert rollout.strategy_options.get("roots", 2) >= 2
+    assert rollout.group_size >= rollout.strategy_options.get("roots", 2)
 
 
 @pytest.fixture(scope="module")

@@ -205,8 +205,9 @@ def _optimizer_steps(
 ) -> list[dict[str, float]]:
     """One optimiser step for each part in each pass; ratios are formed with the weights before the first of them."""
     rows = [[row for one in part for row in one.rows] for part in parts]
-    if passes * len(parts) > 1:
-        rows = [learner.with_proximal(mine) for mine in rows]
+    count = passes * len(parts)
+    if count > 1:
+        rows = [learner.with_proximal(mine) if learner.reads_proximal(mine) else mine for mine in rows]
     totals = [
         {"tokens": sum(one.tokens for one in part), "sequences": sum(one.tokens > 0 for one in part)}
         for part in parts
@@ -214,7 +215,8 @@ def _optimizer_steps(
     steps: list[dict[str, float]] = []
     for _ in range(passes):
         for mine, counts in zip(rows, totals, strict=True):
-            steps.append(learner.step(mine, **counts, update=len(steps)))
+            # All steps of a batch together are one version, so each is a share of it.
+            steps.append(learner.step(mine, **counts, update=len(steps) / count))
     return steps
 
 

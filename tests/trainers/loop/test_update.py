@@ -37,9 +37,11 @@ PROMPT, POLICY = SegmentKind.PROMPT, SegmentKind.POLICY
 class Noting:
     """A learner that notes what it is told; its loss is the number of its steps."""
 
-    objective: Objective = field(default_factory=Objective)
+    objective: Objective = field(default_factory=lambda: Objective(proximal="recompute"))
     model: Any = None
     said: list[tuple[str, Any]] = field(default_factory=list)
+
+    reads_proximal = Learner.reads_proximal
 
     def set_learning_rate(self, rate: float) -> None:
         self.said.append(("rate", rate))
@@ -48,7 +50,7 @@ class Noting:
         self.said.append(("proximal", lengths(rows)))
         return list(rows)
 
-    def step(self, rows: Sequence[TrainingRow], **counts: int) -> dict[str, float]:
+    def step(self, rows: Sequence[TrainingRow], **counts: float) -> dict[str, float]:
         self.said.append(("step", (lengths(rows), counts)))
         return {"loss": float(counts["update"]), "trained_tokens": float(counts["tokens"])}
 
@@ -98,11 +100,38 @@ def test_mini_batches_of_every_pass_are_scored_before_the_first_step(episode: Ma
     parts = [rows for rows, _ in steps[:2]]
     assert sorted(parts[0] + parts[1]) == [2, 3, 4, 5]
     assert [rows for rows, _ in steps] == parts * 3
-    assert [counts["update"] for _, counts in steps] == [0, 1, 2, 3, 4, 5]
+    # All six together are one version, in which the ages of tokens are counted.
+    assert [counts["update"] for _, counts in steps] == [n / 6 for n in range(6)]
     assert [counts["tokens"] for _, counts in steps[:2]] == [sum(part) - len(part) for part in parts]
     assert [counts["sequences"] for _, counts in steps] == [2] * 6
-    assert [one["loss"] for one in figures["updates"]] == [0, 1, 2, 3, 4, 5]
-    assert (figures["loss"], figures["trained_tokens"]) == (4.5, 10)
+    assert [one["loss"] for one in figures["updates"]] == [n / 6 for n in range(6)]
+    assert (figures["loss"], figures["trained_tokens"]) == (4.5 / 6, 10)
+
+
+@pytest.mark.parametrize(
+    ("proximal", "off_context", "spliced", "scored"),
+    [
+        ("recompute", "recompute", False, True),
+        ("sampler", "recompute", False, False),  # the recorded ones stand in every ratio
+        ("interpolate", "recompute", False, False),  # AReaL: without a forward pass
+        ("interpolate", "recompute", True, True),
+        ("sampler", "ratio", True, False),
+    ],
+)
+def test_log_probs_are_computed_before_several_steps_only_where_a_ratio_reads_them(
+    episode: Make, proximal: Any, off_context: Any, spliced: bool, scored: bool
+) -> None:
+    config = override(TrainConfig(), ["--optimizer.mini_batches", "2"])
+    correction = TrainConfig().loss.correction.model_copy(update={"off_context": off_context})
+    learner = Noting(Objective(proximal=proximal, correction=correction))
+    played = group(episode)
+    if spliced:
+        played = [
+            replace(t, segments=tuple(replace(s, context_mismatch=s.kind is POLICY) for s in t.segments))
+            for t in played
+        ]
+    update_weights(config, 1, [played], Taking(), learner, rate=0.5)  # type: ignore[arg-type]
+    assert ("proximal" in [kind for kind, _ in learner.said]) is scored
 
 
 def test_parts_are_drawn_anew_for_every_step_and_again_alike() -> None:
