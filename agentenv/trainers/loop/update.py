@@ -75,8 +75,10 @@ def update_weights(
 
     Raises:
         Diverged: a loss or a gradient is not finite.
+        ConfigurationError: the loss compares states, and the environment names none.
     """
     settings = config.optimizer
+    _refuse_without_states(config.loss, groups)
     if config.loss.estimator_options.get("norm") == "gradient":
         groups = measured_groups(config, groups, learner, policy.version)
     if config.loss.estimator_options.get("kl_coefficient"):
@@ -106,6 +108,22 @@ def update_weights(
     metrics |= prefer(learner, preferred, settings.supervised_rate * factor, beta=settings.preference_beta)
     policy.set_weights(learner.weights() if learner.model is not policy.model else None)
     return metrics | {"learning_rate": rate}
+
+
+def _refuse_without_states(loss: LossSettings, groups: Sequence[list[Trajectory]]) -> None:
+    """Refuses what would act on nothing, where no turn of a batch says in which state it was chosen.
+
+    Raises:
+        ConfigurationError: see above.
+    """
+    compares = loss.estimator == "anchor_state" and loss.estimator_options.get("turn_weight", 1.0)
+    name = "loss.estimator='anchor_state'" if compares else "loss.mask_redundant" * loss.mask_redundant
+    keys = [turn.anchor_key for group in groups for t in group if t.valid for turn in t.turns]
+    if name and keys and not any(key is not None for key in keys):
+        raise ConfigurationError(
+            f"{name} compares the states in which turns were chosen, and none of {len(keys)} turns has one: give the "
+            "environment an anchor_key, or leave it out"
+        )
 
 
 def _masked(loss: LossSettings, groups: Sequence[list[Trajectory]], truncated: int) -> dict[str, int]:

@@ -322,6 +322,32 @@ def test_turns_that_lead_back_get_no_credit_and_are_counted(turns: Make) -> None
     assert figures["redundant_masked"] == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ("--loss.estimator anchor_state", "anchor_state"),
+        ("--loss.mask_redundant true", "mask_redundant"),
+        ("--loss.estimator anchor_state --loss.estimator_options.turn_weight 0.0", ""),
+        ("--loss.estimator dr_grpo", ""),
+    ],
+)
+def test_what_compares_states_is_refused_where_no_turn_names_one(
+    turns: Make, words: str, refused: str
+) -> None:
+    """It would be plain GRPO, or mask nothing, without a word."""
+    played = [turns([0.0, 1.0], id="a"), turns([0.0, 0.0], id="b")]
+    keyless = [replace(t, turns=tuple(replace(turn, anchor_key=None) for turn in t.turns)) for t in played]
+    keyed = [replace(t, turns=tuple(replace(turn, anchor_key="s") for turn in t.turns)) for t in played]
+    config = override(TrainConfig(), words.split())
+    updated(config, [keyed])
+    updated(config, [[replace(t, valid=False) for t in keyless]])  # of a lost batch nothing is known
+    if not refused:
+        updated(config, [keyless])
+        return
+    with pytest.raises(ConfigurationError, match=refused):
+        updated(config, [keyless])
+
+
 def test_a_batch_of_which_nothing_is_left_makes_a_step_without_a_gradient(episode: Make) -> None:
     config = override(TrainConfig(), ["--loss.mask_truncated", "true"])
     learner, _ = updated(config, [group(episode, (EndReason.TURN_LIMIT,) * 4)])
