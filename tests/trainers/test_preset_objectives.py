@@ -1,5 +1,6 @@
 """What a preset minimises is what it is named after: its bounds and its rules take part in a step of the learner."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner
 from agentenv.trainers.loop.parts import make_objective, trained_policy
 from agentenv.trainers.loop.update import assign_credit
+from agentenv.trainers.task_sampling.difficulty_games import game_weights
 
 Make = Callable[..., Trajectory]
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
@@ -33,6 +35,14 @@ def test_presets_make_the_steps_without_which_their_bounds_are_never_reached(nam
     config = preset(name)
     assert config.optimizer.updates * config.optimizer.mini_batches == steps
     assert not config.bounds_note
+
+
+def test_gdro_weighs_a_class_that_fails_clearly_more_than_one_that_succeeds() -> None:
+    """By e to 1, as the published numbers do for a loss of up to their bound."""
+    options = preset("gdro").rollout.sampler_options
+    worst, best = game_weights([1.0, 0.0], strength=options["strength"], bound=options["bound"])
+    assert worst / best == pytest.approx(math.e)
+    assert worst < options["cap"]
 
 
 TREES = [path.stem for path in FOLDER.glob("*.toml") if preset(path.stem).rollout.strategy == "tree"]
