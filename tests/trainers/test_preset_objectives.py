@@ -1,5 +1,6 @@
 """What a preset minimises is what it is named after: its bounds and its rules take part in a step of the learner."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner
 from agentenv.trainers.loop.parts import make_objective, trained_policy
 from agentenv.trainers.loop.update import assign_credit
+from agentenv.trainers.task_sampling.difficulty_games import game_weights
 
 Make = Callable[..., Trajectory]
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
@@ -24,7 +26,7 @@ def preset(name: str) -> TrainConfig:
 STEPS = {
     "mt-grpo": 2, "ui-s1": 4, "cleaner": 4, "grpo-tcr": 4, "ssp": 2, "mae": 2, "sws": 4, "layer-tuning": 2, "dapo": 4,
     "think2sql": 2, "search-r1": 2, "search-r1-format": 2, "hiersearch": 4, "hiersearch-local": 4, "hiersearch-web": 4,
-    "self-redteam": 4,
+    "self-redteam": 4, "areal": 4, "cispo": 4,
 }  # fmt: skip
 
 
@@ -33,6 +35,25 @@ def test_presets_make_the_steps_without_which_their_bounds_are_never_reached(nam
     config = preset(name)
     assert config.optimizer.updates * config.optimizer.mini_batches == steps
     assert not config.bounds_note
+
+
+def test_gdro_weighs_a_class_that_fails_clearly_more_than_one_that_succeeds() -> None:
+    """By e to 1, as the published numbers do for a loss of up to their bound."""
+    options = preset("gdro").rollout.sampler_options
+    worst, best = game_weights([1.0, 0.0], strength=options["strength"], bound=options["bound"])
+    assert worst / best == pytest.approx(math.e)
+    assert worst < options["cap"]
+
+
+TREES = [path.stem for path in FOLDER.glob("*.toml") if preset(path.stem).rollout.strategy == "tree"]
+
+
+@pytest.mark.parametrize("name", sorted(TREES))
+def test_a_tree_of_a_preset_has_leaves_to_compare_where_nothing_forks(name: str) -> None:
+    """A policy that is sure of its words forks at no token, and of a single leaf nothing is learned."""
+    rollout = preset(name).rollout
+    assert rollout.strategy_options.get("roots", 2) >= 2
+    assert rollout.group_size >= rollout.strategy_options.get("roots", 2)
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,8 @@ class Ending:
     """Whether every action is a thought and a search, and the last one a thought and an answer; see `is_well_formed`."""
     answer_seen: bool = False
     """Whether a page showed an accepted answer."""
+    grounded: bool = True
+    """Whether the episode met what its answer needs; see `is_grounded`."""
 
 
 def answer_alone(ending: Ending) -> float:
@@ -89,11 +91,27 @@ def deliberative(ending: Ending) -> float:
     return 1.0 if ending.score >= 1 else min(-0.6, -1.0 + 0.1 * ending.tool_turns)
 
 
+def flawed_positive(ending: Ending, *, penalty: float = 1.0) -> float:
+    """FAPO (2025, arXiv:2510.22543): a right answer that was guessed or reached by a jump earns less.
+
+    Published for rewards of 1 and -1: a right answer with a flaw earns 1 - ``penalty``, and the penalty is 1. Here wrong is
+    0 and right is 1, so that half of the penalty is taken. A flaw is found by a rule in place of the paper's trained judge:
+    the episode did not meet what the answer needs. Other answers earn their score.
+
+    Args:
+        ending: How the episode ended.
+        penalty: The paper's lambda; 2 pays a flawed answer like a wrong one, 0 like one without a flaw.
+    """
+    flawed = ending.score >= 1 and not ending.grounded
+    return ending.score - flawed * penalty / 2
+
+
 OUTCOMES: Mapping[str, Callable[..., float]] = {
     "answer": answer_alone,
     "knowledge_boundary": knowledge_boundary,
     "deliberative": deliberative,
     "graded_format": graded_format,
+    "flawed_positive": flawed_positive,
 }
 THOUGHTFUL = frozenset({"knowledge_boundary", "graded_format"})
 """Outcomes by which an episode without a thought is malformed, so the expert has to think as well."""
@@ -161,6 +179,19 @@ def answer_shown(turns: Sequence[ToolReply], answers: Sequence[str]) -> bool:
     return any(turn.valid and _HOLDS(turn.page, answers).value > 0 for turn in turns)
 
 
+def is_grounded(state: SearchState) -> bool:
+    """Whether every passage that the task needs was found; where it names none, whether a page holds an accepted answer.
+
+    A task that names none and is answered by yes or no, which no page holds, is grounded by any page.
+    """
+    if needed := state.task.data.get("supporting_ids"):
+        return all(one in state.by_id for one in needed)
+    answers = state.task.answers
+    if answers and all(answer.strip().lower() in ("yes", "no") for answer in answers):
+        return any(turn.valid and turn.page for turn in state.record)
+    return answer_shown(state.record, answers)
+
+
 def shows_answer_first(state: SearchState) -> bool:
     """Whether the page of the latest turn holds an accepted answer, and no valid page before it does."""
     *before, latest = state.record
@@ -194,4 +225,5 @@ def ending_of(state: SearchState, score: float) -> Ending:
         thought=not state.tagged or thinks_in_tags([turn.action for turn in state.record]),
         formed=is_well_formed(state.record) if state.tagged else answered and not state.mistakes,
         answer_seen=answer_shown(state.record, state.task.answers),
+        grounded=is_grounded(state),
     )

@@ -156,6 +156,14 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
+    def reads_proximal(self, rows: Sequence[TrainingRow]) -> bool:
+        """Whether a loss of ``rows`` reads what ``with_proximal`` computes, which costs a forward pass."""
+        if self.objective.proximal == "recompute":
+            return True
+        # Tokens of another context have no other log-probs, unless their recorded ones are asked for.
+        replaces = self.objective.correction.off_context != "ratio"
+        return replaces and any(bool((row.mismatch & row.mask).any()) for row in rows)
+
     def with_proximal(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
         """The rows with log-probs of the present weights, for several steps on one batch."""
         return self._scored(rows, self.model)
@@ -226,7 +234,7 @@ class Learner:
         *,
         tokens: int | None = None,
         sequences: int | None = None,
-        update: int = 0,
+        update: float = 0.0,
     ) -> dict[str, float]:
         """One optimiser step.
 
@@ -235,7 +243,7 @@ class Learner:
             tokens: Trained tokens of the step; None counts those of ``rows``. Give the count of the whole batch to
                 keep the tokens of dropped zero-advantage rows in the mean.
             sequences: Trajectories of the step; None counts ``rows``. Likewise.
-            update: Steps already made on these rows.
+            update: Versions by which the weights have moved since the steps on this batch began: k / n after k of n steps.
 
         Returns:
             Metrics of the step: loss, grad_norm, clip_fraction, approx_kl, trained_tokens, padding_share (of the tokens that
@@ -271,7 +279,7 @@ class Learner:
         tokens: int | None = None,
         sequences: int | None = None,
         *,
-        update: int = 0,
+        update: float = 0.0,
     ) -> dict[str, float]:
         """Adds the gradient of the loss of ``rows`` to the parameters; the denominator is global over micro-batches.
 
@@ -375,7 +383,7 @@ class Learner:
         """Metrics and ratios of all processes."""
         return sums, ratios
 
-    def _losses(self, packed: Packed, update: int, ratios: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+    def _losses(self, packed: Packed, update: float, ratios: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Loss of each trained token [N], and sums of metrics over them; ``ratios`` gets each row's weight."""
         goal = self.objective
         masks = goal.mastered_probability is not None
@@ -415,7 +423,7 @@ class Learner:
             metrics["policy_entropy"] = entropy.sum().item()
         return losses, metrics
 
-    def _proximal(self, packed: Packed, detached: Tensor, update: int) -> Tensor:
+    def _proximal(self, packed: Packed, detached: Tensor, update: float) -> Tensor:
         """Log-probs [N] that ratios are formed with; recorded ones of another context only where that is asked for."""
         own = detached if packed.proximal is None else packed.proximal.to(detached.dtype)
         recorded = packed.old.to(detached.dtype)

@@ -96,17 +96,18 @@ def off_context_weights(
     return torch.where(off_context_N, weights, torch.ones_like(weights))
 
 
-def interpolated(behaviour_N: Tensor, current_N: Tensor, age_N: Tensor, update: int) -> Tensor:
+def interpolated(behaviour_N: Tensor, current_N: Tensor, age_N: Tensor, update: float) -> Tensor:
     """[N]: proximal log-probs without a forward pass (AReaL): behaviour + a (current - behaviour).
 
     a = age / (age + update), the share of the way from the sampling weights to the present ones at which the proximal
-    weights stand; where they are the sampling weights, the behaviour itself.
+    weights stand; where they are the sampling weights, the behaviour itself. The published program takes update = 1 in every
+    step of a batch, as if all of them were made.
 
     Args:
         behaviour_N: Of the sampling weights.
         current_N: Of the trained weights, without gradient.
         age_N: Versions between sampling and the start of this batch's updates.
-        update: Optimiser steps already made on this batch.
+        update: Versions since then; after k of the n optimiser steps of a batch k / n.
     """
     # Before the first step on fresh samples both are 0: the share is 0 then, and the proximal policy the sampler.
     share = (age_N / (age_N + update).clamp(min=1)).to(current_N.dtype)

@@ -15,10 +15,11 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     """The metrics of the groups of one step, in which at least one episode is valid. Means are over valid episodes.
 
     The entropy is estimated from the sampled tokens: the mean of -log p, in nats. ``rewarded_logprob`` is the mean of log p
-    over the episodes with more reward than the mean of their group; it is absent if there is none. Neither counts tokens
-    that were sampled in another context. A group that lost every member to infrastructure failures counts only in ``faults``
-    and in the sums. ``sampled_tokens`` counts every token that the policy sampled, also those that a strategy left out of
-    the record. Metrics of a strategy are added up, and lists of them are averaged. A mean over nothing is 0.
+    over the episodes with more reward than the mean of their group. Neither counts tokens that were sampled in another
+    context or at another temperature, and each is absent where there are no others. A group that lost every member to
+    infrastructure failures counts only in ``faults`` and in the sums. ``sampled_tokens`` counts every token that the policy
+    sampled, also those that a strategy left out of the record. Metrics of a strategy are added up, and lists of them are
+    averaged. A mean over nothing is 0.
 
     Retries of another trajectory, reflections and demonstrations count in no mean, so that the means show what the policy
     does without help. They count in the sums and, as members of their groups, in ``zero_variance_share``.
@@ -29,12 +30,12 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     turns = [turn for trajectory in valid for turn in trajectory.turns]
     rewards = [[t.reward for t in g if t.valid] for g, own in zip(groups, unaided, strict=True) if own]
     right = [p for group in unaided for t in _rewarded(group) for p in _own_logprobs(t)]
+    sampled = [p for t in valid for p in _own_logprobs(t)]
     ends = Counter(f"end_{t.end_reason}" for t in played if not t.guided)
     return (
         {
             "reward_mean": fmean(t.reward for t in valid),
             "reward_std": pstdev(t.reward for t in valid),
-            "entropy": -_mean([p for t in valid for p in _own_logprobs(t)]),
             "zero_variance_share": fmean(has_zero_variance(group) for group in rewards),
             "faults": sum(not t.valid for t in played),
             "format_rate": _mean([turn.valid for turn in turns]),
@@ -44,6 +45,7 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
             "extra_rows": sum(len(t.row_slices) - 1 for t in valid),
         }
         | _searches(valid)
+        | ({"entropy": -fmean(sampled)} if sampled else {})
         | ({"rewarded_logprob": fmean(right)} if right else {})
         | _strategy_metrics(played)
         | {f"end_{reason}": ends[f"end_{reason}"] for reason in EndReason if ends[f"end_{reason}"]}

@@ -120,8 +120,8 @@ def guarded(history: Sequence[Metrics], factor: float) -> float:
 
 
 def _means(history: Sequence[Metrics]) -> dict[str, float]:
-    """Over the steps in which the figure is a number; NaN, which no bound is compared with, where there is none."""
-    numbers = {name: [m[name] for m in history if isfinite(m[name])] for name in WATCHED}
+    """Over the steps in which the figure is a number; NaN, which every comparison is false with, where there is none."""
+    numbers = {name: [m[name] for m in history if name in m and isfinite(m[name])] for name in WATCHED}
     return {name: sum(found) / len(found) if found else nan for name, found in numbers.items()}
 
 
@@ -134,7 +134,7 @@ WATCHED = (
     "reward_mean",
     "reward_std",
 )
-"""Metrics that a step must report for the monitors."""
+"""Metrics of a step that the monitors compare, where it reports them; `entropy` may be absent."""
 
 _RIGHT = "rewarded_logprob"
 _COMPUTED = ("loss", "grad_norm", "policy_entropy", _RIGHT)

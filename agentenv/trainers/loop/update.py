@@ -75,8 +75,10 @@ def update_weights(
 
     Raises:
         Diverged: a loss or a gradient is not finite.
+        ConfigurationError: the loss compares states, and the environment names none.
     """
     settings = config.optimizer
+    _refuse_without_states(config.loss, groups)
     if config.loss.estimator_options.get("norm") == "gradient":
         groups = measured_groups(config, groups, learner, policy.version)
     if config.loss.estimator_options.get("kl_coefficient"):
@@ -106,6 +108,22 @@ def update_weights(
     metrics |= prefer(learner, preferred, settings.supervised_rate * factor, beta=settings.preference_beta)
     policy.set_weights(learner.weights() if learner.model is not policy.model else None)
     return metrics | {"learning_rate": rate}
+
+
+def _refuse_without_states(loss: LossSettings, groups: Sequence[list[Trajectory]]) -> None:
+    """Refuses what would act on nothing, where no turn of a batch says in which state it was chosen.
+
+    Raises:
+        ConfigurationError: see above.
+    """
+    compares = loss.estimator == "anchor_state" and loss.estimator_options.get("turn_weight", 1.0)
+    name = "loss.estimator='anchor_state'" if compares else "loss.mask_redundant" * loss.mask_redundant
+    keys = [turn.anchor_key for group in groups for t in group if t.valid for turn in t.turns]
+    if name and keys and not any(key is not None for key in keys):
+        raise ConfigurationError(
+            f"{name} compares the states in which turns were chosen, and none of {len(keys)} turns has one: give the "
+            "environment an anchor_key, or leave it out"
+        )
 
 
 def _masked(loss: LossSettings, groups: Sequence[list[Trajectory]], truncated: int) -> dict[str, int]:
@@ -205,8 +223,9 @@ def _optimizer_steps(
 ) -> list[dict[str, float]]:
     """One optimiser step for each part in each pass; ratios are formed with the weights before the first of them."""
     rows = [[row for one in part for row in one.rows] for part in parts]
-    if passes * len(parts) > 1:
-        rows = [learner.with_proximal(mine) for mine in rows]
+    count = passes * len(parts)
+    if count > 1:
+        rows = [learner.with_proximal(mine) if learner.reads_proximal(mine) else mine for mine in rows]
     totals = [
         {"tokens": sum(one.tokens for one in part), "sequences": sum(one.tokens > 0 for one in part)}
         for part in parts
@@ -214,7 +233,8 @@ def _optimizer_steps(
     steps: list[dict[str, float]] = []
     for _ in range(passes):
         for mine, counts in zip(rows, totals, strict=True):
-            steps.append(learner.step(mine, **counts, update=len(steps)))
+            # All steps of a batch together are one version, so each is a share of it.
+            steps.append(learner.step(mine, **counts, update=len(steps) / count))
     return steps
 
 

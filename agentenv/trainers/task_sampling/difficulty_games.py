@@ -22,7 +22,7 @@ from agentenv.trainers.task_sampling.rollout_bandit import (
     arm_chances,
     chosen_arms,
     moved_price,
-    priced_gain,
+    priced_loss,
     updated_scores,
 )
 from agentenv.trainers.task_sampling.step_budget import (
@@ -254,8 +254,9 @@ class RolloutGame(DifficultyGame):
 
     GDRO, Panaganti et al. 2026, arXiv:2601.19280, its game over rollouts, by the closed form of its theory: see
     ``variance_allocation``, or by the bandit that the paper plays (``rollout_bandit.py``). The loss of an arm n of the
-    bandit is v / n, the variance of the mean reward, which the theory minimises; the surrogate loss that the paper names is
-    0 on policy for every group whose credit is standardised. Exploration, bonus, price and bounds are this project's.
+    bandit is v / n, the variance of the mean reward, which the theory minimises, over the largest there is; the surrogate
+    loss that the paper names is 0 on policy for every group whose credit is standardised. Exploration, bonus, price and
+    bounds are this project's. A bandit tries the arms of a class by turns before it prefers one.
 
     Args:
         rule: ``closed`` or ``bandit``.
@@ -332,19 +333,19 @@ class RolloutGame(DifficultyGame):
         return self.arms.get(number, [0.0] * count)
 
     def _play_bandits(self, groups: Sequence[Group], group_size: int) -> None:
-        """Every class that was played learns what its number of rollouts gave; then the price follows what was spent."""
+        """Every class that was played learns what its number of rollouts cost; then the price follows what was spent."""
         arms = self._arms(group_size)
-        losses: dict[tuple[int, int], list[float]] = {}
+        variances: dict[tuple[int, int], list[float]] = {}
         for group in groups:
             if group.rewards and len(group.compared) in arms:
                 key = self.class_of(group.task), len(group.compared)
-                losses.setdefault(key, []).append(pvariance(_clipped(group)) / len(group.compared))
-        for (number, size), found in losses.items():
+                variances.setdefault(key, []).append(pvariance(_clipped(group)))
+        for (number, size), found in variances.items():
             scores, arm = self._scores(number, len(arms)), arms.index(size)
             chances = arm_chances(scores, exploration=self.exploration)
-            gain = priced_gain(fmean(found), size, self.price)
+            loss = priced_loss(fmean(found), size, self.price, arms[0])
             self.arms[number] = updated_scores(
-                scores, chances, arm, gain, exploration=self.exploration, bonus=self.bonus
+                scores, chances, arm, loss, exploration=self.exploration, bonus=self.bonus
             )
         spent = fmean([len(group.compared) for group in groups])
         self.price = moved_price(self.price, spent, group_size, self.price_rate)

@@ -25,21 +25,24 @@ def arm_chances(scores_K: Sequence[float] | Values, *, exploration: float) -> Va
 
 
 def updated_scores(
-    scores_K: Sequence[float], chances_K: Values, arm: int, gain: float, *, exploration: float, bonus: float
+    scores_K: Sequence[float], chances_K: Values, arm: int, loss: float, *, exploration: float, bonus: float
 ) -> list[float]:
-    """The logarithms of EXP3.P's weights after one play: scores + exploration / (3 K) (gain [arm] / p + bonus / p).
+    """The logarithms of EXP3.P's weights after one play: scores + exploration / (3 K) (bonus / p - loss [arm] / p).
+
+    A loss and not its gain, as in GDRO: the arms of a step are the likeliest ones and not drawn, and an arm that gained by
+    being played would be the likeliest for ever.
 
     Args:
         scores_K: Before.
         chances_K: With which the arms were played.
         arm: That was played.
-        gain: What it gave, in [0, 1].
+        loss: What it cost, in [0, 1].
         exploration: EXP3.P's gamma.
         bonus: Its alpha / sqrt(K T), the bonus for arms that are rarely played.
     """
     rate = exploration / (3 * len(scores_K))
     played = np.arange(len(scores_K)) == arm
-    moved: list[float] = (np.asarray(scores_K) + rate * (gain * played + bonus) / chances_K).tolist()
+    moved: list[float] = (np.asarray(scores_K) + rate * (bonus - loss * played) / chances_K).tolist()
     return moved
 
 
@@ -69,9 +72,16 @@ def chosen_arms(
     return list(best[max(best)][1]) if best else [min(arms_K)] * len(counts_B)
 
 
-def priced_gain(loss: float, rollouts: int, price: float) -> float:
-    """1 - (loss + price rollouts), within [0, 1]: the gain of an arm whose loss the paper adds a price to."""
-    return min(max(1 - (loss + price * rollouts), 0.0), 1.0)
+def priced_loss(variance: float, rollouts: int, price: float, fewest: int) -> float:
+    """V / n over its largest value, .25 / fewest, plus price n, within [0, 1]: the loss of an arm of n rollouts.
+
+    Args:
+        variance: v, of rewards in [0, 1].
+        rollouts: n.
+        price: Of a rollout, which the paper adds.
+        fewest: Rollouts of the smallest arm.
+    """
+    return min(max(4 * fewest * variance / rollouts + price * rollouts, 0.0), 1.0)
 
 
 def moved_price(price: float, spent: float, wanted: float, rate: float) -> float:

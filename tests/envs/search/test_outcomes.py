@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.types import Step
+from agentenv.core.types import Document, Step, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.search.outcomes import (
     Ending,
     deliberative,
+    flawed_positive,
     graded_format,
     is_one_action,
     knowledge_boundary,
@@ -81,6 +82,68 @@ def test_the_options_of_the_graded_format() -> None:
 def test_deliberation_is_paid_where_the_answer_is_wrong(ending: Ending, reward: float) -> None:
     """min(-.6, -1 + .1 (messages - 2) / 2): without tools 2 messages, each tool turn adds 2."""
     assert deliberative(ending) == pytest.approx(reward)
+
+
+@pytest.mark.parametrize(
+    ("ending", "penalty", "reward"),
+    [
+        (Ending(1.0), 1.0, 1.0),
+        (Ending(1.0, grounded=False), 1.0, 0.5),  # published: 1 - 1 between 1 and -1
+        (Ending(1.0, grounded=False), 2.0, 0.0),  # a flawed answer as a wrong one
+        (Ending(1.0, grounded=False), 0.0, 1.0),
+        (Ending(0.4, grounded=False), 1.0, 0.4),
+        (Ending(0.0, grounded=False, answered=False), 1.0, 0.0),
+    ],
+)
+def test_a_flawed_positive_earns_half(ending: Ending, penalty: float, reward: float) -> None:
+    assert flawed_positive(ending, penalty=penalty) == pytest.approx(reward)
+
+
+def test_the_sign_of_a_flawed_positive_flips_where_clean_answers_outnumber_wrong_ones() -> None:
+    """FAPO's reason for a penalty of 1: it is above the mean of its group as long as most of that fails."""
+    clean, flawed, wrong = (
+        flawed_positive(e) for e in (Ending(1.0), Ending(1.0, grounded=False), Ending(0.0))
+    )
+    for right, failed, sign in ((1, 3, 1), (2, 2, 0), (3, 1, -1)):
+        group = [clean] * right + [flawed] * 2 + [wrong] * failed
+        above = flawed - sum(group) / len(group)
+        assert (above > 1e-9) - (above < -1e-9) == sign
+
+
+def test_an_answer_is_flawed_where_a_needed_passage_was_not_found() -> None:
+    """A guess and a jump are flawed, and the expert's way is not."""
+    option: dict[str, Any] = {"outcome": "flawed_positive", "k": 20}
+    task = WORLD.questions[0]
+    assert len(task.data["supporting_ids"]) > 1
+    assert played(RIGHT, **option)[-1].reward == 0.5
+    titles = {document.id: document.title for document in WORLD.documents}
+    searches = [f"<search>{titles[one]}</search>" for one in task.data["supporting_ids"]]
+    assert played(searches[0], RIGHT, **option | {"k": 1})[-1].reward == 0.5
+    assert played(*searches, RIGHT, **option | {"max_turns": 5})[-1].reward == 1.0
+    assert played(*searches, WRONG, **option | {"max_turns": 5})[-1].reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answers", "page", "grounded"),
+    [
+        (("Leeds",), "born in Leeds", True),
+        (("York",), "born in Leeds", False),
+        (("yes",), "born in Leeds", True),
+    ],
+)
+def test_a_task_without_passages_is_judged_by_its_pages(
+    answers: tuple[str, ...], page: str, grounded: bool
+) -> None:
+    env = LocalSearch(
+        tasks=[Task("t", "Where?", answers)],
+        retriever=InMemoryRetriever([Document("a", "A", page)]),
+        outcome="flawed_positive",
+    )
+    for searches, found in ((0, False), (1, grounded)):
+        env.reset(seed=0)
+        for _ in range(searches):
+            env.step("<search>A</search>")
+        assert env.step(f"<answer>{answers[0]}</answer>").reward == (1.0 if found else 0.5)
 
 
 def test_the_knowledge_boundary_asks_for_few_searches() -> None:
@@ -254,7 +317,9 @@ def test_parallel_queries_take_fewer_turns_at_equal_accuracy() -> None:
     assert sequential == [(2, 1.0, 2)] * 12
 
 
-@pytest.mark.parametrize("outcome", ["answer", "knowledge_boundary", "deliberative", "graded_format"])
+@pytest.mark.parametrize(
+    "outcome", ["answer", "knowledge_boundary", "deliberative", "graded_format", "flawed_positive"]
+)
 def test_an_episode_that_is_cut_earns_what_one_without_an_answer_earns(outcome: str) -> None:
     """A policy that fills its context must not lose less than one that comes to the last turn."""
     env = LocalSearch(

@@ -108,6 +108,7 @@ def test_tokens_of_another_context_weigh_by_themselves_where_asked() -> None:
 @pytest.mark.parametrize(
     ("age", "update", "expected"),
     [
+        (1, 0.5, -5 / 3),  # half of a batch's steps are made: (1 - 0) / (1.5 - 0) = 2/3
         (0, 0, -3.0),  # sampled by the present weights: the sampler's own
         (0, 2, -3.0),
         (2, 0, -1.0),  # no step made yet: the present weights are the proximal ones
@@ -116,7 +117,7 @@ def test_tokens_of_another_context_weigh_by_themselves_where_asked() -> None:
         (1, 3, -2.5),
     ],
 )
-def test_interpolated_log_probs(age: int, update: int, expected: float) -> None:
+def test_interpolated_log_probs(age: int, update: float, expected: float) -> None:
     found = interpolated(double([-3.0]), double([-1.0]), torch.tensor([age]), update)
     assert found.item() == pytest.approx(expected)
 

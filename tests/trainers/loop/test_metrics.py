@@ -56,6 +56,19 @@ def test_means_are_over_episodes_turns_or_tokens(right: Trajectory, wrong: Traje
     assert "end_aborted" not in metrics
 
 
+def test_entropy_is_absent_where_every_token_was_sampled_in_another_context_or_at_another_temperature(
+    right: Trajectory, wrong: Trajectory
+) -> None:
+    """A tree's window samples so; 0 nats would be the sign of a policy that repeats itself."""
+
+    def elsewhere(trajectory: Trajectory) -> Trajectory:
+        segments = (replace(s, context_mismatch=s.kind is SegmentKind.POLICY) for s in trajectory.segments)
+        return replace(trajectory, segments=tuple(segments))
+
+    assert "entropy" not in rollout_metrics([[elsewhere(right), elsewhere(wrong)]])
+    assert rollout_metrics([[elsewhere(right), wrong]])["entropy"] == 6.0
+
+
 def test_a_fault_is_counted_and_in_no_mean(right: Trajectory, wrong: Trajectory, fault: Trajectory) -> None:
     with_fault, without = rollout_metrics([[right, fault, wrong]]), rollout_metrics([[right, wrong]])
     assert (with_fault.pop("faults"), without.pop("faults")) == (1, 0)
@@ -81,7 +94,8 @@ def test_a_group_lost_to_faults_is_not_called_flat(
 def test_episodes_without_a_turn_have_means_of_zero(episode: Episode) -> None:
     stuck = episode([(SegmentKind.PROMPT, (1, 2))], end_reason=EndReason.TOKEN_LIMIT)
     metrics = rollout_metrics([[stuck, stuck]])
-    assert (metrics["entropy"], metrics["format_rate"], metrics["response_tokens"]) == (0.0, 0.0, 0.0)
+    assert (metrics["format_rate"], metrics["response_tokens"]) == (0.0, 0.0)
+    assert "entropy" not in metrics
 
 
 def test_the_log_prob_of_what_was_rewarded(right: Trajectory, wrong: Trajectory, fault: Trajectory) -> None:

@@ -78,6 +78,13 @@ def test_one_bad_step_and_a_short_history_are_not_believed() -> None:
     assert warnings_of(history({"entropy": 0.0}, before=4)) == {}
 
 
+def test_an_entropy_that_no_step_reports_is_no_sign() -> None:
+    """As under a tree's window, whose tokens are all sampled at temperatures of their own."""
+    silent = {name: value for name, value in HEALTHY.items() if name != "entropy"}
+    assert warnings_of([silent] * 12) == {}
+    assert set(warnings_of([silent] * 5 + [{**silent, "reward_mean": 0.1}] * 5)) == {"reward_mean"}
+
+
 @pytest.mark.parametrize("figure", [*WATCHED, "loss", "grad_norm", "rewarded_logprob"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_figure_that_is_no_finite_number_is_a_sign_at_once(figure: str, value: float) -> None:

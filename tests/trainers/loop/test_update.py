@@ -37,9 +37,11 @@ PROMPT, POLICY = SegmentKind.PROMPT, SegmentKind.POLICY
 class Noting:
     """A learner that notes what it is told; its loss is the number of its steps."""
 
-    objective: Objective = field(default_factory=Objective)
+    objective: Objective = field(default_factory=lambda: Objective(proximal="recompute"))
     model: Any = None
     said: list[tuple[str, Any]] = field(default_factory=list)
+
+    reads_proximal = Learner.reads_proximal
 
     def set_learning_rate(self, rate: float) -> None:
         self.said.append(("rate", rate))
@@ -48,7 +50,7 @@ class Noting:
         self.said.append(("proximal", lengths(rows)))
         return list(rows)
 
-    def step(self, rows: Sequence[TrainingRow], **counts: int) -> dict[str, float]:
+    def step(self, rows: Sequence[TrainingRow], **counts: float) -> dict[str, float]:
         self.said.append(("step", (lengths(rows), counts)))
         return {"loss": float(counts["update"]), "trained_tokens": float(counts["tokens"])}
 
@@ -98,11 +100,38 @@ def test_mini_batches_of_every_pass_are_scored_before_the_first_step(episode: Ma
     parts = [rows for rows, _ in steps[:2]]
     assert sorted(parts[0] + parts[1]) == [2, 3, 4, 5]
     assert [rows for rows, _ in steps] == parts * 3
-    assert [counts["update"] for _, counts in steps] == [0, 1, 2, 3, 4, 5]
+    # All six together are one version, in which the ages of tokens are counted.
+    assert [counts["update"] for _, counts in steps] == [n / 6 for n in range(6)]
     assert [counts["tokens"] for _, counts in steps[:2]] == [sum(part) - len(part) for part in parts]
     assert [counts["sequences"] for _, counts in steps] == [2] * 6
-    assert [one["loss"] for one in figures["updates"]] == [0, 1, 2, 3, 4, 5]
-    assert (figures["loss"], figures["trained_tokens"]) == (4.5, 10)
+    assert [one["loss"] for one in figures["updates"]] == [n / 6 for n in range(6)]
+    assert (figures["loss"], figures["trained_tokens"]) == (4.5 / 6, 10)
+
+
+@pytest.mark.parametrize(
+    ("proximal", "off_context", "spliced", "scored"),
+    [
+        ("recompute", "recompute", False, True),
+        ("sampler", "recompute", False, False),  # the recorded ones stand in every ratio
+        ("interpolate", "recompute", False, False),  # AReaL: without a forward pass
+        ("interpolate", "recompute", True, True),
+        ("sampler", "ratio", True, False),
+    ],
+)
+def test_log_probs_are_computed_before_several_steps_only_where_a_ratio_reads_them(
+    episode: Make, proximal: Any, off_context: Any, spliced: bool, scored: bool
+) -> None:
+    config = override(TrainConfig(), ["--optimizer.mini_batches", "2"])
+    correction = TrainConfig().loss.correction.model_copy(update={"off_context": off_context})
+    learner = Noting(Objective(proximal=proximal, correction=correction))
+    played = group(episode)
+    if spliced:
+        played = [
+            replace(t, segments=tuple(replace(s, context_mismatch=s.kind is POLICY) for s in t.segments))
+            for t in played
+        ]
+    update_weights(config, 1, [played], Taking(), learner, rate=0.5)  # type: ignore[arg-type]
+    assert ("proximal" in [kind for kind, _ in learner.said]) is scored
 
 
 def test_parts_are_drawn_anew_for_every_step_and_again_alike() -> None:
@@ -291,6 +320,32 @@ def test_turns_that_lead_back_get_no_credit_and_are_counted(turns: Make) -> None
     assert [one.tokens for one in masked] == [one.tokens for one in plain]
     _, figures = updated(config, [played])
     assert figures["redundant_masked"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ("--loss.estimator anchor_state", "anchor_state"),
+        ("--loss.mask_redundant true", "mask_redundant"),
+        ("--loss.estimator anchor_state --loss.estimator_options.turn_weight 0.0", ""),
+        ("--loss.estimator dr_grpo", ""),
+    ],
+)
+def test_what_compares_states_is_refused_where_no_turn_names_one(
+    turns: Make, words: str, refused: str
+) -> None:
+    """It would be plain GRPO, or mask nothing, without a word."""
+    played = [turns([0.0, 1.0], id="a"), turns([0.0, 0.0], id="b")]
+    keyless = [replace(t, turns=tuple(replace(turn, anchor_key=None) for turn in t.turns)) for t in played]
+    keyed = [replace(t, turns=tuple(replace(turn, anchor_key="s") for turn in t.turns)) for t in played]
+    config = override(TrainConfig(), words.split())
+    updated(config, [keyed])
+    updated(config, [[replace(t, valid=False) for t in keyless]])  # of a lost batch nothing is known
+    if not refused:
+        updated(config, [keyless])
+        return
+    with pytest.raises(ConfigurationError, match=refused):
+        updated(config, [keyless])
 
 
 def test_a_batch_of_which_nothing_is_left_makes_a_step_without_a_gradient(episode: Make) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 from itertools import product
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from agentenv.trainers.task_sampling.rollout_bandit import (
     arm_chances,
     chosen_arms,
     moved_price,
-    priced_gain,
+    priced_loss,
     updated_scores,
 )
 from agentenv.trainers.task_sampling.step_budget import Group, StepBudget
@@ -41,10 +42,10 @@ def test_chances_are_mixed_with_the_uniform_ones() -> None:
     np.testing.assert_allclose(arm_chances([900.0, 0.0], exploration=1.0), [0.5, 0.5])
 
 
-def test_scores_move_by_the_gain_of_the_arm_and_a_bonus_for_all() -> None:
-    """Exploration .3 and two arms: rate .05. Arm 0: .05 (.6 + .1) / .7 = .05; arm 1: .05 (.1 / .3) = 1/60."""
+def test_scores_move_by_the_loss_of_the_arm_and_a_bonus_for_all() -> None:
+    """Exploration .3 and two arms: rate .05. Arm 0: .05 (.1 - .6) / .7 = -1/28; arm 1: .05 (.1 / .3) = 1/60."""
     moved = updated_scores([1.0, 2.0], np.array([0.7, 0.3]), 0, 0.6, exploration=0.3, bonus=0.1)
-    assert moved == pytest.approx([1.05, 2 + 1 / 60])
+    assert moved == pytest.approx([1 - 1 / 28, 2 + 1 / 60])
 
 
 def test_arms_spend_the_budget_as_likely_as_can_be() -> None:
@@ -74,9 +75,10 @@ def test_no_other_choice_is_better() -> None:
 
 
 def test_the_price() -> None:
-    assert priced_gain(0.05, 4, 0.1) == pytest.approx(0.55)
-    assert priced_gain(0.5, 8, 0.1) == 0.0
-    assert priced_gain(0.05, 4, -0.5) == 1.0
+    """Of arms from 2 on the largest v / n is .25 / 2: v = .1 and n = 4 have .2 of it."""
+    assert priced_loss(0.1, 4, 0.1, 2) == pytest.approx(0.6)
+    assert priced_loss(0.25, 2, 0.1, 2) == 1.0
+    assert priced_loss(0.05, 4, -0.5, 2) == 0.0
     assert moved_price(0.1, 5.0, 4.0, 0.02) == pytest.approx(0.12)
 
 
@@ -86,14 +88,31 @@ def test_the_game_spends_the_budget_learns_and_goes_on_from_a_checkpoint() -> No
     assert sum(draw.rollouts for draw in draws) == 8
     metrics = game.select(step_budget_of({0: [1.0, 0.0], 1: [0.0] * 6})).metrics
     assert metrics["rollout_price"] == 0.0  # four rollouts of a task on average, as wanted
-    # Arms 2 to 6 of class 0, all as likely: of 2 the loss is 1/4 / 2 and the gain 7/8, of 6 the loss is 0 and the gain 1.
+    # Arms 2 to 6 of class 0, all as likely: of 2 the loss is (1/4 / 2) / (1/4 / 2) = 1, of 6 it is 0.
     # The second of them is played with the chances that the first has left.
-    first = updated_scores([0.0] * 5, np.full(5, 0.2), 0, 0.875, exploration=0.15, bonus=0.01)
-    then = updated_scores(first, arm_chances(first, exploration=0.15), 4, 1.0, exploration=0.15, bonus=0.01)
+    first = updated_scores([0.0] * 5, np.full(5, 0.2), 0, 1.0, exploration=0.15, bonus=0.01)
+    then = updated_scores(first, arm_chances(first, exploration=0.15), 4, 0.0, exploration=0.15, bonus=0.01)
     assert game.arms[0] == pytest.approx(then)
     again.load_state_dict(json.loads(json.dumps(game.state_dict())))
     assert json.dumps(again.state_dict()) == json.dumps(game.state_dict())
     assert again.draw(step_budget_of({}, step=2)) == game.draw(step_budget_of({}, step=2))
+
+
+@pytest.mark.parametrize("solved", ["any", "mean"])
+def test_both_rules_play_classes_unequally_often(solved: Literal["any", "mean"]) -> None:
+    """Tasks that always fail beside those that half succeed; an arm that gained by being played was played for ever."""
+    for rule in ("bandit", "closed"):
+        game, sizes = RolloutGame(rule=rule, solved=solved, most=8), set()
+        for step in range(1, 20):
+            step_budget = step_budget_of({}, step=step)
+            for draw, group in zip(draws := game.draw(step_budget), step_budget.reserve(draws), strict=True):
+                rewards = [float(n % 2) if draw.task % 2 else 0.0 for n in range(draw.rollouts)]
+                group.members += [
+                    Trajectory(TASKS[draw.task], (), (), r, EndReason.ANSWERED) for r in rewards
+                ]
+            game.select(step_budget)
+            sizes |= {draw.rollouts for draw in draws}
+        assert len(sizes) > 2, rule
 
 
 def test_credit_may_be_weighed_in_place_of_the_draw() -> None:
