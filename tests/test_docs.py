@@ -18,6 +18,7 @@ from agentenv import errors
 from agentenv.cli.main import COMMANDS
 from agentenv.core.options import load_entry
 from agentenv.core.registry import registered
+from agentenv.core.scoring.scorers import SCORERS
 from agentenv.trainers.config.config_files import load_config, presets
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import ESTIMATORS
@@ -159,6 +160,11 @@ def test_every_method_cites_its_paper_where_it_is_defined(title: str) -> None:
         cited = re.findall(r"arXiv:(\d{4}\.\d{5})", docstring)
         assert cited or "no arXiv id" in docstring or "this project's own" in docstring, name
         assert set(cited) == set(re.findall(r"\[arXiv:(\d{4}\.\d{5})\]", source)), name
+
+
+def test_the_table_of_scorers_is_the_registry() -> None:
+    table = rows(section(text_of(DOCS / "evaluation.md"), "The scorers"))
+    assert [name.strip("`") for name, *_ in table] == list(SCORERS)
 
 
 def test_the_api_reference_holds_every_public_name() -> None:

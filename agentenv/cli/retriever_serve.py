@@ -12,17 +12,21 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from agentenv.core.env import run_sync
 from agentenv.core.protocols import Retriever
+from agentenv.data.datasets import load_dataset
 from agentenv.errors import ConfigurationError, RetrieverFault
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.retrievers.base import batching_parts
 from agentenv.retrievers.encoder import SentenceEncoder
+from agentenv.retrievers.metrics import recall_at_k
 from agentenv.retrievers.remote import TOKEN_VARIABLE, RemoteRetriever
 from agentenv.retrievers.retriever_spec import open_retriever
 from agentenv.retrievers.service.sharded import SHARD_PATIENCE, ShardedRetriever
 from agentenv.retrievers.storage.retriever_folder import read_card
 from agentenv.web.gate import token_in
 
+_ASKED_K = 5  # passages in which those that a question of the self-test needs are looked for
 _SHARDS_START_S = 600.0  # a front waits so long for its shards to load
 
 
@@ -55,6 +59,11 @@ class Serve:
     """Queries that may wait; more get status 429."""
     timeout: float = 30.0
     """Seconds after which a request gets status 504."""
+    questions: Path | None = None
+    """File of questions with `supporting_ids`, the passages that they need. The first corpus has to find these before
+    anything is answered; without a file nothing is asked."""
+    least_recall: float = 0.5
+    """Mean share of those passages among the first five, below which the server ends."""
     compute: ComputeSettings = AUTOMATIC
     """Where the encoders compute, and how."""
 
@@ -68,7 +77,7 @@ class Serve:
             raise ConfigurationError(
                 "--threads and --queue are at least 1, --cache at least 0, --timeout finite and above 0."
             )
-        load = self._shards() if self.shards else self._folders()
+        load = self._asked(self._shards() if self.shards else self._folders())
         limits = ServiceLimits(queue=self.queue, cache=self.cache, timeout_s=self.timeout)
         service = Service(limits, token=token_in(TOKEN_VARIABLE))
         began = time.monotonic()
@@ -110,6 +119,33 @@ class Serve:
             return opened
 
         return load
+
+    def _asked(self, load: Callable[[], dict[str, Retriever]]) -> Callable[[], dict[str, Retriever]]:
+        """``load``, after which the first corpus is asked the questions; wrong ones are said before it."""
+        if self.questions is None:
+            return load
+        if not 0 < self.least_recall <= 1:
+            raise ConfigurationError(f"--least-recall is above 0 and at most 1, not {self.least_recall}.")
+        tasks = load_dataset("jsonl", self.questions).tasks
+        if not_told := [task.id for task in tasks if not task.data.get("supporting_ids")]:
+            raise ConfigurationError(
+                f"{self.questions}: the question {not_told[0]!r} names no supporting_ids, so it cannot tell what is found."
+            )
+
+        def checked() -> dict[str, Retriever]:
+            opened = load()
+            name, retriever = next(iter(opened.items()))
+            found = run_sync(retriever.search([task.question for task in tasks], _ASKED_K))
+            ids = [[passage.id for passage in passages] for passages in found]
+            recall = recall_at_k(ids, [task.data["supporting_ids"] for task in tasks], _ASKED_K)
+            if recall < self.least_recall:
+                raise ConfigurationError(
+                    f"{name} finds {recall:.3f} of the passages that {len(tasks)} questions of {self.questions} need, and "
+                    f"{self.least_recall:g} are wanted: it holds another corpus, or another encoder made it."
+                )
+            return opened
+
+        return checked
 
     def _shards(self) -> Callable[[], dict[str, Retriever]]:
         if self.folders:

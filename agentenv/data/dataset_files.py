@@ -233,10 +233,11 @@ def read_qrels(questions: Path) -> dict[str, tuple[str, ...]] | None:
         return None
     found: dict[str, tuple[str, ...]] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): it would also cut at U+2028 and its like, which may stand in an id.
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"{path} cannot be read: {error}.") from error
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines if lines != [""] else [], 1):
         fields = line.split("\t")
         if len(fields) != 3 or not fields[2].isdecimal():
             raise DatasetError(

@@ -20,7 +20,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agentenv.core.grammar import earliest_block
-from agentenv.core.scoring.normalize import squad
+from agentenv.core.scoring.evidence import holds_answer, looked_up
+from agentenv.core.scoring.normalize import squad, squad_words
 from agentenv.core.types import Task
 from agentenv.envs.search.local_search import TAGS
 from agentenv.evaluation.records import EpisodeRecord
@@ -33,7 +34,6 @@ CORRECT = (
     0.5  # a value of the headline scorer from which an answer counts as right; 0/1 scorers are as they are
 )
 MAX_COVERED_DOCUMENTS = 1_000_000  # reading more for the coverage takes minutes
-_UNSEARCHABLE = frozenset({"yes", "no", ""})
 
 
 def cause_of(record: EpisodeRecord, value: float) -> str:
@@ -98,16 +98,18 @@ def evidence_found(record: EpisodeRecord) -> bool:
     """Whether the episode was shown what its question needs."""
     if supporting := record.get("supporting_ids"):
         return set(supporting) <= _seen(record)
-    if _searchable(record["answers"]):
+    if looked_up(record["answers"]):
         return answer_shown(record)
     return bool(_seen(record))
 
 
 def answer_shown(record: EpisodeRecord) -> bool:
-    """Whether an accepted answer stands in an observation, as whole words after normalisation."""
-    shown = " ".join(turn.get("observation", "") for turn in record.get("turns") or ())
-    shown = squad(shown.replace("<", " <").replace(">", "> "))  # or a tag would grow onto the last word
-    return any(f" {answer} " in f" {shown} " for answer in _searchable(record["answers"]))
+    """Whether an accepted answer stands in an observation, as whole words after normalisation.
+
+    What came back for a malformed action or a failed call does not count: it may repeat what the policy wrote.
+    """
+    shown = [turn.get("observation", "") for turn in record.get("turns") or () if turn.get("valid", True)]
+    return holds_answer(" ".join(shown), record["answers"])
 
 
 def support(scored: Sequence[EpisodeRecord]) -> Json:
@@ -120,7 +122,7 @@ def support(scored: Sequence[EpisodeRecord]) -> Json:
         ``all_support``, the share of questions with all of them, null where the set names none; ``answer_shown``, the
         share of the ``answer_shown_n`` questions with an answer that can be looked up that saw one.
     """
-    lookups = [record for record in scored if _searchable(record["answers"])]
+    lookups = [record for record in scored if looked_up(record["answers"])]
     shown: Json = {
         "answer_shown": _mean([answer_shown(record) for record in lookups]),
         "answer_shown_n": len(lookups),
@@ -162,30 +164,26 @@ def coverage(tasks: Sequence[Task], texts: Iterable[str]) -> Json:
         tasks: the questions; those whose answers are only yes, no or nothing are left out of ``n``.
         texts: the passages.
     """
-    wanted = {task.id: _searchable(task.answers) for task in tasks}
-    answers = {tuple(answer.split()) for found in wanted.values() for answer in found}
+    wanted = {task.id: [tuple(squad_words(answer)) for answer in looked_up(task.answers)] for task in tasks}
+    answers = {answer for found in wanted.values() for answer in found}
     lengths: dict[str, set[int]] = {}
     for words in answers:
         lengths.setdefault(words[0], set()).add(len(words))
     there: set[tuple[str, ...]] = set()
     for text in texts:
-        tokens = squad(text).split()
+        tokens = squad_words(text)
         for at, token in enumerate(tokens):
             for length in lengths.get(token, ()):
                 words = tuple(tokens[at : at + length])
                 if words in answers:
                     there.add(words)
     asked = [found for found in wanted.values() if found]
-    hit = sum(any(tuple(answer.split()) in there for answer in found) for found in asked)
+    hit = sum(any(answer in there for answer in found) for found in asked)
     return {"share": hit / len(asked) if asked else None, "n": len(asked)}
 
 
 def _seen(record: EpisodeRecord) -> set[str]:
     return {document for ranking in record.get("retrieved_ids") or () for document in ranking}
-
-
-def _searchable(answers: Sequence[str]) -> list[str]:
-    return [answer for answer in map(squad, answers) if answer not in _UNSEARCHABLE]
 
 
 def _mean(values: Sequence[float]) -> float | None:

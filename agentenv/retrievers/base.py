@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+import re
 import time
 import unicodedata
 from abc import ABC, abstractmethod
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentenv.core.concurrency.batching import Batcher
+from agentenv.core.scoring.normalize import CJK
 from agentenv.core.types import Document, Passage, Query, RetrieverInfo
 from agentenv.errors import AgentEnvError, ConfigurationError, RetrieverFault
 from agentenv.retrievers.storage.corpus import Corpus
@@ -158,6 +160,23 @@ def passage_of(fields: Any) -> Passage:
 def passage_text(document: Document | Passage) -> str:
     """The words of a document in composed characters: its title and its text."""
     return composed(f"{document.title} {document.text}".strip())
+
+
+_CJK_RUN = re.compile(f"[{CJK}]+")
+
+
+def in_pairs(text: str) -> str:
+    """``text`` in which Chinese and Japanese stand as pairs of neighbouring characters, with blanks between the pairs.
+
+    These scripts put no blanks between words, so that a search by words would take a whole clause for one word.
+    """
+    return text if text.isascii() else _CJK_RUN.sub(_pairs, text)
+
+
+def _pairs(run: re.Match[str]) -> str:
+    text = run[0]
+    pairs = (text[place : place + 2] for place in range(max(1, len(text) - 1)))
+    return f" {' '.join(pairs)} "
 
 
 def best_hits(scores: NDArray[np.floating], rows: NDArray[np.integer], k: int) -> list[Hit]:

@@ -1,5 +1,6 @@
 """Lexical retrieval: BM25 on bm25s, with the same English stemmer and stop list on both sides."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
@@ -8,14 +9,24 @@ from typing import Any
 
 import numpy as np
 
+from agentenv.core.scoring.normalize import CJK
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch, MissingExtra
-from agentenv.retrievers.base import SCORE_DECIMALS, CorpusRetriever, Hit, best_hits, passage_text
+from agentenv.retrievers.base import (
+    SCORE_DECIMALS,
+    CorpusRetriever,
+    Hit,
+    best_hits,
+    in_pairs,
+    passage_text,
+)
 from agentenv.retrievers.storage.corpus import Corpus, as_corpus
 from agentenv.retrievers.storage.mapped_corpus import write_corpus
 from agentenv.retrievers.storage.retriever_folder import Card, new_folder, read_card, read_corpus, write_card
 
 INDEX_FOLDER = "bm25s"
+_CJK = re.compile(f"[{CJK}]")
+_UNCUT = re.compile(f"[{CJK}]{{3}}")
 K1, B = 1.5, 0.75
 """The defaults of bm25s. ConvSearch-R1 takes .9 and .4 for TopiOCQA, .82 and .68 for QReCC."""
 
@@ -23,7 +34,8 @@ K1, B = 1.5, 0.75
 class BM25Retriever(CorpusRetriever):
     """BM25 (Lucene's variant) over title and text.
 
-    Make one with `build` or `load`. Only passages that share a stem with the query are found.
+    Make one with `build` or `load`. Only passages that share a stem with the query are found. The stems of Chinese and
+    Japanese are pairs of neighbouring characters.
 
     Args:
         corpus: the documents, row i of the index being document i.
@@ -33,7 +45,10 @@ class BM25Retriever(CorpusRetriever):
 
     def __init__(self, corpus: Corpus, index: Any, *, timeout_s: float = 60.0) -> None:
         constants = "" if (index.k1, index.b) == (K1, B) else f" k1={index.k1:g} b={index.b:g}"
-        super().__init__(corpus, name="bm25", settings=f"lucene english{constants}", timeout_s=timeout_s)
+        pairs = " pairs" if any(map(_CJK.match, index.vocab_dict)) else ""
+        super().__init__(
+            corpus, name="bm25", settings=f"lucene english{constants}{pairs}", timeout_s=timeout_s
+        )
         self._index = index
         self._stems = _Stems()
 
@@ -96,6 +111,11 @@ class BM25Retriever(CorpusRetriever):
         rows = int(index.scores["num_docs"])
         if rows != len(corpus):
             raise IndexMismatch(f"The index in {folder} holds {rows} rows, not {len(corpus)}; rebuild it.")
+        if any(map(_UNCUT.search, index.vocab_dict)):
+            raise IndexMismatch(
+                f"The index in {folder} holds clauses of Chinese or Japanese as single words, as earlier versions wrote "
+                "them, and would find next to nothing; build it again."
+            )
         if (index.k1, index.b) != (K1 if card.k1 is None else card.k1, B if card.b is None else card.b):
             raise IndexMismatch(
                 f"The index in {folder} has k1={index.k1:g} and b={index.b:g}, its card k1={card.k1} and b={card.b}; "
@@ -118,7 +138,7 @@ class BM25Retriever(CorpusRetriever):
 
 
 class _Stems:
-    """Splits texts into lower-case stems without stop words."""
+    """Splits texts into lower-case stems without stop words, and Chinese and Japanese into pairs of characters."""
 
     def __init__(self) -> None:
         try:
@@ -130,7 +150,11 @@ class _Stems:
 
     def __call__(self, texts: Sequence[str]) -> list[list[str]]:
         stems: list[list[str]] = self._tokenize(
-            list(texts), stopwords="en", stemmer=self._stemmer, return_ids=False, show_progress=False
+            list(map(in_pairs, texts)),
+            stopwords="en",
+            stemmer=self._stemmer,
+            return_ids=False,
+            show_progress=False,
         )
         return stems
 

@@ -6,12 +6,14 @@ from collections.abc import Collection, Iterable, Sequence
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage, Query, RetrieverInfo
 from agentenv.errors import RetrieverFault
-from agentenv.retrievers.base import CorpusRetriever, Hit, passage_text
+from agentenv.retrievers.base import CorpusRetriever, Hit, in_pairs, passage_text
 from agentenv.retrievers.storage.corpus import as_corpus
 
 
 class InMemoryRetriever(CorpusRetriever):
     """Ranks documents by the number of distinct words that they share with the query; none is no hit.
+
+    The words of Chinese and Japanese are pairs of neighbouring characters.
 
     Args:
         documents: a corpus, or the documents of one.
@@ -60,4 +62,4 @@ class FaultyRetriever:
 
 
 def _words(text: str) -> set[str]:
-    return set(re.findall(r"\w+", text.lower()))
+    return set(re.findall(r"\w+", in_pairs(text.lower())))

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from agentenv.core.concurrency.batching import Batcher
 from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.protocols import Retriever
-from agentenv.core.scoring.normalize import squad
+from agentenv.core.scoring.normalize import squad_words
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, RetrieverFault
 from agentenv.policies.compute import ComputeSettings, process_compute
@@ -69,7 +69,8 @@ class CrossEncoderReranker:
 class OverlapReranker:
     """The share of the query's words that the passage has, in place of a model.
 
-    Words are compared as `squad` normalises them, so a full stop or a tag beside a word does not count.
+    Words are compared as `squad_words` gives them, so a full stop or a tag beside a word does not count, and of Chinese and
+    Japanese every character is a word.
     """
 
     id = "overlap:squad"
@@ -84,7 +85,7 @@ def _overlap(query: set[str], text: set[str]) -> float:
 
 
 def _words(text: str) -> set[str]:
-    return set(squad(_TAG.sub(" ", text)).split())
+    return set(squad_words(_TAG.sub(" ", text)))
 
 
 _Pairs = tuple[tuple[str, str], ...]

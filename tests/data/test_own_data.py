@@ -218,3 +218,10 @@ def test_a_file_of_another_form_says_what_would_help(
         open_source(SourceConfig(dataset=str(tmp_path / name)))
     assert told in str(caught.value)
     assert name.endswith(".txt") == ("format: .jsonl" in str(caught.value))
+
+
+def test_an_id_with_a_separator_of_lines_is_one_id(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"id": "a\u2028b", "question": "Who?", "answer": "Ada"}\n', "utf-8")
+    (tmp_path / "q.qrels.tsv").write_text("a\u2028b\td1\t1\n", "utf-8")
+    (task,) = load_dataset("jsonl", tmp_path / "q.jsonl").tasks
+    assert task.data["supporting_ids"] == ("d1",)

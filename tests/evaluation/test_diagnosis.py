@@ -143,3 +143,16 @@ def test_a_ceiling_below_the_run_says_so(record: Maker) -> None:
     )
     assert {"note", "mean"} == set(result["bounds"]["oracle_paged"])  # 0.6 is below 1
     assert result["errors"]["correct"] == 1
+
+
+def test_what_repeats_a_malformed_action_is_no_evidence(record: Callable[..., EpisodeRecord]) -> None:
+    echoed = {"observation": "No document titled 'New York' was found so far.", "valid": False}
+    assert not answer_shown(record("a", answers=["New York"], turns=[echoed]))
+    assert answer_shown(record("a", answers=["New York"], turns=[{**echoed, "valid": True}]))
+
+
+def test_chinese_answers_are_found_within_clauses(record: Callable[..., EpisodeRecord]) -> None:
+    assert answer_shown(record("a", answers=["北京"], turns=[{"observation": "首都是北京。"}]))
+    assert coverage([Task("a", "?", ("北京",)), Task("b", "?", ("南京",))], ["首都是北京。"]) == {
+        "share": 0.5, "n": 2,
+    }  # fmt: skip

@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,37 @@ def test_what_does_not_belong_together_is_refused(
     shutil.copy(tmp_path / "three" / CORPUS_FILE, tmp_path / "two" / CORPUS_FILE)
     with pytest.raises(IndexMismatch, match=r"corpus\.jsonl"):
         BM25Retriever.load(tmp_path / "two")
+
+
+CHINESE = [
+    Document("b", "北京", "北京是中华人民共和国的首都\uff0c位于华北平原。"),
+    Document("s", "上海", "上海是中国最大的城市\uff0c位于长江三角洲。"),
+    Document("t", "東京", "東京は日本の首都です。"),
+]
+
+
+@pytest.mark.parametrize(
+    ("query", "first"), [("中国最大的城市", "s"), ("北京", "b"), ("日本の首都", "t"), ("華北 华北", "b")]
+)
+def test_words_are_found_in_scripts_without_blanks(query: str, first: str) -> None:
+    assert search(BM25Retriever.build(CHINESE), query)[0].id == first
+
+
+def test_an_index_with_whole_clauses_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr("agentenv.retrievers.bm25.in_pairs", str)
+        BM25Retriever.build(CHINESE).save(tmp_path / "old")
+    with pytest.raises(IndexMismatch, match="build it again"):
+        BM25Retriever.load(tmp_path / "old")
+    BM25Retriever.build(CHINESE).save(tmp_path / "new")
+    assert search(BM25Retriever.load(tmp_path / "new"), "首都")
+
+
+def test_pairs_change_the_fingerprint_of_corpora_that_have_some_alone() -> None:
+    def identity(documents: list[Document]) -> str:
+        retriever = BM25Retriever.build(documents)
+        settings = f"bm25\nlucene english\n{retriever.corpus.fingerprint}"
+        return "" if retriever.info().fingerprint == sha256(settings.encode()).hexdigest() else "other"
+
+    assert identity(DOCUMENTS) == ""
+    assert identity(CHINESE) == "other"

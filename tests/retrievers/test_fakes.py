@@ -57,3 +57,9 @@ def test_an_accent_is_the_same_in_one_character_or_two(
         build([Document("1", "b", "other text"), Document("2", shown, "sings")]).search([name], 1)
     )
     assert [(passage.id, passage.title) for passage in found] == [("2", shown)]
+
+
+def test_words_are_found_in_scripts_without_blanks() -> None:
+    documents = [Document("s", "上海", "最大的城市"), Document("b", "北京", "中华人民共和国的首都")]
+    (found,) = asyncio.run(InMemoryRetriever(documents).search(["首都是哪里"], 2))
+    assert [passage.id for passage in found] == ["b"]

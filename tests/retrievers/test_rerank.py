@@ -204,3 +204,7 @@ def test_specs_name_rerankers(tmp_path: Path) -> None:
     assert make_reranker("overlap").id == OverlapReranker.id
     with pytest.raises(ConfigurationError, match=r"config\.json"):
         make_reranker(str(tmp_path))
+
+
+def test_overlap_knows_the_words_of_scripts_without_blanks() -> None:
+    assert OverlapReranker().score([("北京", "首都是北京。"), ("北京", "首都是南京。")]) == [1.0, 0.5]

@@ -13,6 +13,9 @@ _DELETE_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _BLANK_PUNCTUATION = str.maketrans(string.punctuation, " " * len(string.punctuation))
 _TRIVIA_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "\u2018\u2019\u00b4`", " "))
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
+CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+"""Characters of Chinese and Japanese, which put no blanks between words, for a class of an expression."""
+_CJK = re.compile(f"[{CJK}]")
 
 
 def squad(text: str) -> str:
@@ -42,6 +45,16 @@ def asearcher(text: str) -> str:
 def without_punctuation(text: str) -> str:
     """Deletes ASCII punctuation and leaves nothing in its place."""
     return text.translate(_DELETE_PUNCTUATION)
+
+
+def squad_words(text: str) -> list[str]:
+    """The words of ``text`` after `squad`; of Chinese and Japanese every character is a word, as no blanks part them."""
+    return squad(apart(text)).split()
+
+
+def apart(text: str) -> str:
+    """``text`` with blanks around every Chinese and Japanese character."""
+    return text if text.isascii() else _CJK.sub(r" \g<0> ", text)
 
 
 def collapse(text: str) -> str:

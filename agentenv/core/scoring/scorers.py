@@ -22,6 +22,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from agentenv.core.scoring import normalize
@@ -29,6 +30,7 @@ from agentenv.errors import DatasetError, UnknownName
 
 _CJK = re.compile(r"[\u4e00-\u9fff]")
 _CJK_TOKEN = re.compile(r"\d+|[^\W\d_]")
+_UNITS = str.maketrans("", "", "$%,")
 _GUARDED = frozenset({"yes", "no", "noanswer"})
 
 
@@ -119,6 +121,41 @@ def em_popqa_raw(prediction: str, gold: str) -> float:
     if not gold.strip():
         return _same_text(prediction, gold)
     return float(any(form in prediction for form in (gold, gold.lower(), gold.capitalize())))
+
+
+def em_gaia(prediction: str, gold: str) -> float:
+    """1 if both are equal as GAIA's own scorer compares (Mialon et al. 2023, arXiv:2311.12983), from memory of its program.
+
+    What stands behind the last ``FINAL ANSWER:`` is the prediction. A gold that is a number is compared as one, without $, %
+    and commas in the prediction. A gold with a comma or a semicolon is a list, whose parts are compared in order; all else
+    in lower case without blanks, and outside of lists without punctuation.
+    """
+    text = prediction.rpartition("FINAL ANSWER:")[2]
+    if _number(gold) is None and any(mark in gold for mark in ",;"):
+        parts, wanted = re.split("[,;]", text), re.split("[,;]", gold)
+        return float(len(parts) == len(wanted) and all(map(_same_entry, parts, wanted)))
+    if _number(gold) is not None:
+        return float(_same_entry(text, gold))
+    target = normalize.without_punctuation(_joined(gold))
+    return float(normalize.without_punctuation(_joined(text)) == target) if target else _same_text(text, gold)
+
+
+def _same_entry(text: str, gold: str) -> bool:
+    number = _number(gold)
+    return _joined(text) == _joined(gold) if number is None else _number(text.translate(_UNITS)) == number
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if isfinite(number) else None
+
+
+def _joined(text: str) -> str:
+    """``text`` in lower case without white space."""
+    return "".join(text.lower().split())
 
 
 def em_cover(prediction: str, gold: str) -> float:
@@ -224,6 +261,7 @@ SCORERS = {
         Scorer("em_triviaqa", 1, True, "triviaqa", _over_golds(em_triviaqa)),
         Scorer("em_nq", 1, True, "nq", _over_golds(em_nq)),
         Scorer("em_popqa_raw", 1, True, "none", _over_golds(em_popqa_raw)),
+        Scorer("em_gaia", 1, True, "none", _over_golds(em_gaia)),
         Scorer("em_cover", 1, True, "squad", _over_golds(em_cover)),
         Scorer("em_cover_plain", 1, True, "plain", _over_golds(em_cover_plain)),
         Scorer("cem", 1, True, "squad", _over_golds(cem)),

@@ -15,12 +15,10 @@ from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import EndReason, ToolStatus
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.local_search import LocalSearch
-from agentenv.envs.search.outcomes import score_of
+from agentenv.envs.search.outcomes import answer_shown, score_of
 from agentenv.envs.search.search_state import SearchState
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.retrievers.fakes import InMemoryRetriever
-
-_HOLDS = get_scorer("em_cover")
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ def _answer_found(state: SearchState) -> bool:
     if all(answer.strip().lower() in ("yes", "no") for answer in state.task.answers):
         needed = state.task.data.get("supporting_ids", ())
         return bool(needed) and set(needed) <= state.by_id.keys()
-    return any(turn.valid and _HOLDS(turn.page, state.task.answers).value > 0 for turn in state.record)
+    return answer_shown(state.record, state.task.answers)
 
 
 def _searches(state: SearchState) -> bool:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv.core.options import bind_options
-from agentenv.core.scoring.scorers import Scorer, get_scorer
+from agentenv.core.scoring.evidence import holds_answer
+from agentenv.core.scoring.scorers import Scorer
 from agentenv.envs.search.search_state import SearchState, ToolReply
 from agentenv.errors import UnknownName
 
@@ -74,7 +75,8 @@ def graded_format(
     ``final``. ``retrieval`` is 0 in the published scripts, and .1 was intended.
 
     The published program also pays ``final`` where there is no answer, because it takes the example of its own prompt for
-    one. Here an episode without an answer is worth 0.
+    one. Here an episode without an answer is worth 0. It looks for the letters of an answer on a page, by which nearly any
+    page shows "no"; here an answer is shown as whole words, and yes and no never are.
     """
     if ending.score >= 1:
         return 1.0 if ending.formed else 1.0 - structure
@@ -129,7 +131,6 @@ def get_outcome(name: str, options: Mapping[str, Any] | None = None) -> Callable
     return bind_options("outcome", name, OUTCOMES[name], options or {})
 
 
-_HOLDS = get_scorer("em_cover")
 _GLUED = re.compile(r"[(\[](?:think|search|answer)|(?:think|search|answer)[)\]]")
 
 
@@ -175,8 +176,8 @@ def score_of(state: SearchState, scorer: Scorer) -> float:
 
 
 def answer_shown(turns: Sequence[ToolReply], answers: Sequence[str]) -> bool:
-    """Whether a valid page of ``turns`` holds one of ``answers``."""
-    return any(turn.valid and _HOLDS(turn.page, answers).value > 0 for turn in turns)
+    """Whether a valid page of ``turns`` holds one of ``answers``; see `holds_answer`."""
+    return any(turn.valid and holds_answer(turn.page, answers) for turn in turns)
 
 
 def is_grounded(state: SearchState) -> bool:

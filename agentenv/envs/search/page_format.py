@@ -4,15 +4,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agentenv.core.scoring.normalize import apart
 from agentenv.core.tool_results import passage_lines
 from agentenv.core.types import Passage, Task
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 
 
 def as_question(text: str) -> str:
-    """``text`` stripped, with a question mark at the end."""
+    """``text`` stripped, with a question mark at the end, which may be that of Chinese."""
     text = text.strip()
-    return text if text.endswith("?") else text + "?"
+    return text if text.endswith(("?", "\uff1f")) else text + "?"
 
 
 def information(body: str) -> str:
@@ -78,9 +79,12 @@ LAYOUTS: Mapping[str, Callable[[Sequence[Passage], int | None], str]] = {
 """How a page of results is written, by name."""
 
 
+_LONG_WORD = re.compile("[^ ]{41,}")
+
+
 def count_words(text: str) -> int:
-    """Number of words."""
-    return len(text.split())
+    """Number of words; of Chinese and Japanese every character is one."""
+    return len(apart(text).split())
 
 
 @dataclass(frozen=True)
@@ -142,13 +146,17 @@ class PageFormat:
         return self.wrap(self.fitting(body))
 
     def fitting(self, body: str) -> str:
-        """The longest run of leading words of ``body`` that fits into one observation."""
+        """The longest run of leading words of ``body`` that fits into one observation.
+
+        A word of more than 40 characters is cut anywhere, because scripts without blanks have no others.
+        """
         if self.count(self.wrap(body)) <= self.tokens:
             return body
-        words = body.split(" ")
-        low, high = 0, len(words)
+        inside = (place for run in _LONG_WORD.finditer(body) for place in range(run.start() + 1, run.end()))
+        ends = sorted([0, *inside, *(blank.start() for blank in re.finditer(" ", body))])
+        low, high = 0, len(ends) - 1
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.count(self.wrap(" ".join(words[:middle]))) <= self.tokens
+            fits = self.count(self.wrap(body[: ends[middle]])) <= self.tokens
             low, high = (middle, high) if fits else (low, middle - 1)
-        return " ".join(words[:low])
+        return body[: ends[low]]

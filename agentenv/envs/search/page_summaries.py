@@ -12,9 +12,10 @@ from hashlib import sha256
 from typing import Protocol
 
 from agentenv.core.concurrency.tasks import gather_all
+from agentenv.core.scoring.normalize import apart
 from agentenv.core.types import Passage
 from agentenv.envs.search.search_state import SearchState
-from agentenv.envs.search.search_tools import SearchTool
+from agentenv.envs.search.search_tools import FoundPassages, SearchTool
 from agentenv.errors import ContextTooSmall, EndpointRefusal, EnvFault, Fault
 from agentenv.policies.endpoint import Chat
 from agentenv.policies.model_chat import make_chat
@@ -29,7 +30,7 @@ EXTRACTIVE = "extractive"
 
 _FINAL = "**Final Information**"
 _LEAST_LIKENESS = 0.2
-_SENTENCE = re.compile(r"(?<=[.!?])\s+")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 PROMPT = """\
@@ -59,8 +60,8 @@ class Summarizer(Protocol):
 
 
 def words_of(text: str) -> set[str]:
-    """The words of ``text`` in lower case, without punctuation."""
-    return set(text.lower().translate(_PUNCTUATION).split())
+    """The words of ``text`` in lower case, without punctuation; of Chinese and Japanese the characters."""
+    return set(apart(text).lower().translate(_PUNCTUATION).split())
 
 
 def likeness(one: set[str], other: set[str]) -> float:
@@ -183,10 +184,8 @@ class SummarizedSearch(SearchTool):
     blocks: tuple[tuple[str, str], ...]
     """What begins and what ends queries, and results, in the text of an episode."""
 
-    async def body(
-        self, found: Sequence[tuple[str, Sequence[Passage]]], state: SearchState, action: str
-    ) -> str:
-        """One line a query: the query and what its pages say.
+    async def body(self, found: Sequence[FoundPassages], state: SearchState, action: str) -> str:
+        """One line a query: its place in the turn and what its pages say.
 
         Raises:
             EnvFault: the summariser failed.
@@ -194,10 +193,12 @@ class SummarizedSearch(SearchTool):
         written = "".join(turn.action + turn.page for turn in state.record) + action
         reasoning = condensed(written, self.blocks)
         summaries = await gather_all(
-            self.summarizer.summary(reasoning, query, passages, _seed_of(state, query))
-            for query, passages in found
+            self.summarizer.summary(reasoning, one.query, one.passages, _seed_of(state, one.query))
+            for one in found
         )
-        return "".join(f"{query}: {said}\n" for (query, _), said in zip(found, summaries, strict=True))
+        return "".join(
+            f"Query {one.place}(summary): {said}\n" for one, said in zip(found, summaries, strict=True)
+        )
 
 
 def _seed_of(state: SearchState, query: str) -> int:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentenv.core.grammar import between
-from agentenv.core.scoring.normalize import squad
+from agentenv.core.scoring.evidence import stands_in
+from agentenv.core.scoring.normalize import apart, squad
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError
 
@@ -69,16 +70,16 @@ FILTERS: Mapping[str, Filter] = {
     "no_answer": lambda p, _: squad(p.answer) in ("", UNKNOWN),
     "too_short": lambda p, rules: len(p.question) < rules.min_chars,
     "too_long": lambda p, rules: len(p.question) > rules.max_chars,
-    "few_words": lambda p, rules: len(p.question.split()) < rules.min_words,
-    "leaked": lambda p, _: holds(p.question, p.answer),
+    "few_words": lambda p, rules: len(apart(p.question).split()) < rules.min_words,
+    "leaked": lambda p, _: stands_in(p.answer, p.question),
     "no_information": lambda p, _: not p.documents,
     "few_searches": lambda p, rules: len(p.queries) < rules.searches,
     "repeated_search": lambda p, _: len({squad(query) for query in p.queries}) < len(p.queries),
     "searched_answer": lambda p, rules: (
-        rules.searched_answer and any(holds(query, p.answer) for query in p.queries)
+        rules.searched_answer and any(stands_in(p.answer, query) for query in p.queries)
     ),
     "misquoted": lambda p, rules: rules.quotes and not _quotes(p.thoughts, p.documents),
-    "copied": lambda p, _: any(holds(document, p.question) for document in p.documents),
+    "copied": lambda p, _: any(stands_in(p.question, document) for document in p.documents),
 }
 """The rules by name, in the order in which they are tried."""
 
@@ -95,14 +96,6 @@ def _quotes(thoughts: Sequence[str], documents: Sequence[str]) -> bool:
         any(title == named and words and words in text for title, text in pairs)
         for named, _, words in (thought.partition(": ") for thought in thoughts)
     )
-
-
-def holds(text: str, phrase: str) -> bool:
-    """Whether the words of ``phrase`` stand in ``text`` one after the other, both normalised as SQuAD does.
-
-    By whole words: ``10`` is not in ``1910``, which a search for letters would find there.
-    """
-    return f" {squad(phrase)} " in f" {squad(text)} "
 
 
 def documents_shown(observations: Sequence[str]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.env import AsyncEnv
 from agentenv.core.protocols import Retriever
+from agentenv.core.scoring.evidence import holds_answer
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.data.world import FictionalWorld, WorldConfig
@@ -118,8 +119,8 @@ class SearchEnv(AsyncEnv[SearchState]):
             observation_tokens: Bound of one observation; its body is cut so that both tags survive.
             snippet_words: Words of each passage that a search shows, the rest is for ``<read>``; None shows all.
             scorer: Name of the scorer that gives the reward.
-            found_reward: Reward of the first turn whose observation holds an accepted answer, for credit by turn (MT-GRPO:
-                0.5); of no use where answers are yes or no.
+            found_reward: Reward of the first turn whose observation holds an accepted answer as whole words, for credit by
+                turn (MT-GRPO: 0.5); where answers are yes or no, no turn earns it.
             outcome: Row of `agentenv.envs.search.outcomes.OUTCOMES`: what the end is worth; ``answer`` is the score alone.
             outcome_options: Options of the outcome, such as ``retrieval`` of ``graded_format``.
             queries: Queries that one turn may ask, further ones are left out; 1 is sequential search, None any number.
@@ -266,7 +267,7 @@ class SearchEnv(AsyncEnv[SearchState]):
         elif all(answer.strip().lower() in ("yes", "no") for answer in state.task.answers):
             was_shown = bool(state.found)
         else:
-            was_shown = get_scorer("em_cover")(seen, state.task.answers).value > 0
+            was_shown = holds_answer(seen, state.task.answers)
         return None if was_shown else "<answer></answer>"
 
     def render(self) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agentenv.core.grammar import earliest_block
 from agentenv.core.protocols import Retriever
@@ -25,6 +26,15 @@ class TagParser:
         if block is None or (block.tag in self.filled and not block.content):
             return None
         return TagCall(block.tag, block.content, action, action[block.end :])
+
+
+class FoundPassages(NamedTuple):
+    """What was found for one query of a turn."""
+
+    place: int
+    """Of the query among those of its turn, from 1."""
+    query: str
+    passages: Sequence[Passage]
 
 
 @dataclass(frozen=True)
@@ -68,14 +78,18 @@ class SearchTool:
         Raises:
             RetrieverFault: the search failed.
         """
-        notice = ""
+        new, notice = dict(enumerate(texts, 1)), ""
         if self.repeat_notice:
-            texts, repeated = split_repeated(texts, state.queries)
+            new = new_queries(texts, state.queries)
+            repeated = (place for place in range(1, len(texts) + 1) if place not in new)
             notice = "".join(
-                f"You have searched {query!r} before; look at its results above.\n" for query in repeated
+                f"Query {place}(repeated): It was searched before; look at its results above.\n"
+                for place in repeated
             )
+        texts = [*new.values()]
         rankings = await self.rank(texts, state)
-        body = notice + await self.body(list(zip(texts, rankings, strict=True)), state, action)
+        found = [FoundPassages(*asked, ranking) for asked, ranking in zip(new.items(), rankings, strict=True)]
+        body = notice + await self.body(found, state, action)
         ids = [[passage.id for passage in ranking] for ranking in rankings]
         passages = list({passage.id: passage for ranking in rankings for passage in ranking}.values())
         state.retrieved += ids
@@ -84,23 +98,28 @@ class SearchTool:
         result = ToolResult("search", ToolStatus.OK, "\n".join(texts), data={"ids": ids})
         return ToolReply(self.format.page(body), result)
 
-    async def body(
-        self, found: Sequence[tuple[str, Sequence[Passage]]], state: SearchState, action: str
-    ) -> str:
-        """What the page says, from each query with what was found for it: all passages, each once."""
-        passages = {passage.id: passage for _, ranking in found for passage in ranking}
+    async def body(self, found: Sequence[FoundPassages], state: SearchState, action: str) -> str:
+        """What the page says of what was found: all passages, each once.
+
+        It repeats no query, and no number stands alone in what it adds: a page that shows an accepted answer may be paid
+        for, and words of the policy would show whatever it guesses.
+        """
+        passages = {passage.id: passage for one in found for passage in one.passages}
         return self.format.passages(list(passages.values()))
 
 
-def split_repeated(texts: Sequence[str], before: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The queries that are new, and those asked before or earlier in ``texts``; case and spaces do not count."""
+def new_queries(texts: Sequence[str], before: Sequence[str]) -> dict[int, str]:
+    """The queries, by their places from 1, that were asked neither before nor earlier in ``texts``.
+
+    Case and spaces do not count.
+    """
     known = {_plain(query) for query in before}
-    new: list[str] = []
-    repeated: list[str] = []
-    for text in texts:
-        (repeated if _plain(text) in known else new).append(text)
+    new: dict[int, str] = {}
+    for place, text in enumerate(texts, 1):
+        if _plain(text) not in known:
+            new[place] = text
         known.add(_plain(text))
-    return new, repeated
+    return new
 
 
 def _plain(query: str) -> str:

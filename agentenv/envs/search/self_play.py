@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 from agentenv.core.env import Env
 from agentenv.core.grammar import between, earliest_block, written_block
+from agentenv.core.scoring.evidence import stands_in
 from agentenv.core.scoring.scorers import check_answers
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
@@ -25,7 +26,6 @@ from agentenv.envs.search.proposals import (
     QuestionRules,
     as_documents,
     documents_shown,
-    holds,
     refusal,
 )
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
@@ -197,7 +197,7 @@ def proposer_reward(state: SearchState) -> dict[str, float]:
     if last.end is not EndReason.SUBMITTED or last.info["refused"] is not None:
         return {"kept_rules": 0.0}
     proposal: Proposal = last.info["proposal"]
-    return {"kept_rules": float(any(holds(page, proposal.answer) for page in proposal.documents))}
+    return {"kept_rules": float(any(stands_in(proposal.answer, page) for page in proposal.documents))}
 
 
 class SearchProposer(SearchEnv):

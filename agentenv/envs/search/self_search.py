@@ -16,7 +16,7 @@ from agentenv.core.grammar import Block, written_block
 from agentenv.core.scoring.scorers import Scorer
 from agentenv.core.types import ToolResult, ToolStatus
 from agentenv.envs.search.outcomes import score_of
-from agentenv.envs.search.page_format import LAYOUTS, QuestionPrompt
+from agentenv.envs.search.page_format import LAYOUTS, QuestionPrompt, information
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, TagParser
@@ -100,8 +100,11 @@ class SelfSearchState(SearchState):
 
     @property
     def text(self) -> str:
-        """What the policy wrote so far, with real search results where they stood."""
-        return "".join(turn.action + turn.page for turn in self.record)
+        """What the policy wrote so far, with a dot in place of what each real search has found.
+
+        The form is the policy's: pages of a corpus are empty now and then, and hold tags and "your answer" of their own.
+        """
+        return "".join(turn.action + (information(".") if turn.page else "") for turn in self.record)
 
 
 @dataclass(frozen=True)

@@ -118,12 +118,14 @@ def read_examples(path: Path) -> list[Example]:
         DatasetError: the file cannot be read, holds no example, or a line is none.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): it would also cut at U+2028 and its like, which JSON leaves inside strings.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path} cannot be read: {error}.") from error
-    if not lines:
+    found = [_example(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line]
+    if not found:
         raise DatasetError(f"{path} holds no examples; build it with agentenv simulator data.")
-    return [_example(f"{path}, line {number}", line) for number, line in enumerate(lines, start=1)]
+    return found
 
 
 def _example(place: str, line: str) -> Example:

@@ -52,8 +52,8 @@ from agentenv.trainers.learner.packing import Packed, TrainingRow, micro_batches
 class _Shares:
     """What a micro-batch must know of its step."""
 
-    update: int
-    """Steps already made on the rows."""
+    update: float
+    """Versions by which the weights have moved since the steps on this batch began."""
     below: float
     """The denominator of the loss."""
     trained: int

@@ -55,6 +55,16 @@ def value(name: str, prediction: str | None, *answers: str) -> float:
         ("f1_plain", "in Beijing, China", "Beijing", 0),  # "beijing," is another word
         ("f1_plain", "the city of Ulm", "Ulm", 0.4),  # P = 1/4, R = 1; without the article it would be .5
         ("f1_plain", *NEW_YORK, 0.75),
+        ("em_gaia", "FINAL ANSWER: $1,000.0", "1000", 1),
+        ("em_gaia", "17 %", "17", 1),
+        ("em_gaia", "about 17", "17", 0),
+        ("em_gaia", "1e999", "17", 0),
+        ("em_gaia", "Right. FINAL ANSWER: St. Peters burg!", "st Petersburg", 1),
+        ("em_gaia", "the usa", "usa", 0),  # articles stay
+        ("em_gaia", "apples; 2.0, Pears", "apples, 2, pears", 1),
+        ("em_gaia", "pears, 2, apples", "apples, 2, pears", 0),  # in another order
+        ("em_gaia", "apples, 2", "apples, 2, pears", 0),
+        ("em_gaia", "a.b, c", "ab, c", 0),  # parts of a list keep their punctuation
     ],
 )
 def test_reference_vectors(name: str, prediction: str, gold: str, expected: float) -> None:

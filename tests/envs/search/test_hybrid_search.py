@@ -80,7 +80,7 @@ def test_queries_run_side_by_side_and_a_repeated_one_gets_a_notice() -> None:
         "\n\n<|begin_search_results|>\nDoc 1(Title: Halvik) Halvik is in Norland .\nDoc 2(Title: Ketterby)"
     )
     assert text.endswith("\n<|end_search_results|>\n\n<think>\n")
-    assert "'Halvik' before" in second.observation[0].text
+    assert "Query 1(repeated)" in second.observation[0].text
     assert (last.terminated, last.reward, last.info["answer"]) == (True, 1.0, "Norland")
 
 

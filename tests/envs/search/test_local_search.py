@@ -482,8 +482,9 @@ def test_a_query_that_was_asked_before_is_answered_with_a_notice_and_not_searche
     (result,) = step.info["tool_results"]
     assert [ranked[0] for ranked in result.data["ids"]] == ["d3"]
     page = step.observation[0].text
-    assert "'london'" in page
-    assert "'beijing'" in page
+    assert "Query 1(repeated)" in page
+    assert "Query 2" not in page
+    assert "Query 3(repeated)" in page
     assert "Doc 1(Title: Beijing)" in page
     again = search(env, "London")
     assert "Doc 1" in first.observation[0].text

@@ -233,14 +233,17 @@ def test_the_expert_opens_what_the_search_did_not_show() -> None:
 
 
 def test_the_expert_stops_reading_where_two_parts_hold_the_answer_together() -> None:
-    """Parts of 24 characters: ``Halvik``, a line break and 17 digits, which end with ``0004`` and a first ``0``."""
-    path = [{"query": "Halvik", "answer": "00040005", "document": "d0"}]
-    task = Task("q", "Where is Halvik?", ("00040005",), data={"path": path})
+    """Parts of 24 characters: ``Halvik``, a line break and 17 digits, then 24 digits, which end with ``0009`` and a ``0``.
+
+    The search shows 38 digits of them.
+    """
+    path = [{"query": "Halvik", "answer": "00090010", "document": "d0"}]
+    task = Task("q", "Where is Halvik?", ("00090010",), data={"path": path})
     env = begun(tasks=[task], k=1, observation_tokens=90, part_chars=24, count_tokens=len)
     assert env.expert() == [
         "<search> Halvik </search>",
-        *["<access> d0 </access>"] * 2,
-        "<answer> 00040005 </answer>",
+        *["<access> d0 </access>"] * 3,
+        "<answer> 00090010 </answer>",
     ]
 
 

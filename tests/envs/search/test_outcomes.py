@@ -331,3 +331,28 @@ def test_an_episode_that_is_cut_earns_what_one_without_an_answer_earns(outcome: 
     assert env.cut_reward() == cut  # asking changes nothing
     assert env.step(SEARCH).reward == cut
     assert (cut < 0) == (outcome == "deliberative")
+
+
+def test_a_page_is_paid_for_whole_words_of_an_answer_alone() -> None:
+    """Until then the letters of "no" were found on nearly every page, so that any search earned the reward."""
+    documents = [Document("o", "Oslo", "It is known as a city of the north, because it is.")]
+    for answer in ("no", "us"):
+        env = LocalSearch(
+            tasks=[Task("t", "Is it?", (answer,))], retriever=InMemoryRetriever(documents), found_reward=0.5
+        )
+        env.reset(seed=0)
+        assert env.step("<search>Oslo</search>").reward == 0.0
+
+
+@pytest.mark.parametrize("guess", ["Ada Stone", "2"])
+def test_a_guess_that_a_notice_repeats_is_not_found(guess: str) -> None:
+    env = LocalSearch(
+        tasks=[Task("t", "Who?", (guess,))],
+        retriever=InMemoryRetriever([Document("o", "Oslo", "A city.")]),
+        found_reward=0.5,
+        repeat_notice=True,
+    )
+    env.reset(seed=0)
+    step = env.step(f"<search>{guess}\n{guess}</search>")
+    assert "searched before" in step.observation[0].text
+    assert step.reward == 0.0

@@ -119,10 +119,10 @@ def test_each_query_of_a_turn_has_a_summary_and_a_repeated_one_a_notice() -> Non
         asked("Halvik lies in", "Ketterby port"), asked("halvik lies in"), summarizer="extractive"
     )
     assert steps[0].observation[0].text == (
-        "\n\n<|begin_search_results|>\nHalvik lies in: Halvik: Halvik lies in Norland.\n"
-        "Ketterby port: Ketterby: Ketterby has a port.\n<|end_search_results|>\n\n<think>\n"
+        "\n\n<|begin_search_results|>\nQuery 1(summary): Halvik: Halvik lies in Norland.\n"
+        "Query 2(summary): Ketterby: Ketterby has a port.\n<|end_search_results|>\n\n<think>\n"
     )
-    assert "'halvik lies in' before" in steps[1].observation[0].text
+    assert "Query 1(repeated)" in steps[1].observation[0].text
     assert "Norland" not in steps[1].observation[0].text
     assert env.state.retrieved == [["a"], ["b"]]
     assert env.expert_gives_up() is None
@@ -144,13 +144,15 @@ def test_the_model_sees_the_reasoning_the_query_and_the_pages_and_samples_as_pub
     assert "Step 1: I need its land.\n\nStep 2: <|begin_search_queries|>" in first
     assert "Search query: Halvik\n" in first
     assert "**Web Page 1:** Halvik\nIt rains. Halvik lies in Norland. Boats leave." in first
-    shown = "Step 3: <|begin_search_results|>\nHalvik: Halvik lies in Norland.\n"
+    shown = "Step 3: <|begin_search_results|>\nQuery 1(summary): Halvik lies in Norland.\n"
     assert shown in second
     assert {key: options[key] for key in ("temperature", "top_p", "max_tokens")} == {
         "temperature": 0.7, "top_p": 0.8, "max_tokens": 2048,
     }  # fmt: skip
     assert options["seed"] != later["seed"]
-    assert "\nHalvik: Halvik lies in Norland.\n<|end_search_results|>" in steps[0].observation[0].text
+    assert (
+        "\nQuery 1(summary): Halvik lies in Norland.\n<|end_search_results|>" in steps[0].observation[0].text
+    )
 
 
 def test_a_failing_model_is_a_fault_and_what_the_policy_made_unreadable_is_an_empty_summary() -> None:
@@ -160,7 +162,7 @@ def test_a_failing_model_is_a_fault_and_what_the_policy_made_unreadable_is_an_em
     assert (env.state.queries, env.state.record) == ([], [])
     too_long = ModelSummarizer(Written(ContextTooSmall("9000 tokens")))
     _, (step,) = played(asked("Halvik"), summarizer=too_long)
-    assert f"Halvik: {NOTHING}" in step.observation[0].text
+    assert f"Query 1(summary): {NOTHING}" in step.observation[0].text
 
 
 def test_a_model_behind_an_endpoint_is_named() -> None:
@@ -170,3 +172,17 @@ def test_a_model_behind_an_endpoint_is_named() -> None:
     assert "Halvik lies in Norland." in step.observation[0].text
     with pytest.raises(UnknownName, match="abridger"):
         make_summarizer("abridger:x")
+
+
+def test_a_summary_shows_nothing_that_only_the_query_says() -> None:
+    env, steps = played(
+        asked("Norland", "Is it Norland"), summarizer=ExtractiveSummarizer(), found_reward=0.5
+    )
+    page = steps[0].observation[0].text
+    assert page.count("Query") == 2
+    assert steps[0].reward == 0.5 * ("Norland" in page)
+    assert env.state.queries == ["Norland", "Is it Norland"]
+
+
+def test_sentences_of_chinese_end_with_its_full_stop() -> None:
+    assert best_sentence("上海是最大的城市。北京是首都。", "首都是哪里") == "北京是首都。"

@@ -14,7 +14,6 @@ from agentenv.envs.search.proposals import (
     as_documents,
     as_page,
     documents_shown,
-    holds,
     refusal,
 )
 from agentenv.envs.search.self_play import RoleTurn, SearchProposer, SearchSolver, fields_of
@@ -84,9 +83,17 @@ def test_what_a_verifier_says_where_it_cannot_know_is_no_gold() -> None:
 
 
 def test_an_answer_leaks_by_whole_words() -> None:
-    assert not holds("Who was born in 1910?", "10")
-    assert holds("Who led the Guild, of Kov?", "guild of kov")
-    assert not holds("anything", "")
+    born = replace(GOOD, question="Who was born in the year 1910?")
+    assert refusal(replace(born, answer="10"), QuestionRules()) is None
+    assert refusal(replace(born, answer="the 1910"), QuestionRules()) == "leaked"
+
+
+def test_the_words_of_a_chinese_question_are_its_characters() -> None:
+    assert refusal(replace(GOOD, question="阿达公会的总部在什么地方\uff1f"), QuestionRules()) is None
+    assert (
+        refusal(replace(GOOD, question="公会\uff1f", answer="海湾"), QuestionRules(min_chars=1))
+        == "few_words"
+    )
 
 
 def test_bounds_are_checked() -> None:

@@ -296,3 +296,14 @@ def test_a_real_search_may_show_a_prefix_of_what_it_found() -> None:
             found.append(len(ids))
     assert set(lengths) == {1, 2, 3, 4}
     assert lengths == again
+
+
+@pytest.mark.parametrize("text", ["Paris <br> is old.", "Is this your answer?", ""])
+def test_what_a_real_page_holds_is_no_mistake_of_the_policy(text: str) -> None:
+    documents = [Document("p", "Paris" if text else "", text or "x")]
+    env = SelfSearch(
+        tasks=[Task("t", "Which city?", ("Paris",))], retriever=InMemoryRetriever(documents), real="always"
+    )
+    env.reset(seed=0)
+    env.step("<think>a</think><search>Paris</search>")
+    assert env.step("<think>b</think><answer>Paris</answer>").reward == pytest.approx(1.0)

@@ -66,6 +66,35 @@ def test_an_index_that_cannot_be_opened_ends_the_server(index: Path) -> None:
             serving.result(120)
 
 
+def asked(tmp_path: Path, *rows: str) -> Path:
+    file = tmp_path / "asked.jsonl"
+    file.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def test_an_index_that_finds_too_little_is_not_served(index: Path, tmp_path: Path) -> None:
+    """Half of what two questions need is found: .5 is enough for .5, and not for .6."""
+    questions = asked(
+        tmp_path,
+        '{"question": "Which town is Halvik?", "answer": "a harbour town", "supporting_ids": ["a"]}',
+        '{"question": "Who was a sailor?", "answer": "Orla", "supporting_ids": ["b"]}',
+    )
+    load = Serve((str(index),), questions=questions)._asked(Serve((str(index),))._folders())
+    assert list(load()) == ["wiki"]
+    with ThreadPoolExecutor(1) as thread:
+        serving = thread.submit(Serve((str(index),), port=0, questions=questions, least_recall=0.6).run)
+        with pytest.raises(ConfigurationError, match=r"wiki finds 0\.500 .* 2 questions"):
+            serving.result(120)
+
+
+def test_questions_that_name_no_passage_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    questions = asked(tmp_path, '{"id": "x", "question": "Who?", "answer": "Orla"}')
+    with pytest.raises(ConfigurationError, match="'x' names no supporting_ids"):
+        Serve(("nowhere",), questions=questions)._asked(dict)
+    with pytest.raises(ConfigurationError, match="least-recall"):
+        Serve(("nowhere",), questions=questions, least_recall=0.0)._asked(dict)
+
+
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["retriever", "serve", "--help"]) == 0
     assert "agentenv retriever serve wiki --port 8000" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,43 @@
+"""How a page is cut to the length of an observation, in scripts with blanks between words and without."""
+
+import pytest
+
+from agentenv.core.types import Passage
+from agentenv.envs.search.page_format import PageFormat, as_question, count_words, information
+
+CLAUSE = "北京是中华人民共和国的首都\uff0c位于华北平原。"
+
+
+def test_a_page_is_cut_at_a_blank() -> None:
+    pages = PageFormat(len(information("Doc 1(Title: Oslo) The city")), len)
+    assert pages.page("Doc 1(Title: Oslo) The city lies in the north") == information(
+        "Doc 1(Title: Oslo) The city"
+    )
+    assert PageFormat(1, len).page("Oslo lies") == information("")
+
+
+def test_a_page_without_blanks_is_cut_between_characters() -> None:
+    pages = PageFormat(100, len)
+    page = pages.page(pages.passages([Passage("b", "北京", CLAUSE * 20, 1.0)]))
+    assert len(page) == 100
+    assert page.startswith("\n\n<information>Doc 1(Title: 北京) 北京是中华人民共和国的首都")
+    assert page.endswith("</information>\n\n")
+
+
+@pytest.mark.parametrize("length", [40, 41])
+def test_only_a_word_longer_than_any_of_a_language_with_blanks_is_cut(length: int) -> None:
+    room = len(information("")) + len("address ") + 20
+    shown = PageFormat(room, len).fitting(f"address {'x' * length} end")
+    assert shown == ("address" if length == 40 else "address " + "x" * 20)
+
+
+def test_every_character_of_chinese_counts_as_a_word() -> None:
+    assert count_words("Doc 1 in Oslo") == 4
+    assert count_words("Doc 1 首都") == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "question"), [(" who ", "who?"), ("Who?", "Who?"), ("北京在哪里\uff1f", "北京在哪里\uff1f")]
+)
+def test_a_question_ends_with_one_mark(text: str, question: str) -> None:
+    assert as_question(text) == question
