@@ -86,9 +86,14 @@ def mask_trajectory(trajectory: Trajectory, flaw: str) -> Trajectory:
 
 def reason_of(trajectory: Trajectory) -> str:
     """Why an episode is masked, in one line, and where the code of the environment raised it."""
-    lines = [line for line in trajectory.error.splitlines() if any(map(str.isalnum, line))]
-    said = (lines or [str(trajectory.end_reason)])[-1].strip(" |")[-_REASON_CHARS:]
-    place = place_in(trajectory.error)
+    return reason_in(trajectory.error, trajectory.end_reason)
+
+
+def reason_in(error: str, end_reason: str) -> str:
+    """What `reason_of` says, from the error that is kept of a masked episode and why it ended."""
+    lines = [line for line in error.splitlines() if any(map(str.isalnum, line))]
+    said = (lines or [str(end_reason)])[-1].strip(" |")[-_REASON_CHARS:]
+    place = place_in(error)
     return f"{said} ({place})" if place else said
 
 
