@@ -1,5 +1,6 @@
 """The command ``agentenv check``."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -46,7 +47,7 @@ class Check:
             raise ConfigurationError(
                 f"{self.env} cannot be made and closed: {describe_error(error)}"
             ) from error
-        results = [asdict(result) for result in check_env(factory)]
+        results = [asdict(result) for result in check_env(factory, _say)]
         return {
             "env": self.env,
             "ok": all(row["status"] != "failed" for row in results),
@@ -64,6 +65,10 @@ class Check:
                 console.print(probe_table(row["probes"]))
         failed = sum(row["status"] == "failed" for row in result["checks"])
         console.print(f"{result['env']}: {failed} of {len(result['checks'])} checks failed", highlight=False)
+
+
+def _say(sentence: str) -> None:
+    print(f"agentenv check: {sentence}", file=sys.stderr, flush=True)
 
 
 def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -1,5 +1,6 @@
 """``agentenv eval``: one benchmark, or a suite of several."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,16 @@ from rich.console import Console
 
 from agentenv.cli.grid import print_table
 from agentenv.cli.rescore import Rescore
+from agentenv.core.env_lifecycle import reason_in
 from agentenv.core.values import read_value
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.endpoint_usage import describe_usage, sum_usage
 from agentenv.evaluation.llm_judge import check_judge
+from agentenv.evaluation.records import EPISODES, read_records
 from agentenv.evaluation.report.flat_tables import Column, FlatTable, interval_text
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
+
+_REASONS = 3  # of faults that are shown
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,8 @@ class Eval:
             return self._run_samples(fields)
         found = evaluate(dataset=self.dataset, out=self.out, retry_faults=self.retry_faults, **fields).results
         ended = {"seconds": _seconds(self.out, found), "ok": "incomplete" not in found}
+        if found["faults"]:
+            ended["fault_reasons"] = fault_reasons(self.out)
         return {**found, **ended, "out": str(self.out)}
 
     def _check_samples(self) -> None:
@@ -167,7 +174,7 @@ class Eval:
 
         folders = self._sample_folders()
         bounds = fields.pop("bounds") or False  # greedy bounds are the same for every sample
-        for number, folder in enumerate(folders):
+        parts = [
             evaluate(
                 dataset=self.dataset,
                 out=folder,
@@ -175,8 +182,16 @@ class Eval:
                 sample=number,
                 bounds=bounds,
                 **fields,
-            )
-        return {**write_samples(folders, self.out), "out": str(self.out)}
+            ).results
+            for number, folder in enumerate(folders)
+        ]
+        incomplete = {
+            folder.name: part["incomplete"]
+            for folder, part in zip(folders, parts, strict=True)
+            if "incomplete" in part
+        }
+        ended = {"out": str(self.out), "ok": not incomplete, "incomplete": incomplete}
+        return {**write_samples(folders, self.out), **ended}
 
     def _run_suite(self, file: Path, fields: dict[str, Any]) -> dict[str, Any]:
         from agentenv.api import evaluate_suite
@@ -201,10 +216,18 @@ class Eval:
 
 
 def _show_samples(result: dict[str, Any], console: Console) -> None:
+    for name, reason in result["incomplete"].items():
+        console.print(f"{name} is INCOMPLETE: {reason}", highlight=False, markup=False)
     for scorer, table in result["samples"].items():
         console.print(
             f"{scorer}, {table['n']} questions, {table['seeds']} samples", style="bold", highlight=False
         )
+        if table["left_out"]:
+            console.print(
+                f"  {table['left_out']} further questions met an infrastructure failure in a sample and are in no score; "
+                "the same command with --retry-faults plays them again",
+                highlight=False,
+            )
         for name, value in table.items():
             if "@" in name:
                 console.print(f"  {name:<8}{_score(value)}", highlight=False)
@@ -241,20 +264,43 @@ def _show_suite(result: dict[str, Any], console: Console) -> None:
         score = part["scores"][scorer or next(iter(part["scores"]))]
         bounds = [part["bounds"].get(kind, {}).get("mean") for kind in kinds]
         ci95 = score["ci95"] and tuple(score["ci95"])
-        rows.append((name, part["n"], score["mean"], ci95, *bounds, part["index_recall"].get("recall@5")))
+        faults = part["faults"] or None
+        recall = part["index_recall"].get("recall@5")
+        rows.append((name, part["n"], faults, score["mean"], ci95, *bounds, recall))
     columns = (
         Column("set"),
         Column("n", "count"),
+        Column("faults", "count"),
         Column("score", "share", scorer or "first scorer"),
         Column("ci95", "interval", "95 % interval"),
         *(Column(kind, "share") for kind in (*kinds, "index recall@5")),
     )
     print_table(console, FlatTable(f"{len(rows)} sets", columns, tuple(rows)))
+    for name, part in result["suite"].items():
+        if "incomplete" in part:
+            console.print(f"  {name} is INCOMPLETE: {part['incomplete']}", highlight=False, markup=False)
+    if result["faults"]:
+        console.print(
+            f"  {result['faults']} episodes met an infrastructure failure and are in no score; the same command with "
+            "--retry-faults plays them again",
+            highlight=False,
+            markup=False,
+        )
     for what, value in describe_usage(sum_usage(result["suite"].values())).items():
         console.print(f"  {what:<24}{value}", highlight=False, markup=False)
     for scorer, means in result["scores"].items():
         for kind, n in (("macro", "sets"), ("micro", "n")):
             console.print(f"  {scorer} {kind:<8}{_score(means[kind])}  {n} {means[kind][n]}", highlight=False)
+
+
+def fault_reasons(out: Path) -> dict[str, int]:
+    """Why episodes of an evaluation are in no score, and how many for each reason, the most common first."""
+    counted = Counter(
+        reason_in(record.get("error", ""), record["end_reason"])
+        for record in read_records(out / EPISODES)
+        if not record["valid"] and "canary" not in record  # whose texts nobody is shown
+    )
+    return dict(counted.most_common())
 
 
 def _score(score: dict[str, Any]) -> str:
@@ -293,6 +339,11 @@ def _show(result: dict[str, Any], console: Console) -> None:
             f"INCOMPLETE: {result['incomplete']} The scores are of the questions that were played; the same command with"
         )
         line("--retry-faults plays the others, and its budget counts anew.")
+    reasons = result.get("fault_reasons", {})
+    for reason, count in [*reasons.items()][:_REASONS]:
+        line(f"fault, {count} episode{'s' * (count > 1)}: {reason}")
+    if reasons and "incomplete" not in result:
+        line("The same command with --retry-faults plays these episodes again.")
     for scorer, score in (result["scores"] | result.get("judged", {})).items():
         line(f"{scorer:<12}{_score(score)}")
     searches = result["searches_per_question"]

@@ -6,7 +6,7 @@ one, and random samples of the action space.
 
 import asyncio
 import random
-import traceback
+import re
 import unittest
 import warnings
 from collections.abc import Callable, Generator, Sequence
@@ -20,9 +20,11 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 from gymnasium.utils.passive_env_checker import env_render_passive_checker
 
-from agentenv.core.concurrency.threads import in_time
+from agentenv.core.check_time import CheckHung, in_check_time
 from agentenv.core.env import Env
 from agentenv.core.env_contract_tasks import check_splits, check_task, require
+from agentenv.core.env_outputs import checked_opening, checked_step, most_chars
+from agentenv.core.error_places import place_of
 from agentenv.core.floors import FLOORS, floor_action
 from agentenv.core.probes import ProbeRow, probe_env
 from agentenv.core.scene import Mark
@@ -35,6 +37,8 @@ SEEDS = (0, 1, 2)
 RANDOM_ACTIONS = 8
 CHECK_S = 600.0
 """Seconds that one check may take."""
+_CONTEXT_TOKENS = 1 << 20  # no observation is too long for the contract
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 MAX_TURNS = 64  # an episode that goes on after so many turns of a floor policy is cut
 
 
@@ -58,39 +62,66 @@ class ProbeEarnsReward(AssertionError):
         self.probes = tuple(probes)
 
 
-def check_env(make: MakeEnv) -> list[CheckResult]:
-    """Runs every check of the contract.
+def check_env(
+    make: MakeEnv, waiting: Callable[[str], None] = lambda sentence: None, seconds: float = CHECK_S
+) -> list[CheckResult]:
+    """Runs every check of the contract; those after one that does not end are skipped.
 
     Args:
         make: Makes a fresh environment, the same each time; every one is closed.
+        waiting: Is told of a check that takes long, and where in the environment's code it is.
+        seconds: That one check may take.
     """
-    return [run_check(name, make) for name in CHECKS]
+    results: list[CheckResult] = []
+    hung = ""
+    for name in CHECKS:
+        if hung:
+            results.append(CheckResult(name, "skipped", f"not run, because the check {hung!r} did not end"))
+            continue
+        try:
+            results.append(_run(name, make, waiting, seconds))
+        except CheckHung as error:
+            hung = name
+            results.append(CheckResult(name, "failed", str(error)))
+    return results
 
 
 def run_check(name: str, make: MakeEnv) -> CheckResult:
     """Runs one check of ``CHECKS``; whatever is raised inside it is a failure and not an error, and so is hanging."""
     try:
-        found = in_time(CHECK_S, lambda: CHECKS[name](make))
+        return _run(name, make, lambda sentence: None, CHECK_S)
+    except CheckHung as error:
+        return CheckResult(name, "failed", str(error))
+
+
+def _run(name: str, make: MakeEnv, waiting: Callable[[str], None], seconds: float) -> CheckResult:
+    """The outcome of one check.
+
+    Raises:
+        CheckHung: it did not end; says where it is.
+    """
+    try:
+        found = in_check_time(name, lambda: CHECKS[name](make), waiting, seconds)
         if isinstance(found, list):
             return CheckResult(name, "ok", _best_probe(found), tuple(found))
         return CheckResult(name, "ok", found or "")
     except unittest.SkipTest as reason:
         return CheckResult(name, "skipped", str(reason))
-    except TimeoutError as error:
-        return CheckResult(name, "failed", str(error))
+    except CheckHung:
+        raise
     except ProbeEarnsReward as error:
         return CheckResult(name, "failed", str(error), error.probes)
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = "" if isinstance(error, AssertionError) else f" ({frame.name}, line {frame.lineno})"
-        return CheckResult(name, "failed", f"{type(error).__name__}: {error}{where}")
+        place = "" if isinstance(error, AssertionError) else place_of(error)
+        said = _COLOUR.sub("", f"{type(error).__name__}: {error}")  # Gymnasium colours its warnings
+        return CheckResult(name, "failed", f"{said} ({place})" if place else said)
 
 
 def _scripts(make: MakeEnv) -> Generator[tuple[int, list[str]], None, None]:
     """Seeds with the actions to play under them: the expert's, then random ones."""
     for seed in SEEDS:
         with closing(make()) as env:
-            env.reset(seed=seed)
+            checked_opening(env.reset(seed=seed), most_chars(_CONTEXT_TOKENS))
             if expert := env.expert():
                 yield seed, list(expert)
             env.action_space.seed(seed)
@@ -98,9 +129,15 @@ def _scripts(make: MakeEnv) -> Generator[tuple[int, list[str]], None, None]:
 
 
 def _play(env: Env[Any], actions: Sequence[str]) -> list[Step]:
+    """The steps that ``actions`` lead to, up to the end of the episode.
+
+    Raises:
+        EnvFault: a step gave what training and evaluation could not use; names the part.
+    """
     steps: list[Step] = []
     for action in actions:
         steps.append(env.step(action))
+        checked_step(steps[-1], most_chars(_CONTEXT_TOKENS))
         if steps[-1].terminated or steps[-1].truncated:
             break
     return steps

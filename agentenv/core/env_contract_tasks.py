@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from agentenv.core.env import Env
+from agentenv.core.task_checks import checked_tasks
 from agentenv.core.types import Info, Observation, Step, Task
 from agentenv.errors import AgentEnvError, ConfigurationError
 
@@ -67,13 +68,15 @@ def check_task(make: Callable[[], Env[Any]]) -> str:
 
 
 def check_splits(make: Callable[[], Env[Any]]) -> str:
-    """Tasks that the environment makes are the same for the same arguments, and no two splits share one."""
+    """Tasks that the environment makes can be recorded and scored, come out the same again, and no two splits share one."""
     with closing(make()) as env:
         cls: Any = type(env.unwrapped)
     made: dict[str, list[Task]] = {}
     for split in SPLITS:
         with suppress(AgentEnvError):  # it makes none, or none of this split
             made[split] = [task for seed in _SEEDS for task in cls.make_tasks(_MADE, seed=seed, split=split)]
+    for split in (split for split, tasks in made.items() if tasks):
+        checked_tasks(cls.make_tasks(_MADE, seed=_SEEDS[0], split=split), f"make_tasks() of {split!r}")
     if len(made) < 2:
         raise unittest.SkipTest("it makes tasks of its own for fewer than two splits")
     for split, tasks in made.items():
@@ -134,6 +137,8 @@ def _tasks_for(make: Callable[[], Env[Any]]) -> tuple[Sequence[Task], str]:
                 env.reset(seed=seed)
                 task = getattr(getattr(env.unwrapped, "state", None), "task", None)
                 found += [task] if isinstance(task, Task) else []
+    if whose == "made" and found:
+        checked_tasks(found, "make_tasks()")
     different: list[Task] = []
     for task in found:
         if len(different) < _POSED and not any(_same(task, other) for other in different):

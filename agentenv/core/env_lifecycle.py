@@ -12,6 +12,7 @@ from typing import Any
 
 from agentenv.core.env import Env
 from agentenv.core.env_calls import call, call_plain
+from agentenv.core.error_places import place_in, place_of
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Info, Observation, StateCapability, Step
 from agentenv.errors import AgentEnvError, EnvFault, Fault
@@ -19,6 +20,7 @@ from agentenv.errors import AgentEnvError, EnvFault, Fault
 MakeEnv = Callable[[], Env[Any]]
 
 _REASONS = 3  # that are told at a time
+_REASON_CHARS = 500  # of one
 _CLOSING_S = 10.0  # for environments to close when the run is ended from outside
 
 
@@ -83,9 +85,16 @@ def mask_trajectory(trajectory: Trajectory, flaw: str) -> Trajectory:
 
 
 def reason_of(trajectory: Trajectory) -> str:
-    """Why an episode is masked, in one line."""
-    lines = [line for line in trajectory.error.splitlines() if any(map(str.isalnum, line))]
-    return (lines or [str(trajectory.end_reason)])[-1].strip(" |")[-500:]
+    """Why an episode is masked, in one line, and where the code of the environment raised it."""
+    return reason_in(trajectory.error, trajectory.end_reason)
+
+
+def reason_in(error: str, end_reason: str) -> str:
+    """What `reason_of` says, from the error that is kept of a masked episode and why it ended."""
+    lines = [line for line in error.splitlines() if any(map(str.isalnum, line))]
+    said = (lines or [str(end_reason)])[-1].strip(" |")[-_REASON_CHARS:]
+    place = place_in(error)
+    return f"{said} ({place})" if place else said
 
 
 def reasons_of(played: Iterable[Trajectory]) -> str:
@@ -112,7 +121,7 @@ async def _make(make: MakeEnv, seconds: float) -> Env[Any]:
             return UnmadeEnv(EnvFault(f"{what} failed: {type(error).__name__}: {error}"))
         raise
     except Exception as error:
-        return UnmadeEnv(EnvFault(f"{what} raised {type(error).__name__}: {error}"))
+        return UnmadeEnv(EnvFault(_named(what, error).removeprefix("EnvFault: ")))
     finally:
         late = True
 
@@ -134,4 +143,5 @@ async def _closing(env: Env[Any]) -> None:
 
 
 def _named(what: str, error: Exception) -> str:
-    return f"EnvFault: {what} raised {type(error).__name__}: {error}"
+    place = place_of(error)
+    return f"EnvFault: {what} raised {type(error).__name__}: {error}{f' ({place})' if place else ''}"

@@ -18,7 +18,6 @@ import importlib
 import importlib.metadata
 import re
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 from agentenv.core.env import Env
+from agentenv.core.error_places import place_of
 from agentenv.core.types import StateCapability
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
 
@@ -178,13 +178,12 @@ def _env_names(module: str) -> list[str]:
 
 
 def describe_error(error: BaseException) -> str:
-    """``error`` in one line: its kind, what it says, and where in the code it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    """``error`` in one line: its kind, what it says, and where in the code of its author it was raised."""
+    place = place_of(error)
     said = str(error).partition(" was raised from the environment creator")[
         0
     ]  # Gymnasium appends all arguments
-    return f"{type(error).__name__}: {' '.join(said.split())[:500]}{place}"
+    return f"{type(error).__name__}: {' '.join(said.split())[:500]}{f' ({place})' if place else ''}"
 
 
 def env_class(id: str) -> type[Env[Any]]:

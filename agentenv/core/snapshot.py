@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, Self, runtime_checkable
 
 from agentenv.errors import SnapshotError, SnapshotRefused, StateLost
@@ -78,15 +78,16 @@ class Snapshot:
         start = time.perf_counter()
         self.owner = owner
         self._handles: list[tuple[Resource, _Slot, Any]] = []
+        memo: dict[int, Any] = {}
         try:
             for resource in resources_of(value):
                 self._handles.append((resource, _Slot(), resource.snapshot()))
-            memo: dict[int, Any] = {id(resource): slot for resource, slot, _ in self._handles}
-            self._value = copy.deepcopy(value, memo)
+            memo.update({id(resource): slot for resource, slot, _ in self._handles})
+            self._value = copy.deepcopy(value, dict(memo))
         except Exception as error:
             self.release()
             kind = SnapshotRefused if isinstance(error, SnapshotRefused) else SnapshotError
-            raise kind(f"cannot capture {type(value).__name__}: {error}") from error
+            raise kind(f"cannot capture {_what(value, memo)}: {error}") from error
         self.seconds = time.perf_counter() - start
         """Wall-clock seconds that the capture took."""
 
@@ -149,9 +150,36 @@ def fork_value(value: Any) -> Any:
         for resource in resources_of(value):
             forks.append(resource.fork())
             memo[id(resource)] = forks[-1]
-        return copy.deepcopy(value, memo)
+        return copy.deepcopy(value, dict(memo))  # a copy: what fails halfway leaves halves in it
     except Exception as error:
         for fork in forks:
             fork.close()
         kind = SnapshotRefused if isinstance(error, SnapshotRefused) else SnapshotError
-        raise kind(f"cannot fork {type(value).__name__}: {error}") from error
+        raise kind(f"cannot fork {_what(value, memo)}: {error}") from error
+
+
+def _what(value: Any, memo: Mapping[int, Any]) -> str:
+    """Where in ``value`` what cannot be copied stands, such as ``state.lock``; its type where that cannot be said.
+
+    Args:
+        value: What was to be copied.
+        memo: What stands for the resources in it.
+    """
+    names: list[str] = []
+    while (name := _uncopied(value, memo)) is not None:
+        names.append(name)
+        value = value[name] if isinstance(value, dict) else vars(value)[name]
+    return ".".join(names) or type(value).__name__
+
+
+def _uncopied(value: Any, memo: Mapping[int, Any]) -> str | None:
+    """The first attribute or entry of ``value`` that cannot be copied; None where there is none, or a resource failed."""
+    parts = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    if isinstance(value, type) or any(id(resource) not in memo for resource in resources_of(value)):
+        return None
+    for name, part in parts.items():
+        try:
+            copy.deepcopy(part, dict(memo))
+        except Exception:
+            return name if isinstance(name, str) else None
+    return None

@@ -4,9 +4,11 @@ Every message names the file and the line or record, because a list-typed or nul
 makes every answer wrong without a word.
 """
 
+import ast
 import csv
 import gzip
 import os
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -91,7 +93,24 @@ def _gold(value: Any, place: str) -> str:
         raise DatasetError(f"{place}: the gold answer {_short(value)} is no text; write it as a string.")
     if not value.strip():
         raise DatasetError(f"{place}: the gold answer is blank; drop it.")
+    if _is_written_list(value.strip()):
+        raise DatasetError(
+            f"{place}: the gold answer {_short(value)} is the text of a list, which no answer can equal; write a list "
+            'of JSON, such as ["Rome", "Roma"].'
+        )
     return value.strip()
+
+
+def _is_written_list(text: str) -> bool:
+    """Whether ``text`` is what ``str`` makes of a list or an array of texts, as pandas writes it into a table."""
+    if not (text.startswith("[") and text.endswith("]")):
+        return False
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
+            found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return bool(found) and all(isinstance(one, str) for one in found)
 
 
 def _short(value: Any) -> str:

@@ -59,13 +59,31 @@ def own_questions(record: RawRow) -> Iterator[Task]:
         data |= {name: _number_text(data[name])} if name in data else {}
     data = {name: value for name, value in data.items() if name not in _LISTED_BY or value not in (None, "")}
     question = record.text(*_QUESTIONS)
-    value = record.value(*_ANSWERS)
-    value = _listed(value) if isinstance(value, str) else value
-    texts = [_number_text(one) for one in value] if isinstance(value, list) else _number_text(value)
-    answers = RawRow({"answers": texts}, record.place).golds("answers")
+    answers = _own_answers(record)
     named = [name for name in _IDS if record.fields.get(name) not in (None, "")]
     key = record.id(*named) if named else _id_of("q", json.dumps([question, *answers]))
     yield Task(key, question, answers, data=data)
+
+
+def _own_answers(record: RawRow) -> tuple[str, ...]:
+    """The accepted answers of a user's question.
+
+    Raises:
+        DatasetError: there are none, or two fields hold different ones: one may hold what a system said.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    held = [name for name in _ANSWERS if name in record.fields]
+    for name in [name for name in held if record.fields[name] not in (None, "", [])] or held[:1]:
+        value = record.fields[name]
+        value = _listed(value) if isinstance(value, str) else value
+        texts = [_number_text(one) for one in value] if isinstance(value, list) else _number_text(value)
+        found[name] = RawRow({"answers": texts}, record.place).golds("answers")
+    if len({frozenset(answers) for answers in found.values()}) > 1:
+        named = " and ".join(map(repr, found))
+        raise DatasetError(
+            f"{record.place}: the fields {named} hold different accepted answers; keep one of them, or rename what is none."
+        )
+    return next(iter(found.values())) if found else record.golds(*_ANSWERS)
 
 
 def _listed(text: str) -> Any:

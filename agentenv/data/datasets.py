@@ -12,13 +12,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.task_checks import flaw_of
 from agentenv.core.types import Task
 from agentenv.data import conversation_formats as conversations
 from agentenv.data import dataset_formats as formats
 from agentenv.data.dataset_files import RawRow, find_file, read_qrels, read_records, world_split
 from agentenv.data.hub import Hub, hub_source, is_hub, read_hub
 from agentenv.data.splits import in_split
-from agentenv.data.task_checks import flaw_of
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 
 

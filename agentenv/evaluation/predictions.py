@@ -94,7 +94,7 @@ def read_answers(predictions: Sequence[RawRow]) -> Mapping[str, str | None]:
         key = row.id(*_IDS)
         if key in answers:
             raise DatasetError(f"{row.place} is a second prediction for the question {key!r}.")
-        value = row.value(*_ANSWERS)
+        value = _predicted(row)
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = str(value)
         if value is not None and not isinstance(value, str):
@@ -103,6 +103,21 @@ def read_answers(predictions: Sequence[RawRow]) -> Mapping[str, str | None]:
             )
         answers[key] = value
     return answers
+
+
+def _predicted(row: RawRow) -> Any:
+    """What a record holds as predicted answer.
+
+    Raises:
+        DatasetError: two fields hold different ones, of which one may be the accepted answer.
+    """
+    values = [row.fields[name] for name in _ANSWERS if name in row.fields]
+    if any(value != values[0] for value in values[1:]):
+        named = " and ".join(repr(name) for name in _ANSWERS if name in row.fields)
+        raise DatasetError(
+            f"{row.place}: the fields {named} differ, and each may be the predicted answer; keep the one that is."
+        )
+    return row.value(*_ANSWERS)
 
 
 def read_predictions(path: Path) -> list[RawRow]:

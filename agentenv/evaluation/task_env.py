@@ -21,11 +21,11 @@ from agentenv.core.io.digests import PathState, path_state
 from agentenv.core.options import bind_options
 from agentenv.core.protocols import Retriever
 from agentenv.core.registry import describe_error, env_class, make, registered
+from agentenv.core.task_checks import checked_tasks
 from agentenv.core.types import Task
 from agentenv.core.validation import Frozen
 from agentenv.data.datasets import SETS, load_dataset, sample
 from agentenv.data.sources import OWN, Source, SourceConfig, check_draw, open_source
-from agentenv.data.task_checks import checked_tasks
 from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.faiss import FaissRetriever

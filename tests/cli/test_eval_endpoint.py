@@ -247,6 +247,56 @@ def test_a_spent_budget_ends_with_1_and_a_headline_that_says_of_how_many_questio
     assert "incomplete" not in json.loads((tmp_path / "run" / "results.json").read_text())
 
 
+def test_the_command_says_why_episodes_are_in_no_score(
+    tmp_path: Path, retriever: str, questions: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def half(body: Body) -> Answer:
+        first = len(server.bodies) == 1
+        return Answer(status=500, raw='{"error": {"message": "out of memory"}}') if first else Answer("x")
+
+    data = ["--dataset", "jsonl", "--data", str(questions), "--concurrency", "1"]
+    with FakeEndpoint(half) as server:
+        argv = ["eval", "--policy", f"openai:any@{server.url}#retries=0", "--retriever", retriever, *data]
+        assert main([*argv, "--out", str(tmp_path / "run")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 of 2 questions, 1 faults" in shown
+    assert "fault, 1 episode: PolicyFault: http://127.0.0.1" in shown
+    assert "out of memory" in shown
+    assert "--retry-faults" in shown
+
+
+def test_a_suite_says_how_many_episodes_are_in_no_score_and_which_set_is_incomplete(
+    tmp_path: Path, retriever: str, questions: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = tmp_path / "suite.toml"
+    suite.write_text(f'dataset = "jsonl"\ndata = {json.dumps(str(questions))}\nconcurrency = 1\n[one]\n')
+    with FakeEndpoint(search_then_answer) as server:
+        argv = ["eval", "--suite", str(suite), "--policy", f"openai:any@{server.url}#max_requests=2"]
+        argv += ["--retriever", retriever, "--out", str(tmp_path / "out")]
+        capsys.readouterr()
+        assert main(argv) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "one is INCOMPLETE: The budget of 2 requests" in shown
+    assert "1 episodes met an infrastructure failure and are in no score" in shown
+    assert "faults" in shown.partition("one")[0]
+
+
+def test_samples_say_how_many_questions_are_left_out_and_which_are_incomplete(
+    tmp_path: Path, retriever: str, questions: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each sample has two requests, and the first question takes both."""
+    data = ["--dataset", "jsonl", "--data", str(questions), "--concurrency", "1"]
+    with FakeEndpoint(search_then_answer) as server:
+        argv = ["eval", "--policy", f"openai:any@{server.url}#max_requests=2", "--retriever", retriever]
+        argv += ["--samples", "2", "--temperature", "1", "--out", str(tmp_path / "run"), *data]
+        capsys.readouterr()
+        assert main(argv) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 questions, 2 samples" in shown
+    assert "1 further questions met an infrastructure failure" in shown
+    assert "sample-1 is INCOMPLETE" in shown
+
+
 def test_a_field_for_the_limit_that_no_endpoint_has_is_refused() -> None:
     with pytest.raises(UnknownName, match="foo"):
         Endpoint.parse("m@http://x#limit_field=foo")

@@ -311,11 +311,11 @@ class DrawsTasksAnew(Guess):
         (OutsideState, "restore", "restored before turn"),
         (OutsideState, "fork", "forked before turn"),
         (ReusedObservation, "observations", "used twice"),
-        (ListObservation, "observations", "no tuple of Message"),
+        (ListObservation, "observations", "must hold Message alone"),
         (GoesOn, "episode_over", "must raise EpisodeOver"),
-        (ForgetsReason, "info", "end_reason is None"),
+        (ForgetsReason, "info", "'end_reason'] None"),
         (CountsFromZero, "info", "info['turn'] is 0 in turn 1"),
-        (NotANumber, "info", "reward of turn 1 is nan"),
+        (NotANumber, "info", "the reward nan"),
         (WrongExpert, "expert", "scores 0, not 1"),
         (ShortExpert, "expert", "do not end the episode"),
         (PaysForSilence, "floors", "'no-op' scores 0.2, above 0"),
@@ -326,7 +326,7 @@ class DrawsTasksAnew(Guess):
         (BadDrawing, "scene", "before action 0 is no SVG"),
         (BadMark, "scene", "marked by ['a click']"),
         (NoSpaces, "gymnasium", "action"),
-        (Down, "info", "EnvFault: the sandbox is down (step, line"),
+        (Down, "info", "EnvFault: the sandbox is down (test_env_contract.py, line"),
     ],
 )
 def test_a_bad_environment_is_caught(make: Callable[[], Env[Any]], name: str, words: str) -> None:
@@ -421,3 +421,71 @@ def test_every_environment_that_was_made_is_closed() -> None:
     check_env(make)
     assert len(made) > 20
     assert not any(vars(env).get("open", True) for env in made)
+
+
+class Gives(Guess):
+    """Returns what an author may return who has not read how steps are made."""
+
+    step_gives: ClassVar[Any] = None
+
+    def step(self, action: str) -> Step:
+        super().step(action)
+        given: Step = self.step_gives
+        return given
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (None, "the environment's step returned None"),
+        (("no", 0.0, True, {}), "the environment's step returned ('no', 0.0, True, {})"),
+        (("no", 0.0, True, False, {}), "'no'"),
+        (Step("no", 0.0, False, False, {"tool_results": (), "valid": True}), "'no'"),  # type: ignore[arg-type]
+        (Step((Message("user", 3),), 0.0, False, False, {"tool_results": (), "valid": True}), "3"),  # type: ignore[arg-type]
+        (Step((), "1", False, False, {"tool_results": (), "valid": True}), "the reward '1'"),  # type: ignore[arg-type]
+        (Step((), float("nan"), False, False, {"tool_results": (), "valid": True}), "the reward nan"),
+    ],
+)
+def test_a_step_that_training_could_not_use_is_named_as_training_names_it(given: Any, named: str) -> None:
+    class One(Gives):
+        step_gives = given
+
+    for check in ("determinism", "restore", "observations", "info"):
+        result = run_check(check, One)
+        assert result.status == "failed"
+        assert named in result.detail
+        assert "line" not in result.detail  # of the contract, where the author has nothing to do
+
+
+@pytest.mark.parametrize(
+    ("tasks", "named"),
+    [
+        ([{"question": "q"}], "it must be a Task"),
+        ([Task("a", "q", ("3",)), Task("a", "r", ("3",))], "'a' occurs twice"),
+        ([Task("a", "q", "3")], "answers is '3'"),  # type: ignore[arg-type]
+        ([Task("a", "q", (3,))], "answer 1 is 3"),  # type: ignore[arg-type]
+    ],
+)
+def test_tasks_that_training_could_not_use_fail_the_checks_of_tasks(tasks: list[Any], named: str) -> None:
+    class One(Guess):
+        @classmethod
+        def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
+            return tasks
+
+    for check in ("task", "splits"):
+        result = run_check(check, One)
+        assert result.status == "failed"
+        assert named in result.detail
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    class Holds(Guess):
+        def reset(
+            self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        ) -> tuple[Observation, Info]:
+            found = super().reset(seed=seed, options=options)
+            self.state.guesses = {"lines": (letter for letter in "abc")}  # type: ignore[assignment]
+            return found
+
+    for check in ("restore", "fork", "snapshot"):
+        assert "state.guesses.lines" in run_check(check, Holds).detail

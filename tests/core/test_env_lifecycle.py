@@ -28,7 +28,7 @@ def test_the_reason_of_a_failure_is_a_line_that_says_something() -> None:
         said = "".join(traceback.format_exception(error))
     assert said.strip().endswith("---")
     failed = Trajectory(Task("a", "q"), (), (), 0.0, EndReason.POLICY_FAULT, valid=False, error=said)
-    assert reason_of(failed) == "KeyError: 'x'"
+    assert reason_of(failed).startswith("KeyError: 'x' (test_env_lifecycle.py, line ")
     assert reason_of(replace(failed, error="")) == "policy_fault"
 
 
@@ -78,7 +78,7 @@ def test_what_goes_wrong_with_each_close_is_told(kind: type[Odd]) -> None:
     nothing, raised, fault = asyncio.run(close_envs(envs, 5.0))
     assert nothing == ""
     assert raised.startswith("EnvFault: ")
-    assert raised.endswith("close raised KeyError: 'x'")
+    assert "close raised KeyError: 'x' (test_env_lifecycle.py, line " in raised
     assert fault == "EnvFault: the pod is gone"
 
 

@@ -183,7 +183,7 @@ def test_an_error_is_one_line_with_its_kind_and_the_place_where_it_was_raised(tm
         said = registry.describe_error(error)
     assert said.startswith("ConfigurationError: cannot import no_such_module_anywhere:Class")
     assert said.endswith(")")
-    assert "(registry.py, line " in said
+    assert "(test_registry.py, line " in said
     assert registry.describe_error(ValueError("two\n  lines")) == "ValueError: two lines"
     assert registry.describe_error(ValueError("x" * 600)) == f"ValueError: {'x' * 500}"
     made = ValueError("wrong was raised from the environment creator for e with kwargs ({})")

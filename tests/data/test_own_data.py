@@ -225,3 +225,30 @@ def test_an_id_with_a_separator_of_lines_is_one_id(tmp_path: Path) -> None:
     (tmp_path / "q.qrels.tsv").write_text("a\u2028b\td1\t1\n", "utf-8")
     (task,) = load_dataset("jsonl", tmp_path / "q.jsonl").tasks
     assert task.data["supporting_ids"] == ("d1",)
+
+
+@pytest.mark.parametrize("text", ["['Rome', 'Roma']", "['Rome' 'Roma']", "['Rome']", "[\"Rome\", 'Roma']"])
+@pytest.mark.parametrize("name", ["q.csv", "q.jsonl"])
+def test_a_list_that_was_written_as_text_is_no_answer(name: str, text: str, tmp_path: Path) -> None:
+    """Pandas writes lists into a table as ``str`` does, and no prediction would ever equal one."""
+    file = write(tmp_path / name, [{"question": "Where?", "answer": text}])
+    with pytest.raises(DatasetError, match=r"q\.(csv|jsonl), line (2|1).*Rome"):
+        load_dataset("jsonl", file)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "[Fe(CN)6]", "[", "['a'] and more", "[]x", r"['\d']?"])
+def test_an_answer_in_brackets_stays_an_answer(text: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "q.jsonl", [{"question": "Which?", "answers": [text]}])
+    (task,) = load_dataset("jsonl", file).tasks
+    assert task.answers == (text,)
+
+
+def test_two_fields_with_different_accepted_answers_are_refused(tmp_path: Path) -> None:
+    """In files of other tools ``answer`` is what a system said, and ``ground_truth`` what is right."""
+    row = {"question": "Where?", "answer": "Paris", "ground_truth": "Rome"}
+    with pytest.raises(DatasetError, match=r"line 1.*'answer' and 'ground_truth'"):
+        load_dataset("jsonl", write(tmp_path / "q.jsonl", [row]))
+    for others in ({"target": "Rome"}, {"target": None}, {"target": ["Rome"], "answer": ""}):
+        file = write(tmp_path / "q.jsonl", [{"question": "Where?", "ground_truth": "Rome"} | others])
+        (task,) = load_dataset("jsonl", file).tasks
+        assert task.answers == ("Rome",)

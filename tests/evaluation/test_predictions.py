@@ -134,3 +134,18 @@ def test_a_set_without_written_answers_is_refused(
     (tmp_path / "p.jsonl").write_text('{"id": "a", "answer": "x"}\n')
     assert main(["score", dataset, str(tmp_path / "p.jsonl")]) == 1
     assert dataset in capsys.readouterr().err
+
+
+def test_accepted_answers_beside_the_predictions_are_not_scored_against_themselves(
+    questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of other tools often hold the accepted answer as ``answer`` and what was predicted as ``prediction``."""
+    file = tmp_path / "predictions.jsonl"
+    rows = [{"id": key, "answer": gold, "prediction": "no idea"} for key, gold in GOLDS]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["score", str(questions), str(file)]) == 1
+    said = capsys.readouterr().err
+    assert "line 1" in said
+    assert "'answer' and 'prediction'" in said
+    file.write_text(json.dumps({"id": "a", "answer": "Rome", "prediction": "Rome"}) + "\n")
+    assert score(capsys, str(questions), str(file))["missing"] == {"answer": 3}

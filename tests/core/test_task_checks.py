@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from agentenv.cli.main import main
+from agentenv.core.task_checks import checked_tasks, flaw_of
 from agentenv.core.types import Task
 from agentenv.data.sources import SourceConfig, open_source
-from agentenv.data.task_checks import checked_tasks, flaw_of
 from agentenv.envs.calculator import Calculator
 from agentenv.errors import AgentEnvError, ConfigurationError, DatasetError
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_tasks

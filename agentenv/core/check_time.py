@@ -1,0 +1,57 @@
+"""A check of the contract of an environment, which may hang: it says where, and is left behind after a while."""
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from agentenv.core.concurrency.threads import in_time
+from agentenv.core.error_places import place_of_thread
+
+T = TypeVar("T")
+
+_LONG_S = 15.0  # after which a check says that it is still running
+
+
+class CheckHung(TimeoutError):
+    """A check did not end; a ``TimeoutError`` of the environment itself is another matter."""
+
+
+def in_check_time(name: str, check: Callable[[], T], waiting: Callable[[str], None], seconds: float) -> T:
+    """The result of a check of the contract, which runs in a thread.
+
+    Args:
+        name: Of the check.
+        check: Takes no arguments.
+        waiting: Is told of a check that takes long, and where in the environment's code it is.
+        seconds: That it may take.
+
+    Raises:
+        CheckHung: it took too long; says where it is.
+    """
+    threads: list[int] = []
+    ended = threading.Event()
+
+    def work() -> T:
+        threads.append(threading.get_ident())
+        try:
+            return check()
+        finally:
+            ended.set()
+
+    def place() -> str:
+        return f", in {found}" if threads and (found := place_of_thread(threads[0])) else ""
+
+    def say() -> None:
+        waiting(f"the check {name!r} is still running{place()}; it may take {seconds:g} s")
+
+    late = threading.Timer(_LONG_S, say)
+    late.daemon = True
+    late.start()
+    try:
+        return in_time(seconds, work)
+    except TimeoutError as error:
+        if ended.is_set():
+            raise
+        raise CheckHung(f"{error}{place()}") from None
+    finally:
+        late.cancel()
