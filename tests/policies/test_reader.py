@@ -185,7 +185,7 @@ def test_spans_are_runs_of_whole_words_within_title_or_text(policy: ReaderPolicy
 
 
 def test_what_is_remembered_of_passages_takes_little_memory(policy: ReaderPolicy) -> None:
-    """A run reads tens of thousands of passages; of this one, whose words are all short, some thousands of spans are kept."""
+    """A run reads tens of thousands of passages; of this one, all of short words, some thousands of spans are kept."""
     words, text = policy.tokenizer.words, "a film of the city by Steven Spielberg in Ohio is a film " * 30
     tracemalloc.start()
     try:
