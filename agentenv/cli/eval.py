@@ -10,12 +10,12 @@ import tyro
 from rich.console import Console
 
 from agentenv.cli.grid import print_table
-from agentenv.cli.rescore import Rescore
+from agentenv.cli.rescore import Rescore, ungraded_note
 from agentenv.core.env_lifecycle import reason_in
 from agentenv.core.values import read_value
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.endpoint_usage import describe_usage, sum_usage
-from agentenv.evaluation.llm_judge import check_judge
+from agentenv.evaluation.llm_judge import check_judge, open_judge
 from agentenv.evaluation.records import EPISODES, read_records
 from agentenv.evaluation.report.flat_tables import Column, FlatTable, interval_text
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
@@ -137,10 +137,11 @@ class Eval:
         return found | self._judged() if self.judge else found
 
     def _judged(self) -> dict[str, Any]:
-        """What a judge adds to the results; of several samples it stands in their folders alone."""
+        """What a judge adds to the results; of several samples it stands in their folders, and what all cost here."""
         folders = [self.out] if self.samples == 1 else self._sample_folders()
-        judged = [Rescore(folder, judge=self.judge, rubric=self.rubric).run() for folder in folders]
-        return judged[0] if self.samples == 1 else {}
+        chat = open_judge(self.judge, self.rubric)
+        judged = [Rescore(folder, judge=self.judge, rubric=self.rubric).run_with(chat) for folder in folders]
+        return judged[0] if self.samples == 1 else {"judge_usage": chat.usage_report()}
 
     def _sample_folders(self) -> list[Path]:
         return [self.out / f"sample-{number}" for number in range(self.samples)]
@@ -207,12 +208,14 @@ class Eval:
         """Scores with n and interval, retrieval, bounds, errors, costs; of a suite one line a set."""
         if "samples" in result:
             _show_samples(result, console)
-            return
-        if "suite" in result:
+        elif "suite" in result:
             _show_suite(result, console)
         else:
             _show(result, console)
-        console.print(f"  {result['out']}/report.html", highlight=False)
+        for what, value in describe_usage(result.get("judge_usage", {})).items():
+            console.print(f"  judge: {what:<24}{value}", highlight=False, markup=False)
+        if "samples" not in result:
+            console.print(f"  {result['out']}/report.html", highlight=False)
 
 
 def _show_samples(result: dict[str, Any], console: Console) -> None:
@@ -288,6 +291,10 @@ def _show_suite(result: dict[str, Any], console: Console) -> None:
         )
     for what, value in describe_usage(sum_usage(result["suite"].values())).items():
         console.print(f"  {what:<24}{value}", highlight=False, markup=False)
+    for name, part in result["suite"].items():
+        for judge, score in part.get("judged", {}).items():
+            said = f"  {name} {judge}  {_score(score)}{ungraded_note(score)}"
+            console.print(said, highlight=False, markup=False)
     for scorer, means in result["scores"].items():
         for kind, n in (("macro", "sets"), ("micro", "n")):
             console.print(f"  {scorer} {kind:<8}{_score(means[kind])}  {n} {means[kind][n]}", highlight=False)
@@ -345,7 +352,7 @@ def _show(result: dict[str, Any], console: Console) -> None:
     if reasons and "incomplete" not in result:
         line("The same command with --retry-faults plays these episodes again.")
     for scorer, score in (result["scores"] | result.get("judged", {})).items():
-        line(f"{scorer:<12}{_score(score)}")
+        line(f"{scorer:<18}{_score(score)}{ungraded_note(score)}")
     searches = result["searches_per_question"]
     if result["retrieval"]:
         for kind, value in (result["retrieval"] | {"searches": searches}).items():
@@ -362,9 +369,8 @@ def _show(result: dict[str, Any], console: Console) -> None:
     errors = {cause: n for cause, n in result["errors"].items() if isinstance(n, int) and n}
     if errors:
         line("  ".join(f"{cause.replace('_', ' ')} {n}" for cause, n in errors.items()))
-    for who in ("usage", "judge_usage"):
-        for what, value in describe_usage(result.get(who, {})).items():
-            line(f"{'judge: ' if who == 'judge_usage' else ''}{what:<24}{value}")
+    for what, value in describe_usage(result.get("usage", {})).items():
+        line(f"{what:<24}{value}")
     for what, unit in (("tokens", result["tokens"].get("unit", "")), ("seconds", "seconds")):
         found = {k: v for k, v in result[what].items() if isinstance(v, float)}
         for kind, value in found.items():

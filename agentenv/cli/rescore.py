@@ -1,6 +1,6 @@
 """The command ``agentenv rescore``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,7 +49,10 @@ class Rescore:
         if not self.scorer and not self.judge:
             raise ConfigurationError("Give --scorer NAME or --judge openai:MODEL@URL.")
         # Opened first, so that a wrong address is refused before anything is written.
-        chat = open_judge(self.judge, self.rubric) if self.judge else None
+        return self.run_with(open_judge(self.judge, self.rubric) if self.judge else None)
+
+    def run_with(self, chat: "ChatClient | None") -> dict[str, Any]:
+        """As ``run``, with a judge that is open, whose budget several folders may share."""
         suite = (self.directory / SUITE).is_file()
         names = read_suite_summary(self.directory)["sets"] if suite else []
         if chat is not None and not self.offline:
@@ -93,8 +96,7 @@ class Rescore:
         if self.judge:
             tables |= {f"judge_{self.rubric}": result["judged"][f"judge_{self.rubric}"]}
         for name, score in tables.items():
-            faults = sum(score.get("faults", {}).values())
-            note = f", {faults} without a grade: {score['example_fault']}" if faults else ""
+            note = ungraded_note(score)
             if score["mean"] is None:
                 console.print(f"{name} v{score['version']}: no score{note}", highlight=False)
                 continue
@@ -102,3 +104,13 @@ class Rescore:
                 f"{name} v{score['version']}: {score['mean']:.3f} {interval_text(score['ci95'])}{note}",
                 highlight=False,
             )
+
+
+def ungraded_note(score: Mapping[str, Any]) -> str:
+    """What the line of a judge's score says of answers that got no grade; empty where all have one."""
+    faults = sum(score.get("faults", {}).values())
+    if not faults:
+        return ""
+    lowest = score.get("mean_if_ungraded_wrong")
+    bound = "" if lowest is None else f" ({lowest:.3f} if they are wrong)"
+    return f", {faults} without a grade{bound}: {score['example_fault']}"

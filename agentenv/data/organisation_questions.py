@@ -69,10 +69,12 @@ def questions_about(organisation: Organisation) -> list[Task]:
 
 
 def _balanced(tasks: list[Task], rng: Random) -> list[Task]:
-    """As many tasks of each family as the smallest has, by turns."""
+    """As many tasks of each family as the smallest has, by turns; none of a kind of which only one answer occurs."""
     families: dict[str, list[Task]] = {}
     for task in tasks:
         families.setdefault(task.data["family"], []).append(task)
+    if len(families) == 1 and ", " in next(iter(families)):
+        return []
     most = min((len(some) for some in families.values()), default=0)
     drawn = [rng.sample(some, most) for _, some in sorted(families.items())]
     return [task for together in zip(*drawn, strict=True) for task in together]
@@ -221,10 +223,17 @@ def _silence(organisation: Organisation, rng: Random) -> Iterator[Task]:
 
 
 def _recurrence(organisation: Organisation, rng: Random) -> Iterator[Task]:
-    """Which incident another was said to be again; of some nothing is said. The rule that named it may have been wrong."""
-    for number, events in _incidents(organisation):
-        if "symptom" not in events["detected"].facts:
-            return
+    """Which incident another was said to be again; of some nothing is said. The rule that named it may have been wrong.
+
+    The first incidents are no other ones again, and later ones mostly are. So it is asked of neighbours of which one is and
+    one is not, or the number alone would tell it.
+    """
+    known = [(n, events) for n, events in _incidents(organisation) if "symptom" in events["detected"].facts]
+    chosen: list[int] = []
+    for place, (one, other) in enumerate(pairwise(known)):
+        if place not in chosen and ("recurrence" in one[1]) != ("recurrence" in other[1]):
+            chosen += [place, place + 1]
+    for number, events in (known[place] for place in chosen):
         recurrence = events.get("recurrence")
         yield _made(
             organisation,

@@ -131,6 +131,9 @@ class Judge:
             raise JudgeFault(f"{self.name} by {self.model} has no grade of this answer in its cache.")
         asked = [{"role": "user", "content": message}]
         reply = await self.chat.complete(asked, max_tokens=_REPLY_TOKENS, temperature=0.0)
+        if reply.finish == "length":
+            # Its verdict was to stand at the end; a line before that may be quoted from the answer.
+            raise JudgeFault(f"The judge's reply was cut off after {_REPLY_TOKENS} tokens.")
         return self.rubric.read(reply.text)
 
     async def grade_all(self, records: Sequence[EpisodeRecord]) -> list[Grade | Fault]:
@@ -220,7 +223,9 @@ def judged_table(
 
     Beside the mean stand the verdicts, the faults by kind with one example, the share of answers on which
     judge and em_squad agree, and what the rubric's authors report: for simpleqa the accuracy given an attempt
-    and its harmonic mean with the share of right answers, for browsecomp the calibration error.
+    and its harmonic mean with the share of right answers, for browsecomp the calibration error. Answers without
+    a grade are not missing at random, because an answer can make a judge fail: where there are any,
+    ``mean_if_ungraded_wrong`` counts them as wrong.
     """
     pairs = [
         (record, grade) for record, grade in zip(records, graded, strict=True) if isinstance(grade, Grade)
@@ -235,7 +240,7 @@ def judged_table(
         "prompt_sha256": judge.rubric.prompt_sha256,
         "n": len(grades),
         "faults": dict(Counter(type(fault).__name__ for fault in faults)),
-        "example_fault": str(faults[0]) if faults else None,
+        "example_fault": _example(records, graded),
         "verdicts": dict(sorted(Counter(grade.verdict for grade in grades).items())),
     }
     if not grades:
@@ -245,7 +250,17 @@ def judged_table(
     exact = get_scorer("em_squad")
     agree = [exact(r["prediction"], r["answers"]).value == grade.value for r, grade in pairs]
     table |= {"mean": e.mean, "ci95": e.ci95, "interval": e.method}
+    if faults:
+        table["mean_if_ungraded_wrong"] = sum(grade.value for grade in grades) / len(graded)
     return table | {"agreement_with_em": sum(agree) / len(agree)} | _extras(judge.rubric, grades)
+
+
+def _example(records: Sequence[EpisodeRecord], graded: Sequence[Grade | Fault]) -> str | None:
+    """What the first fault says. It may quote question and answer, so of a sealed set it names its kind alone."""
+    for record, fault in zip(records, graded, strict=True):
+        if isinstance(fault, Fault):
+            return type(fault).__name__ if "canary" in record else str(fault)
+    return None
 
 
 def _extras(rubric: Rubric, grades: Sequence[Grade]) -> dict[str, Any]:

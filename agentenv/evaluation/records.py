@@ -234,6 +234,8 @@ def redacted(record: EpisodeRecord) -> EpisodeRecord:
     hidden = "(not shown: this set must not be published in plain text)"
     changes: dict[str, Any] = {"question": hidden, "answers": [hidden], "prompt": hidden, "turns": []}
     changes["prediction"] = None if record["prediction"] is None else hidden
+    if record.get("error"):  # a service that refuses a request may quote it
+        changes["error"] = hidden
     return {**record, **changes}  # type: ignore[typeddict-item]
 
 

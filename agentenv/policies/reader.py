@@ -24,8 +24,9 @@ from agentenv.policies.forward import CacheShape
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.reader_model import EncoderInput, PassageReader, ReaderConfig
 from agentenv.policies.reading import END, turns_of
+from agentenv.policies.soundness import first_not_finite, not_finite
 
-_HELD = 4_000  # segments whose heads are remembered while the weights stay
+_HELD = 2_000  # segments whose heads are remembered while the weights stay
 
 
 class ReaderTokenizer(ByteTokenizer):
@@ -64,7 +65,7 @@ class ReaderPolicy(HFPolicy):
                 are those of the shipped encoder.
 
         Raises:
-            CheckpointMismatch: the folder holds no reader.
+            CheckpointMismatch: the folder holds no reader, or weights that are not finite.
             ConfigurationError: the device cannot be used here.
         """
         from transformers import BertTokenizerFast
@@ -82,6 +83,8 @@ class ReaderPolicy(HFPolicy):
             raise CheckpointMismatch(f"{folder} holds no reader that can be loaded: {reason}") from error
         if odd := [*notes["missing_keys"], *notes["unexpected_keys"]]:
             raise CheckpointMismatch(f"the weights in {folder} are not those of a reader: {odd[:3]}")
+        if (name := first_not_finite(model.named_parameters())) is not None:
+            raise not_finite(folder, name)
         return cls(model.float().to(device).eval(), words)
 
     def _supported(self, model: Any) -> CacheShape:
@@ -125,6 +128,8 @@ class ReaderPolicy(HFPolicy):
         turn = turns[-1]
         begun = bytes(i for i in prompt[turn.start : turn.end] if i < END)
         choices = self.model.choices(turn.known, self._held)
+        if not bool(choices.scores_C.isfinite().all()):
+            return Completion((), "", (), FinishReason.ABORT, self.version)
         probabilities = torch.softmax(choices.scores_C / (sampling.temperature or 1.0), 0)
         open_ = choices.candidates.begun(begun)
         if not open_.any():

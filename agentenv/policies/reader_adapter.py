@@ -3,11 +3,12 @@
 The file holds the difference between the taught encoder and MiniLM as it is packaged. Of every matrix it keeps the nearest
 difference of a low rank (Eckart and Young 1936), as two factors in bfloat16, the form in which LoRA learns differences
 (Hu et al. 2021, arXiv:2106.09685, equation 3). Vectors are kept whole, and so are the heads, which MiniLM does not have.
-Embeddings are never taught and not kept.
+Embeddings are never taught and not kept. The file names the weights that it is the difference to by their digest.
 
 Shapes: M rows and N columns of a matrix, R the rank.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
@@ -24,6 +25,7 @@ ADAPTER = "adapter.safetensors"
 """Name of the file in the folder of a reader that was taught."""
 _LEFT, _RIGHT = "::left", "::right"
 _ENCODER, _EMBEDDINGS = "encoder.", "encoder.embeddings."
+_BASE = "base"
 
 
 def shipped_adapter() -> Path:
@@ -109,33 +111,49 @@ def write_adapter(model: PassageReader, base: Mapping[str, Tensor], path: Path, 
         elif change.any():
             left, right = low_rank(change, rank)
             held |= {name + _LEFT: left.bfloat16().contiguous(), name + _RIGHT: right.bfloat16().contiguous()}
-    save_file(held, path)
+    save_file(held, path, metadata={_BASE: weights_digest(base)})
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 of ``weights`` with their names, in float32."""
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().float().contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def apply_adapter(model: PassageReader, path: Path) -> None:
     """Gives a new reader over MiniLM what the file at ``path`` has learned.
 
     Raises:
-        CheckpointMismatch: the file cannot be read, or is of another reader.
+        CheckpointMismatch: the file cannot be read or is damaged, or is of another reader or over another encoder.
     """
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
     try:
         held = load_file(path)
+        with safe_open(path, "pt") as file:
+            base = (file.metadata() or {}).get(_BASE)
     except (OSError, SafetensorError) as error:
         raise CheckpointMismatch(f"{path} holds no adapter of a reader: {error}") from error
     parameters = dict(model.named_parameters())
     if lonely := {name.partition("::")[0] for name in held if _other_factor(name) not in held}:
         raise CheckpointMismatch(f"{path} is no adapter of a reader: one factor of {min(lonely)} is missing")
-    changes = _changes(held)
+    changes = _changes(held, path)
     wrong = [
         name for name, one in changes.items() if name not in parameters or parameters[name].shape != one.shape
     ]
-    if wrong or not any(name.startswith("spans") for name in changes):
+    wrong += [name for name in parameters if not name.startswith(_ENCODER) and name not in changes]
+    if wrong:
         raise CheckpointMismatch(
-            f"{path} is no adapter of this reader: {wrong[0] if wrong else 'spans.weight'} does not fit"
+            f"{path} is no adapter of this reader: {wrong[0]} does not fit or is missing"
         )
+    if odd := [name for name, one in changes.items() if not bool(one.isfinite().all())]:
+        raise CheckpointMismatch(f"{path} is damaged: {odd[0]} is not finite")
+    if base != weights_digest(dict(model.encoder.named_parameters())):
+        raise CheckpointMismatch(f"{path} is an adapter to other weights than those of this encoder")
     with torch.no_grad():
         for name, change in changes.items():
             own = parameters[name]
@@ -149,8 +167,17 @@ def _other_factor(name: str) -> str:
     return name.removesuffix(_RIGHT) + _LEFT if name.endswith(_RIGHT) else name
 
 
-def _changes(held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The changes of the encoder and the values of the heads, by the names of parameters."""
+def _changes(held: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The changes of the encoder and the values of the heads, by the names of parameters.
+
+    Raises:
+        CheckpointMismatch: two factors have no product.
+    """
     plain = {name: value for name, value in held.items() if "::" not in name}
     pairs = [name.removesuffix(_LEFT) for name in held if name.endswith(_LEFT)]
-    return plain | {name: held[name + _LEFT].float() @ held[name + _RIGHT].float() for name in pairs}
+    try:
+        return plain | {name: held[name + _LEFT].float() @ held[name + _RIGHT].float() for name in pairs}
+    except RuntimeError as error:
+        raise CheckpointMismatch(
+            f"{path} is no adapter of a reader: its factors do not fit ({error})"
+        ) from error

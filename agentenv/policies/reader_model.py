@@ -282,7 +282,7 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         return CausalLMOutput(logits=torch.stack(rows))
 
 
-@lru_cache(maxsize=20_000)
+@lru_cache(maxsize=2_000)  # of 140 kB each, as a long passage has a thousand spans
 def segment_of(
     words: Any, question: str, query: str, found: FoundPassage | None, tokens: int, span_tokens: int
 ) -> EncoderInput:

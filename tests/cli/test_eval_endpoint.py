@@ -1,6 +1,7 @@
 """Evaluating a model behind an endpoint by the command line, on open questions and on encrypted ones."""
 
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -80,12 +81,59 @@ def test_a_judge_says_of_every_answer_whether_it_is_right(
         results = json.loads(capsys.readouterr().out)
         assert len(judge.bodies) == results["judge_usage"]["requests"] == 2
         assert main(words(tmp_path, retriever, server, *asked)) == 0
-        assert "judge_equivalence1.000" in capsys.readouterr().out.replace(" ", "")
+        shown = capsys.readouterr().out
+        assert re.search(r"judge_equivalence +1\.000", shown)
+        assert "without a grade" not in shown
         assert len(judge.bodies) == 2  # the grades are in the folder
     assert results["scores"]["em_squad"]["mean"] == 0.5
     assert results["judged"]["judge_equivalence"]["mean"] == 1.0
     written = json.loads((tmp_path / "run" / "results.json").read_text())
     assert written["judged"] == results["judged"]
+
+
+def test_answers_that_the_judge_could_not_grade_are_shown(
+    tmp_path: Path, retriever: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the score, with one reason, and as the mean that counts them as wrong; a suite shows them a set."""
+    questions = tmp_path / "mine.jsonl"
+    rows = [{"id": "q1", "question": "Who founded Velandra?", "answers": ["Oda Kest"]}]
+    rows.append({"id": "q2", "question": "Who founded Mirwick?", "answers": ["Tor Eth"]})
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    suite = tmp_path / "suite.toml"
+    suite.write_text(f"[towns]\ndataset = 'jsonl'\ndata = '{questions}'\n")
+
+    def half(body: Body) -> Answer:
+        return Answer(
+            "VERDICT: TRUE" if "Velandra" in body["messages"][0]["content"] else "Both TRUE and FALSE"
+        )
+
+    with FakeEndpoint(search_then_answer) as server, FakeEndpoint(half) as judge:
+        asked = ("--judge", f"openai:any@{judge.url}")
+        data = ("--dataset", "jsonl", "--data", str(questions))
+        assert main(words(tmp_path, retriever, server, *data, *asked)) == 0
+        shown = [capsys.readouterr().out]
+        more = ("--suite", str(suite), "--out", str(tmp_path / "sets"), "--trust-config")
+        assert main(words(tmp_path, retriever, server, *more, *asked)) == 0
+        shown.append(capsys.readouterr().out)
+    for text in shown:
+        assert re.search(r"judge_equivalence +1\.000", text)
+        assert "1 without a grade (0.500 if they are wrong): The judge gave no line" in " ".join(text.split())
+        assert "judge: requests" in text
+
+
+def test_the_budget_of_a_judge_holds_for_all_samples_together(
+    tmp_path: Path, retriever: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = tmp_path / "mine.jsonl"
+    questions.write_text(
+        json.dumps({"id": "q1", "question": "Who founded Velandra?", "answers": ["Oda"]}) + "\n"
+    )
+    with FakeEndpoint(search_then_answer) as server, FakeEndpoint(lambda _: Answer("VERDICT: TRUE")) as judge:
+        asked = ("--judge", f"openai:any@{judge.url}#max_requests=1", "--samples", "3", "--temperature", "1")
+        data = ("--dataset", "jsonl", "--data", str(questions))
+        assert main(words(tmp_path, retriever, server, *data, *asked)) == 0
+        assert len(judge.bodies) == 1
+    assert "judge: requests" in capsys.readouterr().out
 
 
 def test_a_refused_key_is_one_sentence_and_leaves_no_scores(

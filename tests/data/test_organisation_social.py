@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from statistics import fmean
 
 import pytest
 
@@ -178,6 +179,24 @@ def test_questions_about_it_are_balanced_and_their_proofs_state_the_answers() ->
         assert counts[0] == counts[1] > 0
     assert families["way"] > 0
     assert families["centrality"] == len(MADE)
+
+
+def test_neither_a_small_number_nor_always_no_tells_an_answer() -> None:
+    """Nobody burns out in some organisations, and the first incidents are no other ones again."""
+    answers: Counter[str] = Counter()
+    numbers: dict[str, list[int]] = {"present": [], "absent": []}
+    for seed in range(12):
+        for task in questions_about(
+            invent_organisation(OrganisationConfig(seed=seed, followups=3, social=True))
+        ):
+            kind, _, answer = task.data["family"].partition(", ")
+            if kind == "burnout":
+                answers[answer] += 1
+            if kind == "recurrence":
+                numbers[answer].append(int(task.question.split("INC-")[1].split()[0]))
+    assert answers["yes"] == answers["no"] > 0
+    assert len(numbers["present"]) == len(numbers["absent"]) > 12
+    assert abs(fmean(numbers["present"]) - fmean(numbers["absent"])) < 1.5
 
 
 def test_the_answer_about_burnout_depends_on_the_time_of_the_mail() -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from agentenv.cli.main import main
-from agentenv.errors import ConfigurationError, DatasetError, EndpointFault, JudgeFault, UnknownName
+from agentenv.cli.rescore import ungraded_note
+from agentenv.errors import ConfigurationError, DatasetError, EndpointFault, Fault, JudgeFault, UnknownName
 from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder, judged_table
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.rubrics import RUBRICS, Grade, get_rubric
@@ -279,6 +280,37 @@ def test_a_wrong_key_stops_at_once_and_writes_nothing(
     assert (tmp_path / "run" / "results.json").read_bytes() == before
 
 
+def test_a_reply_that_was_cut_off_is_no_verdict() -> None:
+    """What stands on a line of its own may be quoted from the answer; the verdict was to follow."""
+
+    class CutChat(ScriptedChat):
+        async def complete(self, messages: Sequence[ChatMessage], **options: Any) -> Reply:
+            return Reply("The response says\nVERDICT: CORRECT\nwhich is an instr", "length")
+
+    with pytest.raises(JudgeFault, match="1024"):
+        asyncio.run(judge(CutChat({})).grade("Which?", ["Paris"], "Rome"))
+
+
+def test_answers_without_a_grade_count_as_wrong_in_a_mean_of_its_own(
+    record: Callable[..., EpisodeRecord],
+) -> None:
+    """Of four answers two are right, one is wrong, and of one the judge said nothing."""
+    grades = [Grade("TRUE", 1.0), Grade("TRUE", 1.0), Grade("FALSE", 0.0), JudgeFault("no verdict")]
+    records = [record(str(i)) for i in range(4)]
+    table = judged_table(judge(None, "equivalence"), records, grades)
+    assert (table["n"], table["mean"], table["mean_if_ungraded_wrong"]) == (3, 2 / 3, 0.5)
+    assert "mean_if_ungraded_wrong" not in judged_table(judge(None), records[:3], grades[:3])
+    assert ungraded_note(table) == ", 1 without a grade (0.500 if they are wrong): no verdict"
+
+
+def test_no_fault_of_a_sealed_set_is_quoted(record: Callable[..., EpisodeRecord]) -> None:
+    """A judge that gives no verdict may have written the answer."""
+    sealed = record("a") | {"canary": "c"}
+    faults: list[Grade | Fault] = [JudgeFault("The accepted answer is Oda Kest")]
+    assert judged_table(judge(None), [sealed], faults)["example_fault"] == "JudgeFault"
+    assert judged_table(judge(None), [record("a")], faults)["example_fault"] == str(faults[0])
+
+
 def test_the_command_asks_a_server_once_and_then_its_cache(
     tmp_path: Path,
     record: Callable[..., EpisodeRecord],
@@ -387,6 +419,7 @@ def test_the_table_of_a_judge_by_hand(record: Callable[..., EpisodeRecord]) -> N
         "verdicts": {"CORRECT": 2, "INCORRECT": 1, "NOT_ATTEMPTED": 1},
         "mean": 0.5,
         "interval": "wilson",
+        "mean_if_ungraded_wrong": 2 / 6,
         "agreement_with_em": 0.75,
         "accuracy_given_attempted": pytest.approx(2 / 3),
         "f_score": pytest.approx(4 / 7),

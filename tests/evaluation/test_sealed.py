@@ -61,6 +61,8 @@ def test_an_open_record_is_written_and_shown_as_it_is(record: Callable[..., Epis
     assert json.loads(as_line(plain)) == {**plain, "answers": ["Paris"]}
     assert redacted(sealed(record))["prediction"] != SECRET
     assert redacted({**sealed(record), "prediction": None})["prediction"] is None
+    assert SECRET not in str(redacted({**sealed(record), "error": f"refused: {SECRET}"}))
+    assert "error" not in redacted(sealed(record))
 
 
 def test_the_runner_hands_canary_and_cluster_on() -> None:

@@ -1,6 +1,7 @@
 """The reader of passages as a policy: the contract, its actions, its log-probs in sampler and learner, and its folder."""
 
 import asyncio
+import tracemalloc
 from pathlib import Path
 from typing import ClassVar
 
@@ -183,6 +184,21 @@ def test_spans_are_runs_of_whole_words_within_title_or_text(policy: ReaderPolicy
     assert "ilm" not in texts
 
 
+def test_what_is_remembered_of_passages_takes_little_memory(policy: ReaderPolicy) -> None:
+    """A run reads tens of thousands of passages; of this one, all of short words, some thousands of spans are kept."""
+    words, text = policy.tokenizer.words, "a film of the city by Steven Spielberg in Ohio is a film " * 30
+    tracemalloc.start()
+    try:
+        kept = [segment_of(words, "Who?", "", FoundPassage("", str(i), text), 256, 14) for i in range(4)]
+        each = tracemalloc.get_traced_memory()[0] / len(kept)
+    finally:
+        tracemalloc.stop()
+    most = segment_of.cache_info().maxsize
+    assert most is not None
+    assert most * each < 1e9
+    assert each > 100e3
+
+
 def test_a_segment_is_cut_to_its_tokens(policy: ReaderPolicy) -> None:
     """The passage loses its end, and the question stays."""
     words = policy.tokenizer.words
@@ -231,6 +247,19 @@ def test_reading_of_nothing_found_still_answers(policy: ReaderPolicy) -> None:
     actions = choices.candidates.actions.tolist()
     assert actions == [b"<answer>yes</answer>", b"<answer>no</answer>", b"<answer></answer>"]
     assert choices.scores_C.argmin() == 2
+
+
+def test_weights_that_diverged_are_a_fault_and_no_answer(policy: ReaderPolicy, tmp_path: Path) -> None:
+    """Of a policy in use as of one that is loaded: it would be scored as one that knows nothing."""
+    mine = random_reader(TEXTS)
+    with torch.no_grad():
+        mine.model.spans.bias[0] = torch.nan
+    with pytest.raises(PolicyFault, match="not finite"):
+        act(mine, READ)
+    write_weights(mine.model, tmp_path)
+    write_readers(mine, tmp_path)
+    with pytest.raises(CheckpointMismatch, match=r"spans\.bias"):
+        make_policy(f"hf:{tmp_path}")
 
 
 def test_an_answer_begun_before_any_search_is_left_empty(policy: ReaderPolicy) -> None:

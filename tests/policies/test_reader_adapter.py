@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from agentenv.errors import CheckpointMismatch
@@ -18,6 +19,7 @@ from agentenv.policies.reader_adapter import (
 )
 from agentenv.policies.reader_model import PassageReader
 
+_LEFT = "encoder.encoder.layer.0.output.dense.weight::left"
 TEXTS = ["Jaws was directed by Steven Spielberg."]
 
 
@@ -94,7 +96,11 @@ def test_a_low_rank_makes_a_small_file(tmp_path: Path) -> None:
     [
         (lambda held: {**held, "spans.weight": torch.zeros(4, 17)}, "spans.weight"),
         (lambda held: {key: held[key] for key in held if not key.endswith("::right")}, "factor"),
-        (lambda held: {"encoder.encoder.layer.0.output.dense.bias": torch.zeros(16)}, "spans.weight"),
+        (lambda held: {"encoder.encoder.layer.0.output.dense.bias": torch.zeros(16)}, "stage"),
+        (lambda held: {key: held[key] for key in held if not key.startswith("page.bias")}, "page.bias"),
+        (lambda held: {**held, "stage": held["stage"] / 0}, "stage is not finite"),
+        (lambda held: {**held, _LEFT: torch.zeros(16, 3)}, "factors do not fit"),
+        (lambda held: held, "other weights"),
     ],
 )
 def test_what_is_no_adapter_of_this_reader_is_refused_and_changes_nothing(
@@ -103,7 +109,9 @@ def test_what_is_no_adapter_of_this_reader_is_refused_and_changes_nothing(
     model, base = changed_reader(0.1)
     write_adapter(model, base, tmp_path / "adapter", rank=2)
     assert callable(change)
-    save_file(change(load_file(tmp_path / "adapter")), tmp_path / "adapter")
+    with safe_open(tmp_path / "adapter", "pt") as file:
+        metadata = file.metadata()
+    save_file(change(load_file(tmp_path / "adapter")), tmp_path / "adapter", metadata=metadata)
     before = {name: value.clone() for name, value in model.named_parameters()}
     with pytest.raises(CheckpointMismatch, match=words):
         apply_adapter(model, tmp_path / "adapter")

@@ -99,6 +99,32 @@ def test_a_judge_grades_the_answers_before_and_after(tmp_path: Path) -> None:
     assert judge.bodies
 
 
+def test_a_run_that_was_stopped_before_its_judge_had_answered_asks_it_when_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    """Its key was refused; the evaluation itself was finished. Where a judge leaves answers out, the run says so."""
+    status = [401]
+    said: list[str] = []
+
+    class Display(SilentDisplay):
+        def warn(self, text: str) -> None:
+            said.append(text)
+
+    with FakeEndpoint(lambda _: Answer("no idea", status=status[0])) as judge:
+        words = f"--optimizer.steps 1 --test.limit 4 --evaluation.judge openai:any@{judge.url}".split()
+        folder = RunFolder.create(tmp_path / "run", override(config(), words))
+        with pytest.raises(ConfigurationError, match="401"):
+            train(folder, SilentDisplay())
+        status[0] = 200
+        train(RunFolder.open(folder.path), Display())
+    for name in ("before", "after"):
+        results = json.loads((folder.path / "evaluation" / name / "results.json").read_text())
+        table = results["judged"]["judge_equivalence"]
+        assert table["faults"] == {"JudgeFault": 4 - table["n"]}
+        assert table["n"] < 4
+        assert any(f"answers of {name} without a grade" in sentence for sentence in said)
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -5,16 +5,18 @@ the weights that it begins with, and the versions of the code. One whose digest 
 itself is no part of the digest, because any changed comment changes it; whether it differs is said.
 """
 
+import fcntl
 import json
-import shutil
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from agentenv.core.io.digests import value_digest
-from agentenv.core.io.files import write_text
+from agentenv.core.io.files import new_folder, remove, write_text
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.records import read_json
 from agentenv.policies.policy_spec import policy_digest
@@ -71,24 +73,34 @@ def is_made(name: str, folder: Path) -> bool:
     """Whether ``folder`` holds the start ``name`` as it would be made now.
 
     Raises:
-        ConfigurationError: it holds something that was not made as a start.
+        ConfigurationError: it holds something that was not made as a start, or what it says of itself is damaged.
     """
     if not folder.exists():
         return False
     if not (folder / RECORD).is_file():
         raise ConfigurationError(
-            f"{folder} was not made by agentenv lab starts, or that was interrupted: move it away, or give another --out"
+            f"{folder} was not made by agentenv lab starts: move it away, or give another --out"
         )
-    return bool(read_json(folder / RECORD)["digest"] == digest_of(name))
+    return bool(_said(folder, "digest") == digest_of(name))
 
 
 def has_other_source(folder: Path) -> bool:
     """Whether the start in ``folder`` was made by other source of agentenv, which may or may not make it otherwise."""
-    return bool(read_json(folder / RECORD)["source"] != source_digest())
+    return bool(_said(folder, "source") != source_digest())
+
+
+def _said(folder: Path, key: str) -> Any:
+    """What a start says of itself."""
+    record = read_json(folder / RECORD)
+    if key not in record:
+        raise ConfigurationError(f"{folder / RECORD} is damaged, it has no {key!r}: move {folder} away")
+    return record[key]
 
 
 def make_start(name: str, folder: Path, run: Callable[[Sequence[str]], int]) -> float:
     """Makes the start ``name`` in ``folder``, in place of an older one; the minutes that it took.
+
+    It is made beside ``folder``, so that an older one stays until all commands are through.
 
     Args:
         name: A key of ``STARTS``.
@@ -96,25 +108,52 @@ def make_start(name: str, folder: Path, run: Callable[[Sequence[str]], int]) -> 
         run: Runs a command of agentenv; its exit status.
 
     Raises:
-        ConfigurationError: a command failed.
+        ConfigurationError: a command failed, or another process is making it.
     """
     began, busy = time.perf_counter(), time.process_time()
-    digest = digest_of(name)
-    if folder.exists():
-        shutil.rmtree(folder)
-    for words in commands_of(name, folder):
-        if run(words) != 0:
-            raise ConfigurationError(f"{folder} could not be made: agentenv {' '.join(words)} failed")
-    minutes = (time.perf_counter() - began) / 60
-    record = {
-        "digest": digest,
-        "source": source_digest(),
-        "commands": list(STARTS[name]),
-        "minutes": round(minutes, 1),
-        "core_minutes": round((time.process_time() - busy) / 60, 1),
-    }
-    write_text(folder / RECORD, json.dumps(record, indent=1) + "\n")
+    digest, source = digest_of(name), source_digest()
+    with _workplace(folder) as place:
+        made = place / folder.name
+        for words in commands_of(name, made):
+            if run(words) != 0:
+                raise ConfigurationError(f"{folder} could not be made: agentenv {' '.join(words)} failed")
+        minutes = (time.perf_counter() - began) / 60
+        record = {
+            "digest": digest,
+            "source": source,
+            "commands": list(STARTS[name]),
+            "minutes": round(minutes, 1),
+            "core_minutes": round((time.process_time() - busy) / 60, 1),
+        }
+        write_text(made / RECORD, json.dumps(record, indent=1) + "\n")
+        with new_folder(folder, replace=True) as part:
+            for child in made.iterdir():
+                child.rename(part / child.name)
     return minutes
+
+
+@contextmanager
+def _workplace(folder: Path) -> Iterator[Path]:
+    """An empty folder beside ``folder`` that no other process works in; it is removed in the end.
+
+    Raises:
+        ConfigurationError: another process works there.
+    """
+    place = folder.with_name(folder.name + ".making")
+    place.mkdir(parents=True, exist_ok=True)
+    lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ConfigurationError(f"{folder} is being made by another process: wait for it") from None
+    try:
+        for left in place.iterdir():  # of a process that was killed
+            remove(left)
+        yield place
+    finally:
+        remove(place)
+        os.close(lock)
 
 
 def refuse_missing_starts(experiment: Experiment) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def _run_test_evaluation(run: Run, name: str, strategy: str) -> dict[str, Any]:
     about = {"policy": _policy_name(run), "weights": _weights_digest(run.policy.model), "strategy": strategy}
     held = _held_results(run, directory, {"benchmark": about})
     if held is not None:
-        return held
+        return _judged(run, directory, held)
     began = time.perf_counter()
     try:
         results = _play_test_evaluation(run, directory, f"evaluation {name}", strategy)
@@ -83,7 +83,7 @@ def _run_test_evaluation(run: Run, name: str, strategy: str) -> dict[str, Any]:
             directory.parent.rmdir()
         raise
     run.seconds[f"evaluation_{name}"] = time.perf_counter() - began
-    return results
+    return _judged(run, directory, results)
 
 
 def _held_results(run: Run, directory: Path, about: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -137,12 +137,28 @@ def _play_test_evaluation(run: Run, directory: Path, title: str, strategy: str) 
         note=run.display.warn,
     )
     write_results(directory, results)
-    asked = config.evaluation
-    if asked.judge:
-        chat = open_judge(asked.judge, asked.rubric)
-        judge = Judge(get_rubric(asked.rubric), chat.model, chat, GradeCache(directory / GRADES))
-        return judge_folder(directory, judge)
     return results
+
+
+_open_judge = cache(open_judge)
+"""One client for all evaluations of a process, so that the budget in its address holds for all together."""
+
+
+def _judged(run: Run, directory: Path, results: dict[str, Any]) -> dict[str, Any]:
+    """``results`` with what the judge says, where one is asked for; a run that was stopped before that asks it now."""
+    asked = run.config.evaluation
+    if not asked.judge:
+        return results
+    chat = _open_judge(asked.judge, asked.rubric)
+    judge = Judge(get_rubric(asked.rubric), chat.model, chat, GradeCache(directory / GRADES))
+    if judge.name in results.get("judged", {}):
+        return results
+    judged = judge_folder(directory, judge)
+    table = judged["judged"][judge.name]
+    if table["faults"]:
+        missing = f"{sum(table['faults'].values())} answers of {directory.name} without a grade"
+        run.display.warn(f"the judge left {missing}: {table['example_fault']}")
+    return judged
 
 
 async def _roll(

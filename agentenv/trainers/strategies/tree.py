@@ -149,10 +149,10 @@ class TreeStrategy:
                 "entropies of a tree are none or two, and they and progress are those of a window, not "
                 f"entropies={list(self.entropies)}, progress={self.progress} and window={self.window}"
             )
-        if self.pruned < 0 or (self.pruned and self.window):
+        if not 0 <= self.pruned < self.turns or (self.pruned and self.window):
             raise ConfigurationError(
-                f"pruned={self.pruned} of a tree must be at least 0, and 0 with window={self.window}, which moves over the "
-                "turns as well"
+                f"pruned={self.pruned} of a tree must be at least 0, below turns={self.turns}, or nothing of an episode of "
+                f"so many turns is trained, and 0 with window={self.window}, which moves over the turns as well"
             )
         steps = [first for first, _ in self.share]
         if not steps or steps != sorted(set(steps)) or not all(0 <= share <= 1 for _, share in self.share):

@@ -33,6 +33,8 @@ UNFOUND = (("triviaqa", "test"), ("nq", "dev"), ("nq", "efficientqa"))
 """Sets without any passages, and their splits; the passages of ``ALL_CORPORA`` are searched for them."""
 ALL_CORPORA = "hotpotqa,2wiki,musique,flashrag_nq,nq_oracle"
 SEVERAL_HOPS = "hotpotqa,2wiki,musique"
+HELD_OUT = "dev"
+"""Split of ``SEVERAL_HOPS`` on which a trained reader is tested."""
 
 
 @dataclass(frozen=True)
@@ -139,17 +141,37 @@ def _found_passages(config: ReaderWarmstartConfig) -> list[tuple[Task, list[Pass
 
 
 def _found_everywhere(config: ReaderWarmstartConfig) -> list[tuple[Task, list[Passage]]]:
-    """The questions of ``UNFOUND`` with what a search in all corpora together finds."""
+    """The questions of ``UNFOUND`` with what a search in all corpora together finds, but for pages of held-out questions.
+
+    On such a page the lesson could be the very answer that the held-out question asks for.
+    """
     given = SourceConfig(dataset=ALL_CORPORA, data=config.data)
     corpus = corpus_of(open_tasks(given, SearchConfig(), EnvConfig()))
     assert corpus is not None
     retriever = BM25Retriever.build(corpus)
-    found = []
+    held, found = held_out_titles(config), []
     for name, split in UNFOUND:
         given = SourceConfig(dataset=name, split=split, data=config.data)
         tasks = open_tasks(given, SearchConfig(), EnvConfig()).tasks
-        found += _searched(retriever, tasks, config.k)
+        found += without_pages(_searched(retriever, tasks, config.k), held)
     return found
+
+
+def without_pages(
+    found: Sequence[tuple[Task, list[Passage]]], titles: frozenset[str]
+) -> list[tuple[Task, list[Passage]]]:
+    """``found`` without the passages of these titles, whatever stands in brackets behind them."""
+    return [(task, [one for one in passages if bare(one.title) not in titles]) for task, passages in found]
+
+
+def held_out_titles(config: ReaderWarmstartConfig) -> frozenset[str]:
+    """Titles of the pages that support the questions on which a trained reader is tested."""
+    given = SourceConfig(dataset=SEVERAL_HOPS, split=HELD_OUT, data=config.data)
+    source = open_tasks(given, SearchConfig(), EnvConfig())
+    corpus = corpus_of(source)
+    assert corpus is not None
+    pages = (corpus[corpus.row_of(one)] for task in source.tasks for one in task.data["supporting_ids"])
+    return frozenset(bare(page.title) for page in pages)
 
 
 def _searched(retriever: Retriever, tasks: Sequence[Task], k: int) -> list[tuple[Task, list[Passage]]]:

@@ -66,7 +66,7 @@ def test_a_right_answer_earns_more_with_its_evidence_and_evidence_alone_earns_no
 
 
 def test_what_a_guess_by_the_form_of_a_question_is_worth() -> None:
-    """Half of the questions with two answers, and half of those that may have none; .37 of 1,500 tasks of the preset."""
+    """Half of the questions with two answers, and half of those that may have none; .36 of 1,500 tasks of the preset."""
     tasks = OrganisationSearch.make_tasks(200, seed=3, split="train", followups=3, social=True)
     guesses = {"Who wrote": "nobody", "Who reported": "nobody", "Which earlier": "nobody"}
     right = [

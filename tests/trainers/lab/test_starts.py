@@ -74,6 +74,59 @@ def test_a_command_that_fails_leaves_no_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="warmstart --from-shipped"):
         make_start("tiny-advice", folder, lambda words: 1)
     assert not is_made("tiny-advice", folder)
+    assert not [*tmp_path.iterdir()]
+
+
+def once(words: Sequence[str]) -> int:
+    """Stands in for the commands of the simulator: the first refuses to write over a file, the second fails once."""
+    out = Path(words[-1])
+    if words[1] == "data":
+        if out.exists():
+            return 1
+        out.write_text("lessons")
+        return 0
+    return write(words) if (out.parent.parent / "again").exists() else 1
+
+
+def test_a_start_that_was_interrupted_is_made_again_and_the_older_one_stays_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its two commands, and by a failure or by the end of the process, which leaves its files."""
+    folder = tmp_path / "simulator"
+    make_start("simulator", folder, lambda words: write(words) if words[1] == "train" else 0)
+    (folder / "weights").write_text("older")
+    monkeypatch.setattr("agentenv.trainers.lab.starts.versions", lambda: {"version of torch": "0"})
+    assert not is_made("simulator", folder)
+    with pytest.raises(ConfigurationError, match="simulator train"):
+        make_start("simulator", folder, once)
+    assert (folder / "weights").read_text() == "older"
+    (tmp_path / "simulator.making").mkdir()
+    (tmp_path / "simulator.making" / "simulator.jsonl").write_text("of a process that was killed")
+    (tmp_path / "again").touch()
+    make_start("simulator", folder, once)
+    assert is_made("simulator", folder)
+    assert not (folder / "weights").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "simulator"]
+
+
+def test_two_processes_do_not_make_one_start(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny-advice"
+
+    def meanwhile(words: Sequence[str]) -> int:
+        with pytest.raises(ConfigurationError, match="another process"):
+            make_start("tiny-advice", folder, write)
+        return write(words)
+
+    make_start("tiny-advice", folder, meanwhile)
+    assert is_made("tiny-advice", folder)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"digest": ', "[]"])
+def test_a_damaged_record_is_one_sentence(tmp_path: Path, text: str) -> None:
+    make_start("tiny-advice", tmp_path / "tiny-advice", write)
+    (tmp_path / "tiny-advice" / "start.json").write_text(text)
+    with pytest.raises(ConfigurationError, match=r"start\.json"):
+        is_made("tiny-advice", tmp_path / "tiny-advice")
 
 
 def test_the_folder_belongs_to_the_last_command() -> None:

@@ -303,7 +303,7 @@ def test_a_window_of_turns_that_are_not_trained_moves_over_the_tree(step: int, p
     assert trained[1] != trained[0]
 
 
-@pytest.mark.parametrize("options", [{"pruned": -1}, {"pruned": 1, "window": 2}], ids=str)
+@pytest.mark.parametrize("options", [{"pruned": -1}, {"pruned": 4}, {"pruned": 1, "window": 2}], ids=str)
 def test_what_is_pruned_has_bounds(options: dict[str, int]) -> None:
     with pytest.raises(ConfigurationError, match=f"pruned={options['pruned']}"):
         TreeStrategy(**options)  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from agentenv.trainers.warmstart.reader_lessons import (
     found_lesson,
     taught,
     window_of,
+    without_pages,
 )
 from agentenv.trainers.warmstart.reader_warmstart import fit_lessons, loss_of, reader_warmstart
 
@@ -118,6 +119,14 @@ def test_an_answer_is_taught_wherever_a_search_finds_it() -> None:
     assert [one.title for one in lesson.known.found] == ["Jaws (film)", "Paris"]
     part = Task("t", "Who?", ("Spiel",), "test", {})
     assert found_lesson(part, found, ReaderWarmstartConfig(), Random(0)) is None
+
+
+def test_no_lesson_stands_on_a_page_of_a_held_out_question() -> None:
+    """It leaves what was found for questions of other sets; where no other page has the answer, no lesson is left."""
+    task = Task("t", "Who made Jaws?", ("Steven Spielberg",), "test", {})
+    ((_, left),) = without_pages([(task, [passage("paris"), passage("jaws")])], frozenset(["Jaws"]))
+    assert [one.id for one in left] == ["paris"]
+    assert found_lesson(task, left, ReaderWarmstartConfig(), Random(0)) is None
 
 
 def test_a_crowded_lesson_shows_more_passages_without_an_answer() -> None:
