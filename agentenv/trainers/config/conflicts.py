@@ -105,6 +105,22 @@ def _bounds_without_effect(rollout: RolloutSettings, loss: LossSettings, optimiz
     )
 
 
+def _weights_of_trl(rollout: RolloutSettings, loss: LossSettings, optimizer: OptimizerSettings) -> str:
+    """In TRL's convention of CISPO the upper bound is the largest weight itself, and there is no lower one."""
+    options = loss.objective_options
+    if loss.objective != "cispo" or options.get("convention") != "trl":
+        return ""
+    high = options.get("clip_high", loss.clip_high)
+    if high is not None and high < 1:
+        return (
+            f"clip_high={high:g} is the largest weight of a token with convention='trl', so that all would be scaled "
+            "down to it: name a number above 1, or leave it out for 5"
+        )
+    if "clip_low" in options or loss.clip_low is not None:
+        return "clip_low bounds no weight with loss.objective_options.convention='trl': leave it out"
+    return ""
+
+
 def _demonstrations_of_nobody(
     rollout: RolloutSettings, loss: LossSettings, optimizer: OptimizerSettings
 ) -> str:
@@ -147,6 +163,7 @@ _RULES: tuple[Rule, ...] = (
     _penalty_twice,
     _pairs_without_reference,
     _bounds_without_effect,
+    _weights_of_trl,
     _demonstrations_of_nobody,
     _nothing_off_context,
     _games_of_nobody,

@@ -116,7 +116,7 @@ def cispo(
     *,
     convention: Literal["verl", "trl"] = "verl",
     clip_low: float = 0.2,
-    clip_high: float = 0.28,
+    clip_high: float | None = None,
 ) -> Surrogate:
     """Weighs -A log p by the clipped ratio, which carries no gradient, so that no token loses its gradient.
 
@@ -127,9 +127,10 @@ def cispo(
         convention: ``verl`` bounds the ratio to [1 - clip_low, 1 + clip_high]; ``trl`` to at most ``clip_high`` itself and
             not from below, so that 5 there is 4 here.
         clip_low: See ``convention``.
-        clip_high: See ``convention``.
+        clip_high: See ``convention``; None is .28 for ``verl`` and 5 for ``trl``.
     """
-    low, high = (1 - clip_low, 1 + clip_high) if convention == "verl" else (0.0, clip_high)
+    given = clip_high if clip_high is not None else {"verl": 0.28, "trl": 5.0}[convention]
+    low, high = (1 - clip_low, 1 + given) if convention == "verl" else (0.0, given)
     ratio = tokens.ratio.detach()
     return Surrogate(
         -ratio.clamp(low, high) * tokens.advantages * tokens.logprobs, _outside(ratio, low, high)

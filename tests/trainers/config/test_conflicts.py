@@ -12,6 +12,7 @@ from agentenv.trainers.learner.losses import OBJECTIVES
 
 AHEAD = "--asynchronous.staleness 1 --rollout.deterministic false"
 MASK = "--loss.objective probability_mask"
+TRL = "--loss.objective cispo --loss.objective_options.convention trl"
 PENALISED = "--loss.estimator reinforce_pp --loss.estimator_options.kl_coefficient 0.01"
 
 
@@ -32,6 +33,9 @@ PENALISED = "--loss.estimator reinforce_pp --loss.estimator_options.kl_coefficie
         ("--loss.correction.off_context ratio --rollout.strategy tree", "off_context='ratio'.*'tree'"),
         ("--rollout.sampler self_play", "'self_play'.*'plain'"),
         (f"{MASK} --loss.clip_high 0.3", r"clip_high=0\.3.*'probability_mask'"),
+        (f"{TRL} --loss.clip_high 0.28", r"clip_high=0\.28.*'trl'"),
+        (f"{TRL} --loss.objective_options.clip_high 0.5", r"clip_high=0\.5.*'trl'"),
+        (f"{TRL} --loss.clip_low 0.2", "clip_low.*'trl'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(words: str, named: str) -> None:
@@ -61,6 +65,9 @@ def test_what_does_not_go_together_is_refused(words: str, named: str) -> None:
         "--loss.correction.off_context ratio --rollout.strategy guide",
         "--loss.correction.off_context ratio --rollout.strategy tree --rollout.strategy_options.window 2",
         "--loss.objective gspo --loss.clip_low 3e-4",
+        TRL,
+        f"{TRL} --loss.clip_high 4",
+        "--loss.objective cispo --loss.clip_low 0.2 --loss.clip_high 0.28",
     ],
 )
 def test_what_goes_together_is_accepted(words: str) -> None:

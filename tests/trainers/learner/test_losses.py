@@ -133,6 +133,13 @@ def test_the_gradient_of_gspo_is_that_of_the_geometric_mean() -> None:
         # -clip(r) A log p with log p = -1, A = 1; the slope is -clip(r) A everywhere
         ({}, 2.0, 1.28, -1.28),
         ({}, 0.5, 0.8, -0.8),
+        (
+            {"convention": "trl"},
+            1.0,
+            1.0,
+            -1.0,
+        ),  # .28, the bound of the other convention, would scale all tokens down
+        ({"convention": "trl"}, 9.0, 5.0, -5.0),
         ({"convention": "trl", "clip_high": 5.0}, 2.0, 2.0, -2.0),
         ({"convention": "trl", "clip_high": 5.0}, 9.0, 5.0, -5.0),
         ({"convention": "trl", "clip_high": 5.0}, 0.01, 0.01, -0.01),
