@@ -112,9 +112,9 @@ class BrowseTool:
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
         """The page."""
         for address in addresses_in(call.text):
-            known = state.found.get(address) or state.by_id.get(address)
-            if known is not None:
-                return passages_reply(call, state, self.format, [known])
+            known = state.titled(address) or [state.by_id[one] for one in (address,) if one in state.by_id]
+            if known:
+                return passages_reply(call, state, self.format, known)
         page = self.format.page(f"No search has found a page {call.text!r}.")
         return ToolReply(page, ToolResult(call.tag, ToolStatus.ERROR, call.text, "UnknownPage"))
 

@@ -203,4 +203,4 @@ class HybridSearch(SearchEnv):
         state = self.state
         shown = holds_answer("\n".join(state.pages), state.task.answers)
         yes_or_no = all(answer.strip().lower() in ("yes", "no") for answer in state.task.answers)
-        return None if shown or (yes_or_no and state.found) else f"{_BOX}}}"
+        return None if shown or (yes_or_no and state.by_id) else f"{_BOX}}}"

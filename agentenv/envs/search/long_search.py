@@ -192,7 +192,7 @@ class AccessTool:
         if isinstance(self.retriever, RemoteRetriever):
             (document,) = await self.retriever.documents(urls=[address])
             return f"{document['title']}\n{document['text']}" if document else ""
-        return "\n".join(p.text for p in state.found.values() if address in (p.id, p.title))
+        return "\n".join(p.text for p in state.by_id.values() if address in (p.id, p.title))
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ class GeneratedAnswer:
             EnvFault: the generator, the judge or the search failed.
         """
         question = state.task.question
-        written = await self.generator.answer(question, list(state.found.values()))
+        written = await self.generator.answer(question, list(state.by_id.values()))
         if self.compares:
             state.direct = await self.generator.answer(question, [])
             (found,) = await self.search.rank([question], state)

@@ -239,8 +239,8 @@ class SearchEnv(AsyncEnv[SearchState]):
         return await parts.tools[call.tag](call, self.state)
 
     def anchor_key(self) -> str:
-        """The question and the set of documents seen: what was asked in between does not matter."""
-        seen = sorted({passage.id for passage in self.state.found.values()})
+        """The question and the set of passages seen: what was asked in between does not matter."""
+        seen = sorted(self.state.by_id)
         return hashlib.sha256("\n".join([self.state.task.id, *seen]).encode()).hexdigest()[:16]
 
     def expert_gives_up(self) -> str | None:
@@ -265,7 +265,7 @@ class SearchEnv(AsyncEnv[SearchState]):
             whole = [_NUMBER.sub("", line).strip() in seen for line in lines]
             was_shown = len(whole) == len(needed) and all(whole)
         elif all(answer.strip().lower() in ("yes", "no") for answer in state.task.answers):
-            was_shown = bool(state.found)
+            was_shown = bool(state.by_id)
         else:
             was_shown = holds_answer(seen, state.task.answers)
         return None if was_shown else "<answer></answer>"

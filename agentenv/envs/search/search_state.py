@@ -56,10 +56,8 @@ class SearchState:
 
     task: Task
     seed: int
-    found: dict[str, Passage] = field(default_factory=dict)
-    """Every passage seen so far, by title."""
     by_id: dict[str, Passage] = field(default_factory=dict)
-    """The same by id: passages of one document share a title."""
+    """Every passage seen so far, in the order of their first appearance; passages of one document share a title."""
     queries: list[str] = field(default_factory=list)
     """What was searched."""
     retrieved: list[list[str]] = field(default_factory=list)
@@ -99,6 +97,9 @@ class SearchState:
         return [turn.page for turn in self.record[: self.turns]]
 
     def add_passages(self, passages: Sequence[Passage]) -> None:
-        """Notes what was found, by title and by id."""
-        self.found |= {passage.title: passage for passage in passages}
+        """Notes what was found."""
         self.by_id |= {passage.id: passage for passage in passages}
+
+    def titled(self, title: str) -> list[Passage]:
+        """The passages with this title that were seen."""
+        return [passage for passage in self.by_id.values() if passage.title == title]

@@ -128,19 +128,20 @@ def _plain(query: str) -> str:
 
 @dataclass(frozen=True)
 class ReadTool:
-    """Shows a passage that was found before, whole, by its title."""
+    """Shows what was found before under a title, whole: of a document in parts, each part that was found."""
 
     format: PageFormat
 
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
-        """The passage with the title that is asked for."""
+        """The passages with the title that is asked for."""
         title = call.text
-        passage = state.found.get(title)
-        if passage is None:
+        passages = state.titled(title)
+        if not passages:
             page = self.format.page(f"No document titled {title!r} was found so far.")
             return ToolReply(page, ToolResult("read", ToolStatus.ERROR, title, "UnknownTitle"))
-        result = ToolResult("read", ToolStatus.OK, title, data={"ids": [[passage.id]]})
-        return ToolReply(self.format.page(format_passages([passage])), result)
+        ids = [[passage.id for passage in passages]]
+        result = ToolResult("read", ToolStatus.OK, title, data={"ids": ids})
+        return ToolReply(self.format.page(format_passages(passages)), result)
 
 
 async def submit_answer(call: TagCall, state: SearchState) -> ToolReply:

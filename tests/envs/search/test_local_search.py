@@ -496,3 +496,27 @@ def test_a_query_that_was_asked_before_is_answered_with_a_notice_and_not_searche
 def test_without_the_notice_a_repeated_query_is_searched_again() -> None:
     env = begun()
     assert search(env, "London").observation == search(env, "London").observation
+
+
+PARTS = [
+    Document("p1", "Oslo", "Oslo lies in Norway."),
+    Document("p2", "Oslo", "Its mayor is Ada Stone."),
+]
+
+
+def test_parts_of_a_document_are_kept_apart_although_they_share_a_title() -> None:
+    """Of two passages of one title only the one that was found last was known: it was read, and the other was not."""
+    env = begun(retriever=InMemoryRetriever(PARTS), k=1)
+    first = search(env, "Oslo Norway")
+    one = env.anchor_key()
+    assert "Norway" in first.observation[0].text
+    search(env, "Oslo mayor Ada")
+    read = env.step("<read>Oslo</read>")
+    assert read.observation[0].text.strip() == (
+        "<information>Doc 1(Title: Oslo) Oslo lies in Norway.\nDoc 2(Title: Oslo) Its mayor is Ada Stone.</information>"
+    )
+    assert read.info["tool_results"][0].data["ids"] == [["p1", "p2"]]
+    assert env.state.lookups == 3
+    other = begun(retriever=InMemoryRetriever(PARTS), k=1)
+    search(other, "Oslo mayor Ada")
+    assert env.anchor_key() not in (one, other.anchor_key())

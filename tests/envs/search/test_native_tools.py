@@ -35,7 +35,7 @@ def test_calls_do_what_tags_do() -> None:
     query = task.question
     asked, answer = f"{query}\n{query} again", task.answers[0]
     steps = [(tags.step(f"<search>{asked}</search>"), act(tools, turn("search", query=asked)))]
-    title = next(iter(tags.state.found))
+    title = next(iter(tags.state.by_id.values())).title
     steps.append((tags.step(f"<read>{title}</read>"), act(tools, turn("read", title=title))))
     steps.append((tags.step(f"<answer>{answer}</answer>"), act(tools, turn("answer", answer=answer))))
     for by_tag, by_call in steps:

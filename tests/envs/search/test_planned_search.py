@@ -64,6 +64,17 @@ def test_outcome_process_and_cost(actions: list[str], expected: list[float]) -> 
     assert rewards(*actions) == pytest.approx(expected)
 
 
+def test_the_generator_reads_every_part_of_a_document() -> None:
+    """Wikipedia in passages of 100 words: all passages of an article have its title."""
+    parts = [Document("h1", "Halvik", "It has a harbour."), Document("h2", "Halvik", "It lies in Norland.")]
+    reader: Any = Reader()
+    env = PlannedSearch(tasks=[TASK], retriever=InMemoryRetriever(parts), k=2, generator=reader)
+    env.reset(seed=0)
+    env.step("<search>Halvik</search>")
+    env.step(READY)
+    assert reader.seen == [["h1", "h2"]]
+
+
 def test_the_generator_reads_everything_that_was_found() -> None:
     reader = Reader()
     rewards("<search>Ketterby</search>", "<search>Halvik</search>", READY, generator=reader)

@@ -47,7 +47,7 @@ def test_a_useless_observation_leaves_the_record_and_nothing_is_done_again() -> 
     assert (played.origin, played.reward, len(played.turns)) == (Origin.SPLICE, 1.0, 3)
     assert played.info["strategy"] == {"judge_dropped": 1}
     assert env.state.turns == 2
-    assert set(env.state.found) == {"Eve", "Ada"}
+    assert {passage.title for passage in env.state.by_id.values()} == {"Eve", "Ada"}
 
 
 def test_a_marked_observation_stays_in_the_record() -> None:
