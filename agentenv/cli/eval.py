@@ -12,6 +12,7 @@ from rich.console import Console
 from agentenv.cli.grid import print_table
 from agentenv.cli.rescore import Rescore, ungraded_note
 from agentenv.core.env_lifecycle import reason_in
+from agentenv.core.grammar import shortened
 from agentenv.core.values import read_value
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.endpoint_usage import describe_usage, sum_usage
@@ -21,6 +22,7 @@ from agentenv.evaluation.report.flat_tables import Column, FlatTable, interval_t
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 
 _REASONS = 3  # of faults that are shown
+_NOTE_CHARS = 500  # of what there is to know about the questions
 
 
 @dataclass(frozen=True)
@@ -346,6 +348,8 @@ def _show(result: dict[str, Any], console: Console) -> None:
             f"INCOMPLETE: {result['incomplete']} The scores are of the questions that were played; the same command with"
         )
         line("--retry-faults plays the others, and its budget counts anew.")
+    if notes := result["settings"].get("notes"):
+        line(f"note: {shortened(notes, _NOTE_CHARS)}")
     reasons = result.get("fault_reasons", {})
     for reason, count in [*reasons.items()][:_REASONS]:
         line(f"fault, {count} episode{'s' * (count > 1)}: {reason}")

@@ -251,6 +251,7 @@ def _findable(source: Source, retriever: Retriever, own: Source) -> Source:
 
     Not one of them is there, or what is there under the same id is another document than in the corpus of ``own``, the
     questions as they were loaded: a recall would say nothing about the search, and an oracle would show documents of others.
+    A note says so, and also how many are missing where some are there: a recall counts those as not found.
     """
     corpus: Corpus | None = getattr(retriever, "corpus", None)
     named = {one for task in source.tasks for one in task.data.get("supporting_ids", ())}
@@ -258,12 +259,23 @@ def _findable(source: Source, retriever: Retriever, own: Source) -> Source:
         return source
     shared = sorted(one for one in named if _holds(corpus, one))
     if shared and not _differ(corpus, corpus_of(own), shared[:_COMPARED]):
-        return source
+        missing = sorted(named.difference(shared))
+        said = f"{len(missing)} of the {len(named)} supporting documents that the questions name are not in the corpus"
+        return (
+            _noted(source, f"{said}, such as {missing[0]!r}: recall counts them as not found.")
+            if missing
+            else source
+        )
     tasks = (
         replace(task, data={key: value for key, value in task.data.items() if key != "supporting_ids"})
         for task in source.tasks
     )
-    return replace(source, tasks=tuple(tasks))
+    left = "The supporting documents that the questions name are not those of the corpus that is searched, so recall"
+    return _noted(replace(source, tasks=tuple(tasks)), f"{left} and bounds with gold passages are left out.")
+
+
+def _noted(source: Source, note: str) -> Source:
+    return replace(source, notes=f"{source.notes} {note}".strip())
 
 
 def _differ(corpus: Corpus, own: Corpus | None, ids: Sequence[str]) -> bool:

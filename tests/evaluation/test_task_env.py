@@ -199,6 +199,9 @@ def test_some_shared_ids_are_compared_and_the_rest_left_alone(tmp_path: Path) ->
         path.write_text("\n".join(map(json.dumps, searched)))
         task_env = open_task_env(source, SearchConfig(retriever="bm25", corpus=str(path)), EnvConfig(), len)
         assert bool(task_env.source.tasks[0].data.get("supporting_ids")) == kept
+        said = "1 of the 3 supporting documents" if kept else "are not those of the corpus that is searched"
+        assert said in task_env.source.notes
+        assert ("'p2'" in task_env.source.notes) == kept
 
 
 @pytest.mark.parametrize("spec", ["", "bm25", "faiss:here"])

@@ -165,7 +165,7 @@ def _episode(record: EpisodeRecord, scorer: str) -> Json:
     return {
         "prediction": record["prediction"],
         "valid": record["valid"],
-        "score": score,
+        "score": score if record["valid"] else None,  # a fault is in no mean, and no 0 either
         "cause": cause,
         "tokens": record.get("tokens", {}),
         "error": record.get("error", ""),

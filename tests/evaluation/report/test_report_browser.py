@@ -341,3 +341,21 @@ def test_an_episode_is_replayed_with_the_action_on_each_screen(
     page.locator("#play").click()
     page.locator("#place", has_text="turn 3 of 3").wait_for()
     assert page.locator("#play").inner_text() == "▶ play"  # it stops at the end
+
+
+def test_an_episode_that_a_fault_ended_shows_no_score(
+    tmp_path: Path,
+    record: Callable[..., EpisodeRecord],
+    write_run: Callable[..., None],
+    open_page: Callable[[Path], Any],
+) -> None:
+    """A fault is in no mean, so that a 0 beside it would be a number that nothing was computed from."""
+    failed = record("q", None, valid=False, end_reason="policy_fault", error="PolicyFault: gone")
+    write_run(tmp_path, [failed, *episodes(record, "r")], ("em_squad",))
+    page = open_page(write_report(tmp_path))
+    shown = page.locator("#detail").inner_text()
+    assert "policy fault" in shown
+    assert "em_squad" not in shown
+    assert "reward" not in shown
+    page.keyboard.press("j")
+    assert "em_squad 1" in page.locator("#detail").inner_text()

@@ -194,7 +194,8 @@ function viewer(data) {
     const tokens = run.tokens || {};
     const asked = scorer !== "reward" || run.prediction !== null;
     const facts = [run.end.replaceAll("_", " "), ...(asked && run.searches !== null ? [run.searches + (run.searches === 1 ? " search" : " searches")] : []),
-      ...(scorer === "reward" ? [] : [scorer + " " + fixed(run.score)]), "reward " + fixed(run.reward)];
+      ...(scorer === "reward" || !run.valid ? [] : [scorer + " " + fixed(run.score)]),
+      ...(run.valid ? ["reward " + fixed(run.reward)] : [])];
     if (e.supporting.length && run.searches !== null)
       facts.push(e.supporting.filter((id) => found.has(id)).length + " of " + e.supporting.length + " supporting documents found");
     if (tokens.total) facts.push(tokens.policy + " " + unit + " written, " + tokens.total + " in all");
