@@ -1,5 +1,6 @@
 """The fused pass of small Llama-like models: logits and gradients as of their own modules; other models are left alone."""
 
+import random
 from functools import partial
 from typing import Any
 
@@ -61,6 +62,75 @@ def test_logits_and_gradients_are_those_of_the_models_own_pass(family: str) -> N
     theirs = torch.autograd.grad((wanted * slopes).sum(), list(weights.values()))
     for name, mine, its in zip(weights, ours, theirs, strict=True):
         assert (mine - its).norm() <= 1e-5 * its.norm(), name
+
+
+ROPES: list[dict[str, Any]] = [
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 2.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 12},
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 12,
+    },
+]
+
+
+def drawn_model(rng: random.Random) -> Any:
+    """A Llama or Qwen2 of sizes that hardly anybody would choose."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+    keys, heads, width = rng.choice([1, 2, 3]), rng.choice([1, 3]), rng.choice([2, 6, 10, 16])
+    sizes: dict[str, Any] = {
+        "vocab_size": 90,
+        "hidden_size": keys
+        * heads
+        * rng.choice([4, 5, 12]),  # the configuration wants a multiple of the heads
+        "intermediate_size": rng.choice([7, 24]),
+        "num_hidden_layers": rng.choice([1, 3]),
+        "num_key_value_heads": keys,
+        "num_attention_heads": keys * heads,
+        "head_dim": width,
+        "max_position_embeddings": 48,
+        "tie_word_embeddings": rng.random() < 0.5,
+        "rms_norm_eps": rng.choice([1e-6, 1e-2]),
+        "rope_parameters": {**rng.choice(ROPES), "rope_theta": rng.choice([100.0, 1e4])},
+    }
+    torch.manual_seed(rng.randrange(99))
+    kind, form = rng.choice([(Qwen2ForCausalLM, Qwen2Config), (LlamaForCausalLM, LlamaConfig)])
+    model: Any = kind(form(**sizes))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1 or name.endswith("bias"):
+                weight.normal_(0, 0.3)
+            else:
+                weight.uniform_(-0.5, 1.5)
+    return model.eval()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_models_of_odd_sizes_have_their_own_values_and_slopes(seed: int) -> None:
+    """Shared heads, wide and narrow ones, biases, tied embeddings and every rotary embedding, in either precision."""
+    rng = random.Random(seed)
+    model = drawn_model(rng).to(rng.choice([torch.float32, torch.float64]))
+    ids = torch.randint(0, 90, (rng.randint(1, 3), rng.randint(2, 20)))
+    rows = torch.randint(0, len(ids), (7,))
+    places = torch.randint(0, ids.shape[1], (7,))
+    found = decoder_of(model).logits_at(ids, rows, places)
+    wanted = model(input_ids=ids, use_cache=False).logits[rows, places]
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3 * float(wanted.detach().abs().max()))
+    weights = dict(model.named_parameters())
+    slopes = torch.randn_like(wanted)
+    ours, theirs = (
+        torch.autograd.grad((logits * slopes).sum(), list(weights.values())) for logits in (found, wanted)
+    )
+    # Some slopes are 0 but for rounding, so all are compared with the largest.
+    largest = max(float(its.norm()) for its in theirs)
+    for name, mine, its in zip(weights, ours, theirs, strict=True):
+        assert float((mine - its).norm()) <= 1e-3 * float(its.norm()) + 1e-5 * largest, name
 
 
 def test_masks_and_positions_are_those_that_are_given() -> None:
