@@ -178,7 +178,7 @@ def test_a_split_that_is_made_anew_each_time_or_shared_is_named() -> None:
         def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
             made.append(split)
             if split == "test" and made.count("test") > 2:
-                return [replace(task, id="x") for task in super().make_tasks(n, seed=seed, split=split)]
+                return [replace(t, id=f"x-{t.id}") for t in super().make_tasks(n, seed=seed, split=split)]
             return super().make_tasks(n, seed=seed, split=split)
 
     with pytest.raises(AssertionError, match="'test'"):

@@ -8,6 +8,7 @@ itself is no part of the digest, because any changed comment changes it; whether
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -127,8 +128,7 @@ def make_start(name: str, folder: Path, run: Callable[[Sequence[str]], int]) -> 
         }
         write_text(made / RECORD, json.dumps(record, indent=1) + "\n")
         with new_folder(folder, replace=True) as part:
-            for child in made.iterdir():
-                child.rename(part / child.name)
+            shutil.copytree(made, part, dirs_exist_ok=True)
     return minutes
 
 

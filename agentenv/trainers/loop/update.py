@@ -67,8 +67,7 @@ def update_weights(
         learner: Who makes them.
         rate: The peak of the step size.
         factor: What the guard has left of it.
-        buffer: Where demonstrations wait for a supervised step, with the optimiser of these steps; None makes one on those
-            of this batch, with a fresh optimiser.
+        buffer: Where demonstrations wait for a supervised step, with its optimiser; None makes one on those of this batch.
 
     Returns:
         Metrics of the last pass over the batch, and under ``updates`` those of every optimiser step where there are several.
@@ -86,12 +85,9 @@ def update_weights(
     credited, masked = assign_credit(
         config, groups, policy.version, keep_zero_variance=learner.objective.keeps_zero_variance
     )
+    warmup, final = settings.warmup_steps, settings.final_rate
     share = learning_rate_share(
-        step,
-        steps=settings.steps,
-        warmup=settings.warmup_steps,
-        schedule=settings.schedule,
-        final=settings.final_rate,
+        step, steps=settings.steps, warmup=warmup, schedule=settings.schedule, final=final
     )
     episodes = config.rollout.questions * config.rollout.group_size
     rate *= share * factor * batch_scale(episodes, settings.reference_batch)
@@ -117,9 +113,9 @@ def _refuse_without_states(loss: LossSettings, groups: Sequence[list[Trajectory]
         ConfigurationError: see above.
     """
     compares = loss.estimator == "anchor_state" and loss.estimator_options.get("turn_weight", 1.0)
-    name = "loss.estimator='anchor_state'" if compares else "loss.mask_redundant" * loss.mask_redundant
+    name = "loss.estimator='anchor_state'" if compares else "loss.mask_redundant"
     keys = [turn.anchor_key for group in groups for t in group if t.valid for turn in t.turns]
-    if name and keys and not any(key is not None for key in keys):
+    if (compares or loss.mask_redundant) and keys and all(key is None for key in keys):
         raise ConfigurationError(
             f"{name} compares the states in which turns were chosen, and none of {len(keys)} turns has one: give the "
             "environment an anchor_key, or leave it out"
