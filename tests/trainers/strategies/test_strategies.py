@@ -33,7 +33,7 @@ from agentenv.core.types import (
     ToolStatus,
 )
 from agentenv.envs.calculator import Calculator
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, EnvFault, PolicyFault, UnknownName
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy, complete
 from agentenv.trainers.config.config_files import override
@@ -273,6 +273,74 @@ def test_batches_do_not_depend_on_how_long_anything_takes(name: str, options: di
     ids = [record[0] for record in first[1]]
     assert len(set(ids)) == len(ids)
     assert all(batches(clock) == first for clock in range(1, 6))
+
+
+class Faulty(Moody):
+    """Fails now and then: when it is reset, stepped or forked, as an infrastructure and by a mistake of its own."""
+
+    def __init__(self, chance: random.Random, forks: list["Faulty"]) -> None:
+        super().__init__(random.Random(0))
+        self.chance, self.forks, self.closed = chance, forks, False
+
+    async def dawdle(self) -> None:
+        drawn = self.chance.random()
+        if drawn < 0.1:
+            raise EnvFault("away") if drawn < 0.05 else ValueError("a mistake")
+
+    def fork(self, n: int = 1) -> Any:
+        if self.chance.random() < 0.1:
+            raise ValueError("no room")
+        made = super().fork(n)
+        self.forks += made
+        return made
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+
+class FaultyPolicy(BatchingPolicy):
+    """Fails now and then; counts what it samples, and for whom something is still kept."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self.chance, self.sampled = chance, 0
+        self.kept: set[str | None] = set()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        if self.chance.random() < 0.04:
+            raise PolicyFault("away")
+        done = await super().generate(prompt_ids, sampling, episode=episode)
+        self.sampled += len(done.ids)
+        self.kept.add(episode)
+        return done
+
+    def release(self, episode: str) -> None:
+        self.kept.discard(episode)
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=[f"{n}-{len(o)}" for n, o in VARIANTS])
+def test_whatever_fails_every_fork_is_closed_and_every_token_counted(
+    name: str, options: dict[str, Any]
+) -> None:
+    """And what the policy keeps for an episode is released; no failure ends the other groups."""
+    ends = set()
+    for seed in range(3):
+        chance, forks = random.Random(seed), list[Faulty]()
+        policy = FaultyPolicy(chance)
+        groups = [
+            [EpisodeSpec(Faulty(chance, forks), TASK, 100 * g + i, str(g)) for i in range(n)]
+            for g, n in enumerate((4, 6, 3))
+        ]
+        played = [t for group in play(groups, context(policy), get_strategy(name, options)) for t in group]
+        assert all(env.closed for env in forks)
+        assert not policy.kept
+        counted = (t.info.get("strategy", {}).get("sampled_tokens", t.response_tokens) for t in played)
+        assert sum(counted) == policy.sampled
+        ends |= {t.valid for t in played}
+    assert ends == {True, False}
 
 
 def test_the_documented_example_is_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
