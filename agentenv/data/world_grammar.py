@@ -288,6 +288,16 @@ class Intersection:
 
 
 @dataclass(frozen=True)
+class Match:
+    """Which of some entities has a value, which several others of the world may have as well."""
+
+    type: str
+    relation: Relation
+    question: str
+    """``{a}`` is the value and all entities but the last, with commas; ``{b}`` is the last."""
+
+
+@dataclass(frozen=True)
 class Sameness:
     """Whether two entities have the same value."""
 
@@ -384,6 +394,15 @@ INTERSECTIONS = (
     Intersection(
         "event", VENUE, WINNER, ("Which event held in {a} was won by {b}?",), "held in {a} won by {b}"
     ),
+)
+MATCHES = (
+    Match("person", BIRTHPLACE, "Who was born in {a} or {b}?"),
+    Match("person", OCCUPATION, "Who works as a {a} or {b}?"),
+    Match("organisation", SEAT, "Which organisation is based in {a} or {b}?"),
+    Match("organisation", FIELD, "Which organisation studies {a} or {b}?"),
+    Match("place", REGION, "Which town lies in the region of {a} or {b}?"),
+    Match("work", SUBJECT, "Which work is about {a} or {b}?"),
+    Match("event", VENUE, "Which event took place in {a} or {b}?"),
 )
 SAMENESS = (
     Sameness("person", BIRTHPLACE, ("Were {a} and {b} born in the same town?",)),

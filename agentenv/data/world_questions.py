@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from agentenv.core.types import Task
+from agentenv.data.world_config import ONLY_IF_NAMED
 from agentenv.data.world_documents import document_id
 from agentenv.data.world_facts import Facts
 from agentenv.data.world_grammar import (
     COMPARISONS,
     INTERSECTIONS,
+    MATCHES,
     RELATIONS,
     SAMENESS,
     SUCCESSOR,
@@ -83,7 +85,7 @@ def _key(family: str, candidate: CandidateQuestion) -> tuple[str, ...]:
 
 def _leaks(family: str, candidate: CandidateQuestion) -> bool:
     """Whether the question holds its answer; a comparison of plain names does so by its form."""
-    if family == "superlative" or (family == "comparison" and len(candidate.path) == 2):
+    if family in ONLY_IF_NAMED or (family == "comparison" and len(candidate.path) == 2):
         return False
     return re.search(rf"\b{re.escape(candidate.answer)}\b", candidate.text, re.IGNORECASE) is not None
 
@@ -139,6 +141,7 @@ class QuestionGenerator:
             "temporal": self._temporal,
             "yes_no": self._sameness,
             "superlative": self._superlative,
+            "match": self._match,
         }
 
     def candidate(self, family: str) -> CandidateQuestion | None:
@@ -203,6 +206,19 @@ class QuestionGenerator:
             self._facts.names[rule.type][best],
             tuple(self._hop((rule.type, i), rule.relation) for i in entities),
         )
+
+    def _match(self, hops: int) -> CandidateQuestion | None:
+        """Which of ``hops`` entities has a value that is told: as many look-ups, none of which waits for another."""
+        rule = self._pick(MATCHES)
+        drawn = [self._one_of(rule.type, rule.relation) for _ in range(hops)]
+        entities = [i for i in dict.fromkeys(drawn) if i is not None]
+        if len(entities) < hops:
+            return None
+        found = [self._hop((rule.type, i), rule.relation) for i in entities]
+        right = self._pick(found)
+        *names, last = (hop["entity"] for hop in found)
+        text = rule.question.format(a=", ".join([right["answer"], *names]), b=last)
+        return CandidateQuestion(text, right["entity"], tuple(found))
 
     def _sameness(self, hops: int) -> CandidateQuestion | None:
         rule = self._pick(SAMENESS)

@@ -13,6 +13,7 @@ from agentenv.data.world_facts import Facts
 from agentenv.data.world_grammar import (
     COMPARISONS,
     INTERSECTIONS,
+    MATCHES,
     RELATIONS,
     SAMENESS,
     SUCCESSOR,
@@ -44,20 +45,32 @@ class Solver:
         for rule in COMPARISONS:
             for listed, last in unfold(rule.superlative, question):
                 found |= self._extremes(rule, [*listed.split(", "), last])
+        for match in MATCHES:
+            for listed, last in unfold(match.question, question):
+                told, *names = listed.split(", ")
+                values = self._values(match.type, match.relation, [*names, last])
+                found |= {
+                    name for name, value in values.items() if self.facts.text(match.relation, value) == told
+                }
         return found
 
     def _extremes(self, rule: Comparison, names: list[str]) -> set[str]:
         """Which of these names has the extreme value; empty where one of them has none."""
-        values = {
-            name: value
-            for name in names
-            if (entity := self._named.get(name)) is not None and entity[0] == rule.type
-            if (value := self.value(entity, rule.relation)) is not None
-        }
-        if len(values) < len(names):
+        values = self._values(rule.type, rule.relation, names)
+        if not values:
             return set()
         best = (max if rule.greatest else min)(values.values())
         return {name for name, value in values.items() if value == best}
+
+    def _values(self, kind: str, relation: Relation, names: list[str]) -> dict[str, int]:
+        """The value of each of these names; empty where one of them has none, or is not of this kind."""
+        values = {
+            name: value
+            for name in names
+            if (entity := self._named.get(name)) is not None and entity[0] == kind
+            if (value := self.value(entity, relation)) is not None
+        }
+        return values if len(values) == len(names) else {}
 
     def entities(self, phrase: str) -> set[Entity]:
         """What a name or a nested noun phrase may stand for."""
