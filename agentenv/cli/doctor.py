@@ -132,9 +132,11 @@ def torch_finding() -> Finding:
         return found
     import torch
 
-    return Finding(
-        True, f"{found.value}, {torch.get_num_threads()} threads, {torch.cuda.device_count()} CUDA devices"
-    )
+    from agentenv.policies.compute import multiplies_bfloat16
+
+    own = "bfloat16" if multiplies_bfloat16("cpu") else "no bfloat16"
+    threads, cards = torch.get_num_threads(), torch.cuda.device_count()
+    return Finding(True, f"{found.value}, {threads} threads, {own} on the processor, {cards} CUDA devices")
 
 
 def gpu_findings() -> dict[str, Finding]:

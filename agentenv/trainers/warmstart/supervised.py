@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy, pad
 from agentenv.core.io.files import new_folder
 from agentenv.errors import Diverged
 from agentenv.policies.card import EpisodeCard, write_card
+from agentenv.policies.compute import multiplies_bfloat16
 from agentenv.policies.forward import autocast, logits_at
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import write_model
@@ -128,10 +129,11 @@ def _optimizers(model: Any, config: Rates) -> list[tuple[torch.optim.Optimizer, 
 def _weighted_loss(model: Any, ids: Tensor, weights: Tensor, total: Tensor | int) -> float:
     """Adds the gradient of the weighted cross-entropy over ``total`` and returns its value.
 
-    Only positions that weigh something are turned into logits.
+    Only positions that weigh something are turned into logits. Products are in bfloat16 where the device has them.
     """
     counted = weights[:, 1:] > 0
-    with autocast(ids.device):
+    own = ids.device.type not in ("cpu", "cuda") or multiplies_bfloat16(str(ids.device))
+    with autocast(ids.device, enabled=own):
         logits = logits_at(model, ids, *counted.nonzero(as_tuple=True), use_cache=False)
     losses = cross_entropy(logits.float(), ids[:, 1:][counted], reduction="none")
     loss = (losses * weights[:, 1:][counted]).sum() / total
