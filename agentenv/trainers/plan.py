@@ -28,7 +28,7 @@ from agentenv.policies.lora import is_adapted
 from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.trainers.config.addresses import refuse_silent
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.learner.learner import Learner, Objective, rows_of
+from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow, rows_of
 from agentenv.trainers.learner.logprobs import checkpoint_layers
 from agentenv.trainers.loop.parts import (
     make_objective,
@@ -259,30 +259,43 @@ def _gib(size: float) -> float:
 
 
 def _probe_learning(policy: HFPolicy, config: TrainConfig) -> tuple[float, float]:
-    """Tokens a second through forward and backward, and bytes saved a token, on made-up rows of half the context."""
+    """Tokens a second through forward and backward, and bytes saved a token, on made-up rows of half the context.
+
+    What a pass saves besides, such as joined weights, is the same for a row of half the length, and so left out.
+    """
     length = max(int(config.rollout.context_tokens * _TYPICAL_FILL), 2)
-    ids = tuple(i % text_config(policy.model).vocab_size for i in range(length))
-    segment = Segment(SegmentKind.POLICY, ids, 0, logprobs=(0.0,) * length)
-    trajectory = Trajectory(
-        Task("probe", ""), (Segment(SegmentKind.PROMPT, (0,), 0), segment), (), 0.0, EndReason.ANSWERED
-    )
-    credit = [trajectory.loss_mask.astype(float)] * _PROBE_ROWS
-    rows = rows_of([trajectory] * _PROBE_ROWS, credit)
     objective = Objective(micro_tokens=length + 1, precision=config.memory.precision)
     learner = Learner(policy.model, objective, learning_rate=1e-9)
-    saved: dict[int, int] = {p.untyped_storage()._cdata: 0 for p in policy.model.parameters()}
+    row, shorter = (_made_up_row(policy, count) for count in (length, length // 2))
+    more = _saved_bytes(learner, row) - _saved_bytes(learner, shorter)
+    began = time.perf_counter()
+    learner.accumulate([row] * _PROBE_ROWS)
+    seconds = time.perf_counter() - began
+    return _PROBE_ROWS * length / seconds, learner.batches_at_once * more / (length - length // 2)
+
+
+def _made_up_row(policy: HFPolicy, tokens: int) -> TrainingRow:
+    ids = tuple(i % text_config(policy.model).vocab_size for i in range(tokens))
+    segment = Segment(SegmentKind.POLICY, ids, 0, logprobs=(0.0,) * tokens)
+    segments = (Segment(SegmentKind.PROMPT, (0,), 0), segment)
+    trajectory = Trajectory(Task("probe", ""), segments, (), 0.0, EndReason.ANSWERED)
+    (row,) = rows_of([trajectory], [trajectory.loss_mask.astype(float)])
+    return row
+
+
+def _saved_bytes(learner: Learner, row: TrainingRow) -> int:
+    """What a forward pass over ``row`` saves for its backward pass, without the weights themselves."""
+    weights = {weight.untyped_storage()._cdata for weight in learner.model.parameters()}
+    saved: dict[int, torch.UntypedStorage] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        saved.setdefault(storage._cdata, storage.nbytes())
+        saved[storage._cdata] = storage  # kept, since another one could get the place of one that is freed
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        learner.accumulate(rows[:1])
-    began = time.perf_counter()
-    learner.accumulate(rows)
-    seconds = time.perf_counter() - began
-    return _PROBE_ROWS * length / seconds, learner.batches_at_once * sum(saved.values()) / (length + 1)
+        learner.accumulate([row])
+    return sum(storage.nbytes() for place, storage in saved.items() if place not in weights)
 
 
 def _probe_sampling(policy: HFPolicy, config: TrainConfig) -> float:

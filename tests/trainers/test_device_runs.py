@@ -91,7 +91,7 @@ def test_a_simulator_learns_on_the_device_what_it_learns_on_the_cpu(
     tmp_path: Path, fake_device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float32 on both: the device has no multiplication in bfloat16."""
-    monkeypatch.setattr(supervised, "autocast", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(supervised, "autocast", lambda *_, **__: contextlib.nullcontext())
     torch.set_num_threads(1)
     page = (("Halvik", "In Norland."),)
     examples = [Example(f"Halvik {n}", "Where?", "Norland", ("Norland",), page, page) for n in range(12)]
