@@ -295,7 +295,8 @@ def test_answers_without_a_grade_count_as_wrong_in_a_mean_of_its_own(
     record: Callable[..., EpisodeRecord],
 ) -> None:
     """Of four answers two are right, one is wrong, and of one the judge said nothing."""
-    grades = [Grade("TRUE", 1.0), Grade("TRUE", 1.0), Grade("FALSE", 0.0), JudgeFault("no verdict")]
+    given = [Grade("TRUE", 1.0), Grade("TRUE", 1.0), Grade("FALSE", 0.0)]
+    grades: list[Grade | Fault] = [*given, JudgeFault("no verdict")]
     records = [record(str(i)) for i in range(4)]
     table = judged_table(judge(None, "equivalence"), records, grades)
     assert (table["n"], table["mean"], table["mean_if_ungraded_wrong"]) == (3, 2 / 3, 0.5)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from agentenv.policies.fakes import random_model
+from agentenv.policies.forward import logits_at
 from agentenv.trainers.warmstart import supervised
 
 
@@ -15,7 +16,6 @@ def test_products_are_in_bfloat16_where_the_processor_has_it_and_nowhere_else(
 ) -> None:
     """Without the instructions a product takes seventy times as long as in float32."""
     model, seen = random_model(257, seed=0, context=64), []
-    logits_at = supervised.logits_at
 
     def noting(*args: Any, **inputs: Any) -> torch.Tensor:
         seen.append(torch.is_autocast_enabled("cpu"))
