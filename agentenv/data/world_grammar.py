@@ -294,7 +294,7 @@ class Match:
     type: str
     relation: Relation
     question: str
-    """``{a}`` is the value and all entities but the last, with commas; ``{b}`` is the last."""
+    """``{a}`` is the value, a colon and all entities but the last, with commas; ``{b}`` is the last."""
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ class QuestionGenerator:
         found = [self._hop((rule.type, i), rule.relation) for i in entities]
         right = self._pick(found)
         *names, last = (hop["entity"] for hop in found)
-        text = rule.question.format(a=", ".join([right["answer"], *names]), b=last)
+        text = rule.question.format(a=f"{right['answer']}: {', '.join(names)}", b=last)
         return CandidateQuestion(text, right["entity"], tuple(found))
 
     def _sameness(self, hops: int) -> CandidateQuestion | None:

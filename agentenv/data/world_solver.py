@@ -47,8 +47,8 @@ class Solver:
                 found |= self._extremes(rule, [*listed.split(", "), last])
         for match in MATCHES:
             for listed, last in unfold(match.question, question):
-                told, *names = listed.split(", ")
-                values = self._values(match.type, match.relation, [*names, last])
+                told, _, names = listed.partition(": ")
+                values = self._values(match.type, match.relation, [*names.split(", "), last])
                 found |= {
                     name for name, value in values.items() if self.facts.text(match.relation, value) == told
                 }

@@ -114,11 +114,11 @@ def test_the_solver_compares_a_list(question: str, answers: set[str]) -> None:
 @pytest.mark.parametrize(
     ("question", "answers"),
     [
-        ("Who was born in Hi, Ann, Bob or Cy?", {"Bob"}),
-        ("Who was born in Lo, Cy, Ann or Bob?", {"Ann", "Cy"}),  # two were: never emitted
-        ("Who was born in Up, Cy, Ann or Bob?", set()),  # nobody was
-        ("Who was born in Hi, Ann, Bob or Dan?", set()),  # not stated of Dan
-        ("Who was born in Hi, Ann, Bob or Lo?", set()),  # a town
+        ("Who was born in Hi: Ann, Bob or Cy?", {"Bob"}),
+        ("Who was born in Lo: Cy, Ann or Bob?", {"Ann", "Cy"}),  # two were: never emitted
+        ("Who was born in Up: Cy, Ann or Bob?", set()),  # nobody was
+        ("Who was born in Hi: Ann, Bob or Dan?", set()),  # not stated of Dan
+        ("Who was born in Hi: Ann, Bob or Lo?", set()),  # a town
     ],
 )
 def test_the_solver_matches_a_list(question: str, answers: set[str]) -> None:

@@ -28,7 +28,7 @@ from agentenv.trainers.warmstart.demonstrations import Demo, DemonstrationContex
 WORLD = WorldConfig(seed=3, documents=200, questions=24, families=("match",), hops=(3, 4), split="train")
 TASK = Task(
     "q",
-    "Who works as a poet, Ann, Bea or Cid?",
+    "Who works as a poet: Ann, Bea or Cid?",
     ("Bea",),
     data={
         "path": tuple(
