@@ -23,7 +23,7 @@ _HIDDEN = 0.3
 """Share of the lessons without a search in which one thing is unknown."""
 
 
-def side_by_side(context: DemonstrationContext) -> Demo:
+def all_at_once(context: DemonstrationContext) -> Demo:
     """Asks for everything in one turn, a query a line, and is answered together."""
     return _looked_up(context, lambda missing: (missing, len(missing)))
 
@@ -55,7 +55,7 @@ def comparing(context: DemonstrationContext) -> Demo:
 
 COMPARISON_MIXTURE: Mapping[Demonstrator, float] = {
     comparing: 0.5,
-    side_by_side: 0.2,
+    all_at_once: 0.2,
     asking_again: 0.15,
     one_by_one: 0.15,
 }

@@ -18,10 +18,10 @@ from agentenv.retrievers.encoder import HashEncoder
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.warmstart.compared_demonstrations import (
+    all_at_once,
     asking_again,
     comparing,
     one_by_one,
-    side_by_side,
 )
 from agentenv.trainers.warmstart.demonstrations import Demo, DemonstrationContext, Demonstrator, Library
 
@@ -65,7 +65,7 @@ def contexts() -> Iterator[DemonstrationContext]:
 
 @pytest.mark.parametrize(
     ("demonstrator", "queries"),
-    [(side_by_side, 8), (asking_again, 1), (one_by_one, 1), (one_by_one, 8)],
+    [(all_at_once, 8), (asking_again, 1), (one_by_one, 1), (one_by_one, 8)],
 )
 def test_the_environment_shows_what_was_demonstrated(demonstrator: Demonstrator, queries: int) -> None:
     """Every page is that of the environment with so many queries a turn, the answer earns 1, and the turns fit."""
@@ -128,7 +128,7 @@ def asked_of(library: Any, task: Task = TASK, rng: Random | None = None) -> Demo
 def test_nothing_is_answered_that_what_was_found_does_not_tell(
     found: Sequence[str], thought: str | None
 ) -> None:
-    for demonstrator in (side_by_side, asking_again, one_by_one):
+    for demonstrator in (all_at_once, asking_again, one_by_one):
         demo = demonstrator(asked_of(Found(*found)))
         assert [piece.text for piece in demo[-1:]] == ([thought] if thought else [])
 
@@ -138,7 +138,7 @@ def test_turns_ask_for_everything_for_what_is_missing_or_for_one_thing() -> None
         return [piece.text.count("\n") + 1 for piece in demo if piece.text.startswith("<search>")]
 
     context = asked_of(Found("Ann", "Bea", "Cid"))
-    assert lines(side_by_side(context)) == [3]
+    assert lines(all_at_once(context)) == [3]
     assert lines(asking_again(context)) == [3, 2, 1]
     assert lines(one_by_one(context)) == [1, 1, 1]
 
