@@ -38,6 +38,7 @@ Json = dict[str, Any]
 METRICS = "metrics.jsonl"
 PAGE = "report.html"
 _LARGEST = 1e300  # of the numbers that are drawn; NaN is not below it
+_ROUNDING = 1e-6  # what is within it on both sides of 0 is 0 in float32
 CHANGES = "changes.jsonl"
 CURVES = {
     "dev_score": "{scorer} on dev",
@@ -216,7 +217,7 @@ def _curves(lines: Sequence[Json], scorer: str) -> tuple[list[tuple[str, str, st
             continue
         title = CURVES.get(key, key.replace("_", " ")).replace("{scorer}", scorer)
         last = f"{rows[-1][key]:.3g}"
-        if len({row[key] for row in rows}) == 1:
+        if not _moves([row[key] for row in rows]):
             constants.append((title, last))
             continue
         bands = [row.get(f"{key}_ci95") for row in rows]
@@ -224,6 +225,12 @@ def _curves(lines: Sequence[Json], scorer: str) -> tuple[list[tuple[str, str, st
         curve = Curve(key, tuple(row["step"] for row in rows), tuple(row[key] for row in rows), band)
         curves.append((title, last, line_chart(curve)))
     return curves, constants
+
+
+def _moves(values: Sequence[float]) -> bool:
+    """Whether these are several values, and not a 0 that rounding in float32 leaves now above and now below."""
+    low, high = min(values), max(values)
+    return low < high and not -_ROUNDING < low < 0 < high < _ROUNDING
 
 
 def _number(value: Any) -> bool:

@@ -106,12 +106,14 @@ def test_a_broken_line_within_the_metrics_is_refused(training_folder: Path) -> N
 
 def test_a_figure_that_never_changes_is_said_and_not_drawn(tmp_path: Path) -> None:
     lines = [
-        {"step": step, "reward_mean": step / 10, "clip_fraction": 0.25, "rounds": 1} for step in (1, 2, 3)
+        {"step": step, "reward_mean": step / 10, "clip_fraction": 0.25, "rounds": 1}
+        | {"approx_kl": (-1) ** step * 4e-8, "learning_rate": step * 1e-7}
+        for step in (1, 2, 3)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = Tags(write_report(tmp_path))
-    assert page.names.count("polyline") == 1
-    assert "clip fraction 0.25; rounds 1." in page.words
+    assert page.names.count("polyline") == 2  # a small step size is no rounding
+    assert "approx kl -4e-08; clip fraction 0.25; rounds 1." in page.words
 
 
 def test_values_that_cannot_be_drawn_are_left_out(tmp_path: Path) -> None:
