@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from common import finish
 
 from agentenv.core.io.digests import file_digest
@@ -41,15 +42,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of reader and real-questions")
+    parser.add_argument(
+        "--others",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="folders of the same kind, of runs with other seeds",
+    )
     parser.add_argument("--load", default="", help="what else ran on the machine, for the record")
     parser.add_argument("--out", type=Path, help="result file; by default benchmarks/results/train_real.json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
     args = parser.parse_args()
     run = args.runs / "real-questions"
     results = read_json(run / "results.json")
-    before, after = (
-        _by_set(read_evaluation(run / "evaluation" / name).records) for name in ("before", "after")
-    )
+    before, after = _evaluations(run)
     gold = _by_set(_with_gold_pages(run))
     sets = {name: _figures(before[name], after[name], gold[name]) for name in after}
     figures = {
@@ -60,8 +66,33 @@ def main() -> None:
         "steps": results["steps"],
         "seconds": results["seconds"],
         "sets": sets,
+        "seeds": _of_seeds([run, *(folder / "real-questions" for folder in args.others)]),
     }
     finish("train_real", args, figures, [_line(name, figures) for name, figures in sets.items()])
+
+
+def _evaluations(run: Path) -> tuple[dict[str, list[EpisodeRecord]], dict[str, list[EpisodeRecord]]]:
+    """The held-out episodes before and after training, by set."""
+    folder = run / "evaluation"
+    return _by_set(read_evaluation(folder / "before").records), _by_set(
+        read_evaluation(folder / "after").records
+    )
+
+
+def _of_seeds(runs: Sequence[Path]) -> dict[str, Any]:
+    """Scores and gains of each run, and the gain of their mean, over the same questions, by set."""
+    pairs = [_evaluations(run) for run in runs]
+    found: dict[str, Any] = {}
+    for name in pairs[0][0]:
+        columns = [[values_of(one[name], "f1_squad") for one in pair] for pair in pairs]
+        gains = [paired_bootstrap(before, after) for before, after in columns]
+        before, after = np.mean(columns, axis=0)
+        gains.append(paired_bootstrap(before, after))
+        rows = [{"gain": gain.difference, "ci95": gain.ci95} for gain in gains]
+        for row, (_, taught) in zip(rows, columns, strict=False):
+            row["after"] = float(np.mean(taught))
+        found[name] = {"runs": rows[:-1], "mean": rows[-1] | {"after": float(after.mean())}}
+    return found
 
 
 def _by_set(records: Sequence[EpisodeRecord]) -> dict[str, list[EpisodeRecord]]:
