@@ -6,7 +6,7 @@ TRAIN_EXTRAS ?= train,retrieval,report
 EXTRAS ?= train,quantized,retrieval,serve,sandbox,docker,providers,gui,eval,report,tensorboard,interop,cluster,dev
 BIN := $(VENV)/bin
 # The tests' bound, where the system has timeout(1); in two processes on two cores they take less than half an hour.
-BOUND := $(shell command -v timeout >/dev/null && echo timeout 50m)
+BOUND := $(shell command -v timeout >/dev/null && echo timeout 65m)
 WORKERS ?= 2
 EXAMPLES ?= 20000
 # The interpreter that holds a CUDA build of torch; the measurements of a card use it in place of the virtual environment.
