@@ -13,14 +13,7 @@ from agentenv.policies.tiny import shipped_weights
 
 _OF_CODE = ("difficulty", "stateful")
 _CARELESS = ("code", "sql")
-_AFTER_READING = (
-    "index_steps",
-    "mixture_steps",
-    "role_steps",
-    "weak_proposer_steps",
-    "advice_steps",
-    "comparison_steps",
-)
+_AFTER_READING = ("index_steps", "mixture_steps", "role_steps", "weak_proposer_steps", "advice_steps")
 _PHASES = ("copying_steps", "reading_steps", *_AFTER_READING)
 
 
@@ -54,9 +47,6 @@ class Warmstart:
     """Optimiser steps on these roles with a weak proposer, after all others; none where not given."""
     advice_steps: int | None = None
     """Optimiser steps on retries that are advised what to look up, after all others; none where not given."""
-    comparison_steps: int | None = None
-    """Optimiser steps on questions for the first, last or largest of three or four things, after all others; none where not
-    given."""
     hops: int | None = None
     """Longest questions that are demonstrated; default: 2."""
     from_shipped: bool = False

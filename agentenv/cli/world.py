@@ -29,7 +29,7 @@ class World:
     hops: str = "1-2"
     """Least and greatest number of hops of a question, within 1-4; one number stands for both."""
     families: tuple[str, ...] = WorldConfig.families
-    """Families of questions: lookup, bridge, comparison, intersection, count, temporal, yes_no, superlative, match.
+    """Families of questions: lookup, bridge, comparison, intersection, count, temporal, yes_no, superlative, list.
     None takes all that the hops allow but the last two."""
     questions: int = WorldConfig.questions
     """Number of distinct questions."""

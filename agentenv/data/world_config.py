@@ -18,9 +18,9 @@ FAMILY_HOPS: dict[str, tuple[int, int]] = {
     "temporal": (1, 4),
     "yes_no": (2, 4),
     "superlative": (3, 4),
-    "match": (3, 4),
+    "list": (3, 4),
 }
-ONLY_IF_NAMED = ("superlative", "match")
+ONLY_IF_NAMED = ("superlative", "list")
 """Families that a world has only where ``families`` names them: worlds that name none stay what they were without these."""
 
 MIN_DOCUMENTS, MAX_DOCUMENTS = 200, 1_000_000

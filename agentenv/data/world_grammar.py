@@ -288,13 +288,13 @@ class Intersection:
 
 
 @dataclass(frozen=True)
-class Match:
-    """Which of some entities has a value, which several others of the world may have as well."""
+class Listing:
+    """The name and the value of each of some entities, in the order of the question; the values alone are right as well."""
 
     type: str
     relation: Relation
     question: str
-    """``{a}`` is the value, a colon and all entities but the last, with commas; ``{b}`` is the last."""
+    """``{a}`` is a list of all entities but the last, with commas; ``{b}`` is the last."""
 
 
 @dataclass(frozen=True)
@@ -395,14 +395,18 @@ INTERSECTIONS = (
         "event", VENUE, WINNER, ("Which event held in {a} was won by {b}?",), "held in {a} won by {b}"
     ),
 )
-MATCHES = (
-    Match("person", BIRTHPLACE, "Who was born in {a} or {b}?"),
-    Match("person", OCCUPATION, "Who works as a {a} or {b}?"),
-    Match("organisation", SEAT, "Which organisation is based in {a} or {b}?"),
-    Match("organisation", FIELD, "Which organisation studies {a} or {b}?"),
-    Match("place", REGION, "Which town lies in the region of {a} or {b}?"),
-    Match("work", SUBJECT, "Which work is about {a} or {b}?"),
-    Match("event", VENUE, "Which event took place in {a} or {b}?"),
+LISTINGS = (
+    Listing("person", BIRTHPLACE, "Where were {a} and {b} born?"),
+    Listing("person", OCCUPATION, "What are the occupations of {a} and {b}?"),
+    Listing("person", EMPLOYER, "Which organisations do {a} and {b} work for?"),
+    Listing("organisation", SEAT, "In which towns are {a} and {b} based?"),
+    Listing("organisation", FIELD, "What do {a} and {b} study?"),
+    Listing("place", REGION, "In which regions do {a} and {b} lie?"),
+    Listing("place", MAYOR, "Who are the mayors of {a} and {b}?"),
+    Listing("work", AUTHOR, "Who are the authors of {a} and {b}?"),
+    Listing("work", SUBJECT, "What are {a} and {b} about?"),
+    Listing("event", VENUE, "Where did {a} and {b} take place?"),
+    Listing("event", WINNER, "Who are the winners of {a} and {b}?"),
 )
 SAMENESS = (
     Sameness("person", BIRTHPLACE, ("Were {a} and {b} born in the same town?",)),

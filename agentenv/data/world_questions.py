@@ -16,7 +16,7 @@ from agentenv.data.world_facts import Facts
 from agentenv.data.world_grammar import (
     COMPARISONS,
     INTERSECTIONS,
-    MATCHES,
+    LISTINGS,
     RELATIONS,
     SAMENESS,
     SUCCESSOR,
@@ -101,6 +101,8 @@ def _task(facts: Facts, number: int, family: str, candidate: CandidateQuestion) 
     answers: tuple[str, ...] = (candidate.answer,)
     if family == "count":
         answers += (NUMBER_WORDS[int(candidate.answer)],)
+    elif family == "list":
+        answers += (", ".join(hop["answer"] for hop in candidate.path),)
     elif (
         candidate.answer.isdecimal()
         and candidate.path[-1]["relation"] in ("population", "guests")
@@ -141,7 +143,7 @@ class QuestionGenerator:
             "temporal": self._temporal,
             "yes_no": self._sameness,
             "superlative": self._superlative,
-            "match": self._match,
+            "list": self._listing,
         }
 
     def candidate(self, family: str) -> CandidateQuestion | None:
@@ -194,8 +196,7 @@ class QuestionGenerator:
     def _superlative(self, hops: int) -> CandidateQuestion | None:
         """Which of ``hops`` entities is first, last or largest: as many look-ups, none of which waits for another."""
         rule = self._pick(COMPARISONS)
-        drawn = [self._one_of(rule.type, rule.relation) for _ in range(hops)]
-        entities = [i for i in dict.fromkeys(drawn) if i is not None]
+        entities = self._several(rule.type, rule.relation, hops)
         if len(entities) < hops:
             return None
         column = self._facts.values[rule.type][rule.relation.name]
@@ -207,18 +208,16 @@ class QuestionGenerator:
             tuple(self._hop((rule.type, i), rule.relation) for i in entities),
         )
 
-    def _match(self, hops: int) -> CandidateQuestion | None:
-        """Which of ``hops`` entities has a value that is told: as many look-ups, none of which waits for another."""
-        rule = self._pick(MATCHES)
-        drawn = [self._one_of(rule.type, rule.relation) for _ in range(hops)]
-        entities = [i for i in dict.fromkeys(drawn) if i is not None]
+    def _listing(self, hops: int) -> CandidateQuestion | None:
+        """The values of ``hops`` entities: as many look-ups, all of them needed, none of which waits for another."""
+        rule = self._pick(LISTINGS)
+        entities = self._several(rule.type, rule.relation, hops)
         if len(entities) < hops:
             return None
-        found = [self._hop((rule.type, i), rule.relation) for i in entities]
-        right = self._pick(found)
+        found = tuple(self._hop((rule.type, i), rule.relation) for i in entities)
         *names, last = (hop["entity"] for hop in found)
-        text = rule.question.format(a=f"{right['answer']}: {', '.join(names)}", b=last)
-        return CandidateQuestion(text, right["entity"], tuple(found))
+        text = rule.question.format(a=", ".join(names), b=last)
+        return CandidateQuestion(text, ", ".join(f"{hop['entity']}: {hop['answer']}" for hop in found), found)
 
     def _sameness(self, hops: int) -> CandidateQuestion | None:
         rule = self._pick(SAMENESS)
@@ -312,6 +311,11 @@ class QuestionGenerator:
     def _one_of(self, kind: str, relation: Relation) -> int | None:
         known = self._facts.known(kind, relation.name)
         return int(self._pick(known)) if len(known) else None
+
+    def _several(self, kind: str, relation: Relation, count: int) -> list[int]:
+        """``count`` different entities of which ``relation`` is known; fewer where one was drawn twice."""
+        drawn = [self._one_of(kind, relation) for _ in range(count)]
+        return [i for i in dict.fromkeys(drawn) if i is not None]
 
     def _form(self, forms: tuple[str, ...]) -> str:
         return str(self._pick(forms[: self._facts.config.paraphrase]))

@@ -13,7 +13,7 @@ from agentenv.data.world_facts import Facts
 from agentenv.data.world_grammar import (
     COMPARISONS,
     INTERSECTIONS,
-    MATCHES,
+    LISTINGS,
     RELATIONS,
     SAMENESS,
     SUCCESSOR,
@@ -45,13 +45,16 @@ class Solver:
         for rule in COMPARISONS:
             for listed, last in unfold(rule.superlative, question):
                 found |= self._extremes(rule, [*listed.split(", "), last])
-        for match in MATCHES:
-            for listed, last in unfold(match.question, question):
-                told, _, names = listed.partition(": ")
-                values = self._values(match.type, match.relation, [*names.split(", "), last])
-                found |= {
-                    name for name, value in values.items() if self.facts.text(match.relation, value) == told
-                }
+        for listing in LISTINGS:
+            for listed, last in unfold(listing.question, question):
+                values = self._values(listing.type, listing.relation, [*listed.split(", "), last])
+                if values:
+                    found.add(
+                        ", ".join(
+                            f"{name}: {self.facts.text(listing.relation, one)}"
+                            for name, one in values.items()
+                        )
+                    )
         return found
 
     def _extremes(self, rule: Comparison, names: list[str]) -> set[str]:

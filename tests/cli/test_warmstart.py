@@ -63,19 +63,6 @@ def test_longer_questions_reach_the_mixture(tmp_path: Path, monkeypatch: pytest.
     assert [c.index_world.hops for c in asked] == [(1, 4), (1, 2), (1, 3)]
 
 
-def test_comparisons_are_asked_for_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def made(config: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        asked.append(config)
-        return {}
-
-    monkeypatch.setattr("agentenv.trainers.warmstart.search_warmstart.warmstart", made)
-    Warmstart(out=tmp_path / "a", from_shipped=True, comparison_steps=3).run()
-    (config,) = asked
-    assert (config.comparison_steps, config.index_steps, config.mixture_steps) == (3, 0, 0)
-
-
 def test_questions_without_their_sets_are_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,7 +32,7 @@ processor time that it took."""
 STARTS: Mapping[str, tuple[str, ...]] = {
     "tiny-advice": ("warmstart --from-shipped --advice-steps 300 --hops 3",),
     "tiny-chains": ("warmstart --imitate lab-chains --steps 400",),
-    "tiny-hybrid": ("warmstart --imitate lab-parallel lab-sequential --steps 250",),
+    "tiny-hybrid": ("warmstart --imitate lab-parallel lab-sequential --steps 400",),
     "tiny-ikea": ("warmstart --imitate lab-lookups lab-memory --steps 400",),
     "tiny-pages": ("warmstart --imitate lab-pages --steps 300",),
     "tiny-planner": ("warmstart --imitate lab-refined lab-everything --steps 300",),

@@ -37,7 +37,6 @@ from agentenv.progress import Display
 from agentenv.retrievers.encoder import make_encoder
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.warmstart.advised_demonstrations import ADVICE_MIXTURE
-from agentenv.trainers.warmstart.compared_demonstrations import COMPARISON_MIXTURE
 from agentenv.trainers.warmstart.demonstrations import (
     MIXTURE,
     Demo,
@@ -89,8 +88,6 @@ class WarmstartConfig:
     advice_steps: int = 0
     """Optimiser steps after all others on questions of two hops and more; half of the episodes are advised before one of
     their turns, as retries are."""
-    comparison_steps: int = 0
-    """Optimiser steps after all others on questions which of three or four things has a property."""
     episodes: int = 32
     """Demonstrations an optimiser step."""
     matrix_rate: float = 0.02
@@ -158,8 +155,6 @@ def warmstart(
     learn("weak proposer", weak_proposers, config.weak_proposer_steps, 0.1)
     retries = _small_batches(ADVICE_MIXTURE, _chains(config), 110_000_000, chat)
     learn("advice", retries, config.advice_steps, 0.5)
-    comparisons = _small_batches(COMPARISON_MIXTURE, _listings(config), 130_000_000, chat)
-    learn("comparison", comparisons, config.comparison_steps, 0.5)
     metrics["minutes"] += (time.perf_counter() - began) / 60
     save(policy, metrics, config, out)
     return metrics
@@ -286,12 +281,6 @@ def _chains(config: WarmstartConfig) -> WarmstartConfig:
     return replace(config, world=world)
 
 
-def _listings(config: WarmstartConfig) -> WarmstartConfig:
-    """Questions for three or four things in larger worlds, with one document a search."""
-    world = replace(config.world, families=("match",), hops=(3, 4), documents=400)
-    return replace(config, world=world, k=1)
-
-
 def _batches(config: WarmstartConfig, chat: InlineFormat, demos: Sequence[Demo]) -> list[Batch]:
     return in_batches([to_tokens(chat, demo) for demo in demos], config.page_weight)
 
@@ -324,7 +313,7 @@ def _careful_episodes(config: WarmstartConfig) -> Iterator[Demo]:
 
 def save(policy: HFPolicy, metrics: Metrics, config: WarmstartConfig, out: Path) -> None:
     """Writes model (bfloat16), tokenizer, the form of its episodes and a card that says how it was made."""
-    usual = EpisodeCard(
+    episodes = EpisodeCard(
         prompt="{question}",
         k=config.k,
         max_turns=3,
@@ -332,8 +321,6 @@ def save(policy: HFPolicy, metrics: Metrics, config: WarmstartConfig, out: Path)
         turn_tokens=32,
         context_tokens=640,
     )
-    listing = replace(usual, k=1, max_turns=4, turn_tokens=96)
-    episodes = listing if config.comparison_steps else usual
     shares = {demonstrator.__name__: share for demonstrator, share in MIXTURE.items()}
     parameters = sum(p.numel() for p in policy.model.parameters())
     about = {"encoder": config.encoder, "documents": config.index_world.documents} | shares
@@ -357,7 +344,6 @@ _PHASES = {
     "roles": "proposers and verifiers of self-play, and some of the mixture",
     "weak proposer": "the same, with proposers that mostly ask before they search",
     "advice": "retries that are advised what to look up, and some of the mixture",
-    "comparison": "which of three or four things has a property, each written down with its own",
 }
 """What each phase imitates, as the card says it."""
 

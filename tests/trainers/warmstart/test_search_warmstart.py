@@ -336,14 +336,3 @@ def test_advice_is_a_phase_of_its_own(tmp_path: Path) -> None:
     made, shipped = (folder / "model.safetensors" for folder in (tmp_path / "advised", shipped_weights()))
     assert made.read_bytes() != shipped.read_bytes()
     assert "| advice | 1 |" in (tmp_path / "advised" / "README.md").read_text()
-
-
-def test_comparison_is_a_phase_of_its_own(tmp_path: Path) -> None:
-    """The card asks for what its lessons showed: one document a query, and turns that hold a line of notes."""
-    steps = replace(TINY, mixture_steps=0, comparison_steps=1)
-    warmstart(steps, SilentDisplay(), tmp_path / "comparing", init_from=shipped_weights())
-    made, shipped = (folder / "model.safetensors" for folder in (tmp_path / "comparing", shipped_weights()))
-    assert made.read_bytes() != shipped.read_bytes()
-    assert "| comparison | 1 |" in (tmp_path / "comparing" / "README.md").read_text()
-    card = read_card(tmp_path / "comparing")
-    assert (card.k, card.max_turns, card.turn_tokens) == (1, 4, 96)
