@@ -72,6 +72,8 @@ async def act(
     try:
         turn = _read(state, action, given)
         said = action if turn is None else state.spec.env.native_action(turn)
+        # All that comes from the environment stands in this block: whatever it raises or returns masks this episode
+        # alone.
         found, scene, gave = await _step(state.spec.env, said, config.deadline_s)
         gave = gave if not _wrote_surrogate(state, action) else mended_step(gave)
         key, (step, size) = checked_key(found), checked_step(gave, most)
@@ -119,6 +121,8 @@ async def _step(env: Env[Any], action: str, seconds: float) -> tuple[Any, Any, A
 
     if env.awaits:
         return await call(what, seconds, awaited)
+    # In this order: key and screen are those of the state in which the action was chosen. One call and not three,
+    # because each would wait for a thread.
     return await call_plain(what, seconds, lambda: (env.anchor_key(), env.scene(), env.step(action)))
 
 

@@ -375,4 +375,5 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     if _background.is_current():
         coroutine.close()
         raise RuntimeError("run_sync on the background loop would wait for itself: await the coroutine there")
+    # Guarded, because what is no `Exception` would end the loop that all environments of the process share.
     return in_background(guarded(coroutine, EnvFault("a coroutine of the environment"))).result()

@@ -109,6 +109,8 @@ class _Order:
 
     def begins(self, loop: "_EnvLoop") -> bool:
         """Whether it begins on ``loop`` now: it was not given up, and no other loop was first."""
+        # Two loops may want to begin it: the one that it was taken from, as soon as that goes on, and the one that
+        # got it.
         with self._claim:
             if self.given_up or self.loop is not None:
                 return False
@@ -140,6 +142,8 @@ class _EnvLoop:
         self._home = home
         self._orders: dict[asyncio.Task[Any], _Order] = {}
         self._done: list[tuple[_Order, Any, Exception | None]] = []
+        # Guards what is done: this loop adds to it while the run's loop takes it away.
+        self._answers = threading.Lock()
         self._ends = False
         _env_loops.add(self.loop)
         self.thread = threading.Thread(target=self._run, name=_LOOP_THREAD, daemon=True)
@@ -196,9 +200,12 @@ class _EnvLoop:
         except Exception as raised:
             error = raised
         del self._orders[task]
-        if not self._done:
+        # In one step: an answer that is added behind a list that was just taken away would have nobody to deliver it.
+        with self._answers:
+            first = not self._done
+            self._done.append((order, result, error))
+        if first:
             self.loop.call_soon(self._deliver)  # answers of one turn arrive in one turn
-        self._done.append((order, result, error))
 
     def _deliver(self) -> None:
         with contextlib.suppress(RuntimeError):  # the run's loop is closed
@@ -206,7 +213,8 @@ class _EnvLoop:
 
     def answer(self) -> None:
         """Gives those who wait what their calls came to; runs on their loop."""
-        done, self._done = self._done, []
+        with self._answers:
+            done, self._done = self._done, []
         for order, result, error in done:
             if order.answer.done():
                 continue
@@ -250,6 +258,8 @@ class _Host:
         try:
             return await order.answer
         finally:
+            # Set before the hold is ended and the loop told, so that a loop that looks now does not begin it any
+            # more.
             order.given_up = not order.answer.done() or order.answer.cancelled()
             order.hold.end()
             if order.given_up and order.loop is not None:
@@ -286,6 +296,7 @@ class _Host:
             _hosts.pop(self._home, None)
             for loop in self.loops:
                 loop.end()
+            # A loop whose code blocks is not waited for; its thread is a daemon.
             threads = [loop.thread for loop in self.loops if loop.running() is None]
             deadline = time.monotonic() + _CLOSE_S
             while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:

@@ -54,7 +54,15 @@ async def make_envs(makes: Sequence[MakeEnv], seconds: float) -> list[Env[Any]]:
     Raises:
         AgentEnvError: what was given to an environment cannot be used; those that were made are closed.
     """
-    results = await asyncio.gather(*(_make(make, seconds) for make in makes), return_exceptions=True)
+    making = [asyncio.ensure_future(_make(make, seconds)) for make in makes]
+    try:
+        # All results first: if the first error ended the wait, what is made after it would never be closed.
+        results = await asyncio.gather(*making, return_exceptions=True)
+    except BaseException:
+        # Whoever asked is gone. What has been made is closed here; what is made later closes itself (see `_make`).
+        made_before = [one for one in making if one.done() and not one.cancelled() and not one.exception()]
+        await close_quickly([one.result() for one in made_before], seconds)
+        raise
     envs = [result for result in results if not isinstance(result, BaseException)]
     for error in results:
         if isinstance(error, BaseException):
@@ -108,6 +116,7 @@ async def _make(make: MakeEnv, seconds: float) -> Env[Any]:
 
     async def making() -> Env[Any]:
         env = make()
+        # It came after the deadline, and whoever waited has gone on without it.
         if late:
             env.close()
         return env

@@ -128,6 +128,7 @@ def _observation(given: Any, what: str, most: int) -> tuple[Observation, int]:
         _check_form(message, what)
     observation, size = tuple(given), sum(len(message.text) for message in given)
     if size > most:
+        # Cut before it is encoded: gigabytes would take longer to look through than a step may.
         observation = _cut(observation, most)
     for text in (message.text for message in observation):
         _text(text, f"{what}: an observation")

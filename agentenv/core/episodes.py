@@ -97,6 +97,7 @@ class EpisodeState:
 
     def copy(self) -> "EpisodeState":
         """A copy of the state that an episode can return to. The environment is not copied."""
+        # Segments and turns are immutable, so that copies of the lists are enough.
         return replace(self, ids=[*self.ids], segments=[*self.segments], turns=[*self.turns])
 
     def add(self, kind: SegmentKind, ids: Sequence[int], turn: int, **extra: Any) -> None:

@@ -200,6 +200,7 @@ def rope_positions(length: int, images: Sequence[PlacedImage]) -> NDArray[np.int
         position += text
         height, width = np.divmod(np.arange(image.rows * image.columns), image.columns)
         positions[:, image.start : image.end] = position + np.stack([np.zeros_like(height), height, width])
+        # The next token comes after the largest position in any of the three, or two tokens could share one.
         position += max(image.rows, image.columns)
         place = image.end
     positions[:, place:] = np.arange(position, position + length - place)

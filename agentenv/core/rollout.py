@@ -37,6 +37,7 @@ async def run_episode(
     try:
         return await play(state, policy, chat, config)
     finally:
+        # However it ended: the sampler keeps keys and values of an episode until it is told.
         policy.release(episode)
 
 
@@ -150,6 +151,7 @@ def _record_sample(state: EpisodeState, completion: Completion) -> None:
     """Adds one segment for all consecutive ids that the same version of the weights sampled."""
     versions = completion.versions or (completion.version,) * len(completion.ids)
     end = 0
+    # Weights may be exchanged while a turn is sampled, and the learner reads the age of each token.
     for version, run in groupby(versions):
         start, end = end, end + len(list(run))
         state.add(
@@ -171,9 +173,12 @@ async def _generate(
         top_p=config.top_p,
         # natively, tokens end a turn
         stop=() if state.conversation is not None else state.spec.env.turn_stop(config.stop),
+        # Episodes have seeds below 2^31, and turns are far fewer than the prime, so that no two turns share a seed;
+        # further attempts differ above bit 51, where neither reaches.
         seed=state.spec.seed * 1_000_003 + len(state.turns) + (attempt << 52),
     )
     generating = policy.generate(state.ids, sampling, episode=state.episode, **image_kwargs(state.images))
+    # Held while the episode waits for the others of its batch, so that a slow episode makes no other one late.
     completion = await within(config.deadline_s, generating, PolicyFault("the policy"))
     if completion.exact_tokens and not all(map(math.isfinite, completion.logprobs)):
         raise PolicyFault("the policy's log-probs are not finite: its weights have diverged or overflow")
@@ -223,6 +228,7 @@ def _append(state: EpisodeState, chat: ChatFormat, observation: Observation, lim
     else:
         messages = observation if state.conversation is None else state.conversation.messages
         images = _placed(chat, extended, messages)
+    # All images have the same ids, so that equal ids may stand for other images than before.
     if not goes_on or images[: len(state.images)] != state.images:
         state.reopen(extended, turn + 1, images)
         return

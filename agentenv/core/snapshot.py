@@ -82,6 +82,7 @@ class Snapshot:
         try:
             for resource in resources_of(value):
                 self._handles.append((resource, _Slot(), resource.snapshot()))
+            # `deepcopy` looks here first, so that every resource becomes its slot and none is copied.
             memo.update({id(resource): slot for resource, slot, _ in self._handles})
             self._value = copy.deepcopy(value, dict(memo))
         except Exception as error:
@@ -116,6 +117,7 @@ class Snapshot:
                     resource.restore(handle)
         except Exception as error:
             raise SnapshotError(f"cannot restore: {error}") from error
+        # A copy, because the snapshot can be brought back again.
         return copy.deepcopy(self._value, {id(slot): resource for resource, slot, _ in self._handles})
 
     @property

@@ -202,6 +202,7 @@ class Trajectory:
     @cached_property
     def row_images(self) -> list[tuple[PlacedImage, ...]]:
         """The images of each row with their places in it, in the order of ``row_slices``."""
+        # A row without tokens has no slice, and images must be in the order of the slices.
         held = (segment for segment in self.segments if segment.ids)
         return [placed_in(list(row)) for _, row in groupby(held, key=lambda segment: segment.row)]
 

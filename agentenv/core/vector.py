@@ -102,6 +102,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Observations, Sequence[str | None], N
         slots = [i for i, action in enumerate(actions) if action is not None]
         if over := [i for i in slots if self._terminated[i] or self._truncated[i]]:
             raise EpisodeOver(f"the episodes {over} are over; reset them or give them None")
+        # Before the steps, so that a fault has the number of the turn in which it came.
         self._turns[slots] += 1
         steps = await _all(self._step(i, cast(str, actions[i])) for i in slots)
         observations: list[Observation] = [()] * self.num_envs

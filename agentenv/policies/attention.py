@@ -67,6 +67,7 @@ def one_token(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: 
         scaling: Of the scores; None is that of sdpa.
     """
     rows, heads, _, width = query.shape
+    # Heads of one group are neighbours, so that this is a view and nothing is copied.
     groups = query.reshape(rows, key.shape[1], heads // key.shape[1], width)
     found = scaled_dot_product_attention(groups, key, value, attn_mask=mask, scale=scaling)
     return found.reshape(rows, 1, heads, found.shape[-1])

@@ -133,6 +133,7 @@ def _usable(name: str) -> "torch.device":
     if name == "cuda" and rank is not None:
         name = f"cuda:{rank}"
     try:
+        # A tensor is made, because a device may be listed and refuse to work.
         device = torch.zeros(1, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError, ImportError, ValueError) as error:
         reason = str(error).partition("\n")[0][:160]

@@ -78,6 +78,8 @@ class Row:
         self.logprobs: list[float] = []
         self.text = ""
         self.finish: FinishReason | None = None
+        # A generator for each request, so that its draws depend on its seed alone and not on who shares its batch.
+        # All are drawn now, because they go to the device once.
         self.uniforms = np.random.Generator(np.random.Philox(request.sampling.seed % 2**64)).random(
             self.limit
         )
@@ -111,6 +113,8 @@ class Row:
         decode = self._vocabulary.decode
         if token in self._vocabulary.ends:
             self.finish, self.text = FinishReason.EOS, decode(self.sampled[:-1])
+        # Decoding is dear and most tokens cannot end a stop string, so that the text of the last one is looked at
+        # first.
         elif self._stop_ends.intersection(self._vocabulary.pieces[token]) and (
             cut := cut_at_stop(self.sampled, decode, self.sampling.stop)
         ):
@@ -140,6 +144,7 @@ def reusable(cached: Cached, request: Request) -> int:
 def common_prefix(cached: list[int], ids: list[int]) -> int:
     """Cached tokens that ``ids`` starts with, at most all but its last: one token must be fed to get logits."""
     limit = min(len(cached), len(ids) - 1)
+    # The usual case by one comparison in C; only a rewound prompt is looked through token by token.
     if cached[:limit] == ids[:limit]:
         return limit
     return next(i for i in range(limit) if cached[i] != ids[i])
@@ -194,7 +199,10 @@ def draw(logits: Tensor, draws: Draws, count: int) -> tuple[Tensor, Tensor]:
     if draws.cuts:
         logprobs = keep_top_p(logprobs, draws.top_p)
     uniform = draws.uniforms[:, min(count, draws.uniforms.shape[1] - 1)]
+    # In double: sums over a large vocabulary in float32 leave unlikely tokens no room at all.
     cumulative = logprobs.exp().double().cumsum(-1)
+    # Times the last sum, which rounding keeps from being exactly 1; and to the right, so that a uniform of 0 draws no
+    # token of probability 0.
     drawn = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)[:, 0]
     chosen = torch.where(greedy, logprobs.argmax(-1), drawn.clamp(max=logits.shape[-1] - 1))
     return chosen, logprobs.gather(-1, chosen[:, None])[:, 0]
@@ -202,6 +210,7 @@ def draw(logits: Tensor, draws: Draws, count: int) -> tuple[Tensor, Tensor]:
 
 def fetched(chosen: Tensor, logprobs: Tensor) -> tuple[list[int], list[float]]:
     """Tokens [B] and log-probs [B] on the host, in one transfer."""
+    # A double holds every id exactly, so that both travel in one tensor: each transfer waits for the device.
     ids, values = torch.stack([chosen.double(), logprobs.double()]).tolist()
     return [int(i) for i in ids], values
 
@@ -209,6 +218,8 @@ def fetched(chosen: Tensor, logprobs: Tensor) -> tuple[list[int], list[float]]:
 def keep_top_p(logprobs: Tensor, top_p: Tensor) -> Tensor:
     """Log-probs [B, V] renormalised over the smallest set of tokens whose probability reaches ``top_p`` [B]."""
     ordered, order = logprobs.sort(-1, descending=True)
+    # The sum before each token, so that the token that reaches `top_p` is kept with those before it, and one at
+    # least.
     before = ordered.exp().cumsum(-1) - ordered.exp()
     ordered = ordered.masked_fill(before >= top_p[:, None], float("-inf"))
     kept = torch.empty_like(logprobs).scatter(-1, order, ordered)

@@ -173,6 +173,7 @@ class ChatClient:
         now = time.monotonic()
         start = max(now, self._next_start)
         if self.endpoint.per_minute:
+            # Taken before the wait, so that requests that come meanwhile queue up behind this one.
             self._next_start = start + 60.0 / self.endpoint.per_minute
         if start > now:
             await asyncio.sleep(start - now)
@@ -185,6 +186,7 @@ class ChatClient:
             if limit and used >= limit:
                 self.spent = f"The budget of {limit:g} {what} for {self.endpoint.address} is spent."
                 raise EndpointFault(self.spent)
+        # Counted before it is sent: what is cancelled or lost has been paid for as well.
         self.usage.requests += 1
 
     async def _attempt(self, body: Mapping[str, Any], sent: int, tries: int) -> Reply:
@@ -231,6 +233,7 @@ class ChatClient:
             raise _no_completion(error) from None
         used = self._wire.used(answer)
         self.usage.unmetered += used is None and not error_in(answer)
+        # Before the reply is read, because one that cannot be read has its price too.
         self._account(used or Used())
         return answer
 

@@ -47,6 +47,7 @@ class EpisodeCache:
             tokens: Room that each row needs.
             model: Whose device and number format the slots have.
         """
+        # Of this batch alone: a name that was released before it may begin anew.
         self._released.clear()
         asking = {row.request.episode for row in rows}
         for episode, cached in list(self.held.items()):
@@ -61,6 +62,8 @@ class EpisodeCache:
             (place, row.cached, row.start) for place, row in enumerate(first) if row.cached and row.start
         ]
         moved = [one for one in known if one[1].slots is slots and one[1].slot != one[0]]
+        # First within the slots, then from copies: a copy that is written first could overwrite what is about to be
+        # moved.
         if moved:
             copy_slots(slots, [(cached.slot, place) for place, cached, _ in moved], max(n for *_, n in moved))
         for place, cached, start in known:

@@ -358,9 +358,12 @@ def step(
     Returns:
         Logits [B, V].
     """
+    # Attention reads as far as the longest row is filled, and not the room that the slots have.
     view = RowCache(cache.kv[:, :, :, :, :seen], cache.shared)
     view.positions = positions
     keys = torch.arange(seen, device=ids.device)
+    # By positions and not by order: rows of a batch stand at different lengths, and behind its own a row has what
+    # others left.
     visible = keys <= positions[:, None, :, None]
     rows = torch.arange(len(ids), device=ids.device)
     return logits_at(

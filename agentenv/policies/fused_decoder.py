@@ -119,11 +119,13 @@ class FusedDecoder:
         turns = self._turns(hidden, positions).expand(len(ids), -1, -1, -1)
         mask = None
         if attention_mask is not None:
+            # As what is added to scores and not as bool, because the shared prompts are scored without sdpa.
             zeros = hidden.new_zeros(attention_mask.shape)
             mask = zeros.masked_fill_(~attention_mask, float("-inf"))
         *before, last = enumerate(self.layers)
         for number, layer in before:
             hidden = _whole(layer, number, hidden, turns, mask, past_key_values)
+        # While a batch is decoded every token is wanted, and to pick them would only cost operations.
         if ids.shape[1] == 1 and len(rows) == len(ids):
             hidden = _whole(last[1], last[0], hidden, turns, mask, past_key_values)[rows, places]
         else:
@@ -206,6 +208,7 @@ def _joined(layer: Any) -> _Layer:
         queries=len(attention.q_proj.weight) // width,
         keys=len(attention.k_proj.weight) // width,
         width=width,
+        # The weight of the norm is part of the matrix, so that the normalised states are not multiplied once more.
         qkv=torch.cat(matrices) * reads.weight,
         bias=bias,
         out=attention.o_proj.weight,
@@ -230,6 +233,7 @@ def _attend_shared(
     """
     batch, _, heads, width = queries.shape
     groups = (batch // rows, rows, heads)
+    # Scaled before the product, which has as many numbers as there are positions.
     asked = queries.view(*groups, width).transpose(1, 2) * width**-0.5  # [B / rows, G, rows, D]
     alone = asked.transpose(1, 2).reshape(batch, heads, 1, width)
     common = (asked @ keys[::rows, :, :tokens].mT).transpose(1, 2).reshape(batch, heads, 1, tokens)
@@ -269,6 +273,8 @@ def _at_places(
     """The last layer, whose result [N, H] is wanted for the tokens at ``places`` of ``rows`` alone."""
     keys, values = layer.heads(hidden, turns, (layer.keys, layer.keys), layer.queries, 1)
     keys, values = _kept(cache, number, keys, values)
+    # Keys and values of every token are needed, because the picked ones look at them; queries only of the picked
+    # ones.
     picked = _Picked.of(rows, places, len(hidden), keys.shape[2], mask, hidden.detach())
     asking = hidden[rows, places]
     (asked,) = layer.heads(asking, turns[rows, places], (layer.queries,), 0, 1)

@@ -67,6 +67,7 @@ def interleaved(weight: Tensor, width: int) -> Tensor:
 
 def _normalised(hidden: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The hidden states over their root mean squares, and what they were multiplied with [..., 1]."""
+    # By the norm, which reads the states once and makes no tensor of their squares.
     squares = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).square_()
     scale = squares.div_(hidden.shape[-1]).add_(eps).rsqrt_()
     return hidden * scale, scale
@@ -107,6 +108,7 @@ class _Project(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         unit, scale, weight, turns = ctx.saved_tensors
         heads = torch.cat(slopes, dim=-2)
+        # A turn by an angle is undone by its conjugate, which is its transpose.
         _turn_(heads[..., : ctx.turned, :], turns.conj())
         flat = heads.flatten(-2).flatten(0, -2)
         weights = flat.T @ unit.flatten(0, -2)
@@ -120,6 +122,8 @@ class _Gated(torch.autograd.Function):
         unit, scale = _normalised(hidden, eps)
         both = linear(unit, gate_up)
         gate, up = both.chunk(2, dim=-1)
+        # Kept for the backward pass, where the gradient of the matrix `down` needs it; what it was made of is kept as
+        # well.
         inner = silu(gate).mul_(up)
         ctx.save_for_backward(unit, scale, both, inner, gate_up, down)
         return torch.addmm(hidden, inner, down.T)
@@ -132,6 +136,7 @@ class _Gated(torch.autograd.Function):
         inner_slopes = slopes @ down
         both_slopes = torch.empty_like(both)
         gates, ups = both_slopes.chunk(2, dim=-1)
+        # Before the slopes are multiplied by `up` in place, which this half of the gradient does not contain.
         torch.mul(silu(gate), inner_slopes, out=ups)
         torch.ops.aten.silu_backward(inner_slopes.mul_(up), gate, grad_input=gates)
         found = _norm_slopes(both_slopes @ gate_up, unit, scale).add_(slopes)

@@ -56,6 +56,7 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
     settings = LoraConfig(
         r=rank, lora_alpha=alpha, target_modules=sorted(modules or linear), exclude_modules=others or None
     )
+    # With a generator state of its own, so that making adapters moves nobody else's draws.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return get_peft_model(model, settings).eval()
@@ -127,6 +128,7 @@ def on_host(state: Any) -> Any:
 
     def moved(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
+            # By identity, so that tied weights stay one tensor and are written once.
             return copies.setdefault(id(value), value.detach().cpu())
         if isinstance(value, dict):
             return {key: moved(held) for key, held in value.items()}
@@ -148,6 +150,7 @@ def write_trained(model: Any, folder: Path, *, shard_gib: float = 5.0) -> None:
         return
     from safetensors.torch import save_file
 
+    # safetensors writes contiguous tensors alone.
     held = {_short(name): value.cpu().contiguous() for name, value in trained_state(model).items()}
     save_file(held, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     model.peft_config["default"].save_pretrained(folder)

@@ -40,6 +40,7 @@ class LogitTail:
         return outputs
 
 
+# Weak, so that a model that nobody uses any more is not kept for its constants.
 _known: "WeakKeyDictionary[Any, LogitTail | None]" = WeakKeyDictionary()
 
 
@@ -76,6 +77,7 @@ def hidden_at(model: Any, ids: Tensor, rows: Tensor, places: Tensor, **inputs: A
         if threading.get_ident() != own:
             return args
         read.append(args[0][rows, places])
+        # One token goes on, because `forward` wants logits: of the others no product with the vocabulary is made.
         return (args[0][:1, :1], *args[1:])
 
     with _hooked(base.get_output_embeddings().register_forward_pre_hook, take):
@@ -100,6 +102,7 @@ def _compared(base: Any) -> LogitTail | None:
 
     ids = torch.tensor([[7, 11]], device=layer.weight.device) % int(config.vocab_size)
     device = layer.weight.device.type
+    # Without rounding, because both sides are compared by the precision of the weights.
     with _hooked(layer.register_forward_hook, keep), torch.autocast(device, enabled=False):
         logits = base.forward(input_ids=ids, use_cache=False).logits
     for tail in (

@@ -46,6 +46,7 @@ def _in_4_bits(kinds: Any, layer: Any) -> Any:
         compute_dtype=weight.dtype,
         compress_statistics=True,
         quant_type="nf4",
+        # Without memory: its weights are put in below, and would otherwise stand there twice for a moment.
         device="meta",
     )
     made.weight = kinds.Params4bit(

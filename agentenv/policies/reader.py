@@ -105,6 +105,7 @@ class ReaderPolicy(HFPolicy):
         self, ids: Sequence[int], *, temperature: float = 1.0, images: Sequence[PlacedImage] = ()
     ) -> Sequence[float]:
         """Log-probability of every byte that the policy wrote in ``ids``, at a temperature of its actions."""
+        # Under the lock of the weights, or an exchange in the middle would mix two versions.
         with self._weights, torch.inference_mode():
             rows = self.model.row_logits(ids, range(len(ids) - 1), temperature=temperature)
             picked = rows.gather(-1, torch.tensor(ids[1:], device=rows.device)[:, None])[:, 0]

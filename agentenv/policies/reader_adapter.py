@@ -38,6 +38,7 @@ def low_rank(change_MN: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
     The singular values are shared evenly between the two, so that neither loses more than the other when it is rounded.
     """
+    # In double, because small singular values of a difference are lost in float32.
     u_MK, s_K, v_KN = torch.linalg.svd(change_MN.double(), full_matrices=False)
     share_R = s_K[:rank].sqrt()
     return u_MK[:, :rank] * share_R, share_R[:, None] * v_KN[:rank]
@@ -77,6 +78,7 @@ def low_rank_changes(model: PassageReader, base: Mapping[str, Tensor], rank: int
         with torch.no_grad():
             parameter.copy_(before)
         parameter.requires_grad_(False)
+        # The base is frozen first: a parametrisation takes over the parameter with what it requires.
         register_parametrization(module, "weight", _LowRankChange(left.to(parameter), right.to(parameter)))
     try:
         yield

@@ -234,6 +234,7 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
 
         The page's columns count at the first token.
         """
+        # Each segment once and by length, so that little of a batch is padding.
         unique = sorted(dict.fromkeys(segments), key=lambda segment: len(segment.ids))
         for start in range(0, len(unique), _AT_ONCE):
             batch = unique[start : start + _AT_ONCE]
@@ -245,6 +246,8 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
             )
             ids, kinds, seen = torch.tensor(rows, device=self.device)
             hidden = self.encoder(input_ids=ids, token_type_ids=kinds, attention_mask=seen).last_hidden_state
+            # In double on the CPU: scores of hundreds of spans are compared in one softmax, whose digits are
+            # log-probs of bytes.
             heads = torch.cat([self.spans(hidden), self.page(hidden)], dim=-1).cpu().double()
             for row, segment in enumerate(batch):
                 held[segment] = heads[row, : len(segment.ids)]

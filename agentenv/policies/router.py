@@ -125,6 +125,7 @@ class RouterPolicy:
             return await self._base.generate(prompt_ids, sampling)  # type: ignore[no-any-return]
         if episode not in self.chosen:
             self.chosen[episode] = await self._choose(prompt_ids, episode)
+            # The oldest leave; a choice is asked for again where an episode comes back so late.
             while len(self.chosen) > _REMEMBERED:
                 self.chosen.popitem(last=False)
         return await self._of(episode).generate(prompt_ids, sampling, episode=episode)  # type: ignore[no-any-return]

@@ -94,6 +94,7 @@ def features_of(policy: "HFPolicy", pieces: Sequence[Piece]) -> Features:
     nothing was. The question is posed as a user's message in the form of the model's tokenizer. A text beyond the context
     loses its beginning.
     """
+    # In the form that the model was trained in: to text without it a language model gives other hidden states.
     posed = InlineFormat(policy.tokenizer).prompt((Message("user", "".join(pieces[0])),))
     later = [[policy.tokenizer.encode(text, add_special_tokens=False) for text in one] for one in pieces[1:]]
     encoded = [[[], posed], *later]
@@ -133,6 +134,7 @@ def _read(policy: "HFPolicy", ids: list[int], writers: list[int], ends: list[int
     from agentenv.policies.output_head import hidden_at, logit_tail, output_layer
 
     model = policy.model
+    # Not the first token, which nothing before it could predict.
     written = [place for place, n in enumerate(writers) if n >= 0 and place]
     places = torch.tensor([*(max(end, 1) - 1 for end in ends), *(place - 1 for place in written)])
     places = places.to(model.device)

@@ -88,6 +88,7 @@ class PixelReader:
                 found = self._read(image)
                 self._known[image] = found
                 self._held += found[0].nbytes
+                # The oldest leave, but never the one that was just read, however large it is.
                 while self._held > _KEPT_BYTES and len(self._known) > 1:
                     self._held -= self._known.popitem(last=False)[1][0].nbytes
             self._known.move_to_end(image)

@@ -77,6 +77,7 @@ class VLLMPolicy:
         self._config = config
         self._homes: dict[str, int] = {}
         self._engines: list[Engine] = []
+        # Engines belong to the loop on which they were opened, and callers come from several.
         self._background = BackgroundLoop()
         try:
             for opened in engines:
@@ -248,6 +249,7 @@ class VLLMPolicy:
         self._background.close()
 
     def _follow(self, version: int) -> None:
+        # In memory where there is a file system for that: weights of gigabytes pass through it after every update.
         parent = self._config.weights_dir or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
         with tempfile.TemporaryDirectory(prefix="weights-", dir=parent) as folder:
             write_weights(self.model, Path(folder))

@@ -62,6 +62,7 @@ class LocalEngine:
                 from vllm.v1.engine.async_llm import AsyncLLM
             except ModuleNotFoundError as error:
                 raise MissingExtra.of(error.name or "vllm", "vllm") from error
+            # Before the engine starts: what is there now belongs to others.
             children = _Children()
             try:
                 llm = AsyncLLM.from_engine_args(_arguments(base, config, context_tokens, adapter))
@@ -118,6 +119,7 @@ class LocalEngine:
 
     async def load(self, folder: Path, version: int) -> None:
         """Requests under way wait, lose their keys and values, and go on with the new weights."""
+        # Keys and values of the old weights must not be mixed with those of the new ones.
         await self._llm.pause_generation(mode="keep", clear_cache=True)
         try:
             await self._llm.collective_rpc(TAKE_UP, args=(str(folder),))
@@ -132,6 +134,7 @@ class LocalEngine:
         try:
             llm.shutdown(timeout=0)
         finally:
+            # In any case: an engine that hung does not end its own processes.
             self._children.end()
 
     async def _ask(
@@ -217,6 +220,7 @@ def sampled(
     versions = [0] * len(ids)
     for version, start, end in spans:
         versions[start:end] = [int(version) if version.isdecimal() else 0] * (end - start)
+    # Rounding gives log-probs a little above 0, of which a ratio would be wrong.
     return Sampled(ids, tuple(min(value, 0.0) for value in logprobs), tuple(versions))
 
 

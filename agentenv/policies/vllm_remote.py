@@ -63,6 +63,7 @@ class RemoteEngine:
         probe = await self.sample(_PROBE)
         ids = (*_PROBE.ids, probe.ids[0])
         raw, scaled = [(await self.logprobs(ids, t))[-1] for t in (1.0, _PROBE.sampling.temperature)]
+        # Compared and not asked for, because a server does not say how it was started.
         if abs(probe.logprobs[0] - raw) < abs(probe.logprobs[0] - scaled):
             raise ConfigurationError(
                 f"{self._url} gives log-probs from before temperature: start it with --logprobs-mode processed_logprobs"

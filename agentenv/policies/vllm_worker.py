@@ -37,6 +37,7 @@ class EngineWorker:
 
 
 def _end_with(owner: int, above: int) -> None:
+    # By a handle: the number of a process that has ended may be another's.
     select.select([os.pidfd_open(owner)], [], [])
     if above != owner:
         os.kill(above, signal.SIGKILL)

@@ -53,6 +53,7 @@ class CorpusRetriever(ABC):
         """Threads of the library behind `rank`, where it has any."""
         self.on_batch: Callable[[int, float], object] | None = None
         """Called after each batch, in its thread, with the distinct texts in it and the seconds it took."""
+        # By the process number, because a fork copies the object and not the thread of its batcher.
         self._process = os.getpid()
         self._batcher = self._new_batcher()
 
@@ -110,6 +111,8 @@ class CorpusRetriever(ABC):
         hits: dict[str, list[Hit]] = {"": []}
         if texts:
             began = time.perf_counter()
+            # One search for all: who asked for fewer gets the first of them, and a text that two ask for is searched
+            # once.
             widest = min(max(request.k for request in requests), len(self.corpus))
             hits |= zip(texts, self.rank(texts, widest), strict=True)
             if self.on_batch is not None:
@@ -188,6 +191,7 @@ def best_hits(scores: NDArray[np.floating], rows: NDArray[np.integer], k: int) -
         k: most hits to return.
     """
     kept = rows >= 0
+    # Rounded before they are compared: the last digits depend on who else is in the batch.
     rounded, rows = np.round(scores[kept].astype(np.float64), SCORE_DECIMALS), rows[kept]
     order = np.lexsort((rows, -rounded))[:k]
     return [(int(rows[i]), float(rounded[i])) for i in order]

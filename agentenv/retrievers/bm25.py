@@ -131,7 +131,11 @@ class BM25Retriever(CorpusRetriever):
         ids = self._index.get_tokens_ids(stems)  # of the stems that the corpus has
         if not ids:
             return []
+        # Rounded first: sums of the same terms in another order differ in the last digits, and would break ties by
+        # chance.
         scores = np.round(self._index.get_scores_from_ids(ids), SCORE_DECIMALS)
+        # Partitioned and not sorted, which would take most of the time over millions of documents. All ties with the
+        # k-th stay in, because the row decides among them.
         kth_best = np.partition(scores, -k)[-k]
         rows = np.flatnonzero((scores >= kth_best) & (scores > 0))
         return best_hits(scores[rows], rows, k)

@@ -264,6 +264,8 @@ class HashEncoder:
         grams = {padded} | {padded[i : i + n] for n in (3, 4, 5) for i in range(len(padded) - n + 1)}
         vector = np.zeros(self.dim, dtype=np.float32)
         for gram in grams:
+            # Not `hash`, which differs from process to process. The highest bit gives the sign, which the place does
+            # not read for any dimension that is a power of two.
             code = zlib.crc32(gram.encode())
             vector[code % self.dim] += 1.0 if code & 0x8000_0000 else -1.0
         return vector
@@ -282,6 +284,7 @@ class CachedQueries:
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Unit vectors (n, d); texts not seen lately are encoded in one call."""
+        # Taken out and put back, so that the dictionary is in the order of last use.
         known = {text: self._vectors.pop(text) for text in dict.fromkeys(texts) if text in self._vectors}
         missing = [text for text in dict.fromkeys(texts) if text not in known]
         if missing:
@@ -294,6 +297,7 @@ class CachedQueries:
 
 def _unit(vectors: Vectors) -> Vectors:
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    # A text without words is 0 and stays so.
     unit: Vectors = vectors / np.maximum(norms, np.float32(1e-12))
     return unit
 

@@ -63,6 +63,8 @@ class FaissRetriever(CorpusRetriever):
         layout: str = LAYOUT,
         timeout_s: float = 60.0,
     ) -> None:
+        # All that results depend on besides the corpus; the effort too, because an approximate index finds more with
+        # more of it.
         settings = f"{spec}\n{encoder.id}\n{layout}\n{EFFORT}"
         super().__init__(corpus, name="faiss", settings=settings, timeout_s=timeout_s)
         self.encoder = encoder
@@ -150,6 +152,7 @@ class FaissRetriever(CorpusRetriever):
         """At most ``k`` hits for each text, best first, ties by row."""
         vectors = self._queries.encode(texts)
         hits: list[list[Hit]] = [[] for _ in texts]
+        # Most queries are settled by the first search; only those with ties at the edge are searched again.
         pending = np.arange(len(texts))
         fetch = k + _SPARE
         while len(pending):

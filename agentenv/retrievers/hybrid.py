@@ -111,6 +111,7 @@ class HybridRetriever:
         """
         texts = texts_of(queries, k)
         depth = max(DEPTH, k)
+        # One after the other, because an episode may wait for one batcher at a time.
         dense = await self.dense.search(texts, depth)
         bm25 = await self.bm25.search(texts, depth)
         return [self._fuse(lists, k) for lists in zip(dense, bm25, strict=True)]

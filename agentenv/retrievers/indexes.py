@@ -160,11 +160,13 @@ def train(index: Any, vectors: Vectors, spec: str) -> None:
     lists = re.search(r"IVF(\d+)", spec)
     most = max(_TRAIN_ROWS, 64 * int(lists[1]) if lists else 0)
     sample = np.linspace(0, len(vectors) - 1, min(len(vectors), most)).astype(np.int64)
+    # FAISS reads plain memory, row after row, and vectors may be mapped from a file.
     index.train(np.ascontiguousarray(vectors[sample]))
 
 
 def add_rest(index: Any, vectors: Vectors, report: Callable[[int], None] | None = None) -> None:
     """Adds the vectors that the index does not hold yet, in order and in parts; reports how many it holds."""
+    # From where it stands, so that an index that was written down unfinished goes on.
     for start in range(index.ntotal, len(vectors), _ADD_ROWS):
         index.add(np.ascontiguousarray(vectors[start : start + _ADD_ROWS]))
         if report is not None:
@@ -176,6 +178,7 @@ def tune(index: Any, effort: Effort = EFFORT) -> None:
     faiss = load_faiss()
     if isinstance(index, faiss.IndexRefine):
         index.k_factor = effort.k_factor
+        # FAISS gives inner indexes as their base class, which has no settings until it is downcast.
         tune(faiss.downcast_index(index.base_index), effort)
     elif isinstance(index, faiss.IndexPreTransform):
         tune(faiss.downcast_index(index.index), effort)

@@ -62,6 +62,8 @@ class MixedRetriever:
 
     def _of(self, query: Query | str) -> Retriever:
         episode = query.context.episode if isinstance(query, Query) and query.context else ""
+        # By a digest of the episode: it stays with its retriever from turn to turn, and does so again when a run is
+        # resumed.
         return self.real if zlib.crc32(f"real{episode}".encode()) < self.share * 2**32 else self.simulated
 
     def info(self) -> RetrieverInfo:

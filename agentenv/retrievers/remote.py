@@ -30,7 +30,7 @@ class RemoteRetriever:
 
     Args:
         url: address of the server; ``http://HOST:PORT/corpora/NAME`` picks one of several corpora.
-        retry_policy: bounds of a call.
+        timeouts: bounds of a call.
         transport: what carries the calls; None is the network.
 
     Raises:

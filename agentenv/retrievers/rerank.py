@@ -142,12 +142,14 @@ class RerankRetriever:
         return RetrieverInfo(f"rerank({inner.name})", inner.documents, fingerprint, inner.contextual)
 
     def _judge(self, requests: list[_Pairs]) -> list[list[float]]:
+        # Episodes of a group find the same passages by the same queries, and a model is dear.
         distinct = list(dict.fromkeys(pair for request in requests for pair in request))
         scores = dict(zip(distinct, self.reranker.score(distinct), strict=True))
         return [[scores[pair] for pair in request] for request in requests]
 
 
 def _reordered(judged: Sequence[tuple[Passage, float]], k: int) -> list[Passage]:
+    # A stable sort by the negated score, so that equal ones stay in the order in which they were found.
     best = sorted(judged, key=lambda pair: -pair[1])[:k]
     return [Passage(passage.id, passage.title, passage.text, score) for passage, score in best]
 

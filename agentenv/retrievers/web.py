@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import ConfigurationError, RetrieverFault, UnknownName
 from agentenv.retrievers.base import texts_of
@@ -133,7 +134,8 @@ class WebRetriever:
                 return self._read(await self._client.call(self._engine.request(text, k)), k)
 
         distinct = [text for text in dict.fromkeys(texts) if text]
-        found = dict(zip(distinct, await asyncio.gather(*map(ask, distinct)), strict=True))
+        # The first failure ends the others: nobody waits for them any more, and each may be paid for.
+        found = dict(zip(distinct, await gather_all(map(ask, distinct)), strict=True))
         return [list(found.get(text, ())) for text in texts]
 
     def info(self) -> RetrieverInfo:

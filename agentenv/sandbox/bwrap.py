@@ -121,6 +121,7 @@ def start(imports: tuple[str, ...]) -> Jail:
     """One new jail, booting; ``Jail.await_ready`` waits for it."""
     message = boot_message(setup(imports))
     with contextlib.ExitStack() as undo, tempfile.TemporaryFile() as given:
+        # By a file and not by arguments, which every user of the machine can read.
         given.write(json.dumps(plan(label())).encode())
         given.seek(0)
         errors = undo.enter_context(tempfile.TemporaryFile())

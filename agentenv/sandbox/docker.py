@@ -201,6 +201,7 @@ def hardening(client: Any, *, memory_mb: int, processes: int, runtime: str) -> d
         security_opt=security,
         pids_limit=processes,
         mem_limit=memory,
+        # Equal to the memory, which allows no swap: what is swapped out the memory watch would not see.
         memswap_limit=memory,
         ulimits=[{"name": "core", "soft": 0, "hard": 0}, {"name": "nofile", "soft": 4096, "hard": 4096}],
         log_config={"type": "none"},

@@ -68,6 +68,7 @@ def result_of(answer: dict[str, Any], queued: float = 0.0, calls: int = 0) -> Ex
         value=None if value is None else encodable(value),
         truncated=answer["truncated"],
         error=error and ProgramError(encodable(error["type"]), encodable(error["message"]), error["line"]),
+        # The last piece has no end of line: it is empty, or a call that was cut off.
         returned=tuple(answer.get("returned", "").split("\n", calls)[:-1]),
         files={name: base64.b64decode(content) for name, content in answer["files"].items()},
         refused={name: encodable(reason) for name, reason in answer["refused"].items()},

@@ -51,6 +51,7 @@ class JailExecutor:
             on_close: Called once after the last jail has ended.
         """
         self._info, self._limits, self._on_close = info, limits or ExecutionLimits(), on_close
+        # Before the first jail: those of an owner that was killed hold memory and processes that the new ones need.
         reap_orphans()
         self._pool = Pool(start, size=size, slots=slots, quota=quota, wait_s=wait_s, processes=room)
         self._lock = threading.Lock()
@@ -91,6 +92,7 @@ class JailExecutor:
                     answer = self._ask(domain, order, limits)
                 return result_of(answer, queued, len(calls or ()))
             except (JailDied, SandboxFault) as error:
+                # The run is repeated, which is harmless: a program has no effect outside of its jail.
                 faults.append(str(error))
         return ExecResult(ExecStatus.SANDBOX_ERROR, fault="; ".join(dict.fromkeys(faults)))
 
@@ -100,6 +102,8 @@ class JailExecutor:
         try:
             answer = channel.ask({**order, "limits": {**order["limits"], "wall_s": wall_s}}, wall_s + SLACK_S)
         finally:
+            # Whatever happened, because a supervisor that nobody waits for would go on to hold the processes that it
+            # was promised.
             channel.close()
         if "refused_input" in answer:
             raise ConfigurationError(answer["refused_input"])
@@ -147,6 +151,7 @@ class JailExecutor:
 
     def close(self) -> None:
         """Ends every jail; a second call does nothing."""
+        # Two threads may close at once, and `on_close` removes what the jails have in common.
         with self._lock:
             if self._closed:
                 return

@@ -68,6 +68,7 @@ class _Turn:
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
+        # First without waiting: who need not wait leaves the deadline of its call alone.
         if not self._lock.acquire(blocking=False):
             with waiting_for_others():
                 self._lock.acquire()
@@ -89,6 +90,8 @@ class SessionGroup:
     ) -> None:
         self.pool, self.limits, self.freezes = pool, limits, freezes
         self._open_channel, self._files = channel, files
+        # Guards channel, snapshots and count. It can be taken again by the thread that has it, because what it guards
+        # calls itself in turn (`end` within `ask` within `begin`).
         self._lock = _Turn()
         self._names = itertools.count(1)
         self._channel: Channel | None = None
@@ -113,6 +116,8 @@ class SessionGroup:
     def _start(self, name: int, *, replaces: bool) -> dict[str, Any]:
         if self._channel is None:
             try:
+                # With the processes of all sessions that live here: a new supervisor takes the place of one that had
+                # them.
                 self._channel = self._open_channel(max(1, self._sessions))
             except JailDied as error:
                 raise SandboxFault(f"a session cannot be started: {error}") from error
@@ -172,6 +177,7 @@ class SessionGroup:
                 len(live) > self.limits.snapshots
                 or sum(one.bytes for one in live) > self.limits.snapshot_mb * MIB
             ):
+                # Only its interpreter goes; the cells that led to it are kept, and build it again.
                 victim = snapshot_to_drop(live)
                 if victim is None:
                     break
@@ -245,6 +251,7 @@ class SessionGroup:
 def snapshot_to_drop(live: list[JailSnapshot]) -> JailSnapshot | None:
     """Which snapshot to give up: never the first or the newest, nor a pinned one; every second of the rest, oldest first."""
     free = [index for index in range(1, len(live) - 1) if not live[index].pinned]
+    # Every second one, so that those that remain stay spread over the session and none is far from a live one.
     odd = [index for index in free if index % 2]
     return live[(odd or free)[0]] if free else None
 
@@ -283,6 +290,7 @@ class JailSession:
             "wall_s": wall_s or self._group.limits.wall_s,
             "variables": variables,
         }
+        # Before anything runs: in a new interpreter the cell would fail on names that it has every right to expect.
         if (untold := self._untold) is not None:
             self._untold = None
             return untold
@@ -305,6 +313,7 @@ class JailSession:
         self._group.lost(answer["lost"])
         if not answer["alive"]:
             self._node = None
+        # What a replay compares: not stderr and not times, which may differ where the state does not.
         text = f"{answer['status']}\n{answer['stdout']}\n{answer['value']}\n{answer['digest']}"
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         self._point = Point(self._point, order, digest)
@@ -329,6 +338,7 @@ class JailSession:
             return JailSnapshot(self._group, self._point, None, 0)
         child, size = self._group.child_of(self._node)
         snapshot = JailSnapshot(self._group, self._point, self._node, size)
+        # The interpreter that was frozen is the snapshot now; the session goes on in its child.
         self._node = child
         self._group.keep(snapshot)
         return snapshot

@@ -55,6 +55,7 @@ _spawner_lock = threading.Lock()
 def spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
     """Starts a process that dies with this one."""
     global _spawner
+    # Two threads that start their first jails at once would otherwise have a spawner each.
     with _spawner_lock:
         if _spawner is None or _spawner[0] != os.getpid():  # a forked child has no threads
             _spawner = (os.getpid(), Spawner())
@@ -94,6 +95,8 @@ class Channel:
             if self._closed:
                 raise JailDied("the channel is closed")
             serial = next(self._serials)
+            # Under the lock until the answer is here, because a channel has no other way to tell the answers of two
+            # orders apart.
             self.jail.send(self._number, frames.encode({**order, "serial": serial}))
             try:
                 body = self._answers.get(timeout=timeout_s)
@@ -165,6 +168,7 @@ class SocketLink:
 def never_stall(sock: socket.socket) -> None:
     """A zygote that takes nothing must not stop its owner: writing fails after ``SEND_S``; reading may wait for ever."""
     sock.settimeout(None)
+    # A timeout of Python's own would make the reader wait no longer than that either.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_S, 0))
 
 
@@ -213,8 +217,10 @@ class Jail:
         self._outside.wait()
         with self._lock:
             self.closed = True
+            # Closed and emptied in one step: a channel that was opened in between would never be told.
             left = list(self._channels.values())
             self._channels.clear()
+        # Read only now that the jail has ended, and all that it wrote is there.
         self._errors.seek(0)
         self.last_error = self._errors.read(2000).decode("utf-8", "replace").strip()
         if not self._ready.done():
@@ -250,6 +256,7 @@ class Jail:
         with self._lock:
             if self.closed:
                 raise JailDied("the jail is gone")
+            # Numbers are never used again, so that a late answer finds no channel rather than the wrong one.
             number = next(self._numbers) | (frames.SESSION if session else 0)
             self._channels[number] = Channel(self, number, processes)
             return self._channels[number]
@@ -287,5 +294,6 @@ class Jail:
     def close(self) -> None:
         """Ends everything in it; a second call does nothing."""
         self._outside.kill()
+        # The reader buries the jail itself, and a thread cannot wait for its own end.
         if threading.current_thread() is not self._reader:
             self._reader.join(START_S)

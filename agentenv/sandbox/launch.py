@@ -26,6 +26,7 @@ def reachable(sources: list[str]) -> list[str]:
     """Paths that lead an unprivileged user to the same folders, visible to this process and its children only."""
     if ctypes.CDLL(None).unshare(CLONE_NEWNS):
         return sources
+    # Private first, or the mounts that follow would appear in the host's own table.
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     handles = [
         os.open(source, os.O_PATH) for source in sources
@@ -48,6 +49,7 @@ def main() -> None:
     sources = [source for source, _ in plan["binds"]]
     if os.getuid() == 0:
         sources = reachable(sources)
+        # Groups before the user: without root they could not be given up any more.
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)

@@ -17,6 +17,7 @@ GIVE_UP_S = 120.0
 
 def await_death(pid: int) -> None:
     """Returns once ``pid``, the parent of this process, has ended."""
+    # A handle and not the number, which the system may give to another process.
     handle = os.pidfd_open(pid)
     if os.getppid() == pid:  # or else it ended before, and the number may be another's
         select.select([handle], [], [])

@@ -139,6 +139,8 @@ class SqlReader:
         except BaseException:
             worker.end()
             raise
+        # Only a worker that has answered this very order goes back; of any other nobody knows what it would answer
+        # next.
         self._idle.append(worker)
         return _result(reply, order["uri"])
 
@@ -217,6 +219,7 @@ class _Worker:
     def end(self) -> int:
         """Ends the process, waits for it and closes the pipes; its return code, negative for a signal."""
         assert self._process.stdin is not None
+        # The end of its input first: a worker that ends by itself leaves a return code that says why.
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)

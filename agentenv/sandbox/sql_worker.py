@@ -43,6 +43,7 @@ def main(memory_mb: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     limit = memory_mb << 20
+    # Asked for and read back, because an SQLite that does not know the pragma ignores it without a word.
     granted = sqlite3.connect(":memory:").execute(f"PRAGMA hard_heap_limit = {limit}").fetchone()
     if granted != (limit,):
         sys.exit(f"SQLite {sqlite3.sqlite_version} cannot bound its memory; 3.31 or newer is needed")
@@ -55,6 +56,8 @@ def main(memory_mb: int) -> None:
 
 def _bound_processor(seconds: float) -> None:
     """The kernel ends this process if a single step of a query outruns the progress handler."""
+    # The soft limit counts from the birth of the process, and a worker serves many queries; the hard one stays, or it
+    # could not be raised again.
     soft = int(time.process_time() + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
@@ -92,10 +95,12 @@ def _open(uri: str) -> sqlite3.Connection:
     """A connection whose schema has been read."""
     connection = sqlite3.connect(uri, uri=True, isolation_level=None)
     try:
+        # Text in a file may be no UTF-8, and an error of decoding would be blamed on the query.
         connection.text_factory = lambda data: data.decode("utf-8", "replace")
         connection.execute("PRAGMA query_only = 1")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA trusted_schema = 0")
+        # Read now, before the authorizer and the limits hold: what fails here is the file's fault and no query's.
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.Error:
         connection.close()
@@ -122,6 +127,7 @@ def _confine(
 
     for category, limit in LIMITS.items():
         connection.setlimit(category, limit)
+    # Processor time and not the clock's, so that load on the machine decides nothing.
     end = time.process_time() + cpu_s
     connection.set_progress_handler(lambda: time.process_time() > end, STEPS)
     connection.set_authorizer(authorize)

@@ -38,6 +38,7 @@ class ClientSlots:
         Raises:
             Refusal: none came free in time, or too many callers wait already.
         """
+        # The client's own share first: who waits for it keeps no slot from others meanwhile.
         share = self._shares.get(client) or asyncio.Semaphore(self._limits.share)
         if share.locked() or self._free.locked():
             self._check_queue(client)
@@ -49,6 +50,8 @@ class ClientSlots:
                 try:
                     await self._acquire(self._free, None)
                 except BaseException:
+                    # Given back where no slot of all came free, or the client would lose a part of its share for
+                    # good.
                     share.release()
                     raise
             self._held[client] += 1

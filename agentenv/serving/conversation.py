@@ -80,6 +80,7 @@ class CallerConnection:
 
     async def run(self) -> None:
         """Talks until the caller leaves, is idle too long or sends too much, or the service stops."""
+        # Beside the answers, because only a read notices that the caller has left.
         reading = asyncio.create_task(self._read())
         try:
             await self._talk()
@@ -129,6 +130,7 @@ class CallerConnection:
 
     async def _next(self) -> str | None:
         """The next frame's text; None for a binary one."""
+        # Both are cancelled afterwards, so that no frame is taken by a wait that nobody looks at any more.
         waiting = [
             asyncio.ensure_future(self._inbox.get()),
             asyncio.ensure_future(self._service.ending.wait()),
@@ -191,6 +193,7 @@ class CallerConnection:
         asked = ExtensionData.model_validate(data)
         if asked.verb != "attach":
             return "agentenv", await session.extension(asked)
+        # The new one first: where the claim is refused, the caller keeps the environment that it has.
         self._session = self._service.claim(asked.id)
         session.end()
         return "agentenv", {}
@@ -207,6 +210,7 @@ class CallerConnection:
             gone.cancel()
             if not task.done():
                 task.cancel()
+                # Waited for, so that what it holds is given back before the session ends.
                 await asyncio.gather(task, return_exceptions=True)
 
     async def _send(self, type: str, data: dict[str, Any]) -> None:

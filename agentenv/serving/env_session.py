@@ -191,6 +191,8 @@ class EnvSession:
         """
         if (env := self._env) is None:
             return None
+        # Before anything else, so that no call that waits for its turn is made on it any more, and the slot is given
+        # back once.
         self._env = None
         return self._service.close_later(partial(_close, env, self._snapshots), self._call, self.client)
 
@@ -204,6 +206,7 @@ class EnvSession:
                 return await self._service.await_call(self._call, what, deadline)
             except BaseException as error:
                 status = type(error).__name__
+                # Nobody knows what the environment is doing, so the session ends here instead of being stepped again.
                 if not self._call.done():  # too late, or the caller is gone
                     self.end()
                 if isinstance(error, Fault):

@@ -77,10 +77,12 @@ class Link:
             Fault: the server, or what is behind it, failed.
             AgentEnvError: the server refused, with the error that a local environment would raise.
         """
+        # On the loop of the process, to which the socket belongs, whatever loop the caller is on.
         return await asyncio.wrap_future(in_background(self._ask(type, answer, data)))
 
     def ask_now(self, verb: str, **data: Any) -> dict[str, Any]:
         """As `ask`, for our own verbs, from code that is not asynchronous."""
+        # Twice the bounds of the call itself, which are told first: this one is for a loop that is blocked.
         asking = in_background(self._ask("agentenv", "agentenv", {"verb": verb, **data}))
         return asking.result(2 * (self._timeouts.call_s + self._timeouts.place_s))
 
@@ -97,6 +99,7 @@ class Link:
         """A connection of its own to a twin of the environment."""
         id = self.ask_now("fork")["id"]
         twin = Link(self.url, self._timeouts)
+        # At once: a fork that nobody has attached to is ended by the server after a while.
         twin.ask_now("attach", id=id)
         return twin
 
@@ -113,6 +116,7 @@ class Link:
         except (
             BaseException
         ) as error:  # also where the caller gave up: an answer would come that nobody reads
+            # Shielded, because a second cancellation must not leave the socket open.
             await asyncio.shield(self._drop())
             if isinstance(error, AgentEnvError) or not isinstance(error, Exception):
                 raise
@@ -175,6 +179,7 @@ class Link:
             return read_json(await self._socket.recv())
 
     async def _drop(self) -> None:
+        # Taken out before it is closed: closing waits, and nobody may send on it meanwhile.
         socket, self._socket, self._opened = self._socket, None, True
         if socket is not None:
             with contextlib.suppress(Exception):

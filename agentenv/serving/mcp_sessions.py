@@ -156,6 +156,8 @@ class McpSession:
         if session.begun:
             return session
         await self._reset(self._asked)  # the announced environment gave way
+        # The caller has seen the opening that was announced; another episode behind it would be scored under the
+        # wrong question.
         if self.opening != opening:
             self.end()
             raise EnvFault(
@@ -283,6 +285,7 @@ class McpSessions:
             self._end_idle(holding, "All slots for sessions without a connection are taken; try again.")
         if (announced := session.announced) is not None:
             return announced
+        # Counted while the slot is waited for: otherwise several first uses at once would all find room.
         self._taking[client] += 1
         try:
             return await self._service.session(client)
@@ -303,6 +306,7 @@ class McpSessions:
     def tidy(self, *, stopping: bool) -> None:
         """Ends sessions that are over or were not used for too long; all of them where the service stops."""
         limits = self._service.limits
+        # A copy, because `end` takes sessions out.
         for session in list(self._sessions.values()):
             late = session.idle_s > (limits.idle_s if session.held else min(limits.claim_s, limits.idle_s))
             if session.over or (stopping and not session.busy) or late:

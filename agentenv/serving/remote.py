@@ -76,6 +76,8 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         """
         await super().areset(seed=seed)
         before: RemoteState | None = vars(self).get("state")
+        # Only a connection that was opened for this reset is closed when it fails; an older one closes itself where
+        # it broke.
         fresh = before is None or before.link.broken
         link = Link(self.url, self._timeouts) if before is None or fresh else before.link
         try:

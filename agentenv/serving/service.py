@@ -127,6 +127,8 @@ class EnvService(Gate):
                 503, f"Tasks are made for {self._making} callers at the moment; try again later.", "Full"
             )
         with deadline_of(self.limits.call_s) as deadline:
+            # Within the block, because a thread gets the context of the moment: what waits in it then holds this
+            # deadline.
             making = asyncio.ensure_future(asyncio.to_thread(made))
         self._making += 1
         making.add_done_callback(
@@ -156,6 +158,8 @@ class EnvService(Gate):
         try:
             return EnvSession(self, await self.await_call(making, "making the environment", deadline), client)
         except BaseException:
+            # The thread that makes it cannot be ended: it is waited for before its slot is given back, and what comes
+            # late is closed.
             self.close_later(lambda: _close_made(making), making, client)
             raise
 
@@ -214,6 +218,8 @@ class EnvService(Gate):
     async def _close(self, close: Callable[[], None], call: asyncio.Future[Any] | None, client: str) -> None:
         try:
             if call is not None:
+                # Not closed beside the call: an environment that is being stepped in a thread may not be closed in
+                # another one.
                 await asyncio.wait({call}, timeout=_RETIRE_S)
                 call.cancel()  # a coroutine that never ends; a thread cannot be ended and is left behind
                 await asyncio.gather(call, return_exceptions=True)
@@ -230,6 +236,7 @@ class EnvService(Gate):
             stopping = self.state == STOPPING
             if stopping:
                 self.ending.set()
+            # A copy, because ended sessions leave the dictionary.
             for id, session in list(self.sessions.items()):
                 expired = stopping or time.monotonic() > session.expires
                 if session.over or (expired and not session.busy):

@@ -158,6 +158,7 @@ class HTTPClient:
             ) as response:
                 async for chunk in response.aiter_bytes():
                     chunks.append(chunk)
+                    # Counted as it comes and not by the header, which may be missing or wrong.
                     most -= len(chunk)
                     if most < 0:
                         raise self._fault(
@@ -181,6 +182,7 @@ class HTTPClient:
         tries = {asyncio.create_task(self._try(request))}
         try:
             done, _ = await asyncio.wait(tries, timeout=self.retry_policy.hedge_after_s)
+            # Beside the first and not in its place, because the first may still answer before the second.
             if not done:
                 tries.add(asyncio.create_task(self._try(request)))
             pending = set(tries)
@@ -222,6 +224,7 @@ class HTTPClient:
                 transport=self._transport,
             )
             self._clients[loop] = client
+            # A loop closes its generators and knows nothing of clients, so that a generator closes the client.
             self._keepers[loop] = self._keep(loop, client)
             await anext(self._keepers[loop])
         return self._clients[loop]
@@ -237,6 +240,7 @@ class HTTPClient:
 
 def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work`` on an event loop of its own, inside a running event loop or outside of one."""
+    # In a thread, because a loop that runs already in this one does not let `asyncio.run` start another.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
 

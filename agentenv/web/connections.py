@@ -73,6 +73,8 @@ def most_connections(wanted: int) -> int:
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES
+    # Raised first and lowered only where that does not do: most systems have a soft limit of 1024 and a far higher
+    # hard one.
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -132,6 +134,7 @@ class _Bounds(_Connection):
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
             return  # refused, or a WebSocket by now, whose own protocol has bounds
         self._taken = self._taken + len(data) if self._inside else 0
+        # An eighth of the body beside it, for the framing of its chunks.
         if self._taken - self._body > self.limits.headers_bytes + self._body // 8:
             self._refuse()
 
@@ -214,6 +217,7 @@ class _Bounds(_Connection):
             self.by_address[self._address] -= 1
             if not self.by_address[self._address]:
                 del self.by_address[self._address]
+            # Set to None, because a WebSocket and the connection that it was may both report the end.
             self._address = None
 
     def _abort_soon(self) -> None:

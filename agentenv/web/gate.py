@@ -63,6 +63,7 @@ class Gate:
 
     def ready(self) -> None:
         """Lets callers in, unless it was stopped meanwhile."""
+        # A server may be stopped while it loads, and must not let anybody in after that.
         if self.state == STARTING:
             self.state = READY
 
@@ -83,6 +84,7 @@ class Gate:
         """
         if self._token is not None:
             scheme, _, given = authorization.strip(" \t").partition(" ")
+            # In a time that does not tell where the two differ.
             right = hmac.compare_digest(given.lstrip(" ").encode(), self._token.encode())
             if scheme.lower() != "bearer" or not right:
                 raise Refusal(

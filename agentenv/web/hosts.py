@@ -58,6 +58,7 @@ class HostCheck:
         """Why a request with these headers is refused; empty where it is not."""
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
+        # RFC 9112, section 3.2, refuses more than one: a proxy in between might have read another of them.
         if len(hosts) != 1:
             return f"A request names one Host; this one has {len(hosts)}."
         if not self._known(name_of(hosts[0])):

@@ -76,12 +76,15 @@ async def _read(request: "Request", gate: Gate, limit: int) -> bytes:
             if length <= limit:
                 chunks.append(chunk)
                 if length > SMALL_BODY:
+                    # From its first byte on once it is large, so that a body that was small for long counts with all
+                    # that it holds.
                     gate.arriving, counted = gate.arriving + length - counted, length
                 if counted and gate.arriving > gate.most_arriving:
                     raise Refusal(503, "Many large bodies arrive at the moment; try again later.", "Full")
             elif length > _DRAINED * limit:
                 break
     finally:
+        # However it ended, or the room would be lost until the server is started again.
         gate.arriving -= counted
     if length > limit:
         raise Refusal(413, f"The body is longer than {limit} bytes; send several requests.", "TooLarge")
@@ -123,6 +126,7 @@ def _whole(reply: Any) -> bytes:
     try:
         return orjson.dumps(reply)
     except TypeError:
+        # Not a number is no JSON, which callers in other languages refuse.
         return json.dumps(reply, allow_nan=False).encode()
 
 

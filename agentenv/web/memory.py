@@ -19,6 +19,7 @@ def trim_soon() -> None:
 
 
 def _trim() -> None:
+    # Released first: what is sent from now on may need a look of its own.
     _planned.release()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -90,5 +90,6 @@ class RetryPolicy:
         """Seconds to wait after ``tries`` failures, where the server asks for ``after_s``: never less than that."""
         if after_s == 0:
             return 0.0
+        # The larger of both: to come back before the server wants it only costs a try.
         own = backoff(tries, first_s=self.pause_s, longest_s=self.longest_pause_s, rng=_spread)
         return max(own, after_s or 0.0)

@@ -179,3 +179,36 @@ def test_who_is_cancelled_cancels_what_was_called_and_leaves_nothing_counted() -
 
     before = env_calls.abandoned()
     assert asyncio.run(run()) == before
+
+
+def test_an_answer_that_is_added_while_others_are_taken_away_is_delivered() -> None:
+    """The run's loop takes all answers away right after the environments' loop has seen that there are some."""
+
+    async def run() -> str:
+        home = asyncio.get_running_loop()
+        await call("a step", 5, nothing)
+        (loop,) = env_calls._hosts[home].loops
+        earlier = env_calls._Order("an earlier step", nothing, 5, home)
+        earlier.answer.set_result(None)
+
+        class Looked(list[Any]):
+            looks = 0
+
+            def __len__(self) -> int:
+                found, ran = super().__len__(), threading.Event()
+                if not self.looks:
+                    self.looks += 1
+                    home.call_soon_threadsafe(lambda: (loop.answer(), ran.set()))
+                    ran.wait(0.2)
+                return found
+
+        async def work() -> str:
+            await asyncio.sleep(1.2)  # until nobody looks any more whether the loop is blocked
+            loop._done = Looked([(earlier, None, None)])
+            return "here"
+
+        return await call("a step", 2, work)
+
+    async def nothing() -> None: ...
+
+    assert asyncio.run(run()) == "here"

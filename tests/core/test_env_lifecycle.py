@@ -1,6 +1,7 @@
 """What is said of episodes that were masked; that environments which fail are masked stands in ``test_hostile_envs.py``."""
 
 import asyncio
+import threading
 import traceback
 from dataclasses import replace
 from typing import Any
@@ -117,3 +118,37 @@ def test_a_mistake_of_the_user_is_raised_and_what_was_made_is_closed() -> None:
     with pytest.raises(ConfigurationError, match="no such option"):
         asyncio.run(make_envs([lambda: Counted(None), wrong, lambda: Counted(None)], 5.0))
     assert closed == [1, 1]
+
+
+def test_what_is_made_when_whoever_asked_is_cancelled_is_closed() -> None:
+    """The first is there at that moment, and the second comes later."""
+    go, closed = threading.Event(), []
+
+    class Named(Odd):
+        def __init__(self, name: str) -> None:
+            super().__init__(None)
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    def late() -> Env[Any]:
+        go.wait(30)
+        return Named("late")
+
+    async def run() -> list[str]:
+        asked = asyncio.create_task(make_envs([lambda: Named("early"), late], 2.0))
+        await asyncio.sleep(1.3)  # the answer of the first is taken from the loop that the second one blocks
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        before = [*closed]
+        go.set()
+        for _ in range(500):
+            if len(closed) == 2:
+                break
+            await asyncio.sleep(0.01)
+        return before
+
+    assert asyncio.run(run()) == ["early"]
+    assert closed == ["early", "late"]

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 import pytest
 
 from agentenv.core.types import Passage
@@ -184,3 +185,30 @@ def test_specs_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERPER_API_KEY", KEY)
     info = make_retriever("web:serper").info()
     assert (info.name, info.documents, info.contextual) == ("serper", 0, False)
+
+
+def test_a_query_that_fails_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for them any more, and each may be paid for."""
+    ended: list[str] = []
+    monkeypatch.setenv("SEARXNG_URL", "http://engine.example")
+
+    async def run() -> list[str]:
+        begun = asyncio.Event()
+
+        async def answer(request: httpx.Request) -> httpx.Response:
+            if request.url.params["q"] == "refused":
+                await begun.wait()
+                return httpx.Response(403)
+            begun.set()
+            try:
+                await asyncio.sleep(30)
+            finally:
+                ended.append(request.url.params["q"])
+            return httpx.Response(200, json={"results": []})
+
+        retriever = WebRetriever.named("searxng", transport=httpx.MockTransport(answer))
+        with pytest.raises(RetrieverFault):
+            await retriever.search(["refused", "slow"], 3)
+        return list(ended)
+
+    assert asyncio.run(run()) == ["slow"]

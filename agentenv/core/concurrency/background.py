@@ -44,6 +44,7 @@ class BackgroundLoop:
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
         """Starts ``coroutine``; tasks that it makes go on after it."""
         with self._lock:
+            # Under the lock, because several threads may submit first, and each would start a loop of its own.
             if self._loop is None:
                 self._start()
             assert self._loop is not None
@@ -70,6 +71,8 @@ class BackgroundLoop:
     def close(self, timeout_s: float = 30.0) -> None:
         """Cancels what still runs and ends the thread; one that does not end in time is left to die with the process."""
         with self._lock:
+            # The loop is taken away before it is stopped: `_main` runs it again as long as it is this object's, and a
+            # later `submit` starts another one.
             loop, thread, self._loop = self._loop, self._thread, None
         if loop is None or thread is None:
             return

@@ -93,6 +93,7 @@ class Batcher(Generic[In, Out]):
         self._timeout_s = timeout_s
         # Not the shared pool: OpenMP keeps one team of workers for every thread that calls it.
         self._thread = DaemonThreads(1, "batcher", replaces=False)
+        # Weak, so that a batcher that outlives a run does not keep the run's loop.
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue[In, Out]] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,6 +136,7 @@ class Batcher(Generic[In, Out]):
             while queue.waiters:
                 await asyncio.sleep(0)  # requests of the same turn of the loop share a batch
                 await self._wait_for_more(queue)
+                # Taken out before the batch runs, because further items are submitted meanwhile.
                 size = self.max_batch or len(queue.waiters)
                 batch, queue.waiters = queue.waiters[:size], queue.waiters[size:]
                 began = time.monotonic()
@@ -142,6 +144,8 @@ class Batcher(Generic[In, Out]):
                 queue.ended = time.monotonic()
                 queue.batch_s, queue.last_batch_size = queue.ended - began, len(batch) + len(queue.waiters)
         finally:
+            # Also where the batch failed or the loop ends: with a task that has ended in its place the queue would
+            # never move again.
             queue.task = None
 
     async def _wait_for_more(self, queue: _Queue[In, Out]) -> None:
@@ -158,6 +162,7 @@ class Batcher(Generic[In, Out]):
 
     async def serve(self, waiters: list[_Waiter[In, Out]]) -> None:
         """Runs one batch; every waiter still there gets its result or the exception of the batch."""
+        # Whoever was cancelled while it waited has no use for an answer, and the batch is smaller without it.
         waiters = [waiter for waiter in waiters if not waiter.answer.done()]
         if not waiters:
             return
@@ -235,6 +240,8 @@ class DeterministicBatcher:
         finally:
             episode_index.reset(index_token)
             _slot.reset(slot_token)
+            # Before the next check: what an environment asks after its episode is no business of the others, and it
+            # forms batches by arrival.
             slot.live = False
             self._slots.remove(slot)
             self._check_soon()
@@ -271,6 +278,8 @@ class DeterministicBatcher:
         batcher = min((batcher for batcher, _ in requests), key=lambda batcher: batcher.order)
         waiters = [waiter for asked, waiter in requests if asked is batcher]
         waiters.sort(key=lambda waiter: waiter.index)
+        # Kept, because the event loop itself holds tasks weakly, and because no second round may begin before this
+        # one has ended.
         self._round = asyncio.get_running_loop().create_task(self._play(batcher, waiters))
 
     async def _play(self, batcher: Batcher[Any, Any], waiters: list[_Waiter[Any, Any]]) -> None:

@@ -70,6 +70,7 @@ class Deadline:
             if not self._holds:
                 self._used += time.monotonic() - self._since
             self._holds += 1
+            # The watchers are called outside of the lock: they take that of their pool, and no thread may hold both.
             watchers = self._watchers if self._holds == 1 else ()
         for watcher in watchers:
             watcher()
@@ -160,6 +161,7 @@ def deadline_of(seconds: float) -> Iterator[Deadline]:
 async def ends_within(deadline: Deadline, call: "asyncio.Future[Any]") -> bool:
     """Waits for ``call`` as long as ``deadline`` has time left; whether it has ended."""
     while not call.done() and (left := deadline.left()) > 0:
+        # What is left is looked at again after each wait, because the deadline may have been held in the meantime.
         await asyncio.wait({call}, timeout=max(left, _SHORTEST_S))
     return call.done()
 
@@ -181,10 +183,13 @@ async def within(seconds: float, work: Awaitable[T], fault: Fault) -> T:
         Exception: what the work raised.
     """
     with deadline_of(seconds) as deadline:
+        # Within the block, because a task copies the context when it is made: calls within `work` find this deadline
+        # in it.
         task = asyncio.ensure_future(guarded(work, fault))
     if isinstance(
         work, Coroutine
     ):  # of a task that is cancelled before it begins, Python warns that nobody awaited it
+        # On a coroutine that has ended, to close it does nothing.
         task.add_done_callback(lambda _: work.close())
     try:
         ended = await ends_within(deadline, task)

@@ -49,6 +49,7 @@ class _Call(Future[Any]):
         self.hold.end()
         if self.deadline is not None:
             self.deadline.watch(self._look)
+            # The deadline may have been held before it was watched.
             self._look()
         try:
             result = self.run()
@@ -72,6 +73,7 @@ class _Pool:
     def __init__(self, size: int, name: str, replaces: bool) -> None:
         self.abandoned = 0
         self._size, self._name, self._replaces = size, name, replaces
+        # Guards all that follows. It is never held while a call runs, nor while a deadline is moved.
         self._ready = threading.Condition()
         self._waiting: deque[_Call] = deque()
         self._running: set[_Call] = set()
@@ -129,6 +131,7 @@ class _Pool:
         if wanted <= 0:
             return
         self._ready.notify(wanted)
+        # A held call gives up its place and keeps its thread, so there may be more threads than places.
         while self._threads < len(self._running) + wanted:
             self._threads += 1
             self._started += 1
@@ -143,6 +146,8 @@ class _Pool:
         while (call := self._next()) is not None:
             call.carry_out()
             with self._ready:
+                # Under the lock, because `give_up` may come at the same moment: either the thread leaves or the call
+                # does, and never both.
                 if call not in self._running:  # it was given up, and this thread replaced
                     self.abandoned -= self._replaces
                     return
@@ -157,6 +162,7 @@ class _Pool:
                         return None
                     self._ready.wait()
                 call = self._waiting.popleft()
+                # False for a call that was cancelled while it waited; its thread goes on with the next one.
                 if call.set_running_or_notify_cancel():
                     self._running.add(call)
                     return call

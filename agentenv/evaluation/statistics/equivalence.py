@@ -37,6 +37,7 @@ def equivalence_p(a_A: ArrayLike, b_B: ArrayLike, margin: float) -> float:
     a, b = (_checked(values) for values in (a_A, b_B))
     if not margin > 0:
         raise ConfigurationError(f"A margin of equivalence is above 0, not {margin}.")
+    # Of each system by itself, as in Welch's test: a pooled variance would assume that both spread alike.
     errors = np.array([x.var(ddof=1) / x.size for x in (a, b)])
     room = margin - abs(float(a.mean() - b.mean()))
     if max(np.ptp(x) for x in (a, b)) <= _ROUNDING * max(1.0, np.abs([a.mean(), b.mean()]).max()):
@@ -47,6 +48,7 @@ def equivalence_p(a_A: ArrayLike, b_B: ArrayLike, margin: float) -> float:
 
 def _upper_tail(t: float, df: float) -> float:
     """Probability that Student's t with ``df`` degrees of freedom is at least ``t``."""
+    # One-sided, because each of the two tests asks about one end of the margin alone.
     half = t_two_sided(abs(t), df) / 2 if abs(t) < inf else 0.0
     return half if t >= 0 else 1 - half
 

@@ -54,6 +54,7 @@ def _coefficient(step: int, x: float, a: float, b: float) -> float:
 def beta_quantile(q: float, a: float, b: float) -> float:
     """The x with ``beta_cdf(x, a, b) = q``, by bisection."""
     low, high = 0.0, 1.0
+    # Bisected, because the density may be infinite at an end, where Newton's steps leave [0, 1].
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if beta_cdf(middle, a, b) < q else (low, middle)
@@ -71,6 +72,7 @@ def t_quantile(q: float, df: float) -> float:
 
 def t_two_sided(t: float, df: float) -> float:
     """Probability that Student's t with ``df`` degrees of freedom is at least as far from 0 as ``t``."""
+    # Without a bound on the degrees of freedom the argument of the beta function would be inf / inf.
     return 2 * (1 - NormalDist().cdf(abs(t))) if isinf(df) else beta_cdf(df / (df + t * t), df / 2, 0.5)
 
 
@@ -85,6 +87,7 @@ def robust_error(x: Floats, members: Sequence[Sequence[int]]) -> tuple[float, fl
     sizes = np.array([len(rows) for rows in members], dtype=np.float64)
     if len(sizes) < 2:
         return inf, 1.0
+    # With two clusters at least no cluster has all questions, so that nothing is divided by 0.
     adjust = 1 / np.sqrt(1 - sizes / x.size)
     residuals = adjust * np.array([(x[rows] - x.mean()).sum() for rows in map(list, members)])
     return float(sqrt((residuals**2).sum()) / x.size), min(
@@ -140,6 +143,7 @@ def difference_interval(d: Floats, members: Sequence[Sequence[int]], level: floa
     up, down = np.maximum(d, 0), np.maximum(-d, 0)
     # Each part lies in [0, 1], where Wilson's interval keeps a width although nearly all values are 0.
     (low_up, high_up), (low_down, high_down) = (bounded_interval(part, members, level) for part in (up, down))
+    # The covariance of the two parts is E[up down] - E[up] E[down], whose first term is 0.
     spread = sqrt(up.var() * down.var())
     correlation = -float(up.mean() * down.mean()) / spread if spread > 0 else 0.0  # up times down is 0
     lower_ends = (float(up.mean()) - low_up, high_down - float(down.mean()))
@@ -179,6 +183,7 @@ def welch_interval(a: Floats, b: Floats, level: float = 0.95) -> tuple[float, fl
     """
     errors = np.array([x.var(ddof=1) / x.size for x in (a, b)])
     difference, total = float(a.mean() - b.mean()), float(errors.sum())
+    # Equal values of both have no degrees of freedom; the interval is the difference itself.
     if total == 0:
         return difference, difference
     df = total**2 / float((errors**2 / np.array([a.size - 1, b.size - 1])).sum())

@@ -63,6 +63,7 @@ def sequential_power(
         scores_RMN[:, 0] += effect
         signs_SN = signs(rng, permutations, per_interim)
         pools = [np.concatenate([scores_RMN[:, one], scores_RMN[:, other]], axis=1) for one, other in pairs]
+        # A new array and not `+=`, because `looks` keeps the sums of every analysis.
         sums_RPS = sums_RPS + np.stack([pool @ signs_SN.T for pool in pools], axis=1)
         looks.append(sums_RPS)
     apart_RP = distinguished(np.stack(looks), alpha / interims)
@@ -95,9 +96,11 @@ def _extreme_pairs(sizes_KRPS: Floats, open_RP: NDArray[np.bool_], step: float) 
     found_R = np.full(count, -1)
     for look, sizes_RPS in enumerate(sizes_KRPS, start=1):
         largest_RS = np.where(open_RP[:, :, None], sizes_RPS, -1.0).max(axis=1)
+        # The tiny addition keeps a product such as .05 * 20 / 20 from being rounded down to one less.
         allowed_R = int(look * step * permutations + 1e-9) - (~left_RS).sum(axis=1)
         ranked_RS = np.sort(np.where(left_RS, largest_RS, -np.inf), axis=1)[:, ::-1]
         place_R = np.clip(allowed_R, 0, permutations - 1)
+        # A tie with the value at the edge is not taken: only what is larger, by more than rounding, is more extreme.
         cut_R = np.take_along_axis(ranked_RS, place_R[:, None], axis=1)
         taken_RS = left_RS & (largest_RS > cut_R + 1e-9 * np.maximum(1.0, np.abs(cut_R)))
         new_R = taken_RS[:, 0] & (found_R < 0) & open_RP.any(axis=1)
@@ -163,6 +166,7 @@ def detectable_margin(*, per_interim: int, interims: int, alpha: float, power: f
 def _smallest(power_of: Callable[[float], float], power: float) -> float | None:
     """Where a power that grows with its argument reaches ``power``, by bisection."""
     low, high = 0.0, _WIDEST
+    # Before the bisection, which would otherwise end at the upper edge as if the power were reached there.
     if power_of(high) < power:
         return None
     for _ in range(_HALVINGS):

@@ -120,6 +120,7 @@ def compare_sequentially(
         if any(len(scores[name][part]) < per_interim for pair in undecided for name in pair):
             break
         interim += 1
+        # The same permutations for all pairs: the maximum over pairs is then that of one and the same permutation.
         drawn = signs(rng, permutations, per_interim)
         for first, second in undecided:
             pool = np.array([*scores[first][part], *scores[second][part]], dtype=np.float64)
@@ -128,6 +129,7 @@ def compare_sequentially(
         while extreme := _most_extreme({pair: sums[pair] for pair in undecided}, alpha / interims):
             names, decisive = extreme
             found[names] = _Found(interim, decisive)
+            # And the test is made again on the smaller family, whose maximum under permutations is lower (step-down).
             undecided.remove(names)
     last = Verdict.NO_DIFFERENCE if interim == interims else Verdict.UNDECIDED
     pairs = tuple(_pair(scores, names, found.get(names), interim, per_interim, last) for names in sums)
@@ -156,6 +158,7 @@ def _most_extreme(sums: Mapping[_Names, Sequence[Floats]], step: float) -> tuple
     for k in range(depth):
         sizes = np.abs([sums[pair][k] for pair in names])  # [P, 1 + S]
         largest = sizes.max(axis=0)
+        # The tiny addition keeps a product such as .01 * 5 * 20 from being rounded down to one less.
         allowed = int((k + 1) * step * left.size + 1e-9) - int((~left).sum())
         taken = left & (largest > _cut(largest[left], allowed))
         if taken[0]:

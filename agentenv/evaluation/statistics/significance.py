@@ -138,8 +138,10 @@ def _interval(
 ) -> tuple[float, float, str]:
     proportion, bounded = bool(np.isin(x, (0.0, 1.0)).all()), bool(x.min() >= 0 and x.max() <= 1)
     few, sparse = len(members) < SMALL_SAMPLE, few_differ(x)
+    # First, because every method below would give an interval of no width.
     if not bounded and len(members) > 1 and _no_spread(x, members):
         return -inf, inf, "unknown"
+    # Clusters that all hold one question are none: the simple methods are sharper there.
     if len(members) < x.size:
         if proportion or (bounded and few):
             return *bounded_interval(x, members, level), "wilson clustered"
@@ -212,6 +214,7 @@ def _cluster_means(x: Floats, members: Sequence[Sequence[int]], resamples: int, 
     sizes = np.array([len(rows) for rows in members])
     even = np.full(len(members), 1 / len(members))
     rng = np.random.default_rng(seed)
+    # How often each cluster is drawn is enough: no index of a question is ever drawn.
     draws = (rng.multinomial(len(members), even, size=rows) for rows in _blocks(resamples, len(members)))
     return np.concatenate([drawn @ sums / (drawn @ sizes) for drawn in draws])
 
@@ -229,6 +232,7 @@ def calibration_error(confidences: Sequence[float], correct: Sequence[float], *,
         raise ConfigurationError(
             f"Every answer needs one confidence; there are {claimed.size} for {right.size}."
         )
+    # A stable sort, so that answers of equal confidence fall into bins by their order and not by chance.
     order = np.argsort(claimed, kind="stable")
     bins = np.array_split(order, np.arange(per_bin, claimed.size - per_bin + 1, per_bin))
     squares = [rows.size * (claimed[rows].mean() - right[rows].mean()) ** 2 for rows in bins]
@@ -243,6 +247,7 @@ def mcnemar_exact(b: int, c: int) -> float:
     """
     if b < 0 or c < 0:
         raise ConfigurationError(f"Discordant counts cannot be negative: {b}, {c}.")
+    # In whole numbers, which are exact however many pairs there are.
     tail = sum(comb(b + c, i) for i in range(min(b, c) + 1))
     return min(1.0, 2 * tail / (1 << (b + c)))
 
@@ -310,6 +315,8 @@ def paired_bootstrap(
         p_value = t_two_sided(float(d.mean()) / error, df) if error > 0 else sign_flip_p(d, members)
         return PairedDifference(float(d.mean()), low, high, p_value, "t clustered" if clustered else "t")
     method = "bootstrap clustered" if clustered else "bootstrap"
+    # Differences of a question are drawn as a pair, so that what makes a question hard for both does not widen the
+    # interval.
     means = _cluster_means(d, members, resamples, seed) if clustered else _bootstrap_means(d, resamples, seed)
     low, high = (float(end) for end in np.quantile(means, _tails(level)))
     if not clustered and x.size < SMALL_SAMPLE:
@@ -329,6 +336,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = [0.0] * len(p_values)
     highest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        # The largest so far, so that a smaller p-value never gets a larger adjusted one than its successor.
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = highest
     return adjusted
@@ -344,8 +352,11 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     """
     if not (0 <= c <= n and 1 <= k <= n):
         raise ConfigurationError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}.")
+    # Fewer wrong samples than draws: one of the draws is right for certain, and the product below would have a factor
+    # below 0.
     if n - c < k:
         return 1.0
+    # The quotient of the two binomials as a product of factors near 1: each binomial by itself overflows a float.
     return 1.0 - prod(1.0 - k / i for i in range(n - c + 1, n + 1))
 
 

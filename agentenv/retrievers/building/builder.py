@@ -108,6 +108,7 @@ def build_folder(
         left = journal.rows
         vectors, resumed = _encode(corpus, encoder, work, journal, report)
         unfinished = UnfinishedIndex(work / "index.partial", [chosen, *of])
+        # One thread, so that sums in training come in one order and the file is the same each time.
         with faiss_threads(1):
             index = _fill(vectors, chosen, unfinished, report, checkpoint_s)
         write_index(index, target / INDEX_FILE)
@@ -139,6 +140,7 @@ def _encode(
     with path.open("r+b" if path.exists() else "w+b") as file:
         journal.keep(intact_parts(file, journal.parts, encoder.dim * 4, checked))
         resumed = journal.rows
+        # What stands behind the last intact part is encoded again, and appending needs the end to be there.
         file.truncate(resumed * encoder.dim * 4)
         file.seek(0, os.SEEK_END)
         report("encoding", resumed, len(corpus))
@@ -147,6 +149,7 @@ def _encode(
             encoded = encode_documents(encoder, chunk).astype(np.float32).tobytes()
             file.write(encoded)
             file.flush()
+            # On the disk before the journal says so: after a power cut it may not promise vectors that were lost.
             os.fsync(file.fileno())
             journal.add(Part(start + len(chunk), hashlib.sha256(encoded).hexdigest()))
             report("encoding", start + len(chunk), len(corpus))
@@ -197,6 +200,8 @@ def _site(out: Path) -> Iterator[tuple[Path, Path]]:
                 raise
             if out.exists():
                 out.rename(site / "old")
+            # Before the rename: a folder may not stand under its name with contents that a power cut could still
+            # take.
             sync_folder(new)
             new.rename(out)
             sync(out.parent)

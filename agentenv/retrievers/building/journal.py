@@ -101,6 +101,7 @@ class UnfinishedIndex:
     def write(self, index: Any) -> None:
         """Writes the index as far as it is, then its checksum."""
         write_index(index, self._path)
+        # The checksum last: an index that was cut off has that of an older one, and is not used.
         write_text(self._card, json.dumps(self._state()))
 
     def _state(self) -> dict[str, Any]:

@@ -132,6 +132,7 @@ async def _guarded(
         service.active -= 1
         service.answered += 1
     service.telemetry.request(route, status, time.perf_counter() - began)
+    # What is left of a body that was not read to its end would be taken for the next request.
     closing = status in (408, 413) or service.state == STOPPING
     return json_response(reply, status, closing=closing, sent=sent)
 

@@ -168,6 +168,7 @@ class QueryQueue:
 
     def _enqueue(self, new: dict[Key, Query | str], k: int) -> dict[Key, _InflightQuery]:
         """Puts queries into the queue and has them answered, whoever stops waiting."""
+        # Before anything is taken: a request is taken as a whole or refused as a whole.
         if self.waiting + len(new) > self.queue:
             raise QueueFull(
                 f"{self.waiting} of {self.queue} places are taken and {len(new)} more queries came; try again later."
@@ -187,6 +188,7 @@ class QueryQueue:
     async def _wait(self, inflight: list[_InflightQuery], timeout_s: float) -> None:
         groups = {flight.group for flight in inflight}
         for group in groups:
+            # Counted, because others may have joined its queries: it is dropped when the last of them has gone.
             group.wanted_by += 1
         try:
             _, late = await asyncio.wait({flight.reply for flight in inflight}, timeout=timeout_s)
@@ -207,6 +209,7 @@ class QueryQueue:
         finally:
             self._release(group.inflight)
             for flight in group.inflight:
+                # Whoever still waits is woken, also where the group was cancelled.
                 flight.reply.cancel()
             group.inflight = []  # a circle, which would keep all passages until the collector comes by
 
@@ -223,6 +226,7 @@ class QueryQueue:
         for flight, passages in zip(inflight, found.passages, strict=True):
             reply = (passages, found.missing)
             flight.reply.set_result(reply)
+            # An incomplete reply is given and not kept: the shard that was silent may be back for the next one.
             if self._cache.size and not self.info.contextual and not found.missing:
                 self._cache.put(flight.key, reply)
 

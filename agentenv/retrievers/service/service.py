@@ -84,6 +84,7 @@ class Service(Gate):
             )
             self.telemetry.watch(name, retriever)
             for part in batching_parts(retriever).values():
+                # Only in a server, whose callers come one by one; episodes of a run meet in batches anyway.
                 part.max_wait = _LINGER
             if hasattr(retriever, "corpus"):
                 self._pages[name] = Pages(retriever.corpus)
@@ -101,6 +102,7 @@ class Service(Gate):
         k = body.k if isinstance(body, SearchRequest) else body.topk or DEFAULT_K
         if k > self.limits.most_k:
             raise Refusal(422, f"k is {k}; this server gives at most {self.limits.most_k}.", "BadRequest")
+        # By what can be found at most: a small corpus gives fewer than k.
         wanted = len(body.queries) * min(k, self._queue_of(body.corpus or corpus).info.documents or k)
         most = self.limits.passages
         if wanted > most:

@@ -5,10 +5,11 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import ConfigurationError, Fault, IndexMismatch, RetrieverFault
 from agentenv.retrievers.remote import RemoteRetriever, SearchReply
-from agentenv.retrievers.service.wire import content_digests
+from agentenv.retrievers.service.wire import quoted_contents
 from agentenv.web.retries import RetryPolicy
 
 SHARD_PATIENCE = RetryPolicy(timeout_s=15.0, connect_s=2.0, tries=3)
@@ -75,6 +76,7 @@ class ShardedRetriever:
             RetrieverFault: no shard answered.
         """
         asked = (shard.search_partial(queries, k) for shard in self.shards)
+        # All answers, because a shard that fails must not cost what the others found.
         answers = await asyncio.gather(*asked, return_exceptions=True)
         found: list[SearchReply] = []
         missing: list[str] = []
@@ -99,7 +101,7 @@ class ShardedRetriever:
         Raises:
             RetrieverFault: a shard did not answer, and it may be the one that has them.
         """
-        parts = await asyncio.gather(*(shard.documents(ids, urls) for shard in self.shards))
+        parts = await gather_all(shard.documents(ids, urls) for shard in self.shards)
         return [_joined([one for one in copies if one is not None]) for copies in zip(*parts, strict=True)]
 
     def info(self) -> RetrieverInfo:
@@ -121,4 +123,4 @@ def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     if not parts:
         return None
     text = "\n".join(part["text"] for part in parts)
-    return parts[0] | {"text": text, "contents": content_digests(parts[0]["title"], text)}
+    return parts[0] | {"text": text, "contents": quoted_contents(parts[0]["title"], text)}

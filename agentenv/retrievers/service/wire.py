@@ -88,7 +88,7 @@ class AccessRequest(BaseModel):
     """Which of several corpora; None is the one of the path, or the first."""
 
 
-def content_digests(title: str, text: str) -> str:
+def quoted_contents(title: str, text: str) -> str:
     """A document as Search-R1 writes it: the quoted title, a newline, the text."""
     return f'"{title}"\n{text}'
 
@@ -98,7 +98,7 @@ def retrieved(passages: list[Passage], scores: bool) -> list[dict[str, Any]]:
 
     The ``url`` is what ASearcher's clients hand to ``/access``: an id is an address there.
     """
-    documents = [{"id": p.id, "url": p.id, "contents": content_digests(p.title, p.text)} for p in passages]
+    documents = [{"id": p.id, "url": p.id, "contents": quoted_contents(p.title, p.text)} for p in passages]
     if not scores:
         return documents
     return [{"document": d, "score": p.score} for d, p in zip(documents, passages, strict=True)]
@@ -109,5 +109,5 @@ def accessed(documents: list[Document], url: str | None) -> dict[str, Any] | Non
     if not documents:
         return None
     first, text = documents[0], "\n".join(document.text for document in documents)
-    contents = content_digests(first.title, text)
+    contents = quoted_contents(first.title, text)
     return {"id": first.id, "url": url, "title": first.title, "text": text, "contents": contents}

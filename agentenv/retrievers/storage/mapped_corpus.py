@@ -48,15 +48,15 @@ class MappedCorpus(Corpus):
             with self._path.open("rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             # asarray: a plain view of the map, which is much faster to take single rows from
-            self._specs: Table = np.asarray(np.load(folder / STARTS_FILE, mmap_mode="r"))
+            self._starts: Table = np.asarray(np.load(folder / STARTS_FILE, mmap_mode="r"))
             self._ids: Table = np.asarray(np.load(folder / IDS_FILE, mmap_mode="r"))
         except (OSError, ValueError) as error:
             raise CorpusError(f"{self._path} or its tables cannot be read: {error}.") from error
-        if self._ids.shape != (2, len(self._specs)) or self._specs[-1] >= len(self._bytes):
+        if self._ids.shape != (2, len(self._starts)) or self._starts[-1] >= len(self._bytes):
             raise CorpusError(f"{self._path} does not belong to its tables; build the retriever again.")
 
     def __len__(self) -> int:
-        return len(self._specs)
+        return len(self._starts)
 
     def __iter__(self) -> Iterator[Document]:
         return map(self._read, range(len(self)))
@@ -78,6 +78,7 @@ class MappedCorpus(Corpus):
         """
         hashes, rows = self._ids
         code = _hash(document_id)
+        # Two ids may have one hash, so that all rows of it are looked at.
         for place in range(int(np.searchsorted(hashes, code)), len(rows)):
             if hashes[place] != code:
                 break
@@ -86,7 +87,7 @@ class MappedCorpus(Corpus):
         raise KeyError(document_id)
 
     def _read(self, row: int) -> Document:
-        start = int(self._specs[row])
+        start = int(self._starts[row])
         end = self._bytes.find(b"\n", start)
         line = self._bytes[start:] if end < 0 else self._bytes[start:end]
         return parse_document(line, f"{self._path}, row {row + 1}")
@@ -151,6 +152,7 @@ class _Tables:
         for start, document in rows:
             starts.append(start)
             hashes.append(_hash(document.id))
+            # In our own layout, whatever the file's, so that one corpus has one fingerprint.
             digest.update(document_line(document))
         self.starts = np.frombuffer(starts, dtype=np.int64)
         self.hashes = np.frombuffer(hashes, dtype=np.int64)

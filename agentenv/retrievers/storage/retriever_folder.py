@@ -196,6 +196,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     refuse_other_content(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        # Beside its goal, because a rename works within one file system alone.
         room = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     except OSError as error:
         raise ConfigurationError(f"{out} cannot be written: {error.strerror}.") from error

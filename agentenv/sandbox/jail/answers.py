@@ -40,6 +40,8 @@ def hand_over(talk: socket.socket, bodies: list[bytes], deadline: float) -> None
         if not writable.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise TimeoutError
         try:
+            # Never blocking: an interpreter that reads nothing would otherwise hold its supervisor beyond the
+            # deadline.
             view = view[talk.send(view, socket.MSG_DONTWAIT) :]
         except BlockingIOError:
             continue

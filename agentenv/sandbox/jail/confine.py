@@ -45,6 +45,7 @@ def hide_host(kept: list[str]) -> None:
     new = "/new"
     kept = [folder for folder in kept if os.path.isdir(folder) and not os.path.islink(folder)]
     kernel.unshare(kernel.CLONE_NEWNS)
+    # Private first, so that nothing of what follows is seen outside of this namespace.
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", new, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     os.makedirs(f"{new}/empty")
@@ -96,6 +97,7 @@ def part(*, network: bool) -> None:
         except OSError as error:
             why = NO_NETWORK.get(error.errno or 0, str(error.strerror))
             raise OSError(f"a run cannot have a network of its own: {why}") from error
+    # A new `/proc` and not the one that was there, which shows the processes of the namespace that mounted it.
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
 
@@ -151,6 +153,7 @@ def act_as(uid: int) -> None:
     Its real uid stays that of the jail's first process.
     """
     if uid:
+        # The group first: with the new effective uid it could not be changed any more.
         os.setegid(uid)
         os.seteuid(uid)
 
@@ -181,11 +184,14 @@ def limit(limits: dict[str, Any], size: int, *, isolated: bool, session: bool) -
     }
     if isolated and not session:
         bounds[resource.RLIMIT_NPROC] = limits["processes"]
+    # Soft and hard limit alike, or the program could raise the soft one again.
     for kind, value in bounds.items():
         resource.setrlimit(kind, (value, value))
     os.nice(NICE)
     if not session:
         seconds = max(1, round(limits["cpu_s"]))
+        # A second apart: SIGXCPU comes first and tells a timeout from a kill, and SIGKILL ends a program that ignores
+        # it.
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
@@ -230,6 +236,7 @@ def renounce(setup: dict[str, Any], *, session: bool = False) -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or else its own files in /proc are not its own
     if not session:
         end_first("self")
+    # Opened before `/proc` is left: the uid map below is written through it.
     own = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
     if session:
         _leave_proc()

@@ -37,6 +37,7 @@ def gather(read: Callable[[int], bytes], size: int) -> bytes:
     parts = bytearray()
     while len(parts) < size:
         try:
+            # A mebibyte at most, so that what a length promises is not reserved before it comes.
             part = read(min(size - len(parts), 1 << 20))
         except ConnectionError as error:
             raise Closed from error
@@ -132,6 +133,7 @@ def receive(link: socket.socket, limit: int = MAX_BODY, deadline: float | None =
 
 def receive_with_fds(link: socket.socket, count: int = 3) -> tuple[bytes, list[int]]:
     """The next message on a link and the descriptors that came with it."""
+    # All of the head at once: descriptors come with its first byte, and a plain read of that byte would lose them.
     head, fds, _, _ = socket.recv_fds(link, LENGTH.size, count, socket.MSG_WAITALL)
     if len(head) < LENGTH.size:
         raise Closed

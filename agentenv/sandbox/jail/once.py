@@ -78,6 +78,7 @@ def pipe() -> tuple[int, int]:
 
 def become(fds: list[int]) -> None:
     """Makes ``fds`` the descriptors 0, 1, 2 and so on, and closes every other one."""
+    # Out of the way first: one of them may stand on a number that another is to get.
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, len(fds)) for fd in fds]
     for index, fd in enumerate(high):
         os.dup2(fd, index)
@@ -176,6 +177,7 @@ def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -
     if not setup["isolated"]:
         watch.members = lambda: [process.pid]
     verdict = watch.until(process.handle, started + limits["wall_s"])
+    # However it ended: what it has started goes on running otherwise, and could write while files are collected.
     end_all(process.pid, setup["isolated"])
     _, state, usage = os.wait4(process.pid, 0)
     reap_all(setup["isolated"])

@@ -21,6 +21,7 @@ class Bounded:
         room = self._head_room - len(self._head)
         self._head += data[:room]
         self._tail += data[room:] if room > 0 else data
+        # Cut at once, so that memory stays bounded however much comes.
         if len(self._tail) > self._tail_room:
             del self._tail[: len(self._tail) - self._tail_room]
 
@@ -51,6 +52,7 @@ class Bounded:
 
 def drain(fd: int, into: Bounded, most: int = 1 << 20) -> bool:
     """Reads what is there, at most ``most`` bytes; False once the stream has ended."""
+    # Bounded, because a program that writes without end would keep its watcher from looking at time and memory.
     while most > 0:
         try:
             data = os.read(fd, 65536)

@@ -83,6 +83,7 @@ class Router:
         if not body:
             self._end(channel)
             return
+        # An order that was sent before its owner knew; a supervisor of this number must not begin anew.
         if channel in self._dying.values():
             return  # it will hear that its supervisor is gone
         if channel not in self._channels and not self._open(channel):
@@ -114,6 +115,7 @@ class Router:
         if supervisor is None:
             return False
         self._channels[channel] = supervisor
+        # By descriptor, because that is what poll names.
         self._by_fd[supervisor.link.fileno()] = channel
         self._poll.register(supervisor.link, select.POLLIN)
         return True
@@ -159,6 +161,7 @@ class Router:
             return
         supervisor = self._channels.pop(channel)
         del self._by_fd[supervisor.link.fileno()]
+        # Before it is closed: its number may be that of the next descriptor.
         self._poll.unregister(supervisor.link)
         supervisor.link.close()
         if not self._isolated:

@@ -263,6 +263,7 @@ class SessionSupervisor:
         child = self._split(node, dying, table)
         if isinstance(child, str):
             return {"refused": child}
+        # Only now that the child has passed every check: until then the node is the session's own interpreter.
         node.frozen, node.files = True, order["node"]
         child.files, child.folder, child.parent = order["node"], node.folder, order["node"]
         child.began = node.began
@@ -321,6 +322,7 @@ class SessionSupervisor:
         fds = (*streams.theirs, other.fileno())
         own = frozenset(map(sharing.descriptor, fds))
         if table is not None:
+            # One more for the child itself, and taken back with the next cell's own bound.
             self._bound_processes(node, table, more=1)
         self._signal_filter.forking = node.pid
         send_signal(node.pid, signal.SIGCONT)
@@ -333,6 +335,7 @@ class SessionSupervisor:
         other.close()
         pid = self._await_child(link)
         self._await_parent(node)
+        # Whether or not it has forked: the leave is for this one time.
         self._signal_filter.forking = 0
         self._stop_all(node)
         child = Node(link, pid, streams.out, streams.err, own, 0, "", changed=False)
@@ -439,6 +442,7 @@ class SessionSupervisor:
         """
         self._sweep()  # what an interpreter leaves that has ended is room for the others
         target = f"{self._snapshot_dir}/{name}"
+        # What a node left there before belongs to an earlier turn in the box.
         trees.remove(target)
         return trees.copy(self._box, target, self._room)
 

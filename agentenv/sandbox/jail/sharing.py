@@ -33,6 +33,7 @@ def shared_descriptor(pid: int, own: Collection[str], box: str) -> str:
         except OSError:
             continue
         if goal in left:
+            # Once each: a second descriptor of the same stream was made by the program.
             left.remove(goal)
         elif not (stat.S_ISCHR(found.st_mode) and found.st_rdev in DEVICES):
             copied = f"a copy of its {goal}" if goal in own else _named(goal, box)

@@ -45,6 +45,7 @@ class SignalFilter:
             may = caller == self.forking and arguments[0] == CLONE_PARENT | signal.SIGCHLD
             self.forking = 0
             return may
+        # The kernel reads an int from the low half of the register, and so does this.
         target = arguments[0] & 0xFFFFFFFF
         if target >= 1 << 31:
             target -= 1 << 32
@@ -58,6 +59,7 @@ class SignalFilter:
         if target > 0:
             return owner == self.owner(target)
         group = -target or group_of(caller)
+        # A whole group is signalled at once, so that all of it must be the caller's own.
         return {self.owner(pid) for pid in processes() if group_of(pid) == group} <= {owner}
 
     def owner(self, pid: int) -> int | None:

@@ -35,6 +35,7 @@ def _open_folder(root: str, parts: list[str], *, make: bool = False) -> int:
                 except FileExistsError:
                     pass
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            # One component after the other, because a link at any of them could lead out of the box.
             inner = os.open(part, flags, dir_fd=folder)
         finally:
             os.close(folder)
@@ -52,6 +53,7 @@ def write(root: str, name: str, content: bytes) -> None:
     try:
         folder = _open_folder(root, folders, make=True)
         try:
+            # Not blocking: a program may have put a pipe there, whose opening would wait for a reader for ever.
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
             fd = os.open(leaf, flags, 0o644, dir_fd=folder)
         finally:
@@ -72,6 +74,7 @@ def read(root: str, name: str, limit: int) -> bytes:
     try:
         folder = _open_folder(root, folders)
         try:
+            # Not blocking: a program may have put a pipe there, whose opening would wait for a writer for ever.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             fd = os.open(leaf, flags, dir_fd=folder)
         finally:
@@ -156,6 +159,7 @@ class _Copy:
             up = (-1, -1)
         self._source, self._target = up
         try:
+            # Now that it is filled: with the mode of its source nobody might be allowed to write to it.
             mode = stat.S_IMODE(level.found.st_mode)
             os.fchmod(source, mode)
             os.fchmod(target, mode)
@@ -174,6 +178,7 @@ class _Copy:
         found = entry.stat(follow_symlinks=False)
         mode = stat.S_IMODE(found.st_mode)
         if not mode & stat.S_IRUSR:
+            # For as long as it takes to open it: whatever a program made is copied, also what its owner may not read.
             os.chmod(entry.name, mode | stat.S_IRUSR, dir_fd=self._source)
         reading = os.open(entry.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._source)
         try:
@@ -194,6 +199,7 @@ class _Copy:
         at = 0
         while at < end:
             try:
+                # Holes stay holes, or a file of a few bytes could be written out as a whole disk.
                 at = os.lseek(reading, at, os.SEEK_DATA)
             except OSError:  # only a hole is left
                 break

@@ -313,6 +313,8 @@ class Watch:
         poll.register(fd, select.POLLIN)
         for stream in (*self.streams, *self.listeners):
             poll.register(stream, select.POLLIN)
+        # Looks at memory go on beside output and answers: a program that writes all the time is looked at as often as
+        # any other.
         look = time.monotonic() + FIRST_LOOK_S
         while True:
             now = time.monotonic()
@@ -335,6 +337,7 @@ class Watch:
                     poll.unregister(stream)
             if any(record.offends for record in self.streams.values()):
                 return "output_limit"
+            # Last, so that what was written before the end has been read, and an output that offends is seen.
             if fd in events:
                 return "ready"
 

@@ -122,6 +122,8 @@ def run_program(request: dict[str, Any], main: types.ModuleType) -> NoReturn:
         status = 1
         _report_safely(error, ("main.py",), bool(request.get("variables")))
     try:
+        # As an interpreter leaves: non-daemon threads first, then what was registered for the end, and the streams
+        # last, because both may still write.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     except BaseException:
@@ -259,6 +261,7 @@ class Interpreter:
         body, last = split_cell(code, name)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # forgets one that came too late for the cell before
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Only around the program: a SIGINT of the supervisor must end the cell and not the loop that answers it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         text = None
         exec(body, self._scope)

@@ -40,9 +40,12 @@ def boot(setup: dict[str, Any]) -> NoReturn:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     worker.name_own_modules()
+    # Collected, then frozen: a collection in a fork would write to every object and so copy the memory that it
+    # shares.
     gc.collect()
     gc.freeze()
     control, other = socket.socketpair()
+    # Split before the first message: the template, from which everything is forked, must never hold any.
     if os.fork() == 0:
         for end in (source, sink):
             os.close(end)

@@ -70,6 +70,7 @@ def high_entropy(
 
 
 ESTIMATORS: Mapping[str, str] = {
+    # Named by strings, so that reading a configuration imports none of them.
     "group_relative": "agentenv.trainers.credit.outcome:group_relative",
     "dr_grpo": "agentenv.trainers.credit.outcome:dr_grpo",
     "leave_one_out": "agentenv.trainers.credit.outcome:leave_one_out",

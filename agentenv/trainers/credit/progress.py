@@ -58,6 +58,8 @@ def progress_credit(group: Sequence[Trajectory], credit: Sequence[Values], *, we
     known: dict[Path, float] = {}
     for trajectory, path in zip(group, tree.paths, strict=True):
         for turn, value in trajectory.info.get(PROGRESS, {}).get("turns", ()):
+            # Leaves that share a turn carry the same measurement; counted once each, the turn would stand several
+            # times among those of its depth.
             known.setdefault(path[: int(turn) + 1], float(value))
     standing = _by_depth(known)
     return [

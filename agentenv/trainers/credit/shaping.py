@@ -75,6 +75,7 @@ def shape_rewards(
     lengths, rewards = [t.response_tokens for t in group], [t.reward for t in group]
     relative = relative_length_penalties(lengths, rewards, rate=relative_length)
     for trajectory, lengthy in zip(group, relative, strict=True):
+        # The longest row and not their sum, because each row has a context of its own, which is what runs full.
         longest = max((part.stop - part.start for part in trajectory.row_slices), default=0)
         penalty = overlong_penalty(longest, limit=limit, buffer=overlong_buffer, factor=overlong_factor)
         penalty -= answer_penalty * (trajectory.end_reason not in ANSWERS) + lengthy
@@ -86,6 +87,7 @@ def add_reward(trajectory: Trajectory, amount: float) -> Trajectory:
     """``trajectory`` with ``amount`` in its outcome and in its last turn's reward."""
     turns = trajectory.turns
     if turns:
+        # In both places, because estimators of episodes read the outcome and those of turns the rewards of turns.
         turns = (*turns[:-1], replace(turns[-1], reward=turns[-1].reward + amount))
     return replace(trajectory, reward=trajectory.reward + amount, turns=turns)
 

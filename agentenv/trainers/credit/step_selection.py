@@ -34,6 +34,7 @@ def high_entropy_tokens(group: Sequence[Trajectory], share: float) -> list[NDArr
     """
     entropies = [turn_entropies(trajectory) for trajectory in group]
     ordered = sorted((value for known in entropies for value in known.values()), reverse=True)
+    # Without a turn of known entropy no turn is below the edge, and all are trained.
     edge = ordered[math.ceil(share * len(ordered)) - 1] if ordered else 0.0
     # Strictly below, so that ties at the edge stay in, whatever their order.
     low = [[turn for turn, value in known.items() if value < edge] for known in entropies]

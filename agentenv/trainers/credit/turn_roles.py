@@ -65,6 +65,8 @@ def turn_roles(
     values = []
     for place, (trajectory, mine) in enumerate(zip(group, played, strict=True)):
         others = [turns for other, turns in enumerate(played) if other != place]
+        # The mean of the others and not of all, so that the baseline does not depend on the turn it is subtracted
+        # from.
         scores = [reward - _mean_of(role, others) if role else float(episode[place]) for role, reward in mine]
         values.append(on_turns(trajectory, scores or [float(episode[place])]))
     return values

@@ -54,6 +54,7 @@ def whole_logprobs(
     logits_NV: Tensor, targets_N: Tensor, temperature: float, *, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """The same from logits that were all made at once, with the gradients of torch."""
+    # In float32, because a log-prob in bfloat16 has two to three digits, too few for ratios near 1.
     scores = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     logprobs_NV = torch.log_softmax(scores / temperature, dim=-1)
     taken = logprobs_NV.gather(-1, targets_N[:, None])[:, 0]
@@ -105,6 +106,7 @@ class _Chunked(torch.autograd.Function):
         logprobs, log_sums, entropies = (torch.cat(columns) for columns in zip(*found, strict=True))
         ctx.how, ctx.count = how, len(weights)
         ctx.save_for_backward(hidden_NH, targets_N, log_sums, entropies, *weights)
+        # The zeros that stand for entropies depend on nothing; torch would ask for their gradient otherwise.
         if not how.entropy:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -163,6 +165,8 @@ def _layer_slopes(
 def _figures(scores_nV: Tensor, targets_n: Tensor, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs, logarithms of the sums, and entropies [n], 0 where they are not wanted; the scores are used up."""
     taken = scores_nV.gather(-1, targets_n[:, None])[:, 0]
+    # The largest exponent becomes 0, so that no exp overflows. An entropy reads the scores once more, so that they
+    # are overwritten only where none is wanted.
     top = scores_nV.amax(-1, keepdim=True)
     shares = (scores_nV - top if entropy else scores_nV.sub_(top)).exp_()
     sums = shares.sum(-1)
@@ -184,10 +188,14 @@ def _output_slopes(
 ) -> Tensor:
     """The gradient with respect to the outputs of the layer [n, V], which are used up."""
     scores = how.scores_(outputs_nV)
+    # The slope of the cap, 1 - tanh^2, is taken before the scores are overwritten: scores * temperature / cap is the
+    # tanh.
     bend = None
     if how.tail.cap is not None:
         bend = (scores * (how.temperature / how.tail.cap)).square_().neg_().add_(1)
     logs = scores.sub_(log_sums_n[:, None])
+    # In place, with slopes a of the log-prob and b of the entropy: -p (a + b (log p + entropy)), and a more at the
+    # target.
     if how.entropy:
         pulls = logs.exp()
         raw = logs.add_(entropies_n[:, None]).mul_(entropy_slopes_n[:, None]).add_(slopes_n[:, None])

@@ -47,6 +47,7 @@ class DemonstrationBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """The demonstrations that wait, and the moments of the supervised steps so far."""
+        # Through JSON, because a checkpoint is read with `weights_only`, which takes plain values alone.
         held = [json.loads(json.dumps(to_record(t, whole=True))) for t in self._held]
         return {"held": held, "moments": self.moments.state_dict()}
 
@@ -88,6 +89,7 @@ def imitate(
     """
     if not demonstrations:
         return {}
+    # Not `isinstance`: the sharded learner is a subclass, and a second one of it would need orders of its own.
     if type(learner) is not Learner:
         raise ConfigurationError(
             "the supervised step on demonstrations is for one process: train without torchrun"

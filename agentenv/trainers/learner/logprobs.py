@@ -45,6 +45,8 @@ def checkpoint_layers(model: Any) -> None:
     more. transformers' own switch works only in training mode, where dropout would act as well.
     """
     for layer in model.get_decoder().layers:
+        # The reentrant kind gives no gradients where the input of a layer needs none, as under adapters over frozen
+        # embeddings. Nothing in a layer is drawn by chance, so that the state of the generators need not be kept.
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 
@@ -90,6 +92,7 @@ def token_logprobs(
         inputs |= image_reader.inputs(packed.images, ids.device)
     if packed.turns is not None:
         inputs["position_ids"] = packed.turns
+    # An output layer of another kind than a linear one has no such number, and its logits are made at once.
     words = getattr(output_layer(model), "out_features", 0)
     if len(packed.targets) * words > whole and (tail := logit_tail(model)) is not None:
         hidden = hidden_at(model, ids, packed.strips, packed.before, **inputs)

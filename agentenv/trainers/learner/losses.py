@@ -286,6 +286,7 @@ def kl_penalty(
         kind: Which estimate.
         ratio_N: Trained over proximal probability, for ``k3_corrected``.
     """
+    # A token that the trained weights have given up would make exp in k3 infinite, and with it the loss of the step.
     difference = (reference_logprobs_N - logprobs_N).clamp(-_LOG_RATIO_BOUND, _LOG_RATIO_BOUND)
     if kind == "k1":
         return -difference

@@ -19,11 +19,15 @@ def offloaded_activations() -> Iterator[None]:
 
 
 def _pack(tensor: Tensor) -> Any:
+    # What autograd keeps of a weight is often a view of it, such as its transpose; to copy that would move the model
+    # itself.
     weight = isinstance(tensor._base if tensor._base is not None else tensor, torch.nn.Parameter)
     if weight or tensor.device.type == "cpu" or tensor.numel() < _SMALLEST:
         return tensor
     if tensor.device.type != "cuda":
         return tensor.device, tensor.cpu()
+    # Only a copy to or from pinned memory runs beside the computation. Both ways are on the stream of the
+    # computation, so that the way back cannot begin before the way there has ended.
     there = torch.empty(tensor.shape, dtype=tensor.dtype, layout=tensor.layout, pin_memory=True)
     return tensor.device, there.copy_(tensor, non_blocking=True)
 

@@ -124,6 +124,7 @@ class MasterWeights:
             bucket: Weights whose gradients are in float32 at the same time.
         """
         self.weights = list(weights)
+        # `copy=True`: weights that are in float32 on this device already would otherwise be their own copies.
         self.copies = [
             weight.detach().to(dtype=torch.float32, device=device, copy=True).requires_grad_()
             for weight in weights
@@ -154,10 +155,12 @@ class MasterWeights:
         """Moves the copies by the gradients of the weights, and the weights to the copies."""
         for pairs in self._buckets():
             for weight, copy in pairs:
+                # The optimizer skips what has no gradient, so that a step for each bucket moves each copy once.
                 if weight.grad is not None:
                     copy.grad = weight.grad.to(copy.device, torch.float32)
             self.inner.step()
             for weight, copy in pairs:
+                # Dropped at once, so that the gradients in float32 of one bucket alone exist at a time.
                 copy.grad = None
                 weight.copy_(copy)
 
@@ -190,6 +193,7 @@ class MasterWeights:
         if len(held) != len(self.copies) or any("master" not in mine for mine in held.values()):
             raise ValueError("the state of the optimizer has no float32 copy for each weight")
         for place, copy in enumerate(self.copies):
+            # Taken out, because what remains is the state that the inner optimizer itself would have written.
             copy.copy_(held[place].pop("master"))
             self.weights[place].copy_(copy)
         moved = {place: mine for place, mine in held.items() if mine}

@@ -64,6 +64,7 @@ class TrainingRow:
     @property
     def prompt(self) -> tuple[bytes, tuple[PlacedImage, ...]]:
         """What stands before the first trained token."""
+        # Images belong to it: the ids that stand for two different images are the same.
         end = int(self.trained[0])
         return self.ids[:end].tobytes(), tuple(image for image in self.images if image.end <= end)
 
@@ -89,6 +90,7 @@ def rows_of(
         for part, images in zip(trajectory.row_slices, trajectory.row_images, strict=True):
             mask = trajectory.loss_mask[part]
             if (mask & (keep_zero_variance | (values[part] != 0))).any():
+                # Tokens that no policy sampled have version -1, and no age: they are never trained.
                 sampled = trajectory.policy_version[part]
                 rows.append(
                     TrainingRow(
@@ -343,6 +345,7 @@ def _trained(batch: Sequence[PackedRows]) -> dict[str, Any]:
     counts = torch.tensor([len(row.trained) for row in rows])
     proximal = [row.proximal for row in rows if row.proximal is not None]
 
+    # A tensor holds numbers alone, so that not a number stands for None.
     margins = [math.nan if row.clip_margin is None else row.clip_margin for row in rows]
 
     def spread(values: Sequence[float]) -> Tensor:
@@ -378,5 +381,6 @@ def _padded(lines: Sequence[Ints]) -> Tensor:
 
 def _attends(owners: Tensor) -> Tensor:
     """bool[B, 1, T, T] from owners [B, T]: each token sees the shared ones and its own row's, up to itself."""
+    # A lower triangle is enough, because the shared tokens stand before all tails and each tail is in its own order.
     visible = (owners[:, None, :] == -1) | (owners[:, None, :] == owners[:, :, None])
     return visible.tril()[:, None]

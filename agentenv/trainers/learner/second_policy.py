@@ -29,6 +29,7 @@ class SecondPolicy:
         Raises:
             Diverged: the weights, or the logits that they give, are not finite.
         """
+        # Before anything is written: a run that resumed from such weights could never recover.
         refuse_diverged(self.policy.model, "the second set of weights")
         return {
             "weights": on_host(trained_state(self.policy.model)),

@@ -51,8 +51,12 @@ def collective(
 
     @wraps(method)
     def ordered(self: "ShardedLearner", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        # A method that all run may call another one (`step` calls `accumulate`). The others call it too in the course
+        # of the same order, so that an order of its own would be carried out twice.
         outermost = not self.busy
         if outermost and is_main_process():
+            # Before the order goes out: the others would wait for ever in a method that the first process has left
+            # with an error.
             refuse_rows_with_images(args[0] if args else ())
             dist.broadcast_object_list([(method.__name__, args, kwargs)])
         self.busy = True
@@ -108,8 +112,11 @@ class ShardedLearner(Learner):
         if not dist.is_initialized():
             dist.init_process_group(_backend(model.device), timeout=_TIMEOUT)
         if model.device.type == "cuda":
+            # NCCL works on the current device, which is the first card in every process unless another one is set.
             torch.cuda.set_device(model.device)
         mesh = init_device_mesh(model.device.type, (dist.get_world_size(),))
+        # The layers come first: each call takes the parameters that no call before has taken, so that a forward pass
+        # gathers one layer at a time, and the model the rest.
         for module in (*getattr(model.get_decoder(), "layers", ()), model):
             fully_shard(module, mesh=mesh)
             module.set_gradient_divide_factor(1.0)  # sums, not means
@@ -170,6 +177,7 @@ class ShardedLearner(Learner):
         sharded = {name: _like(value, parameters.get(name)) for name, value in weights.items()}
         ordered = [p for group in self.optimizer.param_groups for p in group["params"]]
         moments = {
+            # Adam counts its steps in a scalar, which every process holds whole.
             place: {k: v if v.dim() == 0 else _like(v, ordered[place]) for k, v in mine.items()}
             for place, mine in optimizer_state["state"].items()
         }
@@ -177,6 +185,8 @@ class ShardedLearner(Learner):
 
     def _dealt(self, batches: Iterable[Packed]) -> Iterator[tuple[Packed, bool]]:
         """Every n-th batch; where they do not come out even, the last ones are passed through again and count nothing."""
+        # All of them, because each forward pass gathers the weights of all processes: a process that makes one pass
+        # less than the others would leave them waiting.
         every = list(batches)
         rank, size = dist.get_rank(), dist.get_world_size()
         for first in range(0, len(every), size):
@@ -186,6 +196,7 @@ class ShardedLearner(Learner):
     def _in_turn(self, found: list[NDArray[Any]]) -> list[NDArray[Any]]:
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, found)
+        # Batches were dealt in turn, so that taking one from each process in turn gives back their order.
         return [one for turn in zip_longest(*gathered) for one in turn if one is not None]
 
     def _together(
@@ -198,6 +209,7 @@ class ShardedLearner(Learner):
         return total, [ratio for _, theirs in gathered for ratio in theirs]
 
     def _logprobs(self, model: Any, packed: Packed, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        # The reference is not sharded; every process holds a whole one.
         if model is not self.model:
             return super()._logprobs(model, packed, entropy=entropy)
         taken, spread = model.sharded_logprobs(packed, self.objective.temperature, entropy, self.image_reader)

@@ -61,8 +61,11 @@ def label_states(group: Sequence[Trajectory]) -> list[LabelledEpisode]:
     found = []
     for place, (trajectory, path) in enumerate(zip(kept, tree.paths, strict=True)):
         edges = [path[:end] for end in range(1, len(path) + 1)]
+        # A state that several episodes share is labelled by the first of them alone: counted once an episode, the
+        # common beginnings of trees would outweigh everything else in the sum of squares.
         targets = {n: tree.values[e] for n, e in enumerate(edges, 1) if tree.holders[e][0] == place}
         if place == 0:
+            # The root has no edge that leads to it, so its value is made from those that leave it.
             targets[0] = float(np.mean([tree.values[edge] for edge in tree.children[()]]))
         pieces = state_pieces(trajectory.task.question, trajectory.turns)
         found.append(LabelledEpisode(trajectory.task.id, tuple(pieces), targets))
@@ -75,8 +78,11 @@ def least_squares(features_NF: Features, targets_N: Features, ridge_F: Features)
     The squared error is that of ReST-RL, 2025, arXiv:2508.19576; ridge regression: Hoerl and Kennard 1970.
     """
     mean_F, scale_F = features_NF.mean(0), features_NF.std(0)
+    # A feature that never varies is 0 once centred, and would be divided by 0.
     scale_F = np.where(scale_F > 1e-9, scale_F, 1.0)
     scaled_NF = (features_NF - mean_F) / scale_F
+    # Both sides are centred, so that the bias drops out of the equations and the ridge does not pull at it. The ridge
+    # also keeps the matrix regular where there are fewer states than features.
     gram_FF = scaled_NF.T @ scaled_NF + np.diag(ridge_F)
     weight_F = np.linalg.solve(gram_FF, scaled_NF.T @ (targets_N - targets_N.mean())) / scale_F
     return weight_F, float(targets_N.mean() - mean_F @ weight_F)
@@ -154,6 +160,7 @@ def train_value_model(
         )
     features_NF, targets_N = np.concatenate(rows), np.array(targets)
     names = list(dict.fromkeys(tasks))
+    # From the second task on, so that the only task of a run is learned from and not held out.
     held = set(names[1::5])
     held_N = np.array([task in held for task in tasks])
     metrics = {"states": len(targets), "episodes": len(episodes), "tasks": len(names)}

@@ -64,6 +64,8 @@ def run_test_evaluation(run: Run, name: str) -> dict[str, Any]:
     """
     plain = _run_test_evaluation(run, name, "plain")
     if run.config.evaluation.strategy != "plain":
+        # Beside and not in place of the plain one, because runs are compared by what a policy does without a
+        # strategy.
         _run_test_evaluation(run, f"{name}-{run.config.evaluation.strategy}", run.config.evaluation.strategy)
     return plain
 
@@ -95,6 +97,7 @@ def _held_results(run: Run, directory: Path, about: dict[str, dict[str, Any]]) -
         try:
             if (directory / RESULTS).exists():
                 return read_evaluation(directory).results
+            # Read through, so that a file torn by a crash is found before episodes are appended to it.
             Journal(directory / EPISODES)
         except AgentEnvError as error:
             run.display.warn(f"the evaluation {directory.name} is damaged and is made again: {error}")
@@ -194,6 +197,7 @@ def _weights_digest(model: Any) -> str:
     digest = hashlib.sha256()
     for name, weights in sorted(trained_state(model).items()):
         digest.update(name.encode())
+        # As bytes, because NumPy has no bfloat16.
         digest.update(weights.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
@@ -227,6 +231,7 @@ def play_under(
     """
     config = with_declared_scorers(config)
     policy = make_policy(config.policy, config.compute)
+    # Retrievers open their models by name deep inside, and read from here where these compute.
     with use_compute(config.compute):
         task_env = open_questions(config.test, config.search, config.env, policy)
     budgets = rollout_config(config.rollout, config.env, temperature=temperature)

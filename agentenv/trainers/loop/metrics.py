@@ -31,6 +31,7 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     rewards = [[t.reward for t in g if t.valid] for g, own in zip(groups, unaided, strict=True) if own]
     right = [p for group in unaided for t in _rewarded(group) for p in _own_logprobs(t)]
     sampled = [p for t in valid for p in _own_logprobs(t)]
+    # Lost episodes count here: their reasons are the only trace of them in the metrics.
     ends = Counter(f"end_{t.end_reason}" for t in played if not t.guided)
     return (
         {

@@ -24,6 +24,7 @@ def warnings_of(history: Sequence[Metrics]) -> dict[str, str]:
     then equal because all of their members are right.
     """
     lost = _not_finite(history[-1]) if history else {}
+    # The first and the last steps would overlap, and a figure would be compared with itself.
     if len(history) < 2 * _RECENT:
         return lost
     first, last = _means(history[:_RECENT]), _means(history[-_RECENT:])
@@ -98,6 +99,7 @@ def _unearned(history: Sequence[Metrics]) -> dict[str, str]:
     What is sampled lags behind the greedy score: a reward that is still below it has only caught up.
     """
     scored = [place for place, metrics in enumerate(history) if "dev_score" in metrics]
+    # Between two evaluations that lie close together the reward has no time to rise without the score.
     if len(scored) < 2 or scored[-1] - scored[0] < _RECENT:
         return {}
     first, last = (

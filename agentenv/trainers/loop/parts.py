@@ -114,12 +114,17 @@ def make_learner(
     sharded = world_size() > 1
     model = policy.model
     if sharded:
+        # A copy, because sharding replaces the parameters in place, and the sampler reads whole ones.
         model = copy.deepcopy(model)
     elif ahead:
+        # Weights that are not trained are shared, so that under adapters the copy costs the adapters alone.
         model = copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
     reference = None
     if objective.needs_reference:
+        # A model with adapters is its own reference without them; otherwise the start is opened once more, because
+        # `model` moves.
         reference = model if is_adapted(model) else start().model
+    # After the copies, so that a sampler with a model of its own goes on without checkpoints.
     if objective.gradient_checkpointing:
         checkpoint_layers(model)
     return (ShardedLearner if sharded else Learner)(

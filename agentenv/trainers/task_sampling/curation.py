@@ -88,6 +88,7 @@ class AdaptiveCuration:
         left = step_budget.remaining
         order = step_budget.rng.permutation(len(step_budget.tasks)).tolist()
         for place in cycle(order):
+            # A group of one has nothing to be compared with.
             if left < 2:
                 break
             count = min(self._rollouts(place, step_budget.group_size), left)
@@ -114,6 +115,7 @@ class AdaptiveCuration:
             for i in lost
             if step_budget.groups[i].task in self._stored
         }
+        # Before the outcomes are taken in: these are the limits that the episodes of the step were played with.
         limits = [self._limit(group.task) for group in step_budget.groups]
         for group in step_budget.groups:
             self._outcomes.setdefault(group.task, deque(maxlen=self.memory)).extend(

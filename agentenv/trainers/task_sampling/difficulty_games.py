@@ -48,6 +48,7 @@ def difficulty_class(success: float, now: int, margin: float) -> int:
     """
     if now / CLASSES - margin <= success < (now + 1) / CLASSES + margin:
         return now
+    # The tiny addition keeps a mean at the lower edge of a class from falling below it by rounding.
     return min(CLASSES - 1, math.floor(success * CLASSES + 1e-9))
 
 
@@ -132,6 +133,7 @@ class DifficultyGame:
         """
         by_class: dict[int, list[float]] = {}
         for place, value in followed.items():
+            # By the classes before the tasks move, in which the step was played.
             by_class.setdefault(self.class_of(groups[place].task), []).append(value)
         for number, values in by_class.items():
             share = len(values) / len(followed) if per_share else 1.0
@@ -218,6 +220,7 @@ class PromptGame(DifficultyGame):
         """Losses and classes move. All groups are trained."""
         groups = step_budget.groups
         played_in = [self.class_of(group.task) for group in groups]
+        # Groups lost to faults are left out: to call their loss 1 would make their class look hard.
         losses = {i: 1 - fmean(_clipped(g)) for i, g in enumerate(groups) if g.rewards}
         self.learn(groups, losses, per_share=self.per_share)
         if self.apply != "draw":
@@ -304,6 +307,7 @@ class RolloutGame(DifficultyGame):
             )
             by_class = dict(zip(counts, sizes, strict=True))
             return [TaskDraw(place, by_class[number]) for place, number in zip(places, numbers, strict=True)]
+        # As varied as the most varied class, so that tasks of a new class get enough rollouts to be known.
         unknown = max(self.means.values(), default=1.0)
         variances_G = [self.means.get(self.class_of(place), unknown) for place in places]
         sizes_G = variance_allocation(
@@ -337,6 +341,7 @@ class RolloutGame(DifficultyGame):
         arms = self._arms(group_size)
         variances: dict[tuple[int, int], list[float]] = {}
         for group in groups:
+            # Of a size that is no arm are groups that a strategy made larger; no arm can learn from them.
             if group.rewards and len(group.compared) in arms:
                 key = self.class_of(group.task), len(group.compared)
                 variances.setdefault(key, []).append(pvariance(_clipped(group)))
@@ -347,6 +352,7 @@ class RolloutGame(DifficultyGame):
             self.arms[number] = updated_scores(
                 scores, chances, arm, loss, exploration=self.exploration, bonus=self.bonus
             )
+        # Last, because the losses above were paid at the price at which the arms were chosen.
         spent = fmean([len(group.compared) for group in groups])
         self.price = moved_price(self.price, spent, group_size, self.price_rate)
 

@@ -52,6 +52,8 @@ class _Dropout(nn.Module):
 
 def _linear(size: int, out: int, chance: torch.Generator) -> nn.Linear:
     """A linear layer with the usual first weights, drawn from ``chance``."""
+    # On `meta` nothing is initialised, so that the global generator of torch, from which other parts draw, does not
+    # move.
     layer = nn.Linear(size, out, device="meta").to_empty(device="cpu")
     bound = 1 / math.sqrt(size)
     with torch.no_grad():
@@ -140,9 +142,13 @@ class DifficultyPredictor:
         references, rewards = _tensor(references_R_D), _tensor(rewards_R)
         if len(rewards) < 3:
             return
+        # A question would be predicted from its own outcome otherwise, and attention would learn to look at nothing
+        # else.
         own = torch.eye(len(rewards), dtype=torch.bool)
         self._network.train()
         self._learned += 1
+        # By the number of the call, so that a resumed run draws the dropout that the run without an interruption
+        # draws.
         self._chance.manual_seed(self._learned)
         for _ in range(self._passes):
             self._optimizer.zero_grad()
@@ -172,6 +178,8 @@ class DifficultyPredictor:
             parameter.data.copy_(parts[place])
             if self._learned:
                 self._optimizer.state[parameter] = {
+                    # Adam corrects its moments by the number of steps, which follows from the number of calls and is
+                    # not stored.
                     "step": torch.tensor(float(self._learned * self._passes)),
                     "exp_avg": parts[count + place].clone(),
                     "exp_avg_sq": parts[2 * count + place].clone(),

@@ -54,6 +54,7 @@ class HardFocus:
             return []
         if self._phase == 0:
             unseen = [place for place in range(len(step_budget.tasks)) if place not in self._known]
+            # A step without an episode would end the run, so that a task is played even where all are known.
             chosen = unseen[: step_budget.questions] or [0]
             return [TaskDraw(place, step_budget.group_size) for place in chosen]
         budget = step_budget.questions * step_budget.group_size
@@ -84,6 +85,8 @@ class HardFocus:
         pool = self._pool or list(range(len(step_budget.tasks)))
         ids = {place: step_budget.tasks[place].id for place in pool}
         rates = {place: self._known.get(place, 1.0) for place in pool}
+        # In the order of the tasks: the draws from the pool then do not depend on the rates, but only on who is in
+        # it.
         self._pool = sorted(hardest(rates, ids, self.phases[self._phase][1]))
         self._phase, self._steps, self._sums = self._phase + 1, 0, {}
 

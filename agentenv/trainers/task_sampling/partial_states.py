@@ -88,6 +88,7 @@ class PartialStates:
         kept = [group for group in step_budget.groups if self._spread(group) >= self.min_spread]
         for group in kept:
             best = max((t for t in group.members if t.valid), key=lambda t: t.reward)
+            # A guided episode was sampled with help that its ids do not show, so its states are not the policy's own.
             if best.reward >= self.good and not best.guided:
                 self._starts += [(group.task, _cut(best, n)) for n in self._cuts(best, step_budget.rng)]
         metrics = {"waiting_states": len(self._starts)}
@@ -116,5 +117,6 @@ class PartialStates:
 def _cut(trajectory: Trajectory, turns: int) -> dict[str, Any]:
     """The record of the first turns of an episode; it keeps the id of the whole."""
     kept = trajectory.cut(turns)
+    # Through JSON, because a checkpoint is read with `weights_only`, which takes plain values alone.
     record: dict[str, Any] = json.loads(json.dumps(to_record(kept, whole=True) | {"id": trajectory.id}))
     return record

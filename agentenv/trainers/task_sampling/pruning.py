@@ -44,6 +44,7 @@ def keep_chance(quality: float, rate: float, *, target: float = 0.5, min_probabi
         target: Share aimed at.
         min_probability: Bound from below: the weight of an episode that was kept is at most its inverse.
     """
+    # Odds of 0 or without an end would give up whole groups before the head has seen an episode of the other kind.
     rate = min(max(rate, 1e-3), 1 - 1e-3)
     odds = rate * (1 - target) / ((1 - rate) * target)
     successes, failures = min(1.0, 1 / odds), min(1.0, odds)
@@ -119,6 +120,7 @@ class OnlinePruning:
                 )
             self._judged[state.episode] = features, chance
         _, chance = self._judged[state.episode]
+        # Seeded by the episode, so that the draw does not depend on which episode reaches its turn first.
         return bool(np.random.default_rng([state.spec.seed, _DRAW]).random() < chance)
 
     def select(self, step_budget: StepBudget) -> Selection:
@@ -149,6 +151,7 @@ class OnlinePruning:
 
     def state_dict(self) -> dict[str, Any]:
         """The head, its last predictions, and what it made of the episodes that are not settled."""
+        # A copy of the items first: episodes that are under way may be judged while a checkpoint is written.
         judged = {name: [features.tolist(), chance] for name, (features, chance) in [*self._judged.items()]}
         return {"head": self._head.tolist(), "predicted": list(self._predicted), "judged": judged}
 

@@ -36,6 +36,7 @@ def predicted_rewards(
 ) -> Values:
     """float64[N]: mean rewards of like tasks, weighed by softmax(similarity / bandwidth)."""
     scores = np.asarray(similarities_N_R, dtype=np.float64) / bandwidth
+    # Divided by a small bandwidth the scores overflow in exp, unless the largest of a row becomes 0.
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     predicted: Values = weights @ np.asarray(rewards_R, dtype=np.float64) / weights.sum(axis=1)
     return predicted
@@ -143,6 +144,8 @@ class TargetedReplay:
 
     def select(self, step_budget: StepBudget) -> Selection:
         """All groups are trained, with as many replayed ones as make their share; then the step's own are kept."""
+        # Solved for r in fresh = n / (n + r). The draw comes before the step's own groups are kept, or a group could
+        # be trained twice in the step that played it.
         count = round(len(step_budget.groups) * (1 - self.fresh) / self.fresh)
         places = step_budget.rng.choice(len(self._kept), size=min(count, len(self._kept)), replace=False)
         replayed = [self._thaw(int(place), step_budget.tasks) for place in places]

@@ -19,6 +19,7 @@ from agentenv.trainers.credit.group_statistics import Values
 def arm_chances(scores_K: Sequence[float] | Values, *, exploration: float) -> Values:
     """float64[K]: (1 - exploration) softmax(scores) + exploration / K."""
     scores = np.asarray(scores_K, dtype=np.float64)
+    # Scores are logarithms of weights and grow over a run, so that exp overflows unless the largest becomes 0.
     weights = np.exp(scores - scores.max())
     chances: Values = (1 - exploration) * weights / weights.sum() + exploration / len(scores)
     return chances
@@ -66,6 +67,7 @@ def chosen_arms(
         for spent, (value, chosen) in best.items():
             for arm, log_chance in zip(arms_K, log_chances, strict=True):
                 at, total_value = spent + count * arm, value + log_chance
+                # Strictly larger, so that of equal choices the first stays and a resumed run chooses alike.
                 if at <= total and total_value > found.get(at, (-math.inf, ()))[0]:
                     found[at] = total_value, (*chosen, arm)
         best = found

@@ -60,6 +60,7 @@ class PosteriorSampling:
             self._successes = [1.0] * len(step_budget.tasks)
             self._failures = [1.0] * len(step_budget.tasks)
         drawn = step_budget.rng.beta(self._successes, self._failures)
+        # A stable sort, so that ties go to the earlier task on every machine.
         return whole_groups(step_budget, np.argsort(-drawn * (1 - drawn), kind="stable"))
 
     def select(self, step_budget: StepBudget) -> Selection:
@@ -100,6 +101,7 @@ def robust_weights(
         floor: Part of the mixture that stays with the shares.
     """
     losses, shares = np.asarray(losses_C, dtype=np.float64), np.asarray(shares_C, dtype=np.float64)
+    # The largest exponent becomes 0: only differences of losses count, and a large strength would overflow.
     tilted = shares * np.exp(strength * (losses - losses.max()))
     weights: Values = (1 - floor) * tilted / tilted.sum() + floor * shares / shares.sum()
     return weights
@@ -139,6 +141,7 @@ class GroupRobust:
         names = [str(task_value(task, self.by)) for task in step_budget.tasks]
         classes, places, sizes = np.unique(names, return_inverse=True, return_counts=True)
         weights = self._weights([str(name) for name in classes], sizes / len(names))
+        # A class has its weight as a whole, however many tasks it has.
         chances = (weights / sizes)[places]
         drawn = step_budget.rng.choice(
             len(names),
@@ -156,6 +159,8 @@ class GroupRobust:
     def _loss(self, name: str) -> float:
         """The mean loss of a class; of one never played, the highest there is."""
         count = self._counts.get(name, 0)
+        # A sum that began at 0 is too small by 1 - memory^count, as Adam's moments are (Kingma and Ba 2015, section
+        # 3).
         return self._sums[name] / (1 - self.memory**count) if count else 1.0
 
     def select(self, step_budget: StepBudget) -> Selection:

@@ -134,6 +134,7 @@ class StepBudget:
             )
         groups = []
         for draw in draws:
+            # Before `reserved` grows: a group's first episode is numbered by what was asked for before it.
             if draw.group is None:
                 self.groups.append(Group(draw.task, self.reserved, step=self.step))
             groups.append(self.groups[-1 if draw.group is None else draw.group])

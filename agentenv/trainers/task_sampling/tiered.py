@@ -58,6 +58,7 @@ class TieredBudget(StatelessSampler):
         )
         left = step_budget.remaining - sum(more)
         size = min(tiers[0], step_budget.questions * step_budget.group_size)
+        # The first round begins the usual number of tasks and leaves the rest of the budget to their next tiers.
         count = left // size if step_budget.rounds else min(step_budget.questions, left // size)
         if step_budget.rounds and sum(more):  # fresh tasks wait until it is known what the others need
             count = 0

@@ -29,6 +29,8 @@ def t_quantile(level: float, df: int) -> float:
     The finite sums of Abramowitz and Stegun (1964), 26.7.3 and 26.7.4, in the angle atan(t / sqrt(df)), bisected.
     """
     low, high = 0.0, math.pi / 2
+    # Sixty halvings of an angle of at most pi / 2 exhaust the digits of a float. The angle is bisected and not t
+    # itself, which has no upper bound.
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if _central_mass(middle, df) < level else (low, middle)
@@ -85,6 +87,7 @@ def uncertainty_allocation(
             priority(s, n, total, exploration=exploration, level=level)
             for s, n in zip(deviations_G, sizes, strict=True)
         ]
+        # By place where ranks are equal, so that a resumed run allocates alike.
         best = max(range(len(ranks)), key=lambda i: (ranks[i], -i))
         sizes[best] += 1
         added_G[best] += 1
@@ -167,6 +170,7 @@ class UncertaintyAllocation:
         outcomes = [_outcomes(group) for group in step_budget.groups]
         more = uncertainty_allocation(
             [stdev(mine) if len(mine) > 1 else 0.0 for mine in outcomes],
+            # Seeds are counted as if they had been played, so that a failed task does not get them twice.
             [len(mine) + seed for mine, seed in zip(outcomes, seeds, strict=True)],
             amount - sum(seeds),
             exploration=self.exploration,

@@ -68,13 +68,17 @@ class RolloutActor:
 
         assert self._runner is not None
         async with self._weights_lock:
+            # A group may carry newer weights than an order to load that comes after it, which must not bring back the
+            # older ones.
             if version > self._version:
+                # Copies, because arrays in the object store are read-only and shared by the workers of a node.
                 tensors = {name: torch.tensor(value) for name, value in weights.items()}
                 await asyncio.to_thread(self._runner.policy.set_weights, tensors, version)
                 self._version = version
 
     async def close(self) -> None:
         """Ends the episodes under way, whose environments close, and the policy."""
+        # A copy, because a task takes itself out of the set as it ends.
         under_way = list(self._running)
         for task in under_way:
             task.cancel()
@@ -156,6 +160,7 @@ class RayCluster:
         """Asks the actors to close, ends them and leaves the cluster; one that was started here ends."""
         import ray
 
+        # Both the run and its setting up may close, and the connection is closed once.
         if not ray.is_initialized():
             return
         try:
@@ -189,6 +194,7 @@ async def _answer(reference: Any) -> Any:
         return await reference
     except RayError as error:
         cause = error.cause if isinstance(error, RayTaskError) else None
+        # Without the wrapping of Ray: an error of a worker is to read like one of this process.
         if isinstance(cause, AgentEnvError):
             raise cause from None
         if cause is not None and not isinstance(cause, RayError):
@@ -201,6 +207,8 @@ def _guard_of(session: Path) -> "subprocess.Popen[bytes] | None":
     """The process that ends what a cluster of this machine leaves behind when this one is gone; None but on Linux."""
     if sys.platform != "linux":
         return None
+    # Isolated and without `site`: a process that waits for as long as the run does is to be small. In a session of
+    # its own a signal to the run's terminal does not reach it.
     command = [sys.executable, "-I", "-S", ray_guard.__file__, str(session), str(os.getpid())]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
@@ -214,6 +222,8 @@ def _connect(settings: ClusterSettings) -> Path:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     here: dict[str, Any] = {"address": settings.address}
     if settings.address == "local":
+        # As many as the workers ask for, whatever the machine has: the last of them would wait for room in vain
+        # otherwise.
         here |= {"num_cpus": math.ceil(settings.workers * settings.cpus)}
         here |= {"num_gpus": math.ceil(settings.workers * settings.gpus)}
         here |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}

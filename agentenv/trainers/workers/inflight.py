@@ -84,6 +84,8 @@ def choose_batch(
         version: Of the weights that are about to be trained.
         staleness: The bound.
     """
+    # A stable sort: of those that began with one version the first drawn is the first taken, which does not depend on
+    # time.
     begun = sorted((p for p in inflight if p.start_version is not None), key=lambda p: p.start_version or 0)
     complete = [p for p in begun if p.members is not None]
     size = counts[0]

@@ -25,6 +25,7 @@ def users_of(folder: Path, *, but: int) -> list[int]:
 
 def _uses(number: int, folder: Path) -> bool:
     try:
+        # By its open files and not by its name or parent, which do not say to which cluster it belongs.
         places = list(Path(f"/proc/{number}/fd").iterdir())
     except OSError:  # it has just ended, or is somebody else's
         return False

@@ -59,6 +59,8 @@ class RecordedPolicy(PolicyWrapper):
 def _key(
     prompt_ids: Sequence[int], sampling: Sampling, episode: str | None, images: Sequence[PlacedImage]
 ) -> str:
+    # By all that decides an answer and not by its number, because the episodes of a group ask in an order that
+    # depends on time.
     request = f"{episode}/{sampling}/{list(prompt_ids)}"
     if images:
         request += "".join(f"/{image.start} {image.digest}" for image in images)

@@ -93,6 +93,7 @@ class SegmentedPolicy(PolicyWrapper):
 
         if not stop or not stopped(len(ids)):
             return None
+        # From one id after the known ones, because the first segment had no stop string of its own.
         count = bisect_left(range(len(ids)), True, lo=known + 1, key=stopped)
         return count, FinishReason.STOP
 
