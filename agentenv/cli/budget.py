@@ -10,6 +10,7 @@ from rich.console import Console
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.budget_curve import BUDGETS, Budget, budget_table
 from agentenv.evaluation.records import read_evaluation
+from agentenv.evaluation.results import load_measure
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class BudgetCurve:
         """Reads the folders and computes the areas."""
         if not self.run_folders:
             raise ConfigurationError("name at least one folder of an evaluation")
+        load_measure(self.scorer)
         budgets = {
             "turns": Budget(*self.turns),
             "searches": Budget(*self.searches),

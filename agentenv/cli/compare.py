@@ -8,9 +8,11 @@ import tyro
 from rich.console import Console
 
 from agentenv.cli.grid import print_table
+from agentenv.core.registry import is_class
 from agentenv.evaluation.compare import compare, compare_suites
 from agentenv.evaluation.records import SUITE
 from agentenv.evaluation.report.export import difference_table
+from agentenv.evaluation.results import load_measure
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Compare:
 
     def run(self) -> dict[str, Any]:
         """Compares the two folders."""
+        if self.scorer is not None and is_class(self.scorer):
+            load_measure(self.scorer)
         both = all((directory / SUITE).is_file() for directory in (self.first, self.second))
         return (compare_suites if both else compare)(self.first, self.second, scorer=self.scorer)
 

@@ -8,8 +8,10 @@ import tyro
 from rich.console import Console
 
 from agentenv.core.io.files import write_text
+from agentenv.core.registry import is_class
 from agentenv.evaluation.report.export import export_table
 from agentenv.evaluation.report.flat_tables import as_text
+from agentenv.evaluation.results import load_measure
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Export:
 
     def run(self) -> dict[str, Any]:
         """Reads the folders and writes the table."""
+        for name in filter(is_class, self.scorer):
+            load_measure(name)
         table = export_table(self.run_folders, self.against, self.scorer)
         text = as_text(table, self.format)
         if self.out is not None:

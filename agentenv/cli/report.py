@@ -8,6 +8,7 @@ import tyro
 from rich.console import Console
 
 from agentenv.evaluation.report.report import write_report
+from agentenv.evaluation.results import load_measure
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,14 @@ class Report:
     """An evaluation folder (with episodes.jsonl), a suite, or a training folder (with metrics.jsonl)."""
     against: Path | None = None
     """Another evaluation or suite of the same questions, which the page then compares with this one."""
+    scorer: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """A scorer of your own, as module:NAME, by which the folder was scored; may be repeated. Those of agentenv need
+    not be named."""
 
     def run(self) -> dict[str, Any]:
         """Writes the page and says where it is."""
+        for name in self.scorer:
+            load_measure(name)
         path = write_report(self.directory, self.against)
         return {"report": str(path), "bytes": path.stat().st_size}
 

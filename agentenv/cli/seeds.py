@@ -9,6 +9,7 @@ from rich.console import Console
 
 from agentenv.evaluation.repeats import compare_runs, read_runs, summarize_runs
 from agentenv.evaluation.report.flat_tables import interval_text
+from agentenv.evaluation.results import load_measure
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Seeds:
 
     def run(self) -> dict[str, Any]:
         """Reads the folders and does the sums."""
+        load_measure(self.scorer)
         result = {"scorer": self.scorer, "first": self._side(self.runs)}
         if self.against:
             result["second"] = self._side(self.against)

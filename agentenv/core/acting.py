@@ -48,7 +48,8 @@ async def opening_of(spec: EpisodeSpec, config: RolloutConfig) -> Observation:
         resetting = partial(env.areset, seed=spec.seed, options=posed)
         given = await call(what, config.deadline_s, resetting)
     else:
-        given = await call_plain(what, config.deadline_s, partial(env.reset, seed=spec.seed, options=posed))
+        posing = partial(env.reset, seed=spec.seed, options=posed)
+        given = await call_plain(what, config.deadline_s, posing, owner=type(env))
     opening, info = checked_opening(given, most_chars(config.context_tokens))
     check_task(spec.task, info)
     return opening
@@ -121,9 +122,13 @@ async def _step(env: Env[Any], action: str, seconds: float) -> tuple[Any, Any, A
 
     if env.awaits:
         return await call(what, seconds, awaited)
+
     # In this order: key and screen are those of the state in which the action was chosen. One call and not three,
     # because each would wait for a thread.
-    return await call_plain(what, seconds, lambda: (env.anchor_key(), env.scene(), env.step(action)))
+    def stepped() -> tuple[Any, Any, Any]:
+        return env.anchor_key(), env.scene(), env.step(action)
+
+    return await call_plain(what, seconds, stepped, owner=type(env))
 
 
 async def step_env(env: Env[Any], action: str, config: RolloutConfig) -> tuple[Step, int]:

@@ -13,11 +13,18 @@ import math
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from agentenv.core.concurrency.deadlines import Hold, guarded, hold_current, within
+from agentenv.core.concurrency.deadlines import (
+    Deadline,
+    Hold,
+    current_deadline,
+    guarded,
+    hold_current,
+    within,
+)
 from agentenv.core.concurrency.threads import MAX_ABANDONED, DaemonThreads
 from agentenv.errors import EnvFault
 
@@ -26,6 +33,8 @@ T = TypeVar("T")
 _BLOCKED_S = 5.0  # for which a loop may run one piece of code before calls that wait are made elsewhere
 _CLOSE_S = 5.0  # for a loop to end
 _LOOP_THREAD = "agentenv-env-loop"
+_HUNG = 4  # calls that hang before those that wait are given up; fewer than there are threads
+_LEFT = 0.1  # of its time: a call that has less left and has not returned counts as one of them
 _GLANCE_S = 0.001  # between two looks at whether it has
 
 
@@ -77,14 +86,63 @@ async def call(what: str, seconds: float, work: Callable[[], Awaitable[T]]) -> T
         raise
 
 
-async def call_plain(what: str, seconds: float, function: Callable[[], T]) -> T:
-    """The result of a plain function, in a thread; as `call` otherwise."""
+async def call_plain(what: str, seconds: float, function: Callable[[], T], *, owner: type | None = None) -> T:
+    """The result of a plain function, in a thread; as `call` otherwise.
+
+    Args:
+        what: Names the call in errors.
+        seconds: That it may take from its beginning.
+        function: Is called in the thread.
+        owner: The class of the environment. Where the first calls of one that hangs have used up their time and none has
+            ever returned, those that still wait for a thread fail at once: there are few threads, and a run of many tasks
+            would otherwise take hours to say what is wrong.
+    """
+    kind = _kinds.setdefault((what, owner), _Kind())
 
     async def work() -> T:
         run = contextvars.copy_context().run
-        return await asyncio.get_running_loop().run_in_executor(THREADS, lambda: run(function))
+        return await asyncio.get_running_loop().run_in_executor(THREADS, lambda: run(counted))
+
+    def counted() -> T:
+        if owner is not None and kind.hopeless:
+            raise EnvFault(
+                f"{what} of {owner.__name__} was not called: it has never returned, and {_HUNG} calls hang"
+            )
+        with kind.running():
+            return function()
 
     return await within(seconds, work(), EnvFault(what))
+
+
+class _Kind:
+    """What became of the calls of one plain function of one class, in this process."""
+
+    def __init__(self) -> None:
+        self._returned = False
+        self._running: dict[object, Deadline] = {}
+        """The deadlines of those that have not returned."""
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether none has ever returned, and several have used up their time."""
+        deadlines = list(self._running.values())
+        late = sum(deadline.left() < _LEFT * deadline.seconds for deadline in deadlines)
+        return not self._returned and late >= _HUNG
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Within the block a call runs."""
+        key, deadline = object(), current_deadline()
+        if deadline is not None:
+            self._running[key] = deadline
+        try:
+            yield
+        finally:
+            self._returned = True
+            self._running.pop(key, None)
+
+
+_kinds: dict[tuple[str, type | None], _Kind] = {}
 
 
 async def _await(work: Callable[[], Awaitable[T]]) -> T:

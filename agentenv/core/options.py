@@ -1,15 +1,23 @@
-"""Registered parts: strings ``module:name`` in a registry, and options by the keyword-only arguments of what they name."""
+"""Registered parts: strings ``module:name`` in a registry, and options by the keyword-only arguments of what they name.
+
+A part of somebody's own needs no registry: ``module:name`` stands where the name of a registered one would.
+"""
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+import reprlib
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import isfinite
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.core.registry import describe_error, is_class, load_own
+from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 
 R = TypeVar("R")
 
@@ -18,6 +26,79 @@ def load_entry(entry: str) -> Any:
     """What ``module:name`` names: registries hold such strings, so that reading one imports none of its parts."""
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def load_part(kind: str, name: str, registry: Mapping[str, str]) -> Any:
+    """The part that a registry holds under ``name``, or that ``module:name`` names; raises as `own_part`."""
+    return load_entry(registry[name]) if name in registry else own_part(kind, name, registry)
+
+
+def own_part(kind: str, name: str, registered: Iterable[str]) -> Any:
+    """What ``module:name`` names in a module of somebody's own, which is looked for in the current folder first.
+
+    Args:
+        kind: What it is, in words.
+        name: ``module:name``.
+        registered: The names that would have been known.
+
+    Raises:
+        UnknownName: it is neither one of those nor of that form; carries the nearest.
+        ConfigurationError: the module cannot be imported, or has nothing of that name that could be called.
+    """
+    if not is_class(name):
+        raise UnknownName.among(kind, name, registered)
+    found = load_own(name, kind)
+    if not callable(found):
+        raise ConfigurationError(f"the {kind} {name!r} is {reprlib.repr(found)}, which cannot be called")
+    return found
+
+
+def made_part(kind: str, name: str, make: Callable[[], R], methods: Sequence[str]) -> R:
+    """The object that a part makes, with the methods that such a part must have.
+
+    Args:
+        kind: What is registered, in words.
+        name: Under which name.
+        make: Makes it.
+        methods: Attributes that it must have.
+
+    Raises:
+        ConfigurationError: it cannot be made without further arguments, or lacks a method.
+    """
+    try:
+        made = make()
+    except AgentEnvError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"the {kind} {name!r} cannot be made: {describe_error(error)}") from error
+    missing = [method for method in methods if not hasattr(made, method)]
+    if missing:
+        raise ConfigurationError(
+            f"the {kind} {name!r} makes a {type(made).__name__} without {', '.join(missing)}, which such a part must have"
+        )
+    return made
+
+
+@contextmanager
+def naming_own_parts(names: Iterable[str]) -> Iterator[None]:
+    """In it an error of a part of somebody's own says whose it is, and where in that part it was raised.
+
+    Args:
+        names: The parts, as ``module:name``.
+
+    Raises:
+        ConfigurationError: one of them raised what is no error of this package.
+    """
+    try:
+        yield
+    except (AgentEnvError, OSError):
+        raise
+    except Exception as error:
+        files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+        homes = {name: getattr(sys.modules.get(name.partition(":")[0]), "__file__", None) for name in names}
+        if part := next((name for name, file in homes.items() if file in files), ""):
+            raise ConfigurationError(f"{part} failed: {describe_error(error)}") from error
+        raise
 
 
 def option_names(function: Callable[..., Any]) -> list[str]:
@@ -49,7 +130,7 @@ def bind_options(
         if key not in known:
             raise UnknownName.among(f"option of the {kind} {name!r}:", key, known)
         try:
-            values[key] = TypeAdapter(hints[key]).validate_python(value)
+            values[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise ConfigurationError(

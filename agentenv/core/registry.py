@@ -122,7 +122,7 @@ def spec(id: str) -> EnvSpec:
 
 
 def is_class(id: str) -> bool:
-    """Whether ``id`` is ``module:Class`` in place of a registered id."""
+    """Whether ``id`` is ``module:Class`` in place of a registered id, or ``module:name`` in place of any other name."""
     return _ENTRY_POINT.fullmatch(id) is not None and not is_remote(id)
 
 
@@ -149,31 +149,54 @@ def load_class(entry_point: str, extra: str = "") -> type[Env[Any]]:
         MissingExtra: the module needs ``extra``, which is not installed.
         ConfigurationError: no such module or class, or the class is no ``Env``.
     """
+    found = import_named(entry_point, "class", extra)
+    if not (isinstance(found, type) and issubclass(found, Env)):
+        raise ConfigurationError(f"{entry_point} is no subclass of agentenv.Env")
+    return found
+
+
+def import_named(entry_point: str, kind: str, extra: str = "") -> Any:
+    """What ``module:name`` names.
+
+    Args:
+        entry_point: ``module:name``.
+        kind: What is looked for, in words.
+        extra: The extra of agentenv-suite that installs what the module needs.
+
+    Raises:
+        MissingExtra: the module needs ``extra``, which is not installed.
+        ConfigurationError: there is no such module, it cannot be imported, or it has no such name; shows the nearest.
+    """
     module, _, name = entry_point.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         if extra and not str(error.name).startswith("agentenv"):
             raise MissingExtra.of(str(error.name), extra) from error
         raise ConfigurationError(f"cannot import {entry_point}: {error}") from error
     except AttributeError as error:
         if module in sys.modules:
-            complaint = UnknownName.among("class", entry_point, _env_names(module))
+            complaint = UnknownName.among(kind, entry_point, _defined_in(module))
             raise ConfigurationError(str(complaint)) from error
         raise ConfigurationError(f"importing {module} failed: {describe_error(error)}") from error
     except (Exception, SystemExit) as error:
         raise ConfigurationError(f"importing {module} failed: {describe_error(error)}") from error
-    if not (isinstance(found, type) and issubclass(found, Env)):
-        raise ConfigurationError(f"{entry_point} is no subclass of agentenv.Env")
-    return found
 
 
-def _env_names(module: str) -> list[str]:
+def load_own(entry_point: str, kind: str) -> Any:
+    """What ``module:name`` names, whose module is looked for in the current folder first; as `import_named` otherwise."""
+    with _current_folder_first():
+        return import_named(entry_point, kind)
+
+
+def _defined_in(module: str) -> list[str]:
+    """The classes and functions that a module defines, and its objects that can be called, as ``module:name``."""
     found = vars(sys.modules[module])
     return [
         f"{module}:{name}"
         for name, value in found.items()
-        if isinstance(value, type) and value.__module__ == module
+        if callable(value)
+        and (getattr(value, "__module__", None) == module or not hasattr(value, "__qualname__"))
     ]
 
 

@@ -15,9 +15,13 @@ from agentenv.core.registry import is_class
 from agentenv.errors import ConfigurationError
 
 _OUTWARD = re.compile(
-    r"://|(^|[@:,=])\s*(remote|openai|anyllm|web|https?):|^vllm:.*@|(^|[@:])unsafe-local$", re.IGNORECASE
+    r"://|(^|[@:,=])\s*(remote|openai|anyllm|web|python|https?):|^vllm:.*@|(^|[@:])unsafe-local$",
+    re.IGNORECASE,
 )
-_ENV_KEY = re.compile(r"(^|\.)env(\.id)?$")
+_PART_KEY = re.compile(
+    r"(^|\.)(env(\.id)?|estimator|estimators\..+|objective|strategy|sampler|scorers?|executor|backend)$"
+)
+"""Keys that name a part, which may be ``module:name``."""
 _SHOWN = 100
 
 
@@ -30,7 +34,7 @@ def risks(values: Any, above: str = "") -> Iterator[str]:
         for value in values:
             yield from risks(value, above)
     elif isinstance(values, str) and (
-        _OUTWARD.search(values.strip()) or _is_host(above, values) or _is_module(above, values)
+        _OUTWARD.search(values.strip()) or _is_host(above, values) or names_module(above, values)
     ):
         yield f"{above} = {values[:_SHOWN]!r}"
 
@@ -40,9 +44,9 @@ def _is_host(key: str, value: str) -> bool:
     return (key.endswith("cluster.address") and value not in ("", "local")) or key.endswith("engine.urls")
 
 
-def _is_module(key: str, value: str) -> bool:
-    """Whether a setting names an environment as ``module:Class``, which imports a module that may lie beside the file."""
-    return _ENV_KEY.search(key) is not None and is_class(value)
+def names_module(key: str, value: str) -> bool:
+    """Whether a setting names a part as ``module:name``, which imports a module that may lie beside the file."""
+    return _PART_KEY.search(key) is not None and is_class(value)
 
 
 def needs_trust(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -274,7 +275,7 @@ def _place(config: SourceConfig) -> Path:
 
 def _code_set(config: SourceConfig) -> Source:
     split = config.split or next(iter(CODE_SETS[config.dataset].splits))
-    with make_executor(str(config.options.get("executor", "bwrap"))) as executor:
+    with closing(make_executor(str(config.options.get("executor", "bwrap")))) as executor:
         loaded = load_code_set(config.dataset, _place(config), executor, split=split)
     left_out = f"left out: {', '.join(loaded.exceptions)}" if loaded.exceptions else ""
     return Source(

@@ -34,7 +34,7 @@ from agentenv.evaluation.journal import CONFIG, CONTENTS, lock_folder, release
 from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
 from agentenv.evaluation.records import EPISODES, RESULTS, read_results, write_results
 from agentenv.evaluation.report.report import PAGE, write_report
-from agentenv.evaluation.results import RANKED, measure_of
+from agentenv.evaluation.results import RANKED, load_measure
 from agentenv.evaluation.task_env import (
     EnvConfig,
     SearchConfig,
@@ -157,7 +157,7 @@ def check_names(benchmark: Benchmark, given: BenchmarkParts = BY_NAME) -> None:
     if given.tasks is None:
         check_source(benchmark.dataset, benchmark.split, benchmark.data)
     for scorer in benchmark.scorers:
-        measure_of(scorer)
+        load_measure(scorer)
         if scorer in RANKED and scorer not in env_class(benchmark.env).scorers:
             raise ConfigurationError(
                 f"{scorer} is of the rank of a gold passage, which {benchmark.env} does not tell; Rewrite-v0 does"

@@ -16,7 +16,15 @@ from agentenv.evaluation.records import (
     read_suite_summary,
     write_results,
 )
-from agentenv.evaluation.results import RANKED, Json, clusters_of, measure_of, score_tables, values_of
+from agentenv.evaluation.results import (
+    RANKED,
+    Json,
+    clusters_of,
+    load_measure,
+    measure_of,
+    score_tables,
+    values_of,
+)
 from agentenv.evaluation.rubrics import Grade, get_rubric
 from agentenv.evaluation.statistics.significance import (
     holm,
@@ -106,6 +114,8 @@ def rescore(directory: Path, scorers: Sequence[str]) -> Json:
         raise ConfigurationError(
             f"{ranked[0]} needs the rank of a gold passage, and no episode of {directory} has one."
         )
+    for name in scorers:
+        load_measure(name)
     tables = score_tables(scored, scorers, seed=evaluation.results.get("seed", 0))
     results = dict(evaluation.results)
     results["scores"] = {**results.get("scores", {}), **tables["scores"]}

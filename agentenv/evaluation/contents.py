@@ -99,6 +99,11 @@ def environment_digest(env: str) -> str:
     return value_digest([(name, _source_digest(sys.modules.get(name))) for name in sorted(sources)])
 
 
+def part_digest(entry_point: str) -> str:
+    """A digest of the source of a part ``module:name`` that was imported: of its module, or of the package that it is in."""
+    return _source_digest(sys.modules.get(entry_point.partition(":")[0].partition(".")[0]))
+
+
 def _neighbours(name: str) -> Iterator[str]:
     """The modules in the folder of an environment's module whose functions and classes it uses."""
     folder = f"{name.rpartition('.')[0]}."

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from agentenv.core.scoring.scorers import get_scorer
+from agentenv.core.scoring.scorers import load_scorer
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation
@@ -35,7 +35,7 @@ def knowledge_halves(
     folders = sorted(probe.glob("sample-*"))
     if not folders:
         raise ConfigurationError(f"{probe} holds no samples; write it with agentenv eval --samples 16")
-    if not get_scorer(scorer).binary:
+    if not load_scorer(scorer).binary:
         raise ConfigurationError(
             f"the scorer {scorer!r} has values between 0 and 1; a sample is right or wrong"
         )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.scoring.scorers import get_scorer
+from agentenv.core.scoring.scorers import load_scorer
 from agentenv.data.dataset_files import RawRow, read_records
 from agentenv.data.sources import OWN, PROGRAM_SETS, WORLD, SourceConfig, check_source, open_source
 from agentenv.errors import ConfigurationError, DatasetError
@@ -50,7 +50,7 @@ def score_predictions(
         DatasetError: a file that cannot be read, an answer that is no text, an id that occurs twice, or no id of the set.
         ConfigurationError: a set of programs, or tasks that are made on the spot.
     """
-    judges = {name: get_scorer(name) for name in scorers or SCORERS}
+    judges = {name: load_scorer(name) for name in scorers or SCORERS}
     check_source(dataset, split, data)
     if dataset in (*PROGRAM_SETS, WORLD, OWN):
         raise ConfigurationError(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from agentenv.core.scoring.scorers import Scorer, get_scorer
+from agentenv.core.scoring.scorers import Scorer, get_scorer, load_scorer
 from agentenv.evaluation.capabilities import SEARCH_SKILLS, capability_report
 from agentenv.evaluation.diagnosis import costs, error_table, known_searches, measured, support
 from agentenv.evaluation.records import EpisodeRecord
@@ -185,6 +185,18 @@ def measure_of(name: str) -> Scorer:
     if name in RANKED:
         return RANKED[name][0]
     return _OUTCOME if name == OUTCOME else get_scorer(name)
+
+
+def load_measure(name: str) -> Scorer:
+    """As `measure_of`, for whoever starts an evaluation: a scorer ``module:NAME`` may lie in the current folder.
+
+    Raises:
+        UnknownName: no such scorer.
+        ConfigurationError: the module cannot be imported, or has no `Scorer` of that name.
+    """
+    if name != OUTCOME and name not in RANKED:
+        load_scorer(name)
+    return measure_of(name)
 
 
 def _scores(scored: Sequence[EpisodeRecord], scorers: Sequence[str], seed: int) -> Json:

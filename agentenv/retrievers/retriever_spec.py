@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from agentenv.core.options import made_part, own_part
 from agentenv.core.protocols import Retriever
+from agentenv.core.registry import is_class
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.cassette import CassetteRetriever
@@ -15,6 +17,8 @@ from agentenv.retrievers.simulation.simulated import SimulatedRetriever
 from agentenv.retrievers.storage.retriever_folder import read_card
 from agentenv.retrievers.web import WebRetriever
 
+OWN = "python"
+"""The kind of a retriever of somebody's own."""
 LOADERS: dict[str, Callable[[Path], Retriever]] = {
     "faiss": FaissRetriever.load,
     "bm25": BM25Retriever.load,
@@ -34,6 +38,7 @@ def make_retriever(spec: str) -> Retriever:
 
     ``faiss:DIR``, ``bm25:DIR`` and ``hybrid:DIR`` are saved ones; ``rerank:MODEL@SPEC`` reorders what another one finds;
     ``simulated:SIMULATOR`` is a model that plays the search engine, in the forms of `simulation.simulators.KINDS`;
+    ``python:MODULE:NAME`` is what a class or function of your own makes when it is called without arguments;
     ``http://HOST:PORT`` is a server; ``web:NAME`` is a search engine; ``cassette:FILE`` replays a recording, and
     ``cassette:FILE@SPEC`` asks the retriever SPEC what the file lacks and records it.
 
@@ -53,10 +58,13 @@ def check_retriever(spec: str) -> None:
 
     Raises:
         UnknownName: no such kind; carries the nearest.
+        ConfigurationError: it names a retriever of somebody's own without its module.
     """
     kind, _, rest = spec.partition(":")
     if kind not in (known := (*OTHERS, *LOADERS)):
         raise UnknownName.among("retriever", kind, known)
+    if kind == OWN and not is_class(rest):
+        raise ConfigurationError(f"{spec!r} names no retriever; write '{OWN}:MODULE:NAME'.")
     if kind in ("rerank", "cassette") and "@" in rest:
         check_retriever(rest.partition("@")[2])
 
@@ -101,6 +109,10 @@ def _cassette(rest: str) -> Retriever:
     return CassetteRetriever(Path(file), make_retriever(inner) if at else None)
 
 
+def _own(rest: str) -> Retriever:
+    return made_part("retriever", f"{OWN}:{rest}", own_part("retriever", rest, ()), ("search", "info"))
+
+
 OTHERS: dict[str, Callable[[str], Retriever]] = {
     "http": _remote("http"),
     "https": _remote("https"),
@@ -108,6 +120,7 @@ OTHERS: dict[str, Callable[[str], Retriever]] = {
     "cassette": _cassette,
     "rerank": _rerank,
     "simulated": SimulatedRetriever.parse,
+    OWN: _own,
 }
 
 FORMS = (
@@ -119,5 +132,6 @@ FORMS = (
     "rerank:MODEL@SPEC",
     "simulated:SIMULATOR",
     "simulated:OPTION=VALUE,...@SIMULATOR",
+    f"{OWN}:MODULE:NAME",
 )
 """Every form of a spec, for people."""

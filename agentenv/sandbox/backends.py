@@ -1,10 +1,11 @@
-"""Executors by name: ``bwrap``, ``docker``, ``unsafe-local``."""
+"""Executors by name: ``bwrap``, ``docker``, ``unsafe-local``, and ``module:function`` of somebody's own."""
 
-import importlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
+from agentenv.core.options import load_part, made_part
+from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.sandbox.executor import JailExecutor
 
 BACKENDS = {
@@ -13,26 +14,27 @@ BACKENDS = {
     "unsafe-local": "agentenv.sandbox.unsafe",
 }
 """Modules with a function ``executor``."""
+_KIND = "sandbox backend"
 
 
 def make_executor(backend: str = "bwrap", *, isolation: str = "", **options: Any) -> JailExecutor:
     """The executor that ``backend`` names.
 
     Args:
-        backend: ``bwrap``, ``docker`` or ``unsafe-local``.
+        backend: ``bwrap``, ``docker``, ``unsafe-local``, or ``module:function`` of a function of your own that makes one.
         isolation: ``strict`` runs the capability self-test first and refuses a backend that fails any of it.
-        options: As for the function ``executor`` of the backend's module.
+        options: As for the function ``executor`` of the backend's module, or for the function that is named.
 
     Raises:
         UnknownName: no such backend.
-        ConfigurationError: it cannot be had here, or is not strict.
+        ConfigurationError: it cannot be had here, or is not strict, or what is named makes no executor.
         MissingExtra: a package that it needs is not installed.
     """
-    if backend not in BACKENDS:
-        raise UnknownName.among("sandbox backend", backend, BACKENDS)
     if isolation not in ("", "strict"):
         raise ConfigurationError(f"isolation={isolation!r} must be 'strict' or ''")
-    made: JailExecutor = importlib.import_module(BACKENDS[backend]).executor(**options)
+    entries = {name: f"{module}:executor" for name, module in BACKENDS.items()}
+    make = partial(load_part(_KIND, backend, entries), **options)
+    made: JailExecutor = made_part(_KIND, backend, make, ("run", "open", "info", "close"))
     if isolation == "strict":
         from agentenv.sandbox.selftest import probe
 

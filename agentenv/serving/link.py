@@ -148,6 +148,7 @@ class Link:
 
         Raises:
             ConfigurationError: the server does not let us in.
+            EnvFault: it fails.
         """
         try:
             from websockets.asyncio.client import connect
@@ -168,7 +169,11 @@ class Link:
         except InvalidStatus as error:
             if error.response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                 return False
-            raise ConfigurationError(f"{self.url}: {reason(error.response.body)}") from error
+            refused = error.response.status_code < httpx.codes.INTERNAL_SERVER_ERROR
+            kind = (
+                ConfigurationError if refused else EnvFault
+            )  # a proxy says 502 while the server starts again
+            raise kind(f"{self.url}: {reason(error.response.body)}") from error
         finally:
             self._opened = True
         return True

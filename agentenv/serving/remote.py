@@ -8,8 +8,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -47,6 +46,7 @@ class RemoteEnv(AsyncEnv[RemoteState]):
 
     Raises:
         ConfigurationError: there is no such server, or it does not let us in.
+        EnvFault: there was one before in this process, and it does not answer now.
     """
 
     def __init__(
@@ -55,8 +55,13 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         super().__init__(render_mode=render_mode)
         self.url = url.rstrip("/")
         self._timeouts = timeouts or LinkTimeouts()
-        self.card = _card(self.url)
-        """What the server says of its environment."""
+        try:
+            self.card = _card(self.url)
+            """What the server says of its environment."""
+        except ConfigurationError as error:
+            if self.url in _known:  # a server that goes away within a run costs episodes and not the run
+                raise EnvFault(str(error)) from error
+            raise
         vars(self).update(
             capability=StateCapability[self.card["capability"].upper()],
             reward_floor=self.card["reward_floor"],
@@ -138,14 +143,36 @@ class RemoteEnv(AsyncEnv[RemoteState]):
 def remote_class(url: str) -> type[RemoteEnv]:
     """The environment at ``url`` as a class: how its actions end, and tasks that the server makes.
 
+    A server that answered once in this process and does not now is what it was, so that a run outlives it.
+
     Raises:
-        ConfigurationError: nobody answers there, or somebody else does.
+        ConfigurationError: nobody has answered there yet, or somebody else does.
     """
-    return _remote_class(url.rstrip("/"), int(time.monotonic() // _REMEMBERED_S))
+    url, now = url.rstrip("/"), time.monotonic()
+    known = _known.get(url)
+    if known is None or now - known.asked > _REMEMBERED_S:
+        try:
+            known = _Known(_class_at(url), now)
+        except ConfigurationError:
+            if known is None:
+                raise
+            known = _Known(known.served, now)
+        _known[url] = known
+    return known.served
 
 
-@lru_cache(maxsize=16)
-def _remote_class(url: str, period: int) -> type[RemoteEnv]:
+class _Known(NamedTuple):
+    """A server that has answered in this process."""
+
+    served: type[RemoteEnv]
+    asked: float
+    """When it was asked last, in seconds of the monotonic clock."""
+
+
+_known: dict[str, _Known] = {}
+
+
+def _class_at(url: str) -> type[RemoteEnv]:
     found = _card(url)
 
     class Served(RemoteEnv):

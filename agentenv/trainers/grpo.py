@@ -21,14 +21,16 @@ from typing import Any
 
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
 from agentenv.core.io.files import new_folder
+from agentenv.core.options import naming_own_parts
 from agentenv.core.trajectory import Trajectory
-from agentenv.errors import AgentEnvError, Diverged, Fault
+from agentenv.errors import AgentEnvError, ConfigurationError, Diverged, Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.compute import use_compute
 from agentenv.policies.export import write_model_card, write_readers, write_weights
 from agentenv.progress import Display
 from agentenv.trainers.config.config_files import resume_command
+from agentenv.trainers.config.identity import named_parts
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.league import league_of
 from agentenv.trainers.learner.denormals import flushed_denormals
@@ -105,7 +107,8 @@ def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
             clock = PhaseTimer(run)
             batch = play_step(run, step, stop)
             clock.lap("rollout")
-            metrics = {"step": step} | _update(run, step, batch.trained)
+            with naming_own_parts(named_parts(config).values()):
+                metrics = {"step": step} | _update(run, step, batch.trained)
             metrics |= rollout_metrics(batch.played) | batch.metrics
             clock.lap("update")
             if config.evaluation.every and step % config.evaluation.every == 0:
@@ -162,12 +165,14 @@ def play_step(run: Run, step: int, stop: Interruptible) -> Batch:
 
     Raises:
         Fault: as ``RolloutScheduler.batch``.
+        ConfigurationError: likewise.
         Interrupted: likewise.
         Diverged: that was because the weights have diverged, and there is nothing to keep.
     """
     try:
-        return run.scheduler.batch(step, stop.at_once)
-    except (Fault, Interrupted):
+        with naming_own_parts(named_parts(run.config).values()):
+            return run.scheduler.batch(step, stop.at_once)
+    except (Fault, ConfigurationError, Interrupted):
         if step > 1:
             run.folder.save_checkpoint(step - 1, run.policy, run.learner, run.parts)
         raise

@@ -1,6 +1,7 @@
 """`RemoteEnv`: it passes the contract of a local environment, and whatever breaks on the way is a typed fault."""
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import agentenv  # noqa: E402
 from agentenv.cli.main import main  # noqa: E402
 from agentenv.core.env import Env  # noqa: E402
 from agentenv.core.env_contract import EnvContract  # noqa: E402
+from agentenv.core.env_lifecycle import make_envs  # noqa: E402
 from agentenv.core.registry import env_class  # noqa: E402
 from agentenv.core.types import Task  # noqa: E402
 from agentenv.errors import (  # noqa: E402
@@ -27,6 +29,7 @@ from agentenv.errors import (  # noqa: E402
     RetrieverFault,
     SnapshotError,
 )
+from agentenv.serving import remote  # noqa: E402
 from agentenv.serving.link import LinkTimeouts  # noqa: E402
 from agentenv.serving.remote import RemoteEnv  # noqa: E402
 
@@ -217,6 +220,21 @@ def test_an_environment_that_never_returns_does_not_keep_the_server_alive(tmp_pa
         env.step("a")
     process.child.send_signal(signal.SIGTERM)
     assert process.end() == 1  # asked twice, it does not wait for what is under way
+
+
+def test_a_server_that_goes_away_within_a_run_costs_episodes_and_not_the_run(
+    serving: Any, house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, every environment that was made meanwhile ended the run as if its configuration were wrong."""
+    with serving(lambda: house) as served:
+        url, cls = served.url, env_class(f"remote:{served.url}")
+    monkeypatch.setattr(remote, "_REMEMBERED_S", 0.0)
+    assert env_class(f"remote:{url}") is cls
+    (env,) = asyncio.run(make_envs([lambda: agentenv.make(f"remote:{url}")], WAIT_S))
+    with pytest.raises(EnvFault, match=re.escape(url)):
+        env.reset()
+    with pytest.raises(ConfigurationError, match="no environment is served"):
+        env_class("remote:http://127.0.0.1:9")
 
 
 def test_the_token_is_sent(serving: Any, house: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,8 +82,9 @@ def test_a_run_and_its_end_again_after_an_interruption(options: dict[str, Any], 
     assert folder.history()[:-1] == lines[:-1]
 
 
+@pytest.mark.parametrize("kind", [Fault, ConfigurationError])
 def test_a_step_that_fails_leaves_a_checkpoint_of_those_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)
     folder = RunFolder.create(tmp_path / "run", config().model_copy(update={"checkpoint_every": STEPS}))
@@ -91,12 +92,12 @@ def test_a_step_that_fails_leaves_a_checkpoint_of_those_before(
 
     def until_the_third(self: RolloutScheduler, step: int, *waiting: Any) -> Batch:
         if step == 3:
-            raise Fault("no worker is left")
+            raise kind("no worker is left")
         return batch(self, step, *waiting)
 
     with monkeypatch.context() as patched:
         patched.setattr(RolloutScheduler, "batch", until_the_third)
-        with pytest.raises(Fault, match="no worker is left"):
+        with pytest.raises(kind, match="no worker is left"):
             train(folder, SilentDisplay())
     assert [path.name for path in (folder.path / "checkpoints").iterdir()] == ["step-000002"]
     train(RunFolder.open(folder.path), SilentDisplay())

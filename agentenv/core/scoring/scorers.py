@@ -19,14 +19,17 @@ by the dictionary of jieba, here every character is a word. In papers `em_cover`
 """
 
 import re
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from typing import Any
 
+from agentenv.core.registry import describe_error, is_class, load_own
 from agentenv.core.scoring import normalize
-from agentenv.errors import DatasetError, UnknownName
+from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 
 _CJK = re.compile(r"[\u4e00-\u9fff]")
 _CJK_TOKEN = re.compile(r"\d+|[^\W\d_]")
@@ -66,9 +69,9 @@ class Scorer:
         return Score(value, self.name, self.version)
 
     def __reduce__(self) -> Any:
-        """A registered scorer is pickled by its name."""
-        registered = SCORERS.get(self.name) is self
-        return (get_scorer, (self.name,)) if registered else super().__reduce__()
+        """A scorer that can be found by its name is pickled by it."""
+        registered = SCORERS.get(self.name, _own.get(self.name)) is self
+        return (load_scorer, (self.name,)) if registered else super().__reduce__()
 
 
 def check_answers(answers: Any) -> None:
@@ -275,12 +278,69 @@ SCORERS = {
 }
 
 
+_own: dict[str, Scorer] = {}
+"""Scorers of somebody's own by ``module:NAME``."""
+
+
 def get_scorer(name: str) -> Scorer:
-    """The scorer of that name.
+    """The scorer of that name; ``module:NAME`` is one that `load_scorer` has loaded.
+
+    Results of somebody else may name a scorer, so that nothing is imported here.
 
     Raises:
         UnknownName: there is none; the message shows the nearest.
+        ConfigurationError: ``module:NAME`` was not loaded.
     """
-    if name not in SCORERS:
+    if name in SCORERS:
+        return SCORERS[name]
+    if not is_class(name):
         raise UnknownName.among("scorer", name, SCORERS)
-    return SCORERS[name]
+    if name not in _own:
+        raise ConfigurationError(
+            f"these scores were made by {name}, a scorer of somebody's own, whose module is not imported merely because "
+            f"results name it: if it is yours, give --scorer {name}"
+        )
+    return _own[name]
+
+
+def load_scorer(name: str) -> Scorer:
+    """The scorer of that name, for whoever names it: the module of ``module:NAME`` is imported, the current folder first.
+
+    Raises:
+        UnknownName: there is none; the message shows the nearest.
+        ConfigurationError: the module cannot be imported, or what it has under the name is no `Scorer`.
+    """
+    if name not in {*SCORERS, *_own} and is_class(name):
+        _own[name] = _named(name, load_own(name, "scorer"))
+    return get_scorer(name)
+
+
+def _named(name: str, found: Any) -> Scorer:
+    """A scorer of somebody's own under the name by which it is found again."""
+    if not isinstance(found, Scorer):
+        raise ConfigurationError(
+            f"{name} is no Scorer but {reprlib.repr(found)}: write NAME = Scorer(name, version, binary, normaliser, best)"
+        )
+    return replace(found, name=name, best=partial(_checked_score, name, found.best))
+
+
+def _checked_score(
+    name: str, best: Callable[[str, Sequence[str]], Any], prediction: str, answers: Sequence[str]
+) -> float:
+    """What somebody's own scorer gives.
+
+    Raises:
+        ConfigurationError: it raises an error, or gives no number within [0, 1].
+    """
+    try:
+        value = float(given := best(prediction, answers))
+    except Exception as error:
+        raise ConfigurationError(
+            f"the scorer {name} failed on the prediction {reprlib.repr(prediction)}: {describe_error(error)}"
+        ) from error
+    if not 0 <= value <= 1:
+        raise ConfigurationError(
+            f"the scorer {name} gave {given!r} for the prediction {reprlib.repr(prediction)}; it must give a number within "
+            "[0, 1]"
+        )
+    return value

@@ -17,7 +17,7 @@ from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.env import AsyncEnv
 from agentenv.core.protocols import Retriever
 from agentenv.core.scoring.evidence import holds_answer
-from agentenv.core.scoring.scorers import get_scorer
+from agentenv.core.scoring.scorers import load_scorer
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.native_tools import (
@@ -145,7 +145,7 @@ class SearchEnv(AsyncEnv[SearchState]):
         self.max_turns = max_turns
         page_format = PageFormat(observation_tokens, count_tokens or count_words, snippet_words)
         self.search = SearchTool(retriever, k, page_format, queries, repeat_notice)
-        self.scorer = get_scorer(scorer)
+        self.scorer = load_scorer(scorer)
         self.expert_thinks = outcome in THOUGHTFUL
         ends = get_outcome(outcome, outcome_options)
         self.answer_reward = partial(answer_reward, scorer=self.scorer, outcome=ends, found=found_reward)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.registry import is_class
 from agentenv.core.scoring.scorers import SCORERS
 from agentenv.errors import MissingExtra
 from agentenv.evaluation.diagnosis import UNSOLVED, cause_of
@@ -156,7 +157,7 @@ def episodes_of(
 
 
 def _episode(record: EpisodeRecord, scorer: str) -> Json:
-    known = scorer in {*SCORERS, *RANKED}  # what a judge has graded is kept elsewhere
+    known = scorer in {*SCORERS, *RANKED} or is_class(scorer)  # what a judge has graded is kept elsewhere
     score = score_of(record, scorer if known else OUTCOME)
     cause = cause_of(record, score)
     if scorer == OUTCOME and cause not in ("correct", "fault"):

@@ -11,6 +11,7 @@ from typing import Any
 
 from agentenv.core.io.files import write_text as write
 from agentenv.core.io.strict_json import read_json_text
+from agentenv.core.registry import is_class
 from agentenv.core.scoring.scorers import SCORERS
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.compare import compare
@@ -153,7 +154,7 @@ def _sides(folder: Path) -> list[str]:
 
 
 def _paired(sides: Mapping[str, Evaluation], scorer: str) -> tuple[Json | None, list[str]]:
-    if not {"before", "after"} <= set(sides) or scorer not in {*SCORERS, OUTCOME}:
+    if not {"before", "after"} <= set(sides) or not (scorer in {*SCORERS, OUTCOME} or is_class(scorer)):
         return None, []
     try:
         result = compare(sides["before"].directory, sides["after"].directory, scorer=scorer)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from agentenv.core.io.digests import path_digest
 from agentenv.core.io.strict_json import read_json_text
+from agentenv.core.trust import names_module
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.strategies.step_verifiers import NAMES_A_MODEL
@@ -182,6 +183,12 @@ def named_files(config: TrainConfig) -> dict[str, str]:
 def named_policies(config: TrainConfig) -> dict[str, str]:
     """The policies in folders that options of the configuration name, such as another role's or a reflector."""
     return {key: value for key, value in _texts_of_options(config).items() if value.startswith("hf:")}
+
+
+def named_parts(config: TrainConfig) -> dict[str, str]:
+    """The estimator, objective, strategy and so on that the configuration names as ``module:name``, by key."""
+    texts = {key: value for key, value in flatten_config(config).items() if isinstance(value, str)}
+    return {key: value for key, value in texts.items() if key != "env.id" and names_module(key, value)}
 
 
 def _texts_of_options(config: TrainConfig) -> dict[str, str]:

@@ -8,7 +8,7 @@ from agentenv.core.episodes import EpisodeBudgets
 from agentenv.core.model_families import get_family
 from agentenv.core.validation import Frozen
 from agentenv.evaluation.llm_judge import check_judge
-from agentenv.evaluation.results import measure_of
+from agentenv.evaluation.results import load_measure
 from agentenv.evaluation.task_env import known_retriever
 from agentenv.trainers.config.addresses import known_address
 from agentenv.trainers.strategies.strategies import get_strategy
@@ -227,7 +227,7 @@ class EvaluationSettings(Frozen):
     def _known(self) -> Self:
         get_strategy(self.strategy, self.strategy_options)
         for scorer in self.scorers:
-            measure_of(scorer)
+            load_measure(scorer)
         if self.judge:
             check_judge(self.judge, self.rubric)
         if self.keep_best and not self.every:

@@ -5,14 +5,16 @@ get a value as well and the learner ignores it. Faults never arrive here: they a
 Its keyword-only arguments are its options. ``docs/credit.md`` has the formulas, sources and biases in one table.
 """
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from agentenv.core.options import bind_options, load_entry
+from agentenv.core.options import bind_options, load_entry, load_part
 from agentenv.core.trajectory import Trajectory
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.group_statistics import Values
 from agentenv.trainers.credit.step_selection import high_entropy_tokens
 
@@ -102,16 +104,40 @@ _LEFT_OUT = {"median_centered": "agentenv.trainers.credit.outcome:median_member"
 
 
 def get_estimator(name: str, options: Mapping[str, Any] | None = None) -> Estimator:
-    """The estimator registered under ``name``, with ``options`` filled in.
+    """The estimator registered under ``name``, or the function ``module:function``, with ``options`` filled in.
 
     Raises:
         UnknownName: no such estimator, or no such option of it.
-        ConfigurationError: an option's value is of another type.
+        ConfigurationError: an option's value is of another type, or no function of that name can be imported.
     """
-    if name not in ESTIMATORS:
-        raise UnknownName.among("advantage estimator", name, ESTIMATORS)
-    estimator: Callable[..., list[Values]] = load_entry(ESTIMATORS[name])
-    return bind_options("advantage estimator", name, estimator, options or {})
+    kind = "advantage estimator"
+    estimator: Callable[..., list[Values]] = load_part(kind, name, ESTIMATORS)
+    bound = bind_options(kind, name, estimator, options or {})
+    return bound if name in ESTIMATORS else partial(_checked_values, name, bound)
+
+
+def _checked_values(name: str, estimator: Estimator, group: Sequence[Trajectory]) -> list[Values]:
+    """The values of somebody's own estimator, one number for each token of each trajectory.
+
+    Raises:
+        ConfigurationError: they have another shape, or are not finite.
+    """
+    given = estimator(group)
+    try:
+        values = [np.asarray(one, dtype=np.float64) for one in given]
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"the advantage estimator {name!r} returned {reprlib.repr(given)}; it must return a list of arrays of numbers"
+        ) from error
+    shapes, wanted = [one.shape for one in values], [trajectory.loss_mask.shape for trajectory in group]
+    if shapes != wanted:
+        raise ConfigurationError(
+            f"the advantage estimator {name!r} returned arrays of the shapes {shapes}, and the trajectories of the group "
+            f"have {wanted} tokens: return one array for each, with one number for each token"
+        )
+    if not all(np.isfinite(one).all() for one in values):
+        raise ConfigurationError(f"the advantage estimator {name!r} returned a number that is not finite")
+    return values
 
 
 __all__ = ["ESTIMATORS", "Estimator", "Values", "get_estimator"]

@@ -8,15 +8,17 @@ A sequence is a row where ratios are formed (rows of one trajectory stand in con
 losses are averaged.
 """
 
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from agentenv.core.options import bind_options
-from agentenv.errors import UnknownName
+from agentenv.core.options import bind_options, own_part
+from agentenv.errors import ConfigurationError
 
 _LOG_RATIO_BOUND = 20.0
 
@@ -228,15 +230,39 @@ OBJECTIVES: Mapping[str, Entry] = {
 
 
 def get_objective(name: str, options: Mapping[str, Any] | None = None) -> Callable[[Tokens], Surrogate]:
-    """The objective registered under ``name``, with ``options`` filled in.
+    """The objective registered under ``name``, or the function ``module:function``, with ``options`` filled in.
 
     Raises:
         UnknownName: no such objective, or no such option of it.
-        ConfigurationError: an option's value is of another type.
+        ConfigurationError: an option's value is of another type, or no function of that name can be imported.
     """
-    if name not in OBJECTIVES:
-        raise UnknownName.among("objective", name, OBJECTIVES)
-    return bind_options("objective", name, OBJECTIVES[name].function, options or {})
+    kind = "objective"
+    if name in OBJECTIVES:
+        return bind_options(kind, name, OBJECTIVES[name].function, options or {})
+    own = bind_options(kind, name, own_part(kind, name, OBJECTIVES), options or {})
+    return partial(_checked_losses, name, own)
+
+
+def usual_aggregation(name: str) -> Aggregation:
+    """How the token losses of an objective become one number where the configuration does not say it."""
+    return OBJECTIVES[name].aggregation if name in OBJECTIVES else "token_mean"
+
+
+def _checked_losses(name: str, objective: Callable[[Tokens], Any], tokens: Tokens) -> Surrogate:
+    """The losses of somebody's own objective, one number for each token.
+
+    Raises:
+        ConfigurationError: it returned something else.
+    """
+    given = objective(tokens)
+    parts = tuple(given) if isinstance(given, tuple) else ()
+    shape = tokens.logprobs.shape
+    if len(parts) != 2 or not all(isinstance(part, Tensor) and part.shape == shape for part in parts):
+        raise ConfigurationError(
+            f"the objective {name!r} returned {reprlib.repr(given)}; it must return a Surrogate of two tensors of the shape "
+            f"{tuple(shape)}: the loss of each token, and whether it was clipped"
+        )
+    return Surrogate(*parts)
 
 
 def token_weights(aggregation: Aggregation, sequence_tokens_N: Tensor) -> Tensor | None:

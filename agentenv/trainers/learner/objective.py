@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from agentenv.trainers.learner.losses import OBJECTIVES, Aggregation
+from agentenv.trainers.learner.losses import Aggregation, usual_aggregation
 from agentenv.trainers.learner.settings import LossSettings, MemorySettings
 
 
@@ -29,4 +29,4 @@ class Objective(LossSettings, MemorySettings):
     @property
     def averaging(self) -> Aggregation:
         """The aggregation, the objective's own where none is named."""
-        return self.aggregation or OBJECTIVES[self.objective].aggregation
+        return self.aggregation or usual_aggregation(self.objective)

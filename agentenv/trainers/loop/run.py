@@ -12,13 +12,13 @@ from agentenv.core.io.digests import value_digest
 from agentenv.core.protocols import ChatFormat
 from agentenv.data.overlap import refuse_overlap
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.contents import environment_digest
+from agentenv.evaluation.contents import environment_digest, part_digest
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.compute import set_process_compute
 from agentenv.policies.policy_spec import make_policy, policy_digest
 from agentenv.progress import Display
 from agentenv.tracking import ForgivingTracker, Tracker, make_tracker
-from agentenv.trainers.config.identity import named_files, named_policies
+from agentenv.trainers.config.identity import named_files, named_parts, named_policies
 from agentenv.trainers.config.sections import ClusterSettings, RolloutSettings, SecondSettings
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.denormals import flushed_denormals
@@ -114,6 +114,7 @@ def content_digests(run: Run) -> dict[str, str]:
     config = run.folder.config
     specs = {"policy": config.policy, "second.policy": config.second.policy} | named_policies(config)
     contents = {"sources of the environment": environment_digest(config.env.id)}
+    contents |= {f"sources of {key}": part_digest(entry) for key, entry in named_parts(config).items()}
     contents |= {f"weights of {key}": policy_digest(spec) for key, spec in specs.items() if spec}
     for name, task_env in {"train": run.train, "dev": run.dev, "test": run.test}.items():
         contents[f"questions of {name}"] = value_digest(task_env.source.tasks)

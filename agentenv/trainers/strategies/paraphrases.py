@@ -6,7 +6,7 @@ from random import Random
 
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.rollout import EpisodeSpec, run_episode
-from agentenv.core.scoring.scorers import get_scorer
+from agentenv.core.scoring.scorers import get_scorer, load_scorer
 from agentenv.core.trajectory import Trajectory
 from agentenv.data.paraphrases import paraphrases_of
 from agentenv.errors import ConfigurationError
@@ -33,7 +33,7 @@ class ParaphraseStrategy:
     """Answers of each of these wordings, drawn anew; None takes all."""
 
     def __post_init__(self) -> None:
-        get_scorer(self.scorer)
+        load_scorer(self.scorer)
         if self.weight < 0:
             raise ConfigurationError(f"weight={self.weight} must not be negative")
         if any(number is not None and number < 1 for number in (self.wordings, self.answers)):

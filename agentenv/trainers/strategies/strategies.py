@@ -12,11 +12,10 @@ from typing import Any, Protocol
 
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.tasks import gather_all
-from agentenv.core.options import bind_options, load_entry
+from agentenv.core.options import bind_options, load_part, made_part
 from agentenv.core.rollout import EpisodeSpec, run_episode
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
-from agentenv.errors import UnknownName
 from agentenv.trainers.strategies.hinted_episodes import play_hinted
 from agentenv.trainers.strategies.prefixes import play_from
 from agentenv.trainers.strategies.rollout_context import RolloutContext
@@ -83,7 +82,7 @@ STRATEGIES: Mapping[str, str] = {
     "demonstrate": "agentenv.trainers.strategies.guided_strategies:DemonstrateStrategy",
     "self_play": "agentenv.trainers.selfplay.strategy:SelfPlayStrategy",
 }
-
+_KIND = "rollout strategy"
 
 IN_CONTEXT = (
     "plain",
@@ -103,16 +102,14 @@ NATIVE = ("plain", "tree", "tree_decode", "vm_mcts")
 
 
 def get_strategy(name: str, options: Mapping[str, Any] | None = None) -> RolloutStrategy:
-    """The strategy registered under ``name``, with ``options`` filled in.
+    """The strategy registered under ``name``, or of the class ``module:Class``, with ``options`` filled in.
 
     Raises:
         UnknownName: no such strategy, or no such option of it.
-        ConfigurationError: an option's value is of another type or out of range.
+        ConfigurationError: an option's value is of another type or out of range, or a class of that name is no strategy.
     """
-    if name not in STRATEGIES:
-        raise UnknownName.among("rollout strategy", name, STRATEGIES)
-    strategy: Callable[..., RolloutStrategy] = load_entry(STRATEGIES[name])
-    return bind_options("rollout strategy", name, strategy, options or {})()
+    strategy: Callable[..., RolloutStrategy] = load_part(_KIND, name, STRATEGIES)
+    return made_part(_KIND, name, bind_options(_KIND, name, strategy, options or {}), ("play",))
 
 
 def check_tasks(strategy: RolloutStrategy, tasks: Sequence[Task]) -> None:

@@ -8,8 +8,7 @@ what a sampler learns is saved with each checkpoint, so that a resumed run repea
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentenv.core.options import bind_options, load_entry
-from agentenv.errors import UnknownName
+from agentenv.core.options import bind_options, load_part, made_part
 from agentenv.trainers.task_sampling.step_budget import (
     Batch,
     GatedSampler,
@@ -42,19 +41,19 @@ SAMPLERS: Mapping[str, str] = {
     "self_play": "agentenv.trainers.selfplay.sampler:SelfPlaySampler",
     "dart": "agentenv.trainers.task_sampling.curation:AdaptiveCuration",
 }
+_KIND = "task sampler"
+_METHODS = ("replays", "draw", "select", "state_dict", "load_state_dict")
 
 
 def get_sampler(name: str, options: Mapping[str, Any] | None = None) -> TaskSampler:
-    """A new sampler of the kind registered under ``name``, with ``options`` filled in.
+    """A new sampler of the kind registered under ``name``, or of the class ``module:Class``, with ``options`` filled in.
 
     Raises:
         UnknownName: no such sampler, or no such option of it.
-        ConfigurationError: an option's value is of another type or out of range.
+        ConfigurationError: an option's value is of another type or out of range, or a class of that name is no sampler.
     """
-    if name not in SAMPLERS:
-        raise UnknownName.among("task sampler", name, SAMPLERS)
-    sampler: Callable[..., TaskSampler] = load_entry(SAMPLERS[name])
-    return bind_options("task sampler", name, sampler, options or {})()
+    sampler: Callable[..., TaskSampler] = load_part(_KIND, name, SAMPLERS)
+    return made_part(_KIND, name, bind_options(_KIND, name, sampler, options or {}), _METHODS)
 
 
 __all__ = [

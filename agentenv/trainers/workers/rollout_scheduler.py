@@ -117,7 +117,10 @@ class RolloutScheduler:
         try:
             with waiting():
                 return self._batch(step, counts)
-        except (Fault, Interrupted):  # what is drawn is not lost: a checkpoint made now begins the step again
+        except (
+            Exception,
+            Interrupted,
+        ):  # what is drawn is not lost: a checkpoint made now begins the step again
             self._sampler.load_state_dict(learned)
             self._inflight, self._opened[step] = inflight, self._reopened(step, drawn)
             raise
