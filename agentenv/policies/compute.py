@@ -47,6 +47,15 @@ class ComputeSettings(Frozen):
             return False
         return multiplies_bfloat16("cuda" if self.device == "auto" else self.device)
 
+    @property
+    def on_processor(self) -> bool:
+        """Whether models compute on the CPU with these settings on this machine."""
+        if self.device != "auto":
+            return self.device.partition(":")[0] == "cpu"
+        import torch
+
+        return not torch.cuda.is_available()
+
     def precise(self) -> Self:
         """These settings with float32 in place of an automatic number format.
 
@@ -109,7 +118,8 @@ def multiplies_bfloat16(device: str) -> bool:
     """Whether the processor, or a CUDA device, multiplies in bfloat16 itself.
 
     NVIDIA's cards do from compute capability 8.0 (Ampere) on; older ones emulate it, slower than float32. Processors without
-    AVX-512 take seventy times as long as in float32. False where torch is not installed or there is no such device.
+    AVX-512 take seventy times as long as in float32. False where torch is not installed or was built without oneDNN, which
+    knows the processor, or there is no such device.
     """
     try:
         import torch
@@ -119,7 +129,7 @@ def multiplies_bfloat16(device: str) -> bool:
         if not torch.cuda.is_available():
             return False
         return torch.version.hip is not None or torch.cuda.get_device_properties(device).major >= 8
-    except (ModuleNotFoundError, RuntimeError, AssertionError):
+    except (ModuleNotFoundError, AttributeError, RuntimeError, AssertionError):
         return False
 
 

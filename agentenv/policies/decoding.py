@@ -22,6 +22,8 @@ from agentenv.core.images import PlacedImage
 from agentenv.core.types import FinishReason, Sampling
 from agentenv.policies.forward import SharedPrompts
 
+_PART_OF_A_CHARACTER = "\ufffd"
+"""What tokenizers decode to where a token holds some bytes of a character and not all."""
 _WORTH_SHARING = 32  # tokens; reading fewer once costs more operations than it saves reads
 
 
@@ -85,6 +87,9 @@ class Row:
         )
         self._vocabulary = vocabulary
         self._stop_ends = {stop[-1] for stop in request.sampling.stop}
+        if not all(map(str.isascii, self._stop_ends)):
+            # The last byte of a stop string may be a token of its own.
+            self._stop_ends.add(_PART_OF_A_CHARACTER)
 
     @property
     def length(self) -> int:

@@ -151,6 +151,8 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
         and not torch.is_autocast_enabled("cpu")
         and config._attn_implementation == "sdpa"
         and config.hidden_act == "silu"
+        # Its frequencies are those of the longest row of the last pass, of whichever thread.
+        and getattr(model.model.rotary_emb, "rope_type", "default") != "longrope"
         and set(getattr(config, "layer_types", None) or ("full_attention",)) == {"full_attention"}
         and len(model.model.layers) == config.num_hidden_layers
         and sum(weight.numel() for weight in model.model.layers.parameters()) <= _LARGEST

@@ -76,8 +76,8 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
 
 def _train(folder: RunFolder, display: Display, stop: Interruptible) -> dict[str, Any]:
     folder.compare_config(display.warn)
-    if folder.config.correction_note:
-        display.warn(folder.config.correction_note)
+    for note in filter(None, (folder.config.correction_note, folder.config.precision_note)):
+        display.warn(note)
     with ExitStack() as stack:
         stack.enter_context(_explain_divergence(folder))
         run = open_run(folder, display)

@@ -67,6 +67,14 @@ def test_on_a_gpu_auto_is_bfloat16_and_the_best_attention(
     assert not ComputeSettings(device="cpu").rounds
 
 
+def test_a_torch_that_knows_nothing_of_the_processor_multiplies_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Builds without oneDNN, as for ARM under macOS, have no such operation."""
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+    assert not module.multiplies_bfloat16("cpu")
+
+
 @pytest.mark.parametrize("capability", [8, 10, 12])
 def test_flash_attention_3_is_for_hopper_alone(monkeypatch: pytest.MonkeyPatch, capability: int) -> None:
     cards(monkeypatch, {"cuda": capability})

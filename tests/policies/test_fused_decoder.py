@@ -133,6 +133,18 @@ def test_models_of_odd_sizes_have_their_own_values_and_slopes(seed: int) -> None
         assert float((mine - its).norm()) <= 1e-3 * float(its.norm()) + 1e-5 * largest, name
 
 
+def test_frequencies_that_every_pass_sets_anew_are_left_to_the_modules() -> None:
+    """LongRoPE takes those of the longest row, and parts that are computed at once would take each other's."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    factors = {"short_factor": [1.0, 1.0], "long_factor": [2.0, 4.0], "original_max_position_embeddings": 12}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, **factors}
+    sizes = {"vocab_size": 90, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 48}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, rope_parameters=rope)).eval()
+    assert fused_decoder(model) is None
+
+
 def test_masks_and_positions_are_those_that_are_given() -> None:
     """Two tails of one prompt in a line: neither sees the other, and both count from the end of the prompt."""
     model = equal_heads()

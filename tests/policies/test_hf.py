@@ -16,6 +16,7 @@ import torch
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ContextTooSmall, PolicyFault, UnknownName
+from agentenv.policies.decoding import Request, Row, Vocabulary
 from agentenv.policies.fake_architectures import tiny_model
 from agentenv.policies.fakes import ByteTokenizer, random_model
 from agentenv.policies.hf import HFPolicy
@@ -234,6 +235,18 @@ def test_a_stop_string_is_cut_at_the_token_that_completes_it() -> None:
     assert done.text == head[:end]
     assert done.ids == free.ids[: len(done.ids)]
     assert len(done.logprobs) == len(done.ids) <= place + 1
+
+
+@pytest.mark.parametrize("stop", ["»", "</回答>", "終"])
+def test_a_stop_string_may_end_with_a_character_of_several_tokens(stop: str) -> None:
+    tokenizer = ByteTokenizer()
+    pieces = [tokenizer.decode([i]) for i in range(len(tokenizer))]
+    vocabulary = Vocabulary(pieces, (tokenizer.eos_token_id,), tokenizer.decode)
+    row = Row(Request([65], Sampling(40, stop=(stop,)), None), 64, vocabulary, {})
+    for token in tokenizer.encode(f"é{stop} and more"):
+        row.take(token, -1.0)
+    assert (row.finish, row.text) == (FinishReason.STOP, f"é{stop}")
+    assert row.sampled == tokenizer.encode(f"é{stop}")
 
 
 def biased(token: int, strength: float = 1e4) -> HFPolicy:

@@ -6,6 +6,7 @@ place either: those that it waits for may still wait for a thread.
 """
 
 import atexit
+import os
 import threading
 import time
 import weakref
@@ -114,6 +115,13 @@ class _Pool:
         with self._ready:
             self._closed = True
             self._ready.notify_all()
+
+    def forget(self) -> None:
+        """Begins anew without threads: a forked process has none of them, and what they ran never ends there."""
+        self._ready = threading.Condition()  # one of the threads may have held the other one
+        for calls in (self._waiting, self._running, self._held):
+            calls.clear()
+        self._threads = self.abandoned = 0
 
     @property
     def running(self) -> int:
@@ -250,4 +258,10 @@ def wait_until_idle(seconds: float) -> bool:
     return not any(pool.running or pool.abandoned for pool in _pools)
 
 
+def _forget_all() -> None:
+    for pool in list(_pools):
+        pool.forget()
+
+
 atexit.register(wait_until_idle, _SETTLE_S)
+os.register_at_fork(after_in_child=_forget_all)

@@ -17,6 +17,7 @@ _OLD = ".old"
 _ERRNO = re.compile(
     r"\(os error (\d+)\)"
 )  # how libraries written in Rust, such as safetensors, name an errno
+_LISTED = re.compile(r"\[Errno (\d+)\]")  # what went wrong with each file of a tree that shutil copied
 _SQLITE = {8: errno.EROFS, 10: errno.EIO, 13: errno.ENOSPC, 14: errno.EACCES}
 """System errors by SQLite's result code: READONLY, IOERR, FULL, CANTOPEN (sqlite.org/rescode.html)."""
 
@@ -168,10 +169,15 @@ def remove(path: Path) -> None:
 def os_errors() -> Iterator[None]:
     """Turns the error of a library that failed at a system call into the ``OSError`` that it stands for.
 
-    safetensors and SQLite report a full disk as exceptions of their own, which would reach the user as a traceback.
+    safetensors and SQLite report a full disk as exceptions of their own, which would reach the user as a traceback, and
+    shutil as a list with an entry for each file.
     """
     try:
         yield
+    except shutil.Error as error:
+        if found := _LISTED.search(str(error)):
+            raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        raise
     except OSError:
         raise
     except Exception as error:

@@ -8,7 +8,7 @@ from agentenv.core.chat_formats import FormatName, check_chat_options
 from agentenv.core.validation import Frozen
 from agentenv.data.sources import OWN, SourceConfig, check_draw, check_source, held_out_worlds
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, known_retriever
-from agentenv.policies.compute import ComputeSettings
+from agentenv.policies.compute import ComputeSettings, multiplies_bfloat16
 from agentenv.policies.engine import COLDEST, HOTTEST, EngineConfig
 from agentenv.tracking import check_tracker
 from agentenv.trainers.config.conflicts import bounds_note, conflict_of
@@ -311,6 +311,18 @@ class TrainConfig(Frozen):
     def bounds_note(self) -> str:
         """That the clip bounds cannot be reached, as a sentence; empty where they can or none are named."""
         return bounds_note(self.rollout, self.resolved_loss, self.optimizer, apart=bool(self.apart))
+
+    @property
+    def precision_note(self) -> str:
+        """That bfloat16 is named on a processor that does not multiply in it, as a sentence; empty otherwise."""
+        named = {"compute.dtype": self.compute.dtype, "memory.precision": self.memory.precision}
+        rounded = [name for name, kind in named.items() if kind == "bfloat16"]
+        if not rounded or not self.compute.on_processor or multiplies_bfloat16("cpu"):
+            return ""
+        return (
+            f"{rounded[0]}='bfloat16' is honoured, but this processor does not multiply in it, and products take up to "
+            "seventy times as long as in float32: leave it out"
+        )
 
     @property
     def copies_weights(self) -> bool:

@@ -16,6 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.concurrency.signals import Interrupted
 from agentenv.core.io.digests import value_digest
 from agentenv.core.io.files import new_folder, remove, write_text
 from agentenv.errors import ConfigurationError
@@ -28,6 +29,8 @@ from agentenv.trainers.lab.provenance import SOURCE, source_digest, stands_on, v
 RECORD = "start.json"
 """What a start says of itself, in its folder: ``digest``, ``source``, ``commands``, ``minutes`` and ``core_minutes``, the
 processor time that it took."""
+
+_SIGNALLED = 128  # a command that a signal ended leaves with this and the signal's number
 
 STARTS: Mapping[str, tuple[str, ...]] = {
     "tiny-advice": ("warmstart --from-shipped --advice-steps 300 --hops 3",),
@@ -50,7 +53,7 @@ STARTS: Mapping[str, tuple[str, ...]] = {
 
 def commands_of(name: str, folder: Path) -> list[list[str]]:
     """The commands of a start as lists of words."""
-    lines = [command.format(out=folder).split() for command in STARTS[name]]
+    lines = [[word.format(out=folder) for word in command.split()] for command in STARTS[name]]
     return [*lines[:-1], [*lines[-1], "--out", str(folder)]]
 
 
@@ -110,13 +113,16 @@ def make_start(name: str, folder: Path, run: Callable[[Sequence[str]], int]) -> 
 
     Raises:
         ConfigurationError: a command failed, or another process is making it.
+        Interrupted: a command was.
     """
     began, busy = time.perf_counter(), time.process_time()
     digest, source = digest_of(name), source_digest()
     with _workplace(folder) as place:
         made = place / folder.name
         for words in commands_of(name, made):
-            if run(words) != 0:
+            if (code := run(words)) > _SIGNALLED:
+                raise Interrupted(code - _SIGNALLED)
+            if code != 0:
                 raise ConfigurationError(f"{folder} could not be made: agentenv {' '.join(words)} failed")
         minutes = (time.perf_counter() - began) / 60
         record = {
@@ -144,9 +150,16 @@ def _workplace(folder: Path) -> Iterator[Path]:
     lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        # Another process may have removed what is locked here.
+        owned = os.path.samestat(os.fstat(lock), place.stat())
+    except (BlockingIOError, FileNotFoundError):
+        owned = False
+    except OSError:
         os.close(lock)
-        raise ConfigurationError(f"{folder} is being made by another process: wait for it") from None
+        raise
+    if not owned:
+        os.close(lock)
+        raise ConfigurationError(f"{folder} is being made by another process: wait for it")
     try:
         for left in place.iterdir():  # of a process that was killed
             remove(left)

@@ -1,5 +1,7 @@
 """Daemon threads: what is called, how many at a time, calls that are given up, and waiting for what still runs."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -164,3 +166,23 @@ def test_a_thread_that_was_made_for_one_piece_of_work_ends_with_it() -> None:
     name = in_time(5, lambda: threading.current_thread().name)
     assert name.startswith("agentenv-in-time")
     until(lambda: not any(thread.name == name for thread in threading.enumerate()))
+
+
+FORKED = """
+import os, signal
+from agentenv.core.concurrency.threads import DaemonThreads, wait_until_idle
+pool = DaemonThreads(1, "some", replaces=False)
+assert pool.submit(lambda: 1).result(10) == 1
+child = os.fork()
+if child == 0:
+    signal.alarm(100)  # ends a child that hangs
+    os._exit(0 if pool.submit(lambda: 2).result() == 2 and wait_until_idle(1.0) else 1)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_pool_works_in_a_forked_process_too() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=600
+    )
+    assert ran.stdout.strip() == "0", ran.stderr

@@ -3,6 +3,7 @@
 import ast
 import errno
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -174,6 +175,10 @@ def test_a_library_that_names_the_system_s_error_gives_that_error() -> None:
         connection.execute("PRAGMA max_page_count = 1")
         with pytest.raises(OSError, match="space") as caught, files.os_errors():
             connection.execute("CREATE TABLE one (two)")
+    assert caught.value.errno == errno.ENOSPC
+    full = [("a", "b", str(OSError(errno.ENOSPC, "No space left on device", "b")))]
+    with pytest.raises(OSError, match="space") as caught, files.os_errors():
+        raise shutil.Error(full)  # as of a tree that is copied
     assert caught.value.errno == errno.ENOSPC
     with pytest.raises(RuntimeError, match="else"), files.os_errors():
         raise RuntimeError("something else")

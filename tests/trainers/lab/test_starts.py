@@ -1,11 +1,14 @@
 """The starts of the laboratory: made once, again where something that decides them has changed, and named where missing."""
 
+import fcntl
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from agentenv.cli.main import main
+from agentenv.core.concurrency.signals import Interrupted
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.lab.lab import experiments, load_experiment
@@ -134,6 +137,34 @@ def test_the_folder_belongs_to_the_last_command() -> None:
     assert data[-2:] == ["--out", "runs/simulator.jsonl"]
     assert train[2] == "runs/simulator.jsonl"
     assert train[-2:] == ["--out", "runs/simulator"]
+
+
+def test_a_folder_whose_name_has_spaces_is_one_word() -> None:
+    data, train = commands_of("simulator", Path("my runs/simulator"))
+    assert data[-2:] == ["--out", "my runs/simulator.jsonl"]
+    assert train[2] == "my runs/simulator.jsonl"
+
+
+def test_a_start_that_a_signal_ends_is_interrupted_and_not_broken(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted) as caught:
+        make_start("tiny-advice", tmp_path / "tiny-advice", lambda words: 128 + signal.SIGTERM)
+    assert caught.value.signal == signal.SIGTERM
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_lock_on_a_folder_that_its_owner_has_just_removed_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner ends between the moment in which its folder is opened here and that in which it is locked."""
+    flock = fcntl.flock
+
+    def meanwhile(place: int, operation: int) -> None:
+        (tmp_path / "tiny-advice.making").rmdir()
+        flock(place, operation)
+
+    monkeypatch.setattr(fcntl, "flock", meanwhile)
+    with pytest.raises(ConfigurationError, match="another process"):
+        make_start("tiny-advice", tmp_path / "tiny-advice", write)
 
 
 def test_an_unknown_start_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
