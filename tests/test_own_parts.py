@@ -286,7 +286,8 @@ def test_an_environment_runs_its_programs_in_an_executor_of_ones_own(here: Path)
     write(here / "wrong.py", "from agentenv.sandbox import FakeExecutor\n")
     env = agentenv.make("agentenv/Code-v0", executor="wrong:FakeExecutor", stateful=False)
     env.reset(seed=1)
-    assert env.expert()
-    for action in env.expert():
+    actions = env.expert()
+    assert actions
+    for action in actions:
         step = env.step(action)
     assert step.reward == 1.0

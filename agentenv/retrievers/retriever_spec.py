@@ -110,7 +110,9 @@ def _cassette(rest: str) -> Retriever:
 
 
 def _own(rest: str) -> Retriever:
-    return made_part("retriever", f"{OWN}:{rest}", own_part("retriever", rest, ()), ("search", "info"))
+    make = own_part("retriever", rest, ())
+    retriever: Retriever = made_part("retriever", f"{OWN}:{rest}", make, ("search", "info"))
+    return retriever
 
 
 OTHERS: dict[str, Callable[[str], Retriever]] = {

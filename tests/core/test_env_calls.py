@@ -241,7 +241,8 @@ def test_an_answer_that_is_added_while_others_are_taken_away_is_delivered() -> N
                 found, ran = super().__len__(), threading.Event()
                 if not self.looks:
                     self.looks += 1
-                    home.call_soon_threadsafe(lambda: (loop.answer(), ran.set()))
+                    home.call_soon_threadsafe(loop.answer)
+                    home.call_soon_threadsafe(ran.set)
                     ran.wait(0.2)
                 return found
 
