@@ -7,7 +7,9 @@ made-up rows and of one batch of sampling, scaled to the step.
 
 import asyncio
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +17,27 @@ import torch
 from torch import Tensor
 
 from agentenv.core.env_options import checked_arguments
+from agentenv.core.io.model_files import read_settings
 from agentenv.core.registry import env_class
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.data.overlap import refuse_overlap
-from agentenv.errors import ConfigurationError
+from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.evaluation.task_env import BUILT, open_tasks, takes
-from agentenv.policies.compute import use_compute
+from agentenv.policies.compute import Compute, use_compute
 from agentenv.policies.forward import text_config
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.lora import is_adapted
+from agentenv.policies.lora import base_and_adapter, is_adapted
+from agentenv.policies.policy_spec import compute_of, policy_folder
 from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.trainers.config.addresses import refuse_silent
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow, rows_of
-from agentenv.trainers.learner.logprobs import checkpoint_layers
+from agentenv.trainers.learner.logprobs import checkpoint_layers, scores_rows
 from agentenv.trainers.loop.parts import (
     make_objective,
     open_second_policy,
-    trained_policy,
+    open_trained,
     with_declared_scorers,
 )
 from agentenv.trainers.strategies.strategies import check_tasks, get_strategy
@@ -55,7 +59,7 @@ class MemoryEstimate:
     caches: int
     """Keys and values of the episodes under way, kept and in the present batch."""
     activations: int
-    """Activations of one micro-batch."""
+    """Activations of the micro-batches that are computed at once, and the joined weights and gradients that each has."""
     engines: int
     """Engines that the run starts: weights, keys and values, and the file through which they get new weights."""
 
@@ -74,29 +78,37 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
 
     Returns:
         Sizes, memory in GiB by part, tokens a second of sampling and learning, seconds of a step, minutes of the run, and a
-        note where clip bounds are named that no ratio can reach.
+        note where clip bounds are named that no ratio can reach, or a number format in which this processor is slow.
 
     Raises:
         ConfigurationError: it does not fit; says what to change.
     """
-    torch.set_num_threads(config.threads)
     with use_compute(config.compute):
         _refuse_absent(config)
-    policy = trained_policy(config.policy, config.lora, config.compute, seed=config.seed)
-    second = open_second_policy(config)
-    if config.memory.gradient_checkpointing:
-        checkpoint_layers(policy.model)
+    # Before the weights are loaded, which are part of the estimate.
+    compute = compute_of(config.policy, config.compute).resolved()
+    free = available_memory(compute.device) if available is None else available
+    _refuse_unloadable(config, compute, free)
+    with _shortage_in_words(config, free):
+        policy = open_trained(config)
+        second = open_second_policy(config)
+        if config.memory.gradient_checkpointing:
+            checkpoint_layers(policy.model)
+        models = policy.model, second and second.model
+        # What no probe has to measure is refused before one could fill the memory.
+        known = memory_of(config, models[0], 0.0, second=models[1])
+        _refuse_large(config, replace(known, caches=0), free, 0.0)
+        token_bytes, pass_bytes = _probe_memory(policy, config)
+        memory = memory_of(config, models[0], token_bytes, second=models[1], pass_bytes=pass_bytes)
+        _refuse_large(config, memory, free, token_bytes)
+        trained_speed = _probe_learning(policy, config)
+        sampled_speed = _probe_sampling(policy, config)
     rollout = config.rollout
     episodes = rollout.questions * rollout.group_size
-    trained_speed, token_bytes = _probe_learning(policy, config)
-    sampled_speed = _probe_sampling(policy, config)
-    memory = memory_of(config, policy.model, token_bytes, second=second and second.model)
-    free = available_memory(policy.model.device) if available is None else available
-    if memory.total > free:
-        raise ConfigurationError(_refusal(config, memory, free, token_bytes))
     turns = int(config.env.options.get("max_turns", 3)) + 1
     sampled = int(episodes * min(turns * rollout.turn_tokens, rollout.context_tokens) * _TYPICAL_FILL)
     tokens = int(episodes * rollout.context_tokens * _TYPICAL_FILL)
+    notes = [note for note in (config.bounds_note, config.precision_note) if note]
     step_seconds = tokens / trained_speed * config.optimizer.updates + sampled / sampled_speed
     return {
         "parameters": sum(p.numel() for p in policy.model.parameters()),
@@ -110,7 +122,50 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
         "sampled_tokens_per_s": round(sampled_speed),
         "seconds_per_step": round(step_seconds, 2),
         "training_minutes": round(step_seconds * config.optimizer.steps / 60, 1),
-    } | ({"note": config.bounds_note} if config.bounds_note else {})
+    } | ({"note": "; ".join(notes)} if notes else {})
+
+
+def _refuse_unloadable(config: TrainConfig, compute: Compute, free: int) -> None:
+    """Refuses a policy whose weights alone do not fit, before they are read.
+
+    Raises:
+        ConfigurationError: they do not.
+    """
+    base, _ = base_and_adapter(policy_folder(config.policy))
+    if not (base / "config.json").is_file():  # said when it is opened
+        return
+    stored = sum(file.stat().st_size for file in base.glob("*.safetensors"))
+    settings = read_settings(base / "config.json")
+    halves = (settings.get("dtype") or settings.get("torch_dtype")) in ("bfloat16", "float16")
+    width = 2 if halves and compute.dtype is torch.float32 else 1
+    if stored * width > free:
+        raise ConfigurationError(
+            f"the weights of {config.policy} take {_gib(stored * width)} GiB and {_gib(free)} GiB are free: take a smaller "
+            "policy"
+        )
+
+
+@contextmanager
+def _shortage_in_words(config: TrainConfig, free: int) -> Iterator[None]:
+    """In it a lack of memory is the sentence that a refusal would have been.
+
+    Raises:
+        ConfigurationError: an allocation failed.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, AgentEnvError) or not _is_shortage(error):
+            raise
+        raise ConfigurationError(
+            f"{_gib(free)} GiB were free, too little for a probe with {config.policy} and episodes of "
+            f"{config.rollout.context_tokens} tokens: lower rollout.context_tokens, or take a smaller policy"
+        ) from error
+
+
+def _is_shortage(error: BaseException) -> bool:
+    """Whether memory is what ``error`` complains of; for a processor torch has no type for it."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def _refuse_absent(config: TrainConfig) -> None:
@@ -136,7 +191,12 @@ def _refuse_absent(config: TrainConfig) -> None:
 
 
 def memory_of(
-    config: TrainConfig, model: Any, token_bytes: float, second: Any | None = None
+    config: TrainConfig,
+    model: Any,
+    token_bytes: float,
+    second: Any | None = None,
+    *,
+    pass_bytes: int = 0,
 ) -> MemoryEstimate:
     """Bytes that the run takes at its peak.
 
@@ -145,14 +205,16 @@ def memory_of(
         model: The policy's.
         token_bytes: Activations of one token.
         second: The model of the second set of weights, where there is one.
+        pass_bytes: What passes take whatever their tokens.
     """
+    tokens = max(config.memory.micro_tokens, config.rollout.context_tokens)
     models = [model] if second is None else [model, second]
     sampled_here = config.engine.kind == "hf"
     return MemoryEstimate(
         weights=sum(_weights(config, one) for one in models),
         optimizer=sum(_optimizer(config, one) for one in models) + _second_moments(config, model),
         caches=_caches(config, model) if sampled_here else 0,
-        activations=int(token_bytes * max(config.memory.micro_tokens, config.rollout.context_tokens)),
+        activations=int(token_bytes * tokens) + pass_bytes,
         engines=0 if sampled_here else _engines(config, model),
     )
 
@@ -167,11 +229,19 @@ def _optimizer(config: TrainConfig, model: Any) -> int:
     """Gradients, moments and copies of what is trained."""
     trained = (weight for weight in model.parameters() if weight.requires_grad)
     copies = sum(4 * int(weight.numel()) for weight in trained if _has_copy(config, weight))
+    copies = 0 if _on_host(config, model) else copies
     return _bytes(model, trained=True) + copies + _moments(config, model)
+
+
+def _on_host(config: TrainConfig, model: Any) -> bool:
+    """Whether moments and copies stand in another memory than the model."""
+    return bool(config.memory.offload_optimizer and model.device.type != "cpu")
 
 
 def _moments(config: TrainConfig, model: Any) -> int:
     """Adam's two moments, which are those of the float32 copy where a weight has one."""
+    if _on_host(config, model):
+        return 0
     total = 0
     for weight in (weight for weight in model.parameters() if weight.requires_grad):
         width = 4 if _has_copy(config, weight) else weight.element_size()
@@ -206,37 +276,74 @@ def _engines(config: TrainConfig, model: Any) -> int:
 
 
 def _caches(config: TrainConfig, model: Any) -> int:
-    shape = model.config
+    if scores_rows(model):
+        return 0
+    shape = text_config(model)
     width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    token_cache = 2 * shape.num_hidden_layers * shape.num_key_value_heads * width * model.dtype.itemsize
+    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+    token_cache = 2 * shape.num_hidden_layers * heads * width * model.dtype.itemsize
     live = config.concurrent_groups if config.asynchronous.staleness else config.rollout.questions
     episodes: int = config.rollout.workers or live * config.rollout.group_size
     return int(2 * token_cache * episodes * config.rollout.context_tokens)
 
 
-def available_memory(device: torch.device | None = None) -> int:
+def available_memory(device: torch.device | None = None, *, root: Path = Path("/")) -> int:
     """Bytes that this process may still take.
 
-    Of a CUDA device what it has free; else what the system has free, or less where its control group bounds it.
+    Of a CUDA device what it has free; else what the system has free, or less where a control group around the process bounds
+    it.
+
+    Args:
+        device: None is the processor.
+        root: Below which the system describes itself in ``proc`` and ``sys``.
     """
     if device is not None and device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     free = int(fields["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
+    rooms = (room for group in _groups(root) if (room := _room(group)) is not None)
+    return max(0, min([free, *rooms]))
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """The control groups (version 2) around this process, from the innermost to the topmost."""
+    top = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    inner = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    for folder in (top / inner, *(top / inner).parents):
+        yield folder
+        if folder == top:
+            break
+
+
+def _room(group: Path) -> int | None:
+    """Bytes that a control group may still take; None where it has no bound. Files that it may drop count as free."""
     try:
         bound = (group / "memory.max").read_text(encoding="utf-8").strip()
         used = int((group / "memory.current").read_text(encoding="utf-8"))
+        lines = (group / "memory.stat").read_text(encoding="utf-8").splitlines()
     except OSError:  # no such control group
-        return free
-    return free if bound == "max" else min(free, int(bound) - used)
+        return None
+    held = dict(line.split() for line in lines)
+    files = sum(int(held.get(name, 0)) for name in ("active_file", "inactive_file"))
+    return None if bound == "max" else int(bound) - used + files
+
+
+def _refuse_large(config: TrainConfig, memory: MemoryEstimate, free: int, token_bytes: float) -> None:
+    if memory.total > free:
+        raise ConfigurationError(_refusal(config, memory, free, token_bytes))
 
 
 def _refusal(config: TrainConfig, memory: MemoryEstimate, free: int, token_bytes: float) -> str:
     """Why the run does not fit, and the first change that makes it."""
     needs = f"the run needs about {_gib(memory.total)} GiB and {_gib(free)} GiB are free: "
-    left = free / _ASIDE - memory.weights - memory.optimizer - memory.engines
+    tokens = max(config.memory.micro_tokens, config.rollout.context_tokens)
+    of_passes = memory.activations - int(token_bytes * tokens)
+    left = free / _ASIDE - memory.weights - memory.optimizer - memory.engines - of_passes
     least = token_bytes * config.rollout.context_tokens
     if left < least:
         engines = "lower engine.kv_gib or engine.replicas, or " if memory.engines else ""
@@ -258,20 +365,37 @@ def _gib(size: float) -> float:
     return round(size / 2**30, 2)
 
 
-def _probe_learning(policy: HFPolicy, config: TrainConfig) -> tuple[float, float]:
-    """Tokens a second through forward and backward, and bytes saved a token, on made-up rows of half the context.
+def _probe_length(config: TrainConfig) -> int:
+    """Tokens of a made-up row."""
+    return max(int(config.rollout.context_tokens * _TYPICAL_FILL), 2)
 
-    What a pass saves besides, such as joined weights, is the same for a row of half the length, and so left out.
+
+def _probing_learner(policy: HFPolicy, config: TrainConfig) -> Learner:
+    """One that reads a row at a time, and is never asked for a step."""
+    objective = Objective(micro_tokens=_probe_length(config) + 1, precision=config.memory.precision)
+    return Learner(policy.model, objective, learning_rate=1e-9)
+
+
+def _probe_memory(policy: HFPolicy, config: TrainConfig) -> tuple[float, int]:
+    """Bytes saved a token by passes at once, on made-up rows of half the context and a quarter, and those for no token.
+
+    The latter are joined weights and their gradients, and what passes at once keep of gradients until they are added.
     """
-    length = max(int(config.rollout.context_tokens * _TYPICAL_FILL), 2)
-    objective = Objective(micro_tokens=length + 1, precision=config.memory.precision)
-    learner = Learner(policy.model, objective, learning_rate=1e-9)
-    row, shorter = (_made_up_row(policy, count) for count in (length, length // 2))
-    more = _saved_bytes(learner, row) - _saved_bytes(learner, shorter)
+    learner, length = _probing_learner(policy, config), _probe_length(config)
+    shorter, whole = (_saved_bytes(learner, _made_up_row(policy, n)) for n in (length // 2, length))
+    at_once, token_bytes = learner.batches_at_once, (whole - shorter) / (length - length // 2)
+    joined = max(0, int(whole - token_bytes * length))
+    apart = 2 * _bytes(policy.model, trained=True) if at_once > 1 else 0
+    return at_once * token_bytes, at_once * (2 * joined + apart)
+
+
+def _probe_learning(policy: HFPolicy, config: TrainConfig) -> float:
+    """Tokens a second through forward and backward, on made-up rows of half the context."""
+    learner, length = _probing_learner(policy, config), _probe_length(config)
+    row = _made_up_row(policy, length)
     began = time.perf_counter()
     learner.accumulate([row] * _PROBE_ROWS)
-    seconds = time.perf_counter() - began
-    return _PROBE_ROWS * length / seconds, learner.batches_at_once * more / (length - length // 2)
+    return _PROBE_ROWS * length / (time.perf_counter() - began)
 
 
 def _made_up_row(policy: HFPolicy, tokens: int) -> TrainingRow:

@@ -1,6 +1,8 @@
 """Parts of a computation at once: order, errors, threads, floating-point settings, and that results stay what they are."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -80,7 +82,7 @@ def test_an_error_is_raised_when_what_runs_has_ended_and_the_threads_are_whole_a
 def test_who_stops_asking_leaves_nothing_behind() -> None:
     results = side_by_side(lambda item: item, range(20), 2)
     next(results)
-    results.close()  # type: ignore[attr-defined]
+    results.close()
     assert torch.get_num_threads() == 4
 
 
@@ -101,6 +103,67 @@ def test_two_callers_at_once_are_given_the_same_parts_and_leave_the_threads_whol
     assert list(side_by_side(lambda item: item, range(6), 2)) == list(range(6))
     thread.join(20)
     assert torch.get_num_threads() == 4
+
+
+def test_a_thread_that_meets_torch_while_parts_compute_has_all_threads_for_good() -> None:
+    """Otherwise a sampler that begins while a learner computes would cut its batches otherwise for the rest of the run."""
+    inside, counted = threading.Event(), threading.Event()
+
+    def work(item: int) -> int:
+        inside.set()
+        assert counted.wait(20)
+        return item
+
+    found: list[int] = []
+
+    def late() -> None:
+        assert inside.wait(20)
+        torch.get_num_threads()
+        counted.set()
+        computing.join(60)
+        found.append(parts_at_once())
+
+    computing = threading.Thread(target=lambda: list(side_by_side(work, range(4), 2)))
+    beginning = threading.Thread(target=late)
+    computing.start()
+    beginning.start()
+    beginning.join(60)
+    assert found == [4]
+
+
+def test_a_part_is_not_cut_again() -> None:
+    """Its own parts would wait for the threads that wait for them."""
+
+    def work(item: int) -> list[int]:
+        assert parts_at_once() == 1
+        return list(side_by_side(lambda inner: item * 10 + inner, range(3), 2))
+
+    found: list[list[int]] = []
+    asking = threading.Thread(target=lambda: found.extend(side_by_side(work, range(4), 2)), daemon=True)
+    asking.start()
+    asking.join(60)
+    assert found == [[item * 10 + inner for inner in range(3)] for item in range(4)]
+
+
+FORKED = """
+import os, signal, torch
+from agentenv.policies.side_by_side import side_by_side
+torch.set_num_threads(2)
+work = lambda item: float(torch.ones(200, 200).matmul(torch.ones(200, 200))[0, 0]) + item
+before = list(side_by_side(work, range(4), 2))
+child = os.fork()
+if child == 0:
+    signal.alarm(100)  # ends a child that hangs
+    os._exit(0 if list(side_by_side(work, range(4), 2)) == before else 1)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_forked_process_computes_in_threads_of_its_own() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=600
+    )
+    assert ran.stdout.strip() == "0", ran.stderr
 
 
 @pytest.mark.parametrize("flushes", [False, True])

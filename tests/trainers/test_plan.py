@@ -2,16 +2,22 @@
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from agentenv.errors import ConfigurationError
+from agentenv.policies.fake_architectures import tiny_model
+from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import adapt
+from agentenv.policies.tiny import shipped_weights
+from agentenv.trainers import plan as planner
 from agentenv.trainers.config.addresses import refuse_silent
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.learner.learner import Learner
 from agentenv.trainers.plan import MemoryEstimate, available_memory, memory_of, plan_run
 
 GIB = 2**30
@@ -105,6 +111,108 @@ def test_what_does_not_fit_is_refused_with_what_to_change() -> None:
     assert "set rollout.questions to at most" in free(many, "caches")
     with pytest.raises(ConfigurationError, match="GiB"):
         plan_run(SMALL, available=1000)
+
+
+def described(root: Path, groups: dict[str, tuple[str, int, int]], inner: str) -> Path:
+    """A system with 8 GiB free whose control groups have a bound, what they take, and how much of that are files."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {8 * 2**20} kB\n")
+    (root / "proc/self/cgroup").write_text(f"1:name=systemd:/elsewhere\n0::{inner}\n")
+    for name, (bound, used, files) in groups.items():
+        folder = root / "sys/fs/cgroup" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(f"{bound}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(f"anon 5\ninactive_file {files - 7}\nactive_file 7\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("groups", "inner", "free"),
+    [
+        ({}, "/", 8 * GIB),
+        ({"": ("max", GIB, 7)}, "/", 8 * GIB),
+        ({"": (str(4 * GIB), GIB, 7)}, "/", 3 * GIB + 7),
+        # Files that were read are dropped when somebody wants their place.
+        ({"": (str(4 * GIB), 4 * GIB, 3 * GIB)}, "/", 3 * GIB),
+        ({"slurm/job": (str(2 * GIB), GIB, 7), "slurm": ("max", 5 * GIB, 7)}, "/slurm/job", GIB + 7),
+        ({"slurm/job": ("max", GIB, 7), "slurm": (str(2 * GIB), GIB, 7)}, "/slurm/job", GIB + 7),
+        ({"": (str(GIB), 2 * GIB, 7)}, "/", 0),
+    ],
+)
+def test_free_is_what_every_control_group_around_the_process_allows(
+    tmp_path: Path, groups: dict[str, tuple[str, int, int]], inner: str, free: int
+) -> None:
+    assert available_memory(root=described(tmp_path, groups, inner)) == free
+
+
+def test_what_is_free_is_asked_before_the_weights_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The estimate contains them: after they are loaded they would be counted twice."""
+    asked: list[str] = []
+    opened = planner.open_trained
+
+    def free(device: torch.device) -> int:
+        asked.append("free")
+        return 1 << 40
+
+    def weights(config: TrainConfig) -> HFPolicy:
+        asked.append("weights")
+        return opened(config)
+
+    monkeypatch.setattr(planner, "available_memory", free)
+    monkeypatch.setattr(planner, "open_trained", weights)
+    plan_run(SMALL)
+    assert asked == ["free", "weights"]
+
+
+@pytest.mark.parametrize("share", [0.5, 3.0])
+def test_what_is_far_too_large_is_refused_before_anything_is_computed(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """Weights alone do not fit, or not with what the optimiser keeps: a probe could fill the memory and end the process."""
+    monkeypatch.setattr(Learner, "accumulate", None)
+    monkeypatch.setattr(HFPolicy, "generate", None)
+    size = sum(file.stat().st_size for file in shipped_weights().glob("*.safetensors"))
+    with pytest.raises(ConfigurationError, match="smaller policy"):
+        plan_run(SMALL, available=int(share * size))
+
+
+def test_an_allocation_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Learner, "accumulate", lambda *_: torch.empty(1 << 60))
+    with pytest.raises(ConfigurationError, match=r"context_tokens.*smaller policy"):
+        plan_run(SMALL)
+
+
+def test_a_context_that_the_policy_cannot_read_is_refused_as_by_the_run() -> None:
+    with pytest.raises(ConfigurationError, match="99999"):
+        plan_run(override(SMALL, ["--rollout.context_tokens", "99999"]))
+
+
+def test_heads_that_all_hold_keys_are_counted() -> None:
+    """GPT-NeoX names no number of heads that hold keys: 2 layers, 4 heads of width 8, float32."""
+    model = tiny_model("gpt_neox")
+    shape = model.config
+    token = 2 * shape.num_hidden_layers * shape.hidden_size * 4
+    assert memory_of(SMALL, model, 10.0).caches == 2 * token * 8 * 64
+
+
+def test_what_the_host_holds_is_not_counted_on_the_device(qwen: Callable[..., Any]) -> None:
+    model = qwen()
+    size = 4 * sum(p.numel() for p in model.parameters())
+    config = override(SMALL, ["--memory.offload_optimizer", "true"])
+    assert memory_of(config, model, 10.0).optimizer == 3 * size  # all of it is the memory of the host
+    assert memory_of(config, model.to("meta"), 10.0).optimizer == size
+
+
+@pytest.mark.parametrize("words", ["--compute.dtype bfloat16", "--memory.precision bfloat16"])
+@pytest.mark.parametrize("own", [False, True])
+def test_bfloat16_on_a_processor_without_it_is_honoured_with_a_note(
+    monkeypatch: pytest.MonkeyPatch, words: str, own: bool
+) -> None:
+    monkeypatch.setattr("agentenv.trainers.config.train_config.multiplies_bfloat16", lambda _: own)
+    named = override(SMALL, [*words.split(), "--compute.device", "cpu"])
+    assert ("bfloat16" in named.precision_note) == (not own)
+    assert not override(SMALL, ["--compute.device", "cpu"]).precision_note
 
 
 def test_an_option_of_another_type_is_refused_before_anything_is_measured() -> None:

@@ -8,7 +8,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -196,8 +196,8 @@ class Learner:
                 logprobs = self._logprobs(model, batch.to(self.device))[0].cpu().numpy()
             return logprobs if counts else None
 
-        every = side_by_side(score, self._dealt(batches), self.batches_at_once)
-        found = [logprobs for logprobs in every if logprobs is not None]
+        with closing(side_by_side(score, self._dealt(batches), self.batches_at_once)) as every:
+            found = [logprobs for logprobs in every if logprobs is not None]
         scored = []
         for batch, logprobs in zip(batches, self._in_turn(found), strict=True):
             cuts = np.cumsum([len(row.trained) for row in batch.members])[:-1]
@@ -303,13 +303,14 @@ class Learner:
         def part(dealt: tuple[Packed, bool]) -> _Part:
             return self._part(*dealt, shares, apart=at_once > 1)
 
-        for found in side_by_side(part, self._dealt(self._micro_batches(rows)), at_once):
-            began = time.perf_counter()
-            self._add(found.gradients)
-            for name, value in found.sums.items():
-                sums[name] += value
-            ratios += found.ratios
-            self.compute_seconds += found.seconds / at_once + time.perf_counter() - began
+        with closing(side_by_side(part, self._dealt(self._micro_batches(rows)), at_once)) as parts:
+            for found in parts:
+                began = time.perf_counter()
+                self._add(found.gradients)
+                for name, value in found.sums.items():
+                    sums[name] += value
+                ratios += found.ratios
+                self.compute_seconds += found.seconds / at_once + time.perf_counter() - began
         sums, ratios = self._together(sums, ratios)
         if sums.pop("not_finite"):
             raise Diverged("the model's log-probs of trained tokens are not finite")
@@ -332,7 +333,7 @@ class Learner:
         goal = loss / shares.below if counts else loss * 0.0
         gradients = None
         if apart:
-            gradients = torch.autograd.grad(goal, self._trained, allow_unused=True)
+            gradients = self._gradients(goal)
         else:
             goal.backward()  # type: ignore[no-untyped-call]
         sums: dict[str, float] = {}
@@ -341,6 +342,12 @@ class Learner:
             sums["loss"] = loss.item() / shares.below
             sums |= {"padding": batch.padding, "passed": batch.ids.numel()}
         return _Part(sums, ratios if counts else [], gradients, time.perf_counter() - began)
+
+    def _gradients(self, goal: Tensor) -> list[Tensor | None]:
+        """Of the trained parameters; None for those that have been frozen since, and for those that the goal is not of."""
+        moved = [parameter for parameter in self._trained if parameter.requires_grad]
+        found = iter(torch.autograd.grad(goal, moved, allow_unused=True))
+        return [next(found) if parameter.requires_grad else None for parameter in self._trained]
 
     def _add(self, gradients: Sequence[Tensor | None] | None) -> None:
         """Adds what ``_part`` kept apart to the gradients of the trained parameters, as ``backward`` does."""
@@ -352,8 +359,12 @@ class Learner:
 
     @property
     def batches_at_once(self) -> int:
-        """Micro-batches that are computed at once: several where the fused pass reads them, whose operations are short."""
-        alone = self.image_reader is not None or self.objective.offload_activations
+        """Micro-batches that are computed at once: several where the fused pass reads them, whose operations are short.
+
+        One where somebody is told of each gradient that is added, which only ``backward`` does.
+        """
+        watched = any(parameter._post_accumulate_grad_hooks for parameter in self._trained)
+        alone = self.image_reader is not None or self.objective.offload_activations or watched
         models = [model for model in (self.model, self.reference) if model is not None]
         if alone or any(fused_decoder(model) is None for model in models):
             return 1

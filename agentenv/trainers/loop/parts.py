@@ -49,11 +49,11 @@ def with_declared_scorers(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update={"env": env, "evaluation": evaluation})
 
 
-def open_policy(config: TrainConfig) -> TrainedPolicy:
-    """The policy to train, with engines beside it where the configuration wants them.
+def open_trained(config: TrainConfig) -> HFPolicy:
+    """The policy whose weights are trained, on torch's threads of the run.
 
     Raises:
-        AgentEnvError: the configuration cannot be used, or no engine came up.
+        AgentEnvError: it cannot be loaded, or not play the episodes of the run.
     """
     if config.format == "native" and config.policy == "tiny":
         raise ConfigurationError(
@@ -67,6 +67,16 @@ def open_policy(config: TrainConfig) -> TrainedPolicy:
             f"rollout.context_tokens={config.rollout.context_tokens} is more than the {policy.context_tokens} tokens "
             f"that {config.policy} can read: lower it"
         )
+    return policy
+
+
+def open_policy(config: TrainConfig) -> TrainedPolicy:
+    """The policy to train, with engines beside it where the configuration wants them.
+
+    Raises:
+        AgentEnvError: the configuration cannot be used, or no engine came up.
+    """
+    policy = open_trained(config)
     if config.engine.kind == "hf":
         return policy
     plain = config.rollout.strategy == config.evaluation.strategy == "plain"
