@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from agentenv.core.concurrency.deadlines import waiting_for_others
 from agentenv.errors import ConfigurationError, SandboxFault
@@ -31,11 +31,13 @@ class Slots:
 
     def take(self, seconds: float = 0.0) -> bool:
         """Waits for the right to run for so many seconds; False where it could not be had."""
+        # First without waiting: who need not wait does not hold the deadline of its call either.
         if not self._free.acquire(blocking=False):
             with waiting_for_others():
                 if not self._wait(time.monotonic()):
                     return False
         self.moved()
+        # Until then a program that has begun may run without anybody having to be at fault.
         self._due = max(self._due, self._moved + seconds)
         return True
 
@@ -104,6 +106,7 @@ class Pool:
     def _refill(self) -> None:
         """Orders what is missing in the reserve; the caller holds the lock."""
         have = sum(len(jails) for jails in self._domains.values())
+        # Ordered ahead, because a jail takes as long to start as many programs take to run.
         while len(self._reserve) < min(self._size, self._quota - have):
             self._reserve.append(self._starter.submit(self._boot))
 
@@ -141,6 +144,8 @@ class Pool:
             JailDied: the jail is gone.
             SandboxFault: none could be started, or the quota is used up.
         """
+        # The lease holds the processes from the choice of the jail until its channel counts them: without it two
+        # callers could be promised the last ones.
         ordered = self._lease(domain, processes)
         try:
             return self._finish_boot(ordered).channel(processes, session=session)
@@ -182,6 +187,8 @@ class Pool:
         with self._lock:
             if self._closed:
                 raise SandboxFault("the executor is closed")
+            # Taken out while it is decided, so that an idle jail of this domain is not found as one of another
+            # domain.
             own = [ordered for ordered in self._domains.pop(domain, []) if not _dead(ordered)]
             try:
                 roomy = [ordered for ordered in own if self._room(ordered) >= processes]
@@ -192,6 +199,7 @@ class Pool:
                 if own:
                     self._domains[domain] = own
             self._turn += 1
+            # In turn, so that the programs of a domain spread over its jails.
             ordered = roomy[self._turn % len(roomy)]
             self._leases[ordered] += processes
             self._refill()
@@ -209,6 +217,9 @@ class Pool:
             return ordered.result(self._wait_s)
         except TimeoutError:
             raise SandboxFault(f"no jail was ready within {self._wait_s:.0f} s") from None
+        # A jail that was only ordered is cancelled when the pool is closed, and somebody may wait for it.
+        except CancelledError:
+            raise SandboxFault("the executor is closed") from None
 
     def warm(self) -> None:
         """Waits until every jail that was ordered takes programs.
@@ -251,9 +262,11 @@ class Pool:
         with self._lock:
             self._closed = True
             ordered = [*self._reserve, *(one for jails in self._domains.values() for one in jails)]
+            # Taken under the lock and closed outside of it, because a jail that is still starting is waited for.
             self._reserve, self._domains = [], {}
-        for one in ordered:
-            if not one.cancel() and not one.exception():
+        # All are cancelled before any is waited for: who waits for one that has not begun is told at once.
+        for one in [one for one in ordered if not one.cancel()]:
+            if not one.exception():
                 one.result().close()
         self._starter.shutdown()
 

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -423,3 +424,35 @@ def test_the_self_test_passes_here(doomed: JailExecutor) -> None:
     from agentenv.sandbox.selftest import probe
 
     assert [row for row in probe(doomed) if not row.ok] == []
+
+
+def test_who_waits_for_a_jail_is_told_when_the_pool_is_closed() -> None:
+    """The first jail is being started, and the second one is only ordered: to close the pool cancels it."""
+    go, told = threading.Event(), []
+
+    def start() -> Any:
+        go.wait(30)
+        raise OSError(errno.ENOSPC, "no room")
+
+    def wait_for(domain: str) -> None:
+        try:
+            made.channel(domain, 1)
+        except SandboxFault as error:
+            told.append((domain, str(error)))
+
+    def leased(count: int) -> bool:
+        return sum(made._leases.values()) == count
+
+    made = Pool(start, size=2, wait_s=30)
+    waiting = [threading.Thread(target=wait_for, args=(domain,), daemon=True) for domain in ("a", "b")]
+    for count, thread in enumerate(waiting, start=1):
+        thread.start()
+        assert until(partial(leased, count))
+    closing = threading.Thread(target=made.close, daemon=True)
+    closing.start()
+    assert until(lambda: bool(told))
+    assert told == [("b", "the executor is closed")]
+    go.set()
+    for thread in (*waiting, closing):
+        thread.join(30)
+    assert [domain for domain, _ in told] == ["b", "a"]

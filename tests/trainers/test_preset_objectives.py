@@ -87,7 +87,9 @@ def test_mc_grpo_takes_one_median_member_out_of_rows_and_counts(
 ) -> None:
     """Exactly one of equal ones too; a penalty towards the start acts on the other members without credit."""
     group = [sampled(episode, reward, -0.5) for reward in rewards]
-    credited, _ = assign_credit(preset("mc-grpo"), [group], 0, keep_zero_variance=keep)
+    config = preset("mc-grpo")
+    sections = config.loss, config.reward_shaping, config.rollout
+    credited, _ = assign_credit(*sections, [group], 0, keep_zero_variance=keep)
     assert sum(one.tokens for one in credited) == 4 * (len(rewards) - 1)
     middle = rewards[spare]
     expected = [keep or reward != middle for place, reward in enumerate(rewards) if place != spare]
@@ -100,7 +102,8 @@ def test_prime_rl_leaves_out_tokens_that_moved_away_from_the_sampler(
     """The failure was sampled with probability .999, and is at the learner's far below: its tokens are dropped (E29)."""
     config = preset("prime-rl")
     group = [sampled(episode, 1.0, -9.0), sampled(episode, 0.0, -1e-3)]
-    credited, _ = assign_credit(config, [group], 4, keep_zero_variance=False)
+    sections = config.loss, config.reward_shaping, config.rollout
+    credited, _ = assign_credit(*sections, [group], 4, keep_zero_variance=False)
     figures = learner_of(config).step([row for one in credited for row in one.rows])
     assert figures["clip_fraction"] == pytest.approx(0.5)
     assert figures["loss"] > 0.1  # of which the squared log-ratio is a part

@@ -38,6 +38,7 @@ def pair_loss(better: float, worse: float, *, beta: float = 0.1) -> PairLoss:
         beta: Strength.
     """
     m = beta * (better - worse)
+    # Each branch takes exp of a negative number: of a positive one it overflows from 710 on.
     loss = log1p(exp(-m)) if m > 0 else log1p(exp(m)) - m
     pull = exp(-m) / (1.0 + exp(-m)) if m > 0 else 1.0 / (1.0 + exp(m))
     return PairLoss(loss, beta * pull)
@@ -72,6 +73,7 @@ def prefer(
     pairs = _pairs(trajectories)
     if not pairs:
         return {}
+    # Not `isinstance`: the sharded learner is a subclass, and the siblings below are made for one process.
     if type(learner) is not Learner or learner.reference is None:
         raise ConfigurationError(
             "preferences are learned in one process and against a reference: train without torchrun, and set "
@@ -84,8 +86,10 @@ def prefer(
     for trajectory, (loss, sign) in zip(
         flat, ((loss, sign) for loss in losses for sign in (1.0, -1.0)), strict=True
     ):
+        # With the loss -A log p these values of A have the slopes of the pair's loss, -weight and weight.
         credit.append(np.where(trajectory.loss_mask, sign * loss.weight, 0.0))
     own = _sibling(learner, learner.model, rate)
+    # The mean is over pairs and not over tokens: within a pair the log-probs of a turn are summed.
     metrics = own.step(rows_of(flat, credit), tokens=len(pairs))
     learner.compute_seconds += own.compute_seconds
     return {
@@ -101,6 +105,7 @@ def _pairs(trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, Traject
     found: dict[str, dict[bool, Trajectory]] = {}
     for trajectory in trajectories:
         about = trajectory.info[PAIR]
+        # One of a pair may have been lost to a fault, or stand in another batch, so both are looked for by name.
         found.setdefault(about["pair"], {})[about["better"]] = one_turn(trajectory, about["turn"])
     whole = [(pair[True], pair[False]) for pair in found.values() if len(pair) == 2]
     return [pair for pair in whole if all(t.loss_mask.any() for t in pair)]
@@ -108,9 +113,11 @@ def _pairs(trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, Traject
 
 def _log_ratios(learner: Learner, trajectories: Sequence[Trajectory]) -> list[float]:
     """Log pi - log ref of each, summed over its trained tokens."""
-    ours = _sums(_sibling(learner, learner.model, 0.0), trajectories)
+    policy, reference = (_sibling(learner, model, 0.0) for model in (learner.model, learner.reference))
+    ours = _sums(policy, trajectories)
     with without_adapters(learner.reference):
-        theirs = _sums(_sibling(learner, learner.reference, 0.0), trajectories)
+        theirs = _sums(reference, trajectories)
+    learner.compute_seconds += policy.compute_seconds + reference.compute_seconds
     return [a - b for a, b in zip(ours, theirs, strict=True)]
 
 
@@ -128,11 +135,12 @@ def _sibling(learner: Learner, model: Any, rate: float) -> Learner:
     made = Learner(
         model,
         Objective(objective="opmd", objective_options={"tau": 0.0}, aggregation="token_mean", **memory),
-        learning_rate=rate or 1e-9,
+        learning_rate=rate,
         max_grad_norm=learner.max_grad_norm,
         optimizer=learner.optimizer,
         image_reader=learner.image_reader,
     )
+    # The optimiser is the learner's own, and has the step size of its last step: a sibling that scores leaves it alone.
     if rate:
         made.set_learning_rate(rate)
     return made

@@ -74,12 +74,15 @@ class Run:
 
     def close(self) -> None:
         """Ends what is under way, in other processes too."""
-        for tracker in self.trackers:
-            tracker.close()
-        self.scheduler.close()
-        self.policy.close()
-        if isinstance(self.learner, ShardedLearner):
-            self.learner.dismiss()
+        # Closed from the last to the first, each even if another one fails. The episodes end before the policy that
+        # answers them does, and the other processes last, because they wait for orders of this one.
+        with ExitStack() as opened:
+            if isinstance(self.learner, ShardedLearner):
+                opened.callback(self.learner.dismiss)
+            opened.callback(self.policy.close)
+            opened.callback(self.scheduler.close)
+            for tracker in self.trackers:
+                opened.callback(tracker.close)
 
     @property
     def parts(self) -> dict[str, Stateful]:
@@ -99,6 +102,7 @@ def open_run(folder: RunFolder, display: Display) -> Run:
     began = time.perf_counter()
     with ExitStack() as opened:
         policy = open_policy(folder.config)
+        # From here on, whatever fails closes engines and workers, which would outlive the process otherwise.
         opened.callback(policy.close)
         worker_pool = _open_worker_pool(folder.config.cluster, partial(open_group_runner, folder.config))
         if worker_pool is not None:
@@ -144,6 +148,7 @@ def _make_run(
     train = _open_train(config, policy, display)
     dev = open_questions(config.dev, config.search, config.env, policy, display)
     test = open_questions(config.test, config.search, config.env, policy, display)
+    # Before anything is played: scores on questions that were trained on would say nothing.
     refuse_overlap(
         train.source.tasks,
         {"dev": dev.source.tasks, "test": test.source.tasks},

@@ -1,6 +1,6 @@
 """What a batch of episodes teaches a set of weights: credit, mini-batches, optimiser steps, a new version of the policy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -11,7 +11,7 @@ import numpy as np
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import EndReason
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.config.sections import RewardShapingSettings, RolloutSettings
+from agentenv.trainers.config.sections import OptimizerSettings, RewardShapingSettings, RolloutSettings
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import get_estimator, left_out_by
 from agentenv.trainers.credit.group_statistics import (
@@ -34,6 +34,9 @@ from agentenv.trainers.learner.preferences import prefer
 from agentenv.trainers.learner.schedules import batch_scale, learning_rate_share
 from agentenv.trainers.learner.settings import LossSettings
 from agentenv.trainers.run_folder.folder import TrainedPolicy
+
+Shape = Callable[[Sequence[Trajectory]], list[Trajectory]]
+"""Gives the trajectories of a group the rewards by which they are credited."""
 
 _TRUNCATED = (EndReason.TURN_LIMIT, EndReason.TOKEN_LIMIT)
 
@@ -78,32 +81,45 @@ def update_weights(
     """
     settings = config.optimizer
     _refuse_without_states(config.loss, groups)
-    if config.loss.estimator_options.get("norm") == "gradient":
-        groups = measured_groups(config, groups, learner, policy.version)
-    if config.loss.estimator_options.get("kl_coefficient"):
-        groups = with_log_ratios(groups, learner)
+    shape = partial(shape_group, config.reward_shaping, config.rollout.context_tokens)
+    groups = _measured_for(config.loss, shape, groups, learner, policy.version)
     credited, masked = assign_credit(
-        config, groups, policy.version, keep_zero_variance=learner.objective.keeps_zero_variance
+        config.loss,
+        config.reward_shaping,
+        config.rollout,
+        groups,
+        policy.version,
+        keep_zero_variance=learner.objective.keeps_zero_variance,
     )
-    warmup, final = settings.warmup_steps, settings.final_rate
-    share = learning_rate_share(
-        step, steps=settings.steps, warmup=warmup, schedule=settings.schedule, final=final
-    )
-    episodes = config.rollout.questions * config.rollout.group_size
-    rate *= share * factor * batch_scale(episodes, settings.reference_batch)
+    rate *= _rate_share(settings, config.rollout, step, factor)
     learner.set_learning_rate(rate)
+    # Drawn by run and step, so that a resumed run cuts the batch alike.
     steps = _optimizer_steps(
         learner, split_batch(credited, settings.mini_batches, (config.seed, step)), settings.updates
     )
     metrics = mean_metrics(steps[-settings.mini_batches :])
     metrics |= {"updates": steps} if len(steps) > 1 else {}
     metrics |= _masked(config.loss, groups, masked)
+    # Demonstrations had no part in credit, and are learned by steps and an optimiser of their own.
     given = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
     demonstrations, preferred = [t for t in given if PAIR not in t.info], [t for t in given if PAIR in t.info]
     metrics |= _imitate(learner, demonstrations, settings.supervised_rate * factor, buffer)
     metrics |= prefer(learner, preferred, settings.supervised_rate * factor, beta=settings.preference_beta)
+    # A learner that shares the model with the policy has moved it already; only the version is new then.
     policy.set_weights(learner.weights() if learner.model is not policy.model else None)
     return metrics | {"learning_rate": rate}
+
+
+def _rate_share(optimizer: OptimizerSettings, rollout: RolloutSettings, step: int, factor: float) -> float:
+    """What the peak of the step size is multiplied by in ``step``; ``factor`` is what the guard has left of it."""
+    share = learning_rate_share(
+        step,
+        steps=optimizer.steps,
+        warmup=optimizer.warmup_steps,
+        schedule=optimizer.schedule,
+        final=optimizer.final_rate,
+    )
+    return share * factor * batch_scale(rollout.questions * rollout.group_size, optimizer.reference_batch)
 
 
 def _refuse_without_states(loss: LossSettings, groups: Sequence[list[Trajectory]]) -> None:
@@ -155,15 +171,38 @@ def shape_group(
     )
 
 
+def _measured_for(
+    loss: LossSettings, shape: Shape, groups: Sequence[list[Trajectory]], learner: Learner, version: int
+) -> Sequence[list[Trajectory]]:
+    """``groups`` with what the estimator reads besides rewards, which takes passes of the models.
+
+    Raises:
+        ConfigurationError: the learner has several processes, or no reference.
+    """
+    if loss.estimator_options.get("norm") == "gradient":
+        groups = measured_groups(shape, groups, learner, version)
+    if loss.estimator_options.get("kl_coefficient"):
+        groups = with_log_ratios(groups, learner)
+    return groups
+
+
 def measured_groups(
-    config: TrainConfig, groups: Sequence[list[Trajectory]], learner: Learner, version: int
+    shape: Shape,
+    groups: Sequence[list[Trajectory]],
+    learner: Learner,
+    version: int,
 ) -> list[list[Trajectory]]:
     """``groups``, measured where the rewards by which they are credited differ; the others as they are.
+
+    Args:
+        shape: As of ``shape_group``, with what it is told of the run.
+        groups: The episodes of a step.
+        learner: Who measures.
+        version: Of the weights at the start of the update.
 
     Raises:
         ConfigurationError: the learner has several processes.
     """
-    shape = partial(shape_group, config.reward_shaping, config.rollout.context_tokens)
     equal = [has_zero_variance(rewards_of(shape(group))) for group in groups]
     return [g if same else measured_group(g, learner, version) for g, same in zip(groups, equal, strict=True)]
 
@@ -220,6 +259,7 @@ def _optimizer_steps(
     """One optimiser step for each part in each pass; ratios are formed with the weights before the first of them."""
     rows = [[row for one in part for row in one.rows] for part in parts]
     count = passes * len(parts)
+    # With a single step the recorded log-probs are those of the present weights, and a forward pass is saved.
     if count > 1:
         rows = [learner.with_proximal(mine) if learner.reads_proximal(mine) else mine for mine in rows]
     totals = [
@@ -261,23 +301,29 @@ def _shares_turns(rollout: RolloutSettings, estimator: str) -> bool:
 
 
 def assign_credit(
-    config: TrainConfig, groups: Sequence[list[Trajectory]], version: int, *, keep_zero_variance: bool
+    loss: LossSettings,
+    shaping: RewardShapingSettings,
+    rollout: RolloutSettings,
+    groups: Sequence[list[Trajectory]],
+    version: int,
+    *,
+    keep_zero_variance: bool,
 ) -> tuple[list[Credited], int]:
     """The credit of every trajectory, and how many were left out of the loss because a limit cut them off.
 
     Such episodes take part in the statistics of their group all the same (DAPO, Yu et al. 2025, section 3.4).
     """
-    loss, shaping = config.loss, config.reward_shaping
     estimate = get_estimator(loss.estimator, loss.estimator_options)
     credited, masked = [], 0
-    played = [shape_group(shaping, config.rollout.context_tokens, group) for group in groups]
+    played = [shape_group(shaping, rollout.context_tokens, group) for group in groups]
     if loss.estimator_options.get("scale") == "batch":
         played = with_batch_deviation(played)
+    # Left out of the loss alone: the estimator has compared all members, which is why one more was played.
     left_out = left_out_by(loss.estimator)
     for valid in played:
         spare = left_out(rewards_of(valid)) if left_out and valid else -1
         credit = estimate(valid)
-        if _shares_turns(config.rollout, loss.estimator):
+        if _shares_turns(rollout, loss.estimator):
             credit = shared_means(valid, credit)
         credit = novelty_bonus(valid, credit, strength=shaping.novelty, cap=shaping.novelty_cap)
         credit = progress_credit(valid, credit, weight=shaping.progress)

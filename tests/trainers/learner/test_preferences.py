@@ -2,6 +2,7 @@
 
 import copy
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -137,3 +138,22 @@ def test_the_strength_of_preferences_is_an_option_of_the_run(policy: HFPolicy, e
         assert figures["preference_loss"] == pytest.approx(math.log(2), rel=1e-4)
         norms.append(figures["preference_grad_norm"])
     assert norms[1] / norms[0] == pytest.approx(5, rel=1e-3)
+
+
+def test_the_seconds_in_which_both_models_score_are_counted(policy: HFPolicy, episode: Make) -> None:
+    """Two episodes and two models make four passes without a gradient, each of which is held up for a tenth of a second."""
+    model, reference = copy.deepcopy(policy.model), copy.deepcopy(policy.model)
+    passes = 0
+
+    def hold_up(*_: Any) -> None:
+        nonlocal passes
+        if not torch.is_grad_enabled():
+            passes += 1
+            time.sleep(0.1)
+
+    for one in (model, reference):
+        one.model.embed_tokens.register_forward_pre_hook(hold_up)
+    learner = Learner(model, Objective(kl_coefficient=0.1), learning_rate=1e-3, reference=reference)
+    prefer(learner, pair(episode, "p", (6, 7), (8,)), 1e-12)
+    assert passes == 4
+    assert learner.compute_seconds >= 0.4

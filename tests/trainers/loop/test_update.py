@@ -33,6 +33,12 @@ Make = Callable[..., Trajectory]
 PROMPT, POLICY = SegmentKind.PROMPT, SegmentKind.POLICY
 
 
+def credit_of(config: TrainConfig, groups: Sequence[list[Trajectory]]) -> tuple[list[Credited], int]:
+    """What ``assign_credit`` makes of them under a configuration; rows without credit are dropped."""
+    sections = config.loss, config.reward_shaping, config.rollout
+    return assign_credit(*sections, groups, 0, keep_zero_variance=False)
+
+
 @dataclass
 class Noting:
     """A learner that notes what it is told; its loss is the number of its steps."""
@@ -162,8 +168,8 @@ def test_episodes_that_a_limit_cut_off_are_left_out_and_counted(episode: Make) -
     ends = (EndReason.ANSWERED, EndReason.TURN_LIMIT, EndReason.TOKEN_LIMIT, EndReason.ANSWERED)
     played = [group(episode, ends)]
     config = override(TrainConfig(), ["--loss.mask_truncated", "true"])
-    all_of_them, none = assign_credit(TrainConfig(), played, 0, keep_zero_variance=False)
-    kept, masked = assign_credit(config, played, 0, keep_zero_variance=False)
+    all_of_them, none = credit_of(TrainConfig(), played)
+    kept, masked = credit_of(config, played)
     assert (len(all_of_them), none, len(kept), masked) == (4, 0, 2, 2)
     assert [one.tokens for one in kept] == [1, 4]
     for one, same in zip(kept, (all_of_them[0], all_of_them[3]), strict=True):
@@ -214,9 +220,7 @@ def test_equal_outcomes_that_shaping_makes_differ_are_measured_as_well(
 def test_credit_is_multiplied_by_the_weight_of_the_task_sampler(episode: Make) -> None:
     played = group(episode)
     weighed = [replace(trajectory, info={"credit_weight": 3.0}) for trajectory in played]
-    (plain, _), (heavy, _) = (
-        assign_credit(TrainConfig(), [g], 0, keep_zero_variance=False) for g in (played, weighed)
-    )
+    (plain, _), (heavy, _) = (credit_of(TrainConfig(), [g]) for g in (played, weighed))
     for one, other in zip(plain, heavy, strict=True):
         np.testing.assert_allclose(other.rows[0].advantages, 3 * one.rows[0].advantages)
 
@@ -259,10 +263,10 @@ def test_the_deviation_of_the_whole_batch_scales_every_group(episode: Make) -> N
     ]
     groups[0].append(replace(groups[0][0], reward=90.0, valid=False))
     config = override(TrainConfig(), ["--loss.estimator_options.scale", "batch"])
-    credited, _ = assign_credit(config, groups, 0, keep_zero_variance=False)
+    credited, _ = credit_of(config, groups)
     values = [one.rows[0].advantages[-1] for one in credited]
     assert values == pytest.approx([s / math.sqrt(2) for s in (0.5, -0.5, 1.5, -1.5)], abs=1e-5)
-    plain, _ = assign_credit(TrainConfig(), groups, 0, keep_zero_variance=False)
+    plain, _ = credit_of(TrainConfig(), groups)
     assert [one.rows[0].advantages[-1] for one in plain] == pytest.approx(
         [math.sqrt(0.5), -math.sqrt(0.5)] * 2, abs=1e-5
     )
@@ -280,8 +284,8 @@ def test_progress_towards_the_expert_is_credit_and_widens_the_bound_of_its_group
         "--rollout.strategy tree --rollout.strategy_options.window 2 --rollout.strategy_options.progress true"
     )
     config = override(TrainConfig(), [*words.split(), "--reward_shaping.progress", "2"])
-    plain, _ = assign_credit(TrainConfig(), [played], 0, keep_zero_variance=False)
-    led, _ = assign_credit(config, [played], 0, keep_zero_variance=False)
+    plain, _ = credit_of(TrainConfig(), [played])
+    led, _ = credit_of(config, [played])
     assert [one.rows[0].clip_margin for one in (*plain, *led)] == [None, None, 0.08, 0.08]
     added = [led[i].rows[0].advantages[-1] - plain[i].rows[0].advantages[-1] for i in (0, 1)]
     assert added == pytest.approx([-0.70711, 0.70711], abs=1e-4)
@@ -296,7 +300,7 @@ def test_the_leaf_that_trains_a_shared_turn_has_the_credit_of_all_leaves(
     """Outcomes 0 and 1 less their mean are -1/2 and 1/2; the turn that both begin with is trained in the first leaf."""
     played = [turns([0.0, 0.0], id="a"), turns([0.0, 1.0], id="b", parent_id="a", fork_turn=1)]
     words = ["--rollout.strategy", "tree", "--loss.estimator", "dr_grpo", *option]
-    credited, _ = assign_credit(override(TrainConfig(), words), [played], 0, keep_zero_variance=False)
+    credited, _ = credit_of(override(TrainConfig(), words), [played])
     values = credited[0].rows[0].advantages[played[0].loss_mask]
     assert (values[0], values[-1]) == (shared, -0.5)
 
@@ -310,8 +314,8 @@ def test_turns_that_lead_back_get_no_credit_and_are_counted(turns: Make) -> None
 
     played = [looped(1.0, "a"), looped(0.0, "b")]
     config = override(TrainConfig(), ["--loss.mask_redundant", "true"])
-    plain, _ = assign_credit(TrainConfig(), [played], 0, keep_zero_variance=False)
-    masked, _ = assign_credit(config, [played], 0, keep_zero_variance=False)
+    plain, _ = credit_of(TrainConfig(), [played])
+    masked, _ = credit_of(config, [played])
     trained = [np.flatnonzero(one.rows[0].mask) for one in plain]
     first = [int(places[0]) for places in trained]
     assert masked[0].rows[0].advantages[first[0]] == 0.0
