@@ -186,28 +186,32 @@ def test_an_answer_that_is_added_while_others_are_taken_away_is_delivered() -> N
 
     async def run() -> str:
         home = asyncio.get_running_loop()
-        await call("a step", 5, nothing)
+        await call("a step", 2, nothing)
         (loop,) = env_calls._hosts[home].loops
         earlier = env_calls._Order("an earlier step", nothing, 5, home)
         earlier.answer.set_result(None)
+
+        def take_all(taken: threading.Event) -> None:
+            loop.answer()
+            taken.set()
 
         class Looked(list[Any]):
             looks = 0
 
             def __len__(self) -> int:
-                found, ran = super().__len__(), threading.Event()
+                found, taken = super().__len__(), threading.Event()
                 if not self.looks:
                     self.looks += 1
-                    home.call_soon_threadsafe(lambda: (loop.answer(), ran.set()))
-                    ran.wait(0.2)
+                    home.call_soon_threadsafe(take_all, taken)
+                    taken.wait(0.2)
                 return found
 
         async def work() -> str:
-            await asyncio.sleep(1.2)  # until nobody looks any more whether the loop is blocked
+            await asyncio.sleep(2.4)  # until nobody looks any more whether the loop is blocked
             loop._done = Looked([(earlier, None, None)])
             return "here"
 
-        return await call("a step", 2, work)
+        return await call("a step", 4, work)
 
     async def nothing() -> None: ...
 
