@@ -137,8 +137,8 @@ def test_what_is_made_when_whoever_asked_is_cancelled_is_closed() -> None:
         return Named("late")
 
     async def run() -> list[str]:
-        asked = asyncio.create_task(make_envs([lambda: Named("early"), late], 2.0))
-        await asyncio.sleep(1.3)  # the answer of the first is taken from the loop that the second one blocks
+        asked = asyncio.create_task(make_envs([lambda: Named("early"), late], 4.0))
+        await asyncio.sleep(3.0)  # the answer of the first is taken from the loop that the second one blocks
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked

@@ -428,7 +428,8 @@ def test_the_self_test_passes_here(doomed: JailExecutor) -> None:
 
 def test_who_waits_for_a_jail_is_told_when_the_pool_is_closed() -> None:
     """The first jail is being started, and the second one is only ordered: to close the pool cancels it."""
-    go, told = threading.Event(), []
+    go = threading.Event()
+    told: list[tuple[str, str]] = []
 
     def start() -> Any:
         go.wait(30)

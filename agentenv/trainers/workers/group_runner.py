@@ -130,9 +130,10 @@ class GroupRunner:
             retriever = LossyRetriever(retriever or self._task_env.searched, draw.noise)
         task_env = self._task_env.varied(retriever=retriever, **draw.env)
         task = self._task_env.source.tasks[group.task]
+        # Before there are environments, which nobody would close if the record cannot be read.
+        prefix = from_record(draw.prefix, task) if draw.prefix else None
         envs = await make_envs([task_env.make_env] * len(inflight.seeds), self.settings.deadline_s)
         seeded = zip(envs, inflight.seeds, strict=True)
-        prefix = from_record(draw.prefix, task) if draw.prefix else None
         given = (group_id, self._gate, draw.guidance, prefix)
         return [EpisodeSpec(env, task, seed, *given) for env, seed in seeded]
 
