@@ -17,7 +17,12 @@ import gymnasium
 from agentenv.core.assistant_turns import AssistantTurn, ToolForm
 from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.concurrency.deadlines import guarded
-from agentenv.core.env_options import check_declarations, check_reset_options, picklable
+from agentenv.core.env_options import (
+    check_declarations,
+    check_reset_options,
+    check_signatures,
+    picklable,
+)
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.scene import TurnScene
 from agentenv.core.snapshot import Snapshot, fork_value, resources_of
@@ -85,7 +90,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     _closed = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuses what would fail in every episode: a coroutine for a plain function, or a declaration of another type.
+        """Refuses what would fail in every episode: a coroutine for a plain function, a wrong signature or declaration.
 
         Nothing would await such a coroutine, and what it closes would stay open.
         """
@@ -97,6 +102,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
                     f"{cls.__name__}.{name} is a coroutine function, and nothing awaits it: write a plain function{there}"
                 )
         check_declarations(cls)
+        check_signatures(cls)
 
     def __init__(self, *, render_mode: str | None = None) -> None:
         self.observation_space = Messages()

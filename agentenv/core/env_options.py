@@ -89,6 +89,34 @@ def check_declarations(cls: Any) -> None:
             )
 
 
+_CALLS: Mapping[str, tuple[tuple[Any, ...], Mapping[str, Any], str]] = {
+    "step": (("action",), {}, "def step(self, action)"),
+    "astep": (("action",), {}, "async def astep(self, action)"),
+    "reset": ((), {"seed": None, "options": None}, "def reset(self, *, seed=None, options=None)"),
+    "areset": ((), {"seed": None, "options": None}, "async def areset(self, *, seed=None, options=None)"),
+}
+"""How each of these is called, and how it is written."""
+
+
+def check_signatures(cls: Any) -> None:
+    """Looks whether ``step`` and ``reset`` of an environment's class can be called as every episode calls them.
+
+    Raises:
+        ConfigurationError: one of them cannot.
+    """
+    for name, (positional, named, written) in _CALLS.items():
+        try:
+            signature = inspect.signature(getattr(cls, name))
+        except (TypeError, ValueError):  # of something that tells none
+            continue
+        try:
+            signature.bind(None, *positional, **named)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{cls.__name__}.{name}{signature} cannot be called in an episode ({error}): write `{written}`"
+            ) from error
+
+
 def picklable(owner: object) -> dict[str, Any]:
     """The attributes of ``owner``, for pickle.
 

@@ -1,6 +1,7 @@
 """Environment base: turns and ends, time travel with and without resources, what a failing one leaves."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -385,3 +386,32 @@ def test_a_coroutine_that_nothing_would_await_is_refused_with_its_class(name: st
 def test_a_plain_method_that_training_would_not_call_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"async def a{name}"):
         type("Plain", (AsyncEnv,), {name: lambda self, *args, **kwargs: None})
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "written"),
+    [
+        ("step", lambda self: None, "def step(self, action)"),
+        ("step", lambda self, action, tool: None, "def step(self, action)"),
+        ("reset", lambda self: None, "def reset(self, *, seed=None, options=None)"),
+        ("reset", lambda self, seed=None: None, "def reset(self, *, seed=None, options=None)"),
+    ],
+)
+def test_a_signature_that_no_episode_can_call_is_refused_where_the_class_is_defined(
+    name: str, function: Any, written: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(written)) as caught:
+        type("Wrong", (Env,), {name: function})
+    assert f"Wrong.{name}(self" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"step": lambda self, action, *more, **options: None},
+        {"step": lambda *given: None, "reset": lambda self, **given: None},
+        {"reset": lambda self, seed=None, options=None, level=1: None},
+    ],
+)
+def test_a_signature_that_takes_more_is_accepted(members: dict[str, Any]) -> None:
+    type("Wide", (Env,), members)
