@@ -18,6 +18,7 @@ from agentenv.trainers.config.addresses import refuse_silent
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner
+from agentenv.trainers.loop.parts import open_trained
 from agentenv.trainers.plan import MemoryEstimate, available_memory, memory_of, plan_run
 
 GIB = 2**30
@@ -149,7 +150,7 @@ def test_free_is_what_every_control_group_around_the_process_allows(
 def test_what_is_free_is_asked_before_the_weights_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The estimate contains them: after they are loaded they would be counted twice."""
     asked: list[str] = []
-    opened = planner.open_trained
+    opened = open_trained
 
     def free(device: torch.device) -> int:
         asked.append("free")
