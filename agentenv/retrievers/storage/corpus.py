@@ -82,8 +82,8 @@ def load_corpus(path: Path | str) -> Corpus:
     A table has the columns id, text and title in any order, named in its head line. The ids of TopiOCQA's table
     (``full_wiki_segments.tsv``) are numbers, which its questions name with ``wiki:`` before them; so do the documents.
 
-    A line of JSON is ``{"id", "title", "text"}``, or ``{"id", "contents"}`` as in Search-R1, where contents is the
-    quoted title, a newline and the text.
+    A line of JSON is ``{"id", "title", "text"}``, where a missing title is an empty one, or ``{"id", "contents"}`` as in
+    Search-R1, where contents is the quoted title, a newline and the text.
 
     Raises:
         CorpusError: the file is missing, empty or corrupt, a field is missing, or an id occurs twice.
@@ -107,7 +107,9 @@ def read_documents(path: Path) -> Iterator[Document]:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield parse_document(line, f"{path}, line {number}")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path} cannot be read after line {number}: {error}; save it in UTF-8.") from error
+    except (OSError, EOFError) as error:
         raise CorpusError(f"{path} cannot be read after line {number}: {error}.") from error
 
 
@@ -139,7 +141,9 @@ def _read_table(path: Path) -> Iterator[Document]:
                 if not fields["id"]:
                     raise CorpusError(f"{path}, line {line}: the id is empty; give one.")
                 yield Document(prefix + fields["id"], fields["title"], fields["text"])
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path} cannot be read after line {line}: {error}; save it in UTF-8.") from error
+    except (OSError, EOFError, csv.Error) as error:
         raise CorpusError(f"{path} cannot be read after line {line}: {error}.") from error
 
 
@@ -188,6 +192,7 @@ def parse_document(line: str | bytes, place: str) -> Document:
         )
     if isinstance(record.get("id"), int):
         record["id"] = str(record["id"])
+    record.setdefault("title", "")
     return Document(*(_field(record, name, place) for name in ("id", "title", "text")))
 
 

@@ -35,12 +35,14 @@ def test_search_r1_layout_is_read(tmp_path: Path) -> None:
     rows = [
         {"id": 7, "contents": '"The Title"\nBody, line 1\nline 2'},
         {"id": "8", "contents": "No title here"},
+        {"id": "9", "text": "Nor here"},
     ]
     path = tmp_path / "wiki.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     assert list(load_corpus(path)) == [
         Document("7", "The Title", "Body, line 1\nline 2"),
         Document("8", "", "No title here"),
+        Document("9", "", "Nor here"),
     ]
 
 
