@@ -5,7 +5,7 @@ VENV ?= .venv
 TRAIN_EXTRAS ?= train,retrieval,report
 EXTRAS ?= train,quantized,retrieval,serve,sandbox,docker,providers,gui,eval,report,tensorboard,interop,cluster,dev
 BIN := $(VENV)/bin
-# The tests' bound, where the system has timeout(1); in two processes on two cores they take less than half an hour.
+# The tests' bound, where the system has timeout(1); in two processes on two busy cores they took 38 minutes.
 BOUND := $(shell command -v timeout >/dev/null && echo timeout 65m)
 WORKERS ?= 2
 EXAMPLES ?= 20000
