@@ -94,8 +94,8 @@ async def call_plain(what: str, seconds: float, function: Callable[[], T], *, ow
         seconds: That it may take from its beginning.
         function: Is called in the thread.
         owner: The class of the environment. Where the first calls of one that hangs have used up their time and none has
-            ever returned, those that still wait for a thread fail at once: there are few threads, and a run of many tasks
-            would otherwise take hours to say what is wrong.
+            ever returned, one further call is tried at a time and those that wait meanwhile fail at once: there are few
+            threads, and a run of many tasks would otherwise take hours to say what is wrong. None counts nothing.
     """
     kind = _kinds.setdefault((what, owner), _Kind())
 
@@ -124,10 +124,10 @@ class _Kind:
 
     @property
     def hopeless(self) -> bool:
-        """Whether none has ever returned, and several have used up their time."""
+        """Whether none has ever returned, several have used up their time, and another one is being tried."""
         deadlines = list(self._running.values())
         late = sum(deadline.left() < _LEFT * deadline.seconds for deadline in deadlines)
-        return not self._returned and late >= _HUNG
+        return not self._returned and _HUNG <= late < len(deadlines)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -216,3 +216,49 @@ def test_an_answer_that_is_added_while_others_are_taken_away_is_delivered() -> N
     async def nothing() -> None: ...
 
     assert asyncio.run(run()) == "here"
+
+
+class Stuck:
+    """Whose function never returns."""
+
+
+def test_calls_that_wait_for_a_thread_are_given_up_where_none_has_ever_returned() -> None:
+    """60 tasks over an environment that hangs would take as many deadlines as there are rounds of threads."""
+    began: list[float] = []
+    free = threading.Event()
+
+    def hang() -> None:
+        began.append(time.monotonic())
+        free.wait(60)
+
+    async def run() -> tuple[list[Any], str]:
+        calls = (call_plain("a step", 3.0, hang, owner=Stuck) for _ in range(60))
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        # Once the last that was tried has used up its time, too, the next one is tried: the environment may have recovered.
+        return errors, await call_plain("a step", 3.0, lambda: "here", owner=Stuck)
+
+    try:
+        errors, recovered = asyncio.run(run())
+    finally:
+        free.set()
+    assert all(isinstance(error, EnvFault) for error in errors)
+    assert max(began) - min(began) < 6.0
+    assert any("Stuck" in str(error) for error in errors)
+    assert recovered == "here"
+
+
+def test_an_environment_that_has_once_returned_is_waited_for() -> None:
+    free = threading.Event()
+
+    async def run() -> list[Any]:
+        owner = type("Slow", (Stuck,), {})
+        await call_plain("a step", 5.0, lambda: None, owner=owner)
+        calls = (call_plain("a step", 0.2, lambda: free.wait(60), owner=owner) for _ in range(40))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    try:
+        errors = asyncio.run(run())
+    finally:
+        free.set()
+    assert len(errors) == 40
+    assert not any("was not called" in str(error) for error in errors)
