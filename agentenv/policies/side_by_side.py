@@ -20,7 +20,7 @@ from agentenv.core.concurrency.threads import DaemonThreads
 T = TypeVar("T")
 R = TypeVar("R")
 
-_MOST = 4
+MOST_PARTS = 4
 """Parts at once: each has the memory of a whole one."""
 _DENORMAL = 5e-324
 """A thread that flushes such numbers takes it for 0."""
@@ -88,14 +88,14 @@ _POOLS = _Pools()
 os.register_at_fork(after_in_child=_POOLS.forget)
 
 
-def parts_at_once(most: int = _MOST) -> int:
+def parts_at_once(most: int = MOST_PARTS) -> int:
     """How many parts are computed at once, of ``most`` that there are: one for each of torch's threads, four at most.
 
     A part of a computation is not cut again.
     """
     if _POOLS.of_thread.computes_part:
         return 1
-    return max(1, min(most, torch.get_num_threads(), _MOST))
+    return max(1, min(most, torch.get_num_threads(), MOST_PARTS))
 
 
 def side_by_side(work: Callable[[T], R], items: Iterable[T], parts: int) -> Generator[R, None, None]:

@@ -333,7 +333,8 @@ def test_asynchronous_soak(policy: Path, tmp_path: Path) -> None:
     assert figures["counts"]["worker killed"] >= 1
     assert figures["counts"]["lives"] >= 2
     assert figures["counts"]["episodes valid"] > 0
-    assert figures["steps_made"] >= figures["steps"] >= 1
+    # A worker that is killed between the log of a step and the census of it leaves a step that was not counted.
+    assert figures["steps_made"] + figures["counts"]["worker killed"] >= figures["steps"] >= 1
 
 
 def test_the_soak_knows_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from agentenv.errors import ConfigurationError, Diverged
 from agentenv.policies.forward import autocast
 from agentenv.policies.fused_decoder import fused_decoder
 from agentenv.policies.lora import load_weights, trained_state, without_adapters
-from agentenv.policies.side_by_side import parts_at_once, side_by_side
+from agentenv.policies.side_by_side import MOST_PARTS, parts_at_once, side_by_side
 from agentenv.policies.vision import PixelReader
 from agentenv.trainers.learner.logprobs import layout_of, token_logprobs
 from agentenv.trainers.learner.losses import (
@@ -359,23 +359,28 @@ class Learner:
 
     @property
     def batches_at_once(self) -> int:
-        """Micro-batches that are computed at once: several where the fused pass reads them, whose operations are short.
+        """Micro-batches that are computed at once: one for each of torch's threads where several may be, four at most."""
+        return parts_at_once() if self._several_at_once else 1
 
-        One where somebody is told of each gradient that is added, which only ``backward`` does.
+    @property
+    def _several_at_once(self) -> bool:
+        """Whether the fused pass reads micro-batches, whose operations are too short for several threads.
+
+        Not where somebody is told of each gradient that is added, which only ``backward`` does.
         """
         watched = any(parameter._post_accumulate_grad_hooks for parameter in self._trained)
         alone = self.image_reader is not None or self.objective.offload_activations or watched
         models = [model for model in (self.model, self.reference) if model is not None]
-        if alone or any(fused_decoder(model) is None for model in models):
-            return 1
-        return parts_at_once()
+        return not alone and all(fused_decoder(model) is not None for model in models)
 
     def _precision(self) -> torch.autocast:
         return autocast(self.device, enabled=self.objective.precision == "bfloat16")
 
     def _micro_batches(self, rows: Sequence[TrainingRow]) -> Iterable[Packed]:
         goal = self.objective
-        return micro_batches(rows, goal.micro_tokens, goal.padding, layout_of(self.model))
+        # Not the present number of threads: what a run computes must not depend on it.
+        multiple = MOST_PARTS if self._several_at_once else 1
+        return micro_batches(rows, goal.micro_tokens, goal.padding, layout_of(self.model), multiple)
 
     def _kept(self) -> AbstractContextManager[None]:
         return offloaded_activations() if self.objective.offload_activations else nullcontext()

@@ -231,7 +231,11 @@ def strips_of(rows: Sequence[TrainingRow], micro_tokens: int, *, blocks: bool = 
 
 
 def micro_batches(
-    rows: Sequence[TrainingRow], micro_tokens: int, padding: float = 1.0, layout: Layout = "padded"
+    rows: Sequence[TrainingRow],
+    micro_tokens: int,
+    padding: float = 1.0,
+    layout: Layout = "padded",
+    multiple: int = 1,
 ) -> Iterator[Packed]:
     """Strips of like length together, as many as fit once padded, or as many as fit into a line; at least one.
 
@@ -240,6 +244,8 @@ def micro_batches(
         micro_tokens: Most tokens of a batch, padding included.
         padding: Largest share of padding in a batch, and so in the step; a line has none but at its end.
         layout: How strips become tensors; where some row has an image, they are padded.
+        multiple: The number of batches is brought up to a multiple of this, where there are strips enough: parts that are
+            computed at once wait for each other at the end, and a third batch on two threads leaves one of them idle.
     """
     layout = "padded" if any(row.images for row in rows) else layout
     apart = [PackedRows((row,), len(row.ids)) for row in rows]
@@ -248,20 +254,55 @@ def micro_batches(
     if layout == "padded":
         # Strips of one row first: they need no mask of their own, and a batch of them alone stays plainly causal.
         strips = sorted(strips, key=lambda strip: (len(strip.rows) > 1, len(strip.ids)))
-    batch: list[PackedRows] = []
-    for strip in strips:
-        together = [*batch, strip]
-        if layout == "padded":
-            fits = _fits(together, micro_tokens, padding)
-        else:
-            fits = sum(len(one.ids) for one in together) <= micro_tokens
-        # A strip that exceeds the budget by itself is a batch all the same; it cannot be cut.
-        if batch and not fits:
-            yield _packed(batch, micro_tokens, layout)
-            batch = []
-        batch.append(strip)
-    if batch:
+    limit = padding if layout == "padded" else None
+    for batch in _evenly_cut(strips, micro_tokens, limit, multiple):
         yield _packed(batch, micro_tokens, layout)
+
+
+def _evenly_cut(
+    strips: Sequence[PackedRows], micro_tokens: int, padding: float | None, multiple: int
+) -> list[list[PackedRows]]:
+    """The fewest batches, a multiple of ``multiple`` where possible, the largest of them as small as that number allows."""
+    found = _cut(strips, micro_tokens, padding)
+    most = math.ceil(len(found) / multiple) * multiple
+    if multiple == 1 or not found:
+        return found
+    # Fewer tokens give more batches, so the least budget that gives no more than ``most`` is found by bisection.
+    low, high = 1, micro_tokens
+    while low < high:
+        middle = (low + high) // 2
+        cut = _cut(strips, middle, padding)
+        if len(cut) <= most:
+            found, high = cut, middle
+        else:
+            low = middle + 1
+    return found
+
+
+def _cut(strips: Sequence[PackedRows], micro_tokens: int, padding: float | None) -> list[list[PackedRows]]:
+    """Strips in their order, as many together as have no more than ``micro_tokens``; one that has more stands alone.
+
+    Args:
+        strips: In the order of their length where they are padded.
+        micro_tokens: Most tokens of a batch.
+        padding: Largest share of padding in a batch; None for a line, which has none.
+    """
+    batches: list[list[PackedRows]] = []
+    real = 0  # tokens of the batch that is being filled
+    for strip in strips:
+        length = len(strip.ids)
+        # Strips of several rows need a mask of their own, so they are not mixed with strips of one row.
+        fits = bool(batches) and (padding is None or (len(batches[-1][0].rows) > 1) == (len(strip.rows) > 1))
+        if fits:
+            passed = real + length if padding is None else (len(batches[-1]) + 1) * length
+            fits = passed <= micro_tokens and passed - real - length <= (padding or 0.0) * passed
+        if fits:
+            batches[-1].append(strip)
+            real += length
+        else:
+            batches.append([strip])
+            real = length
+    return batches
 
 
 def _packed(batch: Sequence[PackedRows], micro_tokens: int, layout: Layout) -> Packed:
@@ -270,13 +311,6 @@ def _packed(batch: Sequence[PackedRows], micro_tokens: int, layout: Layout) -> P
     # Flex attention compiles a kernel for every length, so lines come in a few lengths, in whole blocks.
     unit = 1 if layout == "line" else max(_BLOCK, micro_tokens // _SHAPES // _BLOCK * _BLOCK)
     return pack_line(batch, unit, shared=layout == "shared_line")
-
-
-def _fits(batch: Sequence[PackedRows], micro_tokens: int, padding: float) -> bool:
-    """Whether strips in the order of their length may be one micro-batch; those of several rows need a mask of their own."""
-    padded = len(batch) * len(batch[-1].ids)
-    alike = (len(batch[0].rows) > 1) == (len(batch[-1].rows) > 1)
-    return alike and padded <= micro_tokens and _padding(batch) <= padding * padded
 
 
 def _padding(batch: Sequence[PackedRows]) -> int:

@@ -100,3 +100,12 @@ def test_products_in_bfloat16_give_the_gradients_of_one_after_the_other() -> Non
         assert one is not None
         assert other is not None
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_what_is_cut_does_not_depend_on_the_threads(threads: int) -> None:
+    made = learner(padding=1.0)
+    torch.set_num_threads(threads)
+    found = list(made._micro_batches(some_rows()))
+    assert len(found) % 4 == 0
+    assert max(packed.ids.numel() for packed in found) <= 160

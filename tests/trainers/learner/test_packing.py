@@ -249,6 +249,30 @@ def test_strips_are_put_together_as_the_layout_asks(
     assert all((packed.line is not None) == (layout == "shared_line") for packed in found)
 
 
+@pytest.mark.parametrize(
+    ("multiple", "micro_tokens", "padding", "lengths"),
+    [
+        (1, 9, 1.0, [[3, 3, 3], [3, 3, 3], [4]]),
+        (2, 9, 1.0, [[3, 3], [3, 3], [3, 3], [4]]),  # seven rows in four batches: 6 tokens are the least budget
+        (4, 9, 1.0, [[3, 3], [3, 3], [3, 3], [4]]),
+        (2, 100, 1.0, [[3, 3, 3, 3], [3, 3, 4]]),  # 12 tokens, also with the filled places of the second batch
+        (4, 100, 0.0, [[3, 3], [3, 3], [3, 3], [4]]),  # rows of another length stand apart
+        (8, 9, 1.0, [[3]] * 6 + [[4]]),  # no more batches than rows
+        (4, 2, 1.0, [[3]] * 6 + [[4]]),
+    ],
+)
+def test_the_number_of_batches_is_brought_up_to_a_multiple(
+    multiple: int, micro_tokens: int, padding: float, lengths: list[list[int]]
+) -> None:
+    rows = [row((place,), range(2 if place < 6 else 3), (0,)) for place in range(7)]
+    found = list(micro_batches(rows, micro_tokens, padding, multiple=multiple))
+    assert [[len(one.ids) for one in packed.members] for packed in found] == lengths
+
+
+def test_no_rows_are_no_batches() -> None:
+    assert not list(micro_batches([], 100, multiple=4))
+
+
 def test_rows_of_a_prompt_share_it_in_every_layout_but_a_line() -> None:
     rows = [row(range(10), (place,), (0,)) for place in (1, 2)]
     tokens = {layout: next(micro_batches(rows, 100, layout=layout)).ids.shape[1] for layout in LAYOUTS}
