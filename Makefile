@@ -44,7 +44,7 @@ train-real: $(BIN)/.trains  ## train the reader of passages on real questions; A
 	$(BIN)/agentenv train real-questions $(ARGS)
 
 test: venv  ## everything that proves correctness, in WORKERS processes
-	$(BOUND) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BOUND) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=40 $(ARGS)
 
 coverage: venv  ## the same, with the lines and branches that no test reaches; it takes twice as long
 	timeout 2h $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term:skip-covered $(ARGS)
