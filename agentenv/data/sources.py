@@ -47,6 +47,9 @@ class SourceConfig(Frozen):
     topics: bool = False
     """Poses the titles of the corpus in place of its questions: what a proposer of self-play starts from. The questions and
     their answers are not looked at."""
+    passage_questions: int = Field(0, ge=0)
+    """Questions that rules make of the passages of the named sets, besides those that are drawn; of no passage that supports
+    a question of another split (``data/synthesis/passage_questions.py``)."""
     world: WorldConfig = WorldConfig()
     """Dials of the world; without effect for a named set."""
 
@@ -182,6 +185,21 @@ def _namespaced(task: Task, part: Dataset, owners: Mapping[Path, str]) -> Task:
         space = owners[part.corpus.resolve()]
         data["supporting_ids"] = tuple(f"{space}:{one}" for one in data["supporting_ids"])
     return replace(task, id=f"{part.name}:{task.id}", data=data)
+
+
+def held_out_passages(source: Source, config: SourceConfig) -> tuple[str, ...]:
+    """Ids, as in ``source``, of the passages that support a question of another split of its sets."""
+    found: list[str] = []
+    for name in set_names(config.dataset):
+        files = SETS[name].files if name in SETS else {}
+        mine = config.split or next(iter(files), None)
+        for split in files:
+            if split != mine:
+                part = load_dataset(name, config.data, split=split)
+                owners = {path.resolve(): space for space, path in source.corpora}
+                tasks = [_namespaced(task, part, owners) for task in part.tasks] if owners else part.tasks
+                found += [one for task in tasks for one in task.data.get("supporting_ids", ())]
+    return tuple(dict.fromkeys(found))
 
 
 def held_out_worlds(values: Any) -> Any:

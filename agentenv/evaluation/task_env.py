@@ -25,7 +25,16 @@ from agentenv.core.task_checks import checked_tasks
 from agentenv.core.types import Task
 from agentenv.core.validation import Frozen
 from agentenv.data.datasets import SETS, load_dataset, sample
-from agentenv.data.sources import OWN, Source, SourceConfig, check_draw, open_source
+from agentenv.data.sources import (
+    OWN,
+    WORLD,
+    Source,
+    SourceConfig,
+    check_draw,
+    held_out_passages,
+    open_source,
+)
+from agentenv.data.synthesis.passage_questions import passage_questions
 from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.faiss import FaissRetriever
@@ -182,6 +191,7 @@ def open_tasks(
         opened = Source(source.dataset, source.split or "", drawn, None, None)
     else:
         opened = _own_tasks(source, env) if source.dataset == OWN else open_source(source)
+        opened = _with_passage_questions(opened, source)
     if search.corpus and takes(env.id, "retriever"):
         opened = replace(opened, documents=None, corpora=(), corpus=_corpus_file(search.corpus, source))
     return opened
@@ -344,6 +354,22 @@ def topics_of(corpus: Corpus | None, source: SourceConfig) -> tuple[Task, ...]:
     if source.limit is not None and source.limit < len(titles):
         titles = Random(source.seed).sample(titles, source.limit)
     return tuple(Task(f"topic-{number}", title, (), "train") for number, title in enumerate(titles))
+
+
+def _with_passage_questions(opened: Source, source: SourceConfig) -> Source:
+    """``opened`` with the questions that rules make of its passages, where ``source`` asks for some.
+
+    Raises:
+        ConfigurationError: there are no passages of named sets, or too few.
+    """
+    if not source.passage_questions:
+        return opened
+    corpus = None if source.dataset in (OWN, WORLD) else corpus_of(opened)
+    if corpus is None:
+        raise ConfigurationError("passage_questions needs a named set or a file of questions with a corpus")
+    titles = {corpus[corpus.row_of(one)].title for one in held_out_passages(opened, source)}
+    made = passage_questions(corpus, source.passage_questions, source.seed, titles)
+    return replace(opened, tasks=(*opened.tasks, *(replace(task, split=opened.split) for task in made)))
 
 
 def _corpus_file(corpus: str, source: SourceConfig) -> Path:
