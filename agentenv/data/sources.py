@@ -13,7 +13,7 @@ from agentenv.core.types import Document, Task
 from agentenv.core.validation import Frozen
 from agentenv.data.code_contests import CONTEST_SETS, load_contest_set
 from agentenv.data.code_sets import CODE_SETS, load_code_set
-from agentenv.data.dataset_files import DATA_VARIABLE, FORMATS, bare_name
+from agentenv.data.dataset_files import DATA_VARIABLE, FORMATS, bare_name, find_file
 from agentenv.data.datasets import SETS, Dataset, check_split, load_dataset, sample
 from agentenv.data.sql_sets import SQL_SETS, load_sql_set
 from agentenv.data.world import FictionalWorld, WorldConfig
@@ -188,18 +188,28 @@ def _namespaced(task: Task, part: Dataset, owners: Mapping[Path, str]) -> Task:
 
 
 def held_out_passages(source: Source, config: SourceConfig) -> tuple[str, ...]:
-    """Ids, as in ``source``, of the passages that support a question of another split of its sets."""
-    found: list[str] = []
+    """Ids, as in ``source``, of the passages that support a question of another split of its sets.
+
+    A split whose file is not there is left out.
+
+    Raises:
+        DatasetError: such a file cannot be read.
+    """
+    owners = {path.resolve(): space for space, path in source.corpora}
+    found: dict[str, None] = {}
     for name in set_names(config.dataset):
-        files = SETS[name].files if name in SETS else {}
-        mine = config.split or next(iter(files), None)
-        for split in files:
-            if split != mine:
-                part = load_dataset(name, config.data, split=split)
-                owners = {path.resolve(): space for space, path in source.corpora}
-                tasks = [_namespaced(task, part, owners) for task in part.tasks] if owners else part.tasks
-                found += [one for task in tasks for one in task.data.get("supporting_ids", ())]
-    return tuple(dict.fromkeys(found))
+        if name not in SETS:
+            continue  # a file of one's own, which has no other split
+        kind = SETS[name]
+        for split in sorted(set(kind.files) - {"", config.split or next(iter(kind.files))}):
+            try:
+                find_file(name, kind.folder, kind.files[split], config.data)
+            except DatasetError:
+                continue  # a run cannot be tested on it
+            part = load_dataset(name, config.data, split=split)
+            tasks = [_namespaced(task, part, owners) for task in part.tasks] if owners else part.tasks
+            found |= dict.fromkeys(one for task in tasks for one in task.data.get("supporting_ids", ()))
+    return tuple(found)
 
 
 def held_out_worlds(values: Any) -> Any:

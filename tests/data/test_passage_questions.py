@@ -1,5 +1,7 @@
 """Questions made by rules of real passages: what is read of a passage, what is left out, and that answers follow."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -117,3 +119,35 @@ def test_a_source_adds_them_to_the_questions_that_are_drawn(tmp_path: Path) -> N
 def test_a_world_has_no_such_passages() -> None:
     with pytest.raises(ConfigurationError, match="passage_questions needs a named set"):
         open_tasks(SourceConfig(passage_questions=4), SearchConfig(), EnvConfig())
+
+
+def hotpotqa(folder: Path, splits: Sequence[str]) -> None:
+    """The set with one question for each split: that of dev is supported by the page of Bo Reed."""
+    folder.mkdir()
+    question = {"_id": "q", "question": "Who?", "answer": "Ada", "type": "bridge", "level": "easy"}
+    for split in splits:
+        title = "Bo Reed (director)" if split == "dev" else "Ada Stone"
+        facts = {"supporting_facts": [[title, 0]], "context": [[title, ["A page."]]]}
+        (folder / f"hotpot_{split}_v1.json").write_text(json.dumps([question | facts]), encoding="utf-8")
+        (folder / f"hotpot_{split}_v1.qrels.tsv").write_text(f"q\t{'r' if split == 'dev' else 's'}\t1\n")
+    rows = (json.dumps({"id": p.id, "title": p.title, "text": p.text}) for p in PAGES)
+    (folder / "corpus.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize("sets", ["hotpotqa", "hotpotqa,mine.jsonl"])
+@pytest.mark.parametrize("splits", [("train", "dev"), ("train",)])
+def test_pages_of_another_split_are_left_out(
+    sets: str, splits: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file of the other split is not there, nothing can be tested on it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AGENTENV_DATA", str(tmp_path))
+    hotpotqa(tmp_path / "hotpotqa", splits)
+    Path("mine.jsonl").write_text('{"id": "q", "question": "Who else?", "answers": ["Ada"]}\n')
+    given = SourceConfig(dataset=sets, split="train", passage_questions=8)
+    tasks = open_tasks(given, SearchConfig(), EnvConfig()).tasks
+    made = [task for task in tasks if task.data.get("family") == FAMILY]
+    assert len(made) == 8
+    assert any("Bo Reed" in task.question for task in made) == (splits == ("train",))
+    supports = {one.rpartition(":")[2] for task in made for one in task.data["supporting_ids"]}
+    assert ("r" in supports) == (splits == ("train",))
