@@ -1,7 +1,8 @@
 """The form of the actions of an environment, without their content: what a probe writes that knows nothing of the task.
 
 The form is learned from the expert. A text in its actions that it writes after at least two different openings belongs to
-the form ("yes", the name of a tool), every other one is content. Without an expert the tags that end an action are the form.
+the form (the name of a tool), every other one is content, and so is an answer ("yes"). Without an expert the tags that end
+an action are the form.
 """
 
 import itertools
@@ -107,11 +108,32 @@ def learn_forms(episodes: Sequence[ExpertEpisode], stop: Sequence[str], most: in
     """The forms in ``episodes``, at most ``most`` of each kind; without an expert those of the closing tags in ``stop``."""
     constants = _constants(episodes)
     middle = [Form(action, constants) for one in episodes for action in one.actions[:-1]]
-    last = [Form(one.actions[-1], constants) for one in episodes if one.actions]
+    last = [last_form(one.actions[-1], constants) for one in episodes if one.actions]
     if not last:
         tags = [Form(f"<{tag[2:-1]}>?</{tag[2:-1]}>") for tag in stop if tag.startswith("</")]
         middle, last = tags[:-1], tags[-1:] or [Form("?")]
     return ActionForms(_distinct(middle)[:most], _distinct(last)[:most], constants)
+
+
+def last_form(action: str, constants: frozenset[str]) -> Form:
+    """The form of an action that ends an episode, in which an answer is content even if it answers several tasks.
+
+    A call in JSON that has nothing but texts of the form, such as ``{"name": "submit"}``, stays as it is.
+    """
+    form = Form(action, constants)
+    return form if form.has_content or _has_json(action) else Form(action)
+
+
+def _has_json(action: str) -> bool:
+    """Whether the content of a block of ``action``, or all of it, is a JSON object or array."""
+    blocks = [next(filter(None, block.group(3, 7, 11)), "") for block in _BLOCK.finditer(action)]
+    for content in blocks or [action]:
+        try:
+            if isinstance(read_json(content), dict | list):
+                return True
+        except ValueError:
+            continue
+    return False
 
 
 def _constants(episodes: Sequence[ExpertEpisode]) -> frozenset[str]:

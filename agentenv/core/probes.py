@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agentenv.core.action_forms import ActionForms, ExpertEpisode, Form, learn_forms
+from agentenv.core.action_forms import ActionForms, ExpertEpisode, Form, last_form, learn_forms
 from agentenv.core.concurrency.threads import DaemonThreads, in_time
 from agentenv.core.env import Env
 from agentenv.core.floors import floor_action
@@ -74,7 +74,7 @@ class Seen:
     @property
     def honest_last(self) -> Form | None:
         """The form of the expert's own last action; None where it has no content that could be wrong."""
-        form = Form(self.expert.actions[-1], self.forms.constants) if self.expert.actions else self.last
+        form = last_form(self.expert.actions[-1], self.forms.constants) if self.expert.actions else self.last
         return form if form.has_content else None
 
     def see(self, messages: Sequence[Any]) -> None:

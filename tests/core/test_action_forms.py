@@ -2,8 +2,10 @@
 
 import pytest
 
-from agentenv.core.action_forms import ExpertEpisode, Form, contents, learn_forms, mapped
+from agentenv.core.action_forms import ExpertEpisode, Form, contents, last_form, learn_forms, mapped
 from agentenv.core.types import Message
+
+DONE = '{"type": "done"}'
 
 
 def episode(opening: str, *actions: str) -> ExpertEpisode:
@@ -72,3 +74,18 @@ def test_without_an_expert_the_closing_tags_are_the_form() -> None:
     ]
     plain = learn_forms([episode("a")], (), most=6)
     assert ([*plain.middle], [form.filled("x") for form in plain.last]) == ([], ["x"])
+
+
+@pytest.mark.parametrize(
+    ("action", "filled"),
+    [
+        ("north", "x"),
+        ("<answer>north</answer>", "<answer>x</answer>"),
+        ("\\boxed{north}", "\\boxed{x}"),
+        ('<call>{"name": "north"}</call>', '<call>{"name": "north"}</call>'),  # a tool
+        ('<call>{"name": "north", "shelf": "far"}</call>', '<call>{"name": "north", "shelf": "x"}</call>'),
+        (DONE, DONE),
+    ],
+)
+def test_an_answer_is_content_though_several_tasks_have_it(action: str, filled: str) -> None:
+    assert last_form(action, frozenset({"north", DONE})).filled("x") == filled

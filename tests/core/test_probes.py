@@ -229,8 +229,26 @@ def test_a_task_that_one_action_solves_is_not_farmed_by_that_action() -> None:
             return ("<answer>click</answer>",)
 
     rows = rows_of(Button)
-    assert (rows["answer at once"].episodes, rows["answer at once"].is_farm) == (0, False)
-    assert rows["silence"].reward == 0.0
+    assert (rows["answer at once"].reward, rows["answer at once"].is_farm) == (0.0, False)
+    assert (rows["answer of another task"].episodes, rows["silence"].reward) == (0, 0.0)
+
+
+def test_an_empty_answer_is_empty_where_several_tasks_have_one_answer() -> None:
+    """Of two answers each is right for some of the tasks; who writes one of them answers, and says so in its own row."""
+
+    class Two(Lookup):
+        def reset(self, **given: Any) -> tuple[Observation, Info]:
+            shown = super().reset(**given)
+            self.secret = "north" if given["seed"] % 2 else "south"
+            return shown
+
+        def expert(self) -> Sequence[str] | None:
+            return ("<look>box</look>", f"<answer>{self.secret}</answer>")
+
+    rows = rows_of(Two)
+    for name in ("empty answer", "answer at once", "question as answer", "expert, wrong answer"):
+        assert (rows[name].reward, rows[name].episodes) == (0.0, 5), name
+    assert rows["answer of another task"].reward == 0.5
 
 
 @pytest.mark.parametrize("paid", [float("nan"), float("inf"), float("-inf")])
