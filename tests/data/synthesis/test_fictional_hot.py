@@ -247,6 +247,18 @@ def test_the_command_by_rules_gives_a_set_that_can_be_loaded(
     assert len((tmp_path / "b" / "corpus.jsonl").read_text().splitlines()) == 2
 
 
+def test_a_set_that_names_no_supporting_document_says_so(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "hotpotqa" / "hotpot_dev_2.qrels.tsv").unlink()
+    rows = [{key: value for key, value in row.items() if key != "supporting_facts"} for row in HOTPOT[:1]]
+    (data / "hotpotqa" / "hotpot_dev_2.json").write_text(json.dumps(rows))
+    words = ["synthesize", "fictional-hot", "--dataset", "hotpotqa", "--data", str(data)]
+    assert main([*words, "--out", str(tmp_path / "a")]) == 1
+    assert "no supporting document is known (1)" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "a").exists()
+
+
 def model(body: Any) -> Answer:
     """Names entities, rewrites the first document well and the second badly, and knows the real answer only."""
     asked = body["messages"][0]["content"]
