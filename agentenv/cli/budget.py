@@ -19,15 +19,15 @@ class BudgetCurve:
 
     An answer counts from the budget of turns, of queries or of tokens at which its episode had finished.
 
-    Example: agentenv budget runs/sequential runs/hybrid --scorer f1_squad
+    Example: agentenv budget runs/sequential runs/hybrid
     """
 
     run_folders: Annotated[
         tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER [FOLDER ...]")
     ]
     """Folders of evaluations."""
-    scorer: str = "f1_squad"
-    """Scorer of answers."""
+    scorer: str = "f1_plain"
+    """Scorer of answers; by default the F1 of HybridDeepSearcher, which keeps articles and punctuation."""
     turns: tuple[int, int] = (BUDGETS["turns"].low, BUDGETS["turns"].high)
     """Least and greatest number of turns."""
     searches: tuple[int, int] = (BUDGETS["searches"].low, BUDGETS["searches"].high)

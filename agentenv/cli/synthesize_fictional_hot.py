@@ -93,6 +93,9 @@ class FictionalHot:
         documents = load_corpus(dataset.corpus)
         items = items_of(dataset.tasks, documents)
         reasons = Counter(reason for item in items if (reason := left_out(item)))
+        if reasons.total() == len(items):
+            why = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
+            raise DatasetError(f"no question of {dataset.source} can be asked about invented names: {why}")
         statistics, models = WordStatistics(documents), ChatModels(self.replies)
         names = NameMap.of(items, statistics, self.seed)
         pages = LinkedPages(documents)

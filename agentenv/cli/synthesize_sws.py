@@ -64,7 +64,7 @@ class SwS:
     judge: str = ""
     """First model that rates questions; default: the editor."""
     second_judge: str = ""
-    """Second model that rates them; default: the first."""
+    """Second model that rates them; default: the first, which is sampled for a second vote."""
     solver: str = ""
     """Model whose answers have to agree; default: the editor."""
     student: str = ""
@@ -136,13 +136,12 @@ class SwS:
     def _make(
         self, history: History, kinds: Sequence[Weakness], models: ChatModels, display: Display
     ) -> tuple[list[Task], list[RecordFailure]]:
-        first, second = (ModelWriter(models.open(spec), temperature=0.0) for spec in self._judges())
         writer = WeaknessWriter(
             ModelWriter(models.open(self.editor)),
-            (first, second),
-            self._solver(models, self.solver or self.editor),
+            self._raters(models),
+            ModelSolver(_sampled(models, self.solver or self.editor)),
             self.samples,
-            self._solver(models, self.student) if self.student else None,
+            ModelSolver(_sampled(models, self.student)) if self.student else None,
         )
         failed = failed_questions(history.accuracies, self.failed, history.attempts)
         named = [(history.category[question], question) for question in failed]
@@ -159,8 +158,13 @@ class SwS:
         )
         return made, [*unread, *refused]
 
-    def _solver(self, models: ChatModels, spec: str) -> ModelSolver:
-        return ModelSolver(ModelWriter(models.open(spec), temperature=0.6, top_p=0.95))
+    def _raters(self, models: ChatModels) -> tuple[ModelWriter, ModelWriter]:
+        """Both judges, greedy; one model that is both would say the same twice, so that its second vote is sampled."""
+        first, second = self._judges()
+        greedy = ModelWriter(models.open(first), temperature=0.0)
+        if second == first:
+            return greedy, _sampled(models, second)
+        return greedy, ModelWriter(models.open(second), temperature=0.0)
 
     def _orders(self, kinds: Sequence[Weakness], sets: dict[str, list[list[str]]]) -> list[Order]:
         """What is to be written: of each category its share, with concepts drawn for each question."""
@@ -185,6 +189,10 @@ class SwS:
             console.print(f"  {kind}: {count}", highlight=False, markup=False)
         for kind, count in result["failures"].items():
             console.print(f"  failed, {kind}: {count}", highlight=False)
+
+
+def _sampled(models: ChatModels, spec: str) -> ModelWriter:
+    return ModelWriter(models.open(spec), temperature=0.6, top_p=0.95)
 
 
 def cosines(encoder: Encoder, sets: dict[str, list[list[str]]]) -> Likeness:

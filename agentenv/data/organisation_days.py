@@ -5,6 +5,12 @@ from collections.abc import Sequence
 from agentenv.data.organisation_log import Engine, Event
 from agentenv.data.organisation_social import centrality, escalate, exhaust, on_call, recognise, symptom
 
+INCIDENT, ASYNCHRONOUS, SYSTEM = (1, 4), (10, 35), (2, 5)
+"""Least and most minutes that a message takes: about an incident, one that nobody waits for, and a note of the ticket system
+(OrgForge). Any other takes 3 to 12."""
+REPAIR = (20, 90)
+"""Minutes in which an incident is repaired; ours."""
+
 
 def present(engine: Engine, team: str) -> list[str]:
     """The people of a team who have not left, its lead first."""
@@ -56,7 +62,7 @@ def progress(engine: Engine) -> None:
                 {"ticket": number, "person": person, "percent": str(done)},
                 [("tickets", f"{number} progress", text, present(engine, team))],
                 cause=opened,
-                minutes=(10, 35),
+                minutes=ASYNCHRONOUS,
             )
 
 
@@ -91,7 +97,7 @@ def incident(engine: Engine, behind: Event | None = None, depth: int = 0) -> Non
         facts | earlier,
         [("chat", f"team {team}", text, staff)],
         cause=behind.id if behind is not None else None,
-        minutes=(1, 4),
+        minutes=INCIDENT,
     )
     if detected is None:
         return
@@ -106,7 +112,7 @@ def incident(engine: Engine, behind: Event | None = None, depth: int = 0) -> Non
         facts | {"person": fixer},
         [("tickets", f"{number} opened", text, staff)],
         cause=detected.id,
-        minutes=(1, 4),
+        minutes=INCIDENT,
     )
     if looked and engine.config.social:
         exhaust(engine, looked, staff)
@@ -117,7 +123,7 @@ def incident(engine: Engine, behind: Event | None = None, depth: int = 0) -> Non
         facts | {"person": fixer},
         [("chat", f"team {team}", text, staff)],
         cause=looked.id,
-        minutes=(20, 90),
+        minutes=REPAIR,
     )
     if fixed:
         engine.health = min(100, engine.health + 20)
@@ -150,7 +156,7 @@ def _afterwards(
         facts | {"person": fixer},
         [("tickets", f"{number} resolved", text, staff)],
         cause=fixed.id,
-        minutes=(5, 40),
+        minutes=SYSTEM,
     )
     if engine.rng.random() < 0.3:
         text = f"{lead} tells everybody that {number} of the service {service} was fixed."
@@ -160,7 +166,7 @@ def _afterwards(
             facts | {"person": lead},
             [("mail", f"State of {service}", text, everybody(engine))],
             cause=fixed.id,
-            minutes=(10, 60),
+            minutes=ASYNCHRONOUS,
         )
     if engine.rng.random() < 0.5:
         author = engine.rng.choice(staff)
@@ -171,7 +177,7 @@ def _afterwards(
             facts | {"person": author},
             [("mail", f"Post-mortem of {number}", text, staff)],
             cause=fixed.id,
-            minutes=(30, 200),
+            minutes=ASYNCHRONOUS,
         )
     if engine.rng.random() < 0.4:
         other = engine.rng.choice(everybody(engine))

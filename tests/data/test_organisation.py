@@ -47,6 +47,31 @@ def test_the_log_keeps_its_rules(made: Organisation) -> None:
     assert made.refused["cooldown"] > 0
 
 
+PUBLISHED_MINUTES = {
+    "investigating": (1, 4),
+    "resolved": (2, 5),
+    "stability-update": (10, 35),
+    "post-mortem": (10, 35),
+}
+"""Of OrgForge: messages about incidents, of the ticket system, and those that nobody waits for."""
+
+
+@pytest.mark.parametrize("kind", PUBLISHED_MINUTES)
+def test_a_message_takes_the_published_minutes(kind: str) -> None:
+    """From the latest of its cause and of what its people did before, where both lie on the same day."""
+    low, high = PUBLISHED_MINUTES[kind]
+    taken = []
+    for made in MADE:
+        times: dict[str | None, tuple[int, int]] = {}  # of events by id, and of the latest of each person
+        for event in made.events:
+            before = max((times[one] for one in (event.cause, *event.actors) if one in times), default=(0, 0))
+            times |= dict.fromkeys((event.id, *event.actors), event.time)
+            if event.kind == kind and event.time[0] == before[0]:
+                taken.append(event.time[1] - before[1])
+    assert low <= min(taken) <= max(taken) <= high
+    assert len(taken) > 5
+
+
 @pytest.mark.parametrize("made", [*MADE, SOCIAL], ids=lambda made: f"seed {made.config.seed}")
 def test_what_is_written_states_its_event_and_reaches_nobody_who_has_left(made: Organisation) -> None:
     by_id = {event.id: event for event in made.events}

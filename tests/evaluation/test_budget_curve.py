@@ -76,6 +76,8 @@ def test_the_command_reads_evaluations(
     assert main(["budget", str(tmp_path / "run"), "--turns", "1", "4", "--scorer", "em_squad", "--json"]) == 0
     (table,) = json.loads(capsys.readouterr().out)["runs"].values()
     assert table["turns"]["area"] == pytest.approx(0.375)
+    assert main(["budget", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scorer"] == "f1_plain"  # the F1 of HybridDeepSearcher
     assert main(["budget", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr().out
     assert all(kind in shown for kind in ("turns", "searches", "tokens"))

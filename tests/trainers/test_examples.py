@@ -190,8 +190,28 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "hiersearch": _HIERSEARCH,
     "hiersearch-local": _HIERSEARCH,
     "hiersearch-web": _HIERSEARCH,
-    "ikea": {"rollout.group_size": 16, "loss.kl_coefficient": 0.001, "env.options.max_turns": 3},
-    "ssrl": {"rollout.group_size": 5, "loss.kl_coefficient": 0.001, "loss.entropy_coefficient": 0.0},
+    "ikea": {
+        "rollout.group_size": 16,
+        "loss.kl_coefficient": 0.001,
+        "env.options.max_turns": 3,
+        "optimizer.steps": 60,
+        "optimizer.warmup_steps": 45,  # .75
+    },
+    "ssrl": {
+        "rollout.group_size": 5,
+        "loss.kl_coefficient": 0.001,
+        "loss.entropy_coefficient": 0.0,
+        "optimizer.warmup_steps": 1,  # .02 of 60
+    },
+    "reseek": {  # version 3
+        "env.options.threshold": 0.7,
+        "env.options.judge_reward": 0.3,
+        "env.options.false_yes": 2.0,
+        "env.options.search_again": True,
+        "rollout.strategy_options.drop": "mark",
+    },
+    "hybrid-deep-search": {"evaluation.scorers": ("f1_plain", "em_plain", "em_cover_plain")},
+    "con-rag": {"rollout.strategy_options.wordings": 1, "rollout.strategy_options.answers": 1},
     "convsearch-r1": {"rollout.group_size": 8, "loss.kl_coefficient": 0.001, "rollout.temperature": 0.7},
     "asearcher": {
         "rollout.group_size": 16,

@@ -8,8 +8,8 @@ import calendar
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Protocol
 
@@ -175,15 +175,27 @@ class FictionalItem:
     documents: tuple[Document, ...]
     names: Mapping[str, str]
     """What stands in the place of each real name."""
+    listed: tuple[str, ...] = ()
+    """Real names that were found besides the titles and the answers."""
     kept_texts: int = 0
     """Documents whose rewriting was refused, so that only their names are others."""
+
+
+@dataclass(frozen=True)
+class FoundNames:
+    """The names that somebody has found in an item."""
+
+    listed: tuple[str, ...] = ()
+    """As they are written; none of them may survive."""
+    invented: Mapping[str, str] = field(default_factory=dict)
+    """What shall stand in the place of those for which an invention can be used."""
 
 
 class Replacer(Protocol):
     """Finds names and invents others for them."""
 
-    async def names(self, item: RealItem, own: frozenset[str]) -> Mapping[str, str]:
-        """Names of ``item`` and what shall stand in their place; ``own`` are the words of its names as rules see them."""
+    async def names(self, item: RealItem) -> FoundNames:
+        """The names of ``item``."""
 
     async def rewrite(self, document: Document, needed: Sequence[str]) -> str | None:
         """Another wording of a document with invented names, which holds every text of ``needed``; None leaves it."""
@@ -192,9 +204,9 @@ class Replacer(Protocol):
 class RuleReplacer:
     """Replaces word by word and leaves the wording of documents as it is; needs no model."""
 
-    async def names(self, item: RealItem, own: frozenset[str]) -> Mapping[str, str]:
+    async def names(self, item: RealItem) -> FoundNames:
         """None: what is left of real names is replaced word by word anyway."""
-        return {}
+        return FoundNames()
 
     async def rewrite(self, document: Document, needed: Sequence[str]) -> str | None:
         """None."""
@@ -210,7 +222,11 @@ def name_words(item: RealItem, pages: LinkedPages) -> frozenset[str]:
     question = item.task.question
     texts = [*(document.title for document in item.documents), *item.task.answers]
     texts += pages.mentioned(question)
-    words = [word for text in texts for word in _WORD.findall(text)] + _WORD.findall(question)[1:]
+    return _capital_words([*texts, " ".join(_WORD.findall(question)[1:])])
+
+
+def _capital_words(texts: Iterable[str]) -> frozenset[str]:
+    words = (word for text in texts for word in _WORD.findall(text))
     return frozenset(word for word in words if word[0].isupper() and len(word) > 1 and word not in KEPT)
 
 
@@ -242,37 +258,63 @@ async def replace_names(
         replacer: Names entities first; what it leaves is replaced word by word.
 
     Raises:
-        DatasetError: a real name survives, or an answer no longer stands where it stood.
+        DatasetError: a real name survives.
         Fault: a model failed.
     """
-    chosen = dict(await replacer.names(item, own))
+    found = await replacer.names(item)
+    words = own | _capital_words(found.listed)
     used: dict[str, str] = {}
 
     def fictional(text: str) -> str:
-        return _words_replaced(_phrases_replaced(text, chosen, used), own, names, used, chosen.values())
+        phrased = _phrases_replaced(text, found.invented, used)
+        return _words_replaced(phrased, words, names, used, found.invented.values())
 
     question, answers = fictional(item.task.question), tuple(map(fictional, item.task.answers))
-    documents, kept = [], 0
-    for document in item.documents:
-        made = Document(f"{item.task.id}-{document.id}", fictional(document.title), fictional(document.text))
-        needed = [answer for answer in answers if answer in made.text]
-        wording = await replacer.rewrite(made, needed)
-        if wording is not None and not wording_flaw(wording, made, needed, names.statistics):
-            made = Document(made.id, made.title, wording)
-        else:
-            kept += wording is not None
-        documents.append(made)
-    done = FictionalItem(item, question, answers, tuple(documents), used, kept)
+    documents = tuple(
+        Document(f"{item.task.id}-{document.id}", fictional(document.title), fictional(document.text))
+        for document in item.documents
+    )
+    done = FictionalItem(item, question, answers, documents, used, found.listed)
+    done = await _reworded(done, names.statistics, replacer)
     if survivor := surviving_name(done):
         raise DatasetError(f"{item.task.id}: the real name {survivor!r} survives")
     return done
 
 
-def wording_flaw(wording: str, document: Document, needed: Sequence[str], known: WordStatistics) -> str:
-    """What is wrong with a rewriting of ``document``: a name that the corpus knows came in, or an answer is lost."""
+async def _reworded(item: FictionalItem, known: WordStatistics, replacer: Replacer) -> FictionalItem:
+    """``item`` with its documents in other words, where those have no flaw.
+
+    Raises:
+        Fault: a model failed.
+    """
+    real = _capital_words([*item.names, *item.listed])
+    documents, kept = [], 0
+    for document in item.documents:
+        needed = [answer for answer in item.answers if answer in document.text]
+        wording = await replacer.rewrite(document, needed)
+        if wording is not None and not wording_flaw(wording, document, needed, known, real):
+            document = replace(document, text=wording)
+        else:
+            kept += wording is not None
+        documents.append(document)
+    return replace(item, documents=tuple(documents), kept_texts=kept)
+
+
+def wording_flaw(
+    wording: str, document: Document, needed: Sequence[str], known: WordStatistics, real: Collection[str] = ()
+) -> str:
+    """What is wrong with a rewriting of ``document``; empty where nothing is.
+
+    Args:
+        wording: The other words.
+        document: What they say again.
+        needed: Answers that must stand in them, letter by letter.
+        known: Of the corpus; none of its names may come in.
+        real: Words of names that were replaced, none of which may come back.
+    """
     had = set(_WORD.findall(f"{document.title} {document.text}"))
     new = (word for word in _WORD.findall(wording) if word[0].isupper() and word not in had)
-    if names := [word for word in new if word in known and known.is_name(word)]:
+    if names := [word for word in new if word in real or (word in known and known.is_name(word))]:
         return f"it names {names[0]}"
     return "" if all(answer in wording for answer in needed) else "it lost an answer"
 
@@ -304,13 +346,19 @@ def _words_replaced(
 
 
 def surviving_name(item: FictionalItem) -> str | None:
-    """A title or an answer of the real question that stands in the fictional one, if it held a name at all."""
+    """A title, an answer or a listed name of the real question that stands in the fictional one.
+
+    Names are looked for whole, whatever their case, in the question, the answers and the documents. What holds no word with
+    a capital (a number, a common word) is no name.
+    """
     text = "\n".join(
         [item.question, *item.answers, *(f"{d.title}\n{d.text}" for d in item.documents)]
     ).lower()
-    real = [*(document.title for document in item.seed.documents), *item.seed.task.answers]
+    real = [*(document.title for document in item.seed.documents), *item.seed.task.answers, *item.listed]
     for name in real:
-        held = any(word[0].isupper() and word not in KEPT and len(word) > 1 for word in _WORD.findall(name))
+        held = any(
+            word != word.lower() and word not in KEPT and len(word) > 1 for word in _WORD.findall(name)
+        )
         if held and re.search(rf"(?<!\w){re.escape(name.lower())}(?!\w)", text):
             return name
     return None

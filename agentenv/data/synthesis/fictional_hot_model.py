@@ -1,10 +1,11 @@
 """FictionalHot with a language model: it names the entities, invents others of the same kind, and rewrites the documents."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentenv.core.types import Document
-from agentenv.data.synthesis.fictional_hot import RealItem, WordStatistics
+from agentenv.data.synthesis.fictional_hot import FoundNames, RealItem, WordStatistics
 from agentenv.data.synthesis.model_replies import LONGEST_PAGE, ModelWriter
 from agentenv.errors import SynthesisFault
 
@@ -40,8 +41,11 @@ class ModelReplacer:
     """Whether documents are put into other words."""
     seed: int = 0
 
-    async def names(self, item: RealItem, own: frozenset[str]) -> Mapping[str, str]:
-        """The entities that the model sees, and its inventions; those left out whose words the corpus knows.
+    async def names(self, item: RealItem) -> FoundNames:
+        """The entities that the model sees, and those of its inventions that can be used.
+
+        An invention that it gives twice would make one entity of two, and one whose words the corpus knows may be real. The
+        names for which there are such inventions are replaced word by word.
 
         Raises:
             SynthesisFault: no reply can be read, or its lists have different lengths.
@@ -56,8 +60,9 @@ class ModelReplacer:
         if len(real) != len(invented):
             raise SynthesisFault(f"{len(real)} names and {len(invented)} inventions came for {item.task.id}")
         pairs = dict(zip(real, invented, strict=True))
-        twice = len(set(invented)) < len(invented)
-        return {} if twice else {name: new for name, new in pairs.items() if self._is_new(name, new)}
+        times = Counter(pairs.values())
+        usable = {name: new for name, new in pairs.items() if times[new] == 1 and self._is_new(name, new)}
+        return FoundNames(tuple(pairs), usable)
 
     async def rewrite(self, document: Document, needed: Sequence[str]) -> str | None:
         """The document in other words.

@@ -29,8 +29,9 @@ Rate it. "perfect": it is clear, complete and consistent, and has one answer. "a
 nothing about its answer. "bad": anything else. Reply with one JSON object and nothing after it: \
 {{"reason": "in one sentence", "rating": "perfect, acceptable or bad"}}
 """
-LONGEST_WORDS = 4000
-"""Words of a question, which SwS bounds by 4,000 tokens."""
+LONGEST_BYTES = 8000
+"""Bytes of a question in UTF-8 from which on it is refused. SwS bounds questions by 4,000 tokens. Text has two bytes a token
+or more unless it is made of digits, so what is shorter has fewer tokens; English prose is refused from some 2,000 on."""
 _PROOF = re.compile(r"\b(?:prove|proof|show that|demonstrate that)\b", re.IGNORECASE)
 
 
@@ -51,6 +52,7 @@ class WeaknessWriter:
 
     writer: ModelWriter
     judges: tuple[ModelWriter, ModelWriter]
+    """Rate a question, each with seeds of its own; one model may be both where the second samples."""
     solver: ModelSolver
     samples: int = 8
     """Answers that have to agree."""
@@ -80,7 +82,10 @@ class WeaknessWriter:
         question = (await self.writer.write(asked, {"question": str}, order.seed))["question"]
         if flaw := question_flaw(question, order.example):
             raise DatasetError(f"{order.id}: {question[:200]!r} is refused: {flaw}")
-        first, second = await gather_all(self._rating(judge, question, listed) for judge in self.judges)
+        first, second = await gather_all(
+            self._rating(judge, question, listed, place * judge.tries)
+            for place, judge in enumerate(self.judges)
+        )
         if not is_accepted(first, second):
             raise DatasetError(f"{order.id}: {question!r} is refused: the judges say {first} and {second}")
         answers = await self.solver.answers(question, self.samples, order.seed)
@@ -103,9 +108,9 @@ class WeaknessWriter:
             data["accuracy"] = accuracy
         return Task(order.id, question, (answer,), data=data)
 
-    async def _rating(self, judge: ModelWriter, question: str, concepts: str) -> Rating:
+    async def _rating(self, judge: ModelWriter, question: str, concepts: str, seed: int) -> Rating:
         asked = RATE.format(question=question, concepts=concepts)
-        said = (await judge.write(asked, {"reason": str, "rating": str}, 0))["rating"].lower().rstrip(".")
+        said = (await judge.write(asked, {"reason": str, "rating": str}, seed))["rating"].lower().rstrip(".")
         rating = next((one for one in RATINGS if one == said), None)
         if rating is None:
             raise SynthesisFault(f"{judge.chat.model} rated a question {said[:40]!r}, which is no rating")
@@ -116,7 +121,7 @@ def question_flaw(question: str, example: str) -> str:
     """What is wrong with a question, as far as a program sees it; empty where nothing is."""
     if _PROOF.search(question):
         return "it asks for a proof"
-    if len(question.split()) >= LONGEST_WORDS:
+    if len(question.encode()) >= LONGEST_BYTES:
         return "it is too long"
     same = " ".join(question.lower().split()) == " ".join(example.lower().split())
     return "it repeats the example" if same else ""

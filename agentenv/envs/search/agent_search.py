@@ -27,6 +27,7 @@ from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.retrievers.storage.corpus import Corpus
 
 LOCAL_TOOLS = ("chunk_search", "graph_search", "get_adjacent_passages")
+WEB_TOOLS = ("web_search", "browse_url")
 TOOLS = {
     "chunk_search": "a query between <chunk_search> and </chunk_search> finds passages of our documents",
     "graph_search": "a query between <graph_search> and </graph_search> finds pages that are linked with what it finds",
@@ -173,6 +174,7 @@ class AgentSearch(SearchEnv):
         fact_judge: Reranker | str = "overlap",
         synonyms: str = "",
         synonym_similarity: float = SIMILARITY,
+        local_first: bool = False,
         max_turns: int = 8,
         scorer: str = "f1_squad_guard",
         frame: str = "information",
@@ -192,6 +194,7 @@ class AgentSearch(SearchEnv):
             synonyms: Encoder of the names in facts, such as ``minilm`` or ``bge:PATH``. Names with like vectors are
                 linked as synonyms. Empty links none.
             synonym_similarity: Cosine from which on two names are synonyms, within (0, 1].
+            local_first: Whether an early call of a web tool costs an answer that scores `local_first_penalty`.
             max_turns: Turns before the last one, in which only an answer counts.
             scorer: Name of the scorer of answers.
             frame: Tags between which a page stands, ``information`` or, as published, ``result``; the prompt names them.
@@ -201,14 +204,15 @@ class AgentSearch(SearchEnv):
             **options: Further arguments of `SearchEnv`.
 
         Raises:
-            ConfigurationError: no tools, a graph over a corpus that is elsewhere, or synonyms of names without facts.
+            ConfigurationError: no tools, a graph over a corpus that is elsewhere, synonyms of names without facts, or
+                ``local_first`` without tools of both kinds.
             DatasetError: the facts cannot be read or are those of another corpus.
             UnknownName: no such tool, encoder or frame.
         """
         tasks, retriever = on_small_world(tasks, retriever)
         super().__init__(tasks=tasks, retriever=retriever, max_turns=max_turns, scorer=scorer, **options)
         self.search = replace(self.search, format=self.search.format.framed(frame))
-        _check_tools(tools)
+        _check_tools(tools, local_first)
         _check_synonyms(synonyms, facts, synonym_similarity)
         made = make_retriever(web) if isinstance(web, str) else web
         self._facts = facts
@@ -216,17 +220,24 @@ class AgentSearch(SearchEnv):
         self._judge = make_reranker(fact_judge) if isinstance(fact_judge, str) else fact_judge
         offered = "; ".join(TOOLS[name] for name in tools)
         opening = prompt.replace("{tools}", offered).replace("information>", f"{frame}>")
-        self.parts = self._parts(tuple(tools), QuestionPrompt(opening), self._tools(made))
+        late = WEB_TOOLS if local_first else ()
+        self.parts = self._parts(tuple(tools), QuestionPrompt(opening), self._tools(made), late)
         self._check_corpus(tools)
 
     def _parts(
-        self, tools: tuple[str, ...], opening: QuestionPrompt, made: Mapping[str, ToolFunction]
+        self,
+        tools: tuple[str, ...],
+        opening: QuestionPrompt,
+        made: Mapping[str, ToolFunction],
+        late: tuple[str, ...],
     ) -> SearchParts:
         return SearchParts(
             opening=opening,
             parser=TagParser((*tools, "answer"), filled=tools),
             tools={name: CountedTool(tool) for name, tool in made.items() if name in tools},
-            reward=partial(hierarchical_reward, answer=self.answer_reward, scorer=self.scorer, tools=tools),
+            reward=partial(
+                hierarchical_reward, answer=self.answer_reward, scorer=self.scorer, tools=tools, late=late
+            ),
             state=HierarchicalState,
         )
 
@@ -272,12 +283,16 @@ class AgentSearch(SearchEnv):
         )
 
 
-def _check_tools(tools: Sequence[str]) -> None:
+def _check_tools(tools: Sequence[str], local_first: bool) -> None:
     if not tools:
         raise ConfigurationError("an agent needs tools, not []")
     for name in tools:
         if name not in TOOLS:
             raise UnknownName.among("tool", name, TOOLS)
+    if local_first and not (set(tools) & set(LOCAL_TOOLS) and set(tools) & set(WEB_TOOLS)):
+        raise ConfigurationError(
+            f"local_first compares calls of local tools and of web tools, and tools={list(tools)} are of one kind alone"
+        )
 
 
 def _check_synonyms(encoder: str, facts: str, similarity: float) -> None:

@@ -23,7 +23,7 @@ from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.search.outcomes import Reward
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
 from agentenv.envs.search.search_tools import submit_answer
-from agentenv.errors import UnknownName
+from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.retrievers.rerank import Reranker, make_reranker
 
 PROMPT = """\
@@ -36,6 +36,11 @@ as in <answer> Beijing </answer>.
 Question: {question}
 """
 
+AGAIN_PROMPT = PROMPT.replace(
+    "if it does not and shall be left out. Search again as often as you need.",
+    "if it does not; then you have to search again before you answer. Search as often as you need.",
+)
+"""The message of version 3 of the paper, in which a useless page stays and another search is due."""
 
 AGAIN = """
 I judged the last result useless, so I have to search again before I answer.
@@ -105,15 +110,22 @@ def has_searched(turn: ToolReply) -> bool:
     return turn.result is not None and turn.result.name == "search"
 
 
-def verdict_reward(said_useful: bool, right: bool, unit: float) -> float:
-    """ReSeek (version 3): one unit for a verdict that is right, -1 for a useful page judged useless, -2 for the reverse."""
-    return unit if right else -2 * unit if said_useful else -unit
+def verdict_reward(said_useful: bool, right: bool, unit: float, false_yes: float = 2.0) -> float:
+    """ReSeek: one unit for a verdict that is right, -1 for a useful page judged useless, ``-false_yes`` for the reverse.
+
+    Args:
+        said_useful: What the verdict says of the page.
+        right: Whether the reranker agrees.
+        unit: What a right verdict is worth.
+        false_yes: Units that a useless page judged useful costs: 2 in version 3 of the paper, 1 in version 1.
+    """
+    return unit if right else -false_yes * unit if said_useful else -unit
 
 
-def verdicts_of(record: Sequence[ToolReply], unit: float) -> list[float | None]:
+def verdicts_of(record: Sequence[ToolReply], unit: float, false_yes: float = 2.0) -> list[float | None]:
     """The reward of the verdict on each page that a later action of ``record`` could judge; None where it did not."""
     return [
-        verdict_reward(after.info["judged_useful"], after.info["judged_right"], unit)
+        verdict_reward(after.info["judged_useful"], after.info["judged_right"], unit, false_yes)
         if "judged_right" in after.info
         else None
         for before, after in pairwise(record)
@@ -122,7 +134,7 @@ def verdicts_of(record: Sequence[ToolReply], unit: float) -> list[float | None]:
 
 
 def verdict_sum(verdicts: Sequence[float | None], *, discount: float = 1.0) -> float:
-    """ReSeek (version 3), as published: the sum of discount^(t - 1) r_t over the pages, where one without a verdict adds 0.
+    """ReSeek, as published: the sum of discount^(t - 1) r_t over the pages, where one without a verdict adds 0.
 
     t counts searches, so a page without a verdict discounts those after it as well. The paper names no discount. With 1,
     four pages of nonsense judged useless are worth 1.2.
@@ -136,19 +148,24 @@ def verdict_mean(verdicts: Sequence[float | None]) -> float:
 
 
 def judged_reward(
-    state: SearchState, *, answer: Reward, unit: float, total: Callable[[Sequence[float | None]], float]
+    state: SearchState,
+    *,
+    answer: Reward,
+    unit: float,
+    total: Callable[[Sequence[float | None]], float],
+    false_yes: float = 2.0,
 ) -> dict[str, float]:
     """The reward of the answer, and by how much the latest turn changed ``total``, so that an episode earns ``total``.
 
-    Under `verdict_mean` an episode that ends without an answer is worth -3 units instead, one less than the worst mean. So
-    silence is worth less than any answer, and a wrong answer (1 unit at most) less than a right one (1 - 2 units at least)
-    as long as the unit is below a third.
+    Under `verdict_mean` an episode that ends without an answer is worth one unit less than the worst mean instead: -3 units
+    where a false yes costs 2. So silence is worth less than any answer, and a wrong answer (1 unit at most) less than a
+    right one (1 - 2 units at least) as long as the unit is below a third.
     """
     *before, _ = state.record
-    now = total(verdicts_of(state.record, unit))
+    now = total(verdicts_of(state.record, unit, false_yes))
     if total is verdict_mean and state.last.end is not None and state.answer is None:
-        now = -3 * unit
-    return {**answer(state), "verdict": now - total(verdicts_of(before, unit))}
+        now = -(max(false_yes, 1.0) + 1) * unit
+    return {**answer(state), "verdict": now - total(verdicts_of(before, unit, false_yes))}
 
 
 TOTALS: Mapping[str, Callable[[Sequence[float | None]], float]] = {"mean": verdict_mean, "sum": verdict_sum}
@@ -164,10 +181,11 @@ class JudgedSearch(LocalSearch):
         reranker: Reranker | str = "overlap",
         threshold: float = 0.7,
         judge_reward: float = 0.3,
+        false_yes: float = 2.0,
         verdicts: str = "mean",
         discount: float = 1.0,
         search_again: bool = False,
-        prompt: str = PROMPT,
+        prompt: str | None = None,
         **options: Any,
     ) -> None:
         """Builds an environment.
@@ -176,23 +194,27 @@ class JudgedSearch(LocalSearch):
             reranker: Scores a page against the accepted answers; ``overlap`` is the share of an answer's words in it,
                 without punctuation, wherever they stand; a folder holds a cross-encoder.
             threshold: A page that scores more is useful.
-            judge_reward: Reward of a verdict that agrees; a useful page judged useless costs as much, a useless page judged
-                useful twice as much.
+            judge_reward: Reward of a verdict that agrees; a useful page judged useless costs as much.
+            false_yes: How many times as much a useless page judged useful costs: 2 in version 3 of the paper, 1 in
+                version 1.
             verdicts: What the verdicts of an episode are worth together: their ``mean`` over the pages, or their ``sum`` as
                 published, which searches for nonsense can farm.
             discount: Factor of the sum for each further search; of no use to the mean.
             search_again: Whether an answer is refused after a page that was judged useless, until another search is made
                 (version 3 of the paper, with ``drop = "mark"`` of the strategy).
-            prompt: Opening message; must hold ``{question}``.
+            prompt: Opening message; must hold ``{question}``. None is ``PROMPT``, or ``AGAIN_PROMPT`` with ``search_again``.
             **options: Further arguments of `LocalSearch`.
 
         Raises:
-            ConfigurationError: no such reranker.
+            ConfigurationError: no such reranker, or a false yes that costs less than nothing.
             UnknownName: no such total of verdicts.
         """
-        super().__init__(prompt=prompt, **options)
+        usual = AGAIN_PROMPT if search_again else PROMPT
+        super().__init__(prompt=usual if prompt is None else prompt, **options)
         if verdicts not in TOTALS:
             raise UnknownName.among("total of verdicts", verdicts, TOTALS)
+        if not false_yes >= 0:
+            raise ConfigurationError(f"false_yes={false_yes} is a cost and must not be negative")
         total = partial(verdict_sum, discount=discount) if verdicts == "sum" else TOTALS[verdicts]
         self.search_again = search_again
         self.judge = VerdictCheck(
@@ -202,7 +224,9 @@ class JudgedSearch(LocalSearch):
             self.parts,
             submit=SubmitAfterUse(self.max_turns) if search_again else submit_answer,
             beside=self.judge,
-            reward=partial(judged_reward, answer=self.answer_reward, unit=judge_reward, total=total),
+            reward=partial(
+                judged_reward, answer=self.answer_reward, unit=judge_reward, total=total, false_yes=false_yes
+            ),
         )
 
     def expert(self) -> Sequence[str] | None:

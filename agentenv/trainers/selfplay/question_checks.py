@@ -7,7 +7,7 @@ A check gives the name of the flaw, which is counted, or None. A check whose own
 from collections.abc import Callable, Mapping
 
 from agentenv.core.scoring.normalize import squad
-from agentenv.envs.search.proposals import FILTERS, QuestionRules, refusal
+from agentenv.envs.search.proposals import QuestionRules, refusal
 from agentenv.envs.search.self_play import GameSetup
 from agentenv.trainers.selfplay.game_state import GameState
 
@@ -15,7 +15,6 @@ Check = Callable[[GameState, QuestionRules, GameSetup], str | None]
 
 UNVERIFIED = "unverified"
 """The flaw that is ours."""
-_OF_TEXT = ("no_question", "too_short", "too_long", "few_words")
 
 
 def signature(question: str) -> str:
@@ -29,13 +28,8 @@ def _rules(state: GameState, rules: QuestionRules, setup: GameSetup) -> str | No
 
 
 def _posed(state: GameState, rules: QuestionRules, setup: GameSetup) -> str | None:
-    """The rules of a question alone, for games without golds."""
-    if state.proposal is None:
-        return "no_question"
-    proposal = state.proposal
-    flaw = next((name for name in _OF_TEXT if FILTERS[name](proposal, rules)), None)
-    copied = setup.reference and signature(setup.reference) == signature(proposal.question)
-    return flaw or ("copied" if copied else None) or _duplicate(state, setup)
+    """Whether there is a question at all; what it is worth, the judge of the game says (MAE)."""
+    return "no_question" if state.proposal is None else None
 
 
 def _duplicate(state: GameState, setup: GameSetup) -> str | None:

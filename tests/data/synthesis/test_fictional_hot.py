@@ -1,6 +1,7 @@
 """FictionalHot: which words are names, that every name gives way everywhere, what cannot be hidden, and the command."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from agentenv.core.types import Document, Task
 from agentenv.data.datasets import load_dataset
 from agentenv.data.synthesis.fictional_hot import (
     FictionalItem,
+    FoundNames,
     NameMap,
     RealItem,
     RuleReplacer,
@@ -25,9 +27,12 @@ from agentenv.data.synthesis.fictional_hot import (
     surviving_name,
     wording_flaw,
 )
+from agentenv.data.synthesis.fictional_hot_model import ModelReplacer
+from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.data.synthesis.pages import LinkedPages
 from agentenv.errors import DatasetError
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
+from agentenv.policies.model_chat import ChatModels
 
 CORPUS = [
     Document("1", "Mary Plant", "Mary Plant was born in Leeds. Plant wrote The Dark Year in 1950."),
@@ -140,6 +145,54 @@ def test_a_name_that_survives_is_refused() -> None:
         fictional(item)
 
 
+class Editor:
+    """Lists names with inventions, and rewrites every document as is said."""
+
+    def __init__(self, *listed: str, wording: str | None = None, **invented: str) -> None:
+        self.found = FoundNames((*listed, *invented), invented)
+        self.wording = wording
+
+    async def names(self, item: RealItem) -> FoundNames:
+        return self.found
+
+    async def rewrite(self, document: Document, needed: Sequence[str]) -> str | None:
+        return self.wording
+
+
+def edited(editor: Editor) -> FictionalItem:
+    own = name_words(ITEM, LinkedPages(CORPUS))
+    return run_sync(replace_names(ITEM, own, NameMap.of([ITEM], STATISTICS, 0), editor))
+
+
+def test_a_listed_name_without_an_invention_is_replaced_word_by_word() -> None:
+    """By rules "The Dark Year" is no name, because the corpus knows both words without a capital."""
+    made = edited(Editor("The Dark Year"))
+    assert made.documents[0].text.endswith(f"wrote The {made.names['Dark']} {made.names['Year']} in 1950.")
+
+
+@pytest.mark.parametrize("name", ["MARY met", "A Town", "eBay"])
+def test_a_listed_name_that_survives_in_whatever_case_is_refused(name: str) -> None:
+    """None of them is written so in the text, and nothing is replaced, but the text holds it all the same."""
+    item = replace(ITEM, documents=(Document("1", "Leeds", "A town where mary met me at eBay."),))
+    with pytest.raises(DatasetError, match=name):
+        run_sync(replace_names(item, frozenset(), NameMap.of([item], STATISTICS, 0), Editor(name)))
+
+
+def test_a_number_or_a_common_word_among_the_names_is_none() -> None:
+    assert (
+        edited(Editor("1950", "town", "The")).documents == edited(Editor()).documents == fictional().documents
+    )
+
+
+def test_a_rewriting_that_brings_back_a_word_of_a_real_name_is_refused() -> None:
+    """The corpus knows "Plant" as a common word, so that no statistics refuse it."""
+    names = edited(Editor()).names
+    back = f"Plant wrote of {names['Leeds']} and {names['England']}."
+    made = edited(Editor(wording=back))
+    assert made.kept_texts == 2
+    assert not any("Plant" in document.text for document in made.documents)
+
+
 @pytest.mark.parametrize(
     ("wording", "flawed"),
     [
@@ -194,6 +247,18 @@ def test_the_command_by_rules_gives_a_set_that_can_be_loaded(
     assert len((tmp_path / "b" / "corpus.jsonl").read_text().splitlines()) == 2
 
 
+def test_a_set_that_names_no_supporting_document_says_so(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "hotpotqa" / "hotpot_dev_2.qrels.tsv").unlink()
+    rows = [{key: value for key, value in row.items() if key != "supporting_facts"} for row in HOTPOT[:1]]
+    (data / "hotpotqa" / "hotpot_dev_2.json").write_text(json.dumps(rows))
+    words = ["synthesize", "fictional-hot", "--dataset", "hotpotqa", "--data", str(data)]
+    assert main([*words, "--out", str(tmp_path / "a")]) == 1
+    assert "no supporting document is known (1)" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "a").exists()
+
+
 def model(body: Any) -> Answer:
     """Names entities, rewrites the first document well and the second badly, and knows the real answer only."""
     asked = body["messages"][0]["content"]
@@ -209,6 +274,15 @@ def model(body: Any) -> Answer:
     else:
         said = {"answer": "England" if "Mary Plant" in asked else "France"}
     return Answer(json.dumps(said))
+
+
+def test_an_invention_that_is_given_twice_is_used_for_nobody() -> None:
+    """Both would become one person. The other pair stays, and the names without inventions are listed all the same."""
+    said = {"real": ["Mary", "Ann", "Leeds"], "invented": ["Sona Drel", "Sona Drel", "Kavo"]}
+    with FakeEndpoint(lambda body: Answer(json.dumps(said))) as server:
+        writer = ModelWriter(ChatModels().open(f"openai:m@{server.url}"))
+        found = run_sync(ModelReplacer(writer, STATISTICS).names(ITEM))
+    assert found == FoundNames(("Mary", "Ann", "Leeds"), {"Leeds": "Kavo"})
 
 
 def test_the_command_with_a_model_rewrites_and_has_a_closed_book_control(

@@ -109,10 +109,20 @@ def test_an_answer_that_could_not_be_read_is_wrong() -> None:
         ("Prove that 7 is prime.", True),
         ("What is proven by the survey?", False),
         ("what is  THE area?", True),
-        ("why " * 4000, True),
+        ("why " * 2000, True),
+        ("why " * 1999, False),
+        (r"\frac{1}{2}+" * 700, True),
         ("What is the area of a circle?", False),
     ],
-    ids=["a proof", "no proof", "the example", "too long", "a question"],
+    ids=[
+        "a proof",
+        "no proof",
+        "the example",
+        "too long",
+        "just short enough",
+        "one long word",
+        "a question",
+    ],
 )
 def test_what_a_program_sees(question: str, flawed: bool) -> None:
     assert bool(question_flaw(question, "What is the area?")) is flawed
@@ -182,6 +192,22 @@ def test_a_question_that_one_judge_calls_bad_is_left_out(
     code, out = made(tmp_path, "bad")
     assert (code != 0, out.exists()) == (True, False)
     assert "perfect and bad" in capsys.readouterr().err
+
+
+def test_one_model_as_both_judges_votes_twice(tmp_path: Path) -> None:
+    """Greedy and with the first seed, then sampled and with a seed that no request of the first vote can have (0 to 2)."""
+    votes: list[tuple[float, int]] = []
+    answer = model("perfect")
+
+    def reply(body: Any) -> Answer:
+        if "Rate it" in body["messages"][0]["content"]:
+            votes.append((body["temperature"], body["seed"]))
+        return answer(body)
+
+    with FakeEndpoint(reply) as server:
+        words = ["synthesize", "sws", "--history", str(history(tmp_path, ROWS)), "--questions", "2"]
+        assert main([*words, "--editor", f"openai:first@{server.url}", "--out", str(tmp_path / "out")]) == 0
+    assert sorted(votes) == [(0.0, 0)] * 2 + [(0.6, 3)] * 2
 
 
 def test_a_student_that_solves_all_or_none_refuses(

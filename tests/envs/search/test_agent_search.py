@@ -146,6 +146,32 @@ def test_the_reward_is_f1_or_a_part_of_the_tools_that_were_tried() -> None:
     assert env.step("<think>So.</think><answer>Ulm</answer>").reward == 1.0
 
 
+@pytest.mark.parametrize(
+    ("calls", "reward"),
+    [
+        (["web_search"], 0.0),
+        (["chunk_search", "browse_url"], 0.0),
+        (["chunk_search"] * 3 + ["web_search"], 0.8),
+        (["chunk_search"] * 6 + ["browse_url"], 0.955),
+        (["chunk_search"], 1.0),
+    ],
+    ids=["first", "a page of the web", "fourth", "seventh", "never"],
+)
+def test_an_early_call_of_a_web_tool_costs_where_that_is_asked_for(calls: list[str], reward: float) -> None:
+    """1 less 1 within three calls, less .05 * 4 at the fourth, less .015 * 3 at the seventh; nothing without the option."""
+    for local_first, worth in ((True, reward), (False, 1.0)):
+        env = begun("chunk_search", "web_search", "browse_url", local_first=local_first)
+        for tool in calls:
+            call(env, tool, "Ulm")
+        assert env.step("<think>So.</think><answer>Ulm</answer>").reward == pytest.approx(worth)
+
+
+@pytest.mark.parametrize("tools", [("chunk_search", "graph_search"), ("web_search", "browse_url")])
+def test_tools_of_one_kind_have_no_order(tools: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigurationError, match=tools[0]):
+        begun(*tools, local_first=True)
+
+
 def test_the_prompt_offers_the_tools_of_the_agent_alone() -> None:
     env = begun("web_search", "browse_url")
     opening, _ = env.reset(seed=0)

@@ -11,7 +11,7 @@ from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.types import Document, Task
 from agentenv.envs.search.judged_search import AGAIN, JudgedSearch, verdict_mean, verdict_sum
 from agentenv.envs.search.local_search import STOP
-from agentenv.errors import UnknownName
+from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.trainers.strategies.rollout_context import RolloutContext
@@ -72,6 +72,20 @@ def test_the_mean_of_the_verdicts_follows_the_reranker(actions: list[str], expec
 )
 def test_the_published_sum_by_hand(actions: list[str], expected: list[float]) -> None:
     assert rewards(*actions, verdicts="sum") == pytest.approx(expected)
+
+
+def test_version_1_charges_every_wrong_verdict_alike() -> None:
+    """The sum of +.3 and -.3 (version 1): useless called useful -.3, useful called useless -.3, and 1 for the answer."""
+    actions = ["<search>Ketterby</search>", YES + "<search>Halvik</search>", NO + ANSWER]
+    assert rewards(*actions, verdicts="sum", false_yes=1.0) == pytest.approx([0.0, -0.3, 0.7])
+    assert sum(rewards(*actions, verdicts="sum")) == pytest.approx(0.1)  # version 3: -.6 - .3 + 1
+    silent = rewards("<search>Ketterby</search>", YES + "what?", *["what?"] * 3, false_yes=1.0)
+    assert sum(silent) == pytest.approx(-0.6)  # one unit less than the worst mean, which is -.3
+
+
+def test_a_false_yes_that_pays_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"-1\.0"):
+        rewards(false_yes=-1.0)
 
 
 def test_the_discount_of_the_sum_counts_the_searches() -> None:
@@ -169,6 +183,17 @@ def test_after_a_useless_page_the_policy_searches_again() -> None:
     assert env.step(ANSWER).terminated
     env.reset(seed=0)
     assert env.step(NO + ANSWER).terminated  # nothing was searched
+
+
+def test_the_opening_message_says_what_becomes_of_a_useless_page() -> None:
+    for search_again, said, unsaid in (
+        (False, "left out", "have to"),
+        (True, "have to search again", "left out"),
+    ):
+        env = JudgedSearch(tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), search_again=search_again)
+        (opening,), _ = env.reset(seed=0)
+        assert said in opening.text
+        assert unsaid not in opening.text
 
 
 def test_the_expert_keeps_a_verdict_to_itself_that_its_answer_would_be_refused_for() -> None:

@@ -401,6 +401,26 @@ def test_multi_agent_evolve_by_its_table() -> None:
     assert all("score" not in text for text in roles.shown["solve"])
 
 
+@pytest.mark.parametrize("question", ["Why?", "why " * 300, "Which town is older than any?"])
+def test_multi_agent_evolve_lets_the_judge_alone_say_what_a_question_is_worth(question: str) -> None:
+    """One of one word, one of 1,200 characters, and one that is the reference and was accepted before: all are rated.
+
+    Quality (8 - 1) / 9, every grade 0, so that d = 1, and a whole form: (7/9 + 1 + 1) / 3, and a place in the pool.
+    """
+
+    def script(move: str, place: int, turn: int, shown: str) -> str:
+        return {
+            "propose": f"<question>{question}</question>", "rate": "<score>8</score>",
+            "solve": "<answer>none</answer>", "grade": "<score>1</score>",
+        }[move]  # fmt: skip
+
+    known = "Which town is older than any?"
+    setup = {"reference": known, "known": ("which town is older than any",)}
+    played = game(Roles(script), game="mae", checks=(), setup=setup)
+    assert by_role(played)["proposer"] == [pytest.approx((7 / 9 + 2) / 3)]
+    assert played[0].info["game"]["admitted"]
+
+
 def test_multi_agent_evolve_below_the_floor_and_unread_judges() -> None:
     """An unreadable judge counts as 1/2 < .7: (1/2 + 1) / 3 and no place in the pool. No question at all: 0."""
 
