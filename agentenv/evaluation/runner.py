@@ -305,6 +305,12 @@ def to_record(
         record["reward"] = trajectory.reward
     if "rank" in trajectory.info:
         record["rank"] = trajectory.info["rank"]
+    _describe_task(record, task)
+    return record
+
+
+def _describe_task(record: EpisodeRecord, task: Task) -> None:
+    """Adds what the task says of itself beside its question."""
     if supporting := task.data.get("supporting_ids"):
         record["supporting_ids"] = list(supporting)
     if "cluster" in task.data:
@@ -315,7 +321,6 @@ def to_record(
         record["family"] = family
     if hops := task.data.get("hops"):
         record["hops"] = hops
-    return record
 
 
 def _count_tokens(record: EpisodeRecord, trajectory: Trajectory) -> None:
