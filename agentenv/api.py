@@ -239,6 +239,13 @@ class EvaluationOptions(TypedDict, total=False):
     """Of the policy; 0 is greedy."""
     sample: int
     """Which of several samples of the same questions it is; the episodes of each have seeds of their own."""
+    strategy: str
+    """The rollout strategy that plays the episodes, such as ``judge``; empty takes that of the policy's card, and ``plain``
+    none."""
+    strategy_options: Mapping[str, Any]
+    """Its options by name."""
+    token_ids: bool
+    """Whether the records hold the token ids of the episodes, for supervised learning from exactly what was sampled."""
     bounds: bool | None
     """Whether to play the questions again without search and with gold passages; None does so where the policy computes on
     this machine."""
@@ -382,6 +389,7 @@ def _fields(
         fields["data"] = Path(fields["data"])
     fields["corpus"] = str(fields.get("corpus", ""))
     fields["options"] = dict(fields.get("options", {}))
+    fields["strategy_options"] = dict(fields.get("strategy_options", {}))
     if isinstance(opened, AgentPolicy) and fields.get("bounds") is None:
         fields["bounds"] = False
     retriever = fields.get("retriever", "")

@@ -86,9 +86,10 @@ def _make_start(how: Mapping[str, Any], out: Path) -> None:
     steps, episodes = how["steps"], how.get("episodes", 8)
     if "imitate" in how:
         from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
+        from agentenv.trainers.warmstart.learning import LearningSettings
 
         runs = [small(run, "start", {"policy": "tiny"}) for run in how["imitate"]]
-        expert_warmstart(runs, Silent(), out, steps=steps, episodes=episodes)
+        expert_warmstart(runs, Silent(), out, learning=LearningSettings(steps=steps, batch=episodes))
     elif how["env"] == "roles":
         from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig, warmstart
 

@@ -32,6 +32,7 @@ from agentenv.trainers.grpo import train
 from agentenv.trainers.loop.parts import rollout_config
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
+from agentenv.trainers.warmstart.learning import LearningSettings
 
 ARMS = ("real", "simulated", "constant", "mixed", "self")
 _RESAMPLES = 10_000
@@ -88,7 +89,7 @@ def memorised(args: argparse.Namespace, config: TrainConfig) -> TrainConfig:
     """``config`` from a policy that has learned the training questions by heart, once for all seeds."""
     folder = args.runs / "memory"
     if not folder.exists():
-        expert_warmstart([config], Silent(), folder, steps=args.memory_steps)
+        expert_warmstart([config], Silent(), folder, learning=LearningSettings(steps=args.memory_steps))
     return override(config, ["--policy", f"hf:{folder}"])
 
 

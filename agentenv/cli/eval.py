@@ -93,6 +93,14 @@ class Eval:
     samples: int = 1
     """Episodes of each question, at --temperature. With several, --out has a folder for each sample, and the table says how
     often one of k is right (pass@k) or all of them are."""
+    strategy: str = ""
+    """Rollout strategy that plays the episodes: rollback, judge, self_search, tree_decode, vm_mcts or module:Class. Default:
+    as trained, otherwise ``plain``, which is none."""
+    strategy_option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """KEY=VALUE for --strategy, may be repeated."""
+    token_ids: bool = False
+    """Whether episodes.jsonl holds the token ids too, of a policy that shows them: `agentenv warmstart --episodes` then
+    learns exactly what was sampled, where the learner has the same tokens."""
     concurrency: int = 64
     """Number of episodes that run at the same time. If the command is killed, at most so many are lost."""
     compute: ComputeSettings = AUTOMATIC
@@ -117,6 +125,9 @@ class Eval:
             "policy": self.policy,
             "env": self.env,
             "options": read_options(self.option),
+            "token_ids": self.token_ids,
+            "strategy": self.strategy,
+            "strategy_options": read_options(self.strategy_option, "--strategy-option"),
             "retriever": self.retriever,
             "corpus": self.corpus,
             "scorers": self.scorer,
@@ -127,7 +138,7 @@ class Eval:
             "bounds": self.bounds,
             "format": self.format,
             "family": self.family,
-            "template_options": read_options(self.template_option),
+            "template_options": read_options(self.template_option, "--template-option"),
             "concurrency": self.concurrency,
             "temperature": self.temperature,
         }
@@ -239,8 +250,8 @@ def _show_samples(result: dict[str, Any], console: Console) -> None:
     console.print(f"  {result['out']}/samples.json", highlight=False)
 
 
-def read_options(pairs: Sequence[str]) -> dict[str, Any]:
-    """``KEY=VALUE`` pairs as values by key.
+def read_options(pairs: Sequence[str], flag: str = "--option") -> dict[str, Any]:
+    """``KEY=VALUE`` pairs as values by key; ``flag`` is what they were given by.
 
     Raises:
         ConfigurationError: a pair without ``=``.
@@ -249,7 +260,7 @@ def read_options(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not (key and equals):
-            raise ConfigurationError(f"--option {pair!r} must be KEY=VALUE")
+            raise ConfigurationError(f"{flag} {pair!r} must be KEY=VALUE")
         options[key] = read_value(value)
     return options
 
@@ -348,6 +359,8 @@ def _show(result: dict[str, Any], console: Console) -> None:
             f"INCOMPLETE: {result['incomplete']} The scores are of the questions that were played; the same command with"
         )
         line("--retry-faults plays the others, and its budget counts anew.")
+    if strategy := result["settings"].get("strategy"):
+        line(f"played with the strategy {strategy}")
     if notes := result["settings"].get("notes"):
         line(f"note: {shortened(notes, _NOTE_CHARS)}")
     reasons = result.get("fault_reasons", {})

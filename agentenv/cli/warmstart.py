@@ -14,6 +14,7 @@ from agentenv.policies.tiny import shipped_weights
 _OF_CODE = ("difficulty", "stateful")
 _CARELESS = ("code", "sql")
 _AFTER_READING = ("index_steps", "mixture_steps", "role_steps", "weak_proposer_steps", "advice_steps")
+_OF_LEARNING = ("epochs", "batch", "rate")
 _PHASES = ("copying_steps", "reading_steps", *_AFTER_READING)
 
 
@@ -62,16 +63,22 @@ class Warmstart:
     arena: int | None = None
     """Folds of --imitate, of one run: of each but the first only those tasks are shown that the policy fails by then, and
     twice those that it fails at the end (DRIVE, 5)."""
-    epochs: int | None = None
-    """How often --arena goes through what is shown; default: 3."""
+    episodes: tuple[Path, ...] = ()
+    """With --imitate of one run: in place of its expert a teacher is imitated, in the solved episodes of these folders of
+    `agentenv eval`; a folder of several --samples has all of them."""
     distil: str = ""
     """Preset or TOML file of a run: its policy learns from the best of its own episodes, which it plays after examples."""
     shots: Path | None = None
     """File with these examples, which may be empty; default: what the environment's expert does on the first three tasks."""
     samples: int = 8
     """Episodes of each task, of --distil."""
+    tiers: tuple[int, ...] = ()
+    """Of --distil, in place of --samples: episodes of a task after each tier, such as 4 8 16. A task that is solved too
+    rarely gets the next tier (EvoCUA)."""
+    thresholds: tuple[float, ...] = ()
+    """Share of solved episodes from which --tiers plays no further one: one for each tier but the last."""
     least: float = 1.0
-    """Reward that the best of them has to earn, of --distil."""
+    """Reward that the best of them has to earn, of --distil, and that of an episode of --episodes."""
     mask_redundant: bool = False
     """With --imitate and --distil: turns that lead back to where the episode has been before are not learned."""
     difficulty: int | None = None
@@ -83,7 +90,16 @@ class Warmstart:
     trust_config: bool = False
     """Whether these files may run code without a sandbox or contact hosts; otherwise that is asked at the terminal."""
     steps: int | None = None
-    """Optimiser steps of --env code, --env sql, --env desktop, --env questions, --imitate and --distil."""
+    """Optimiser steps of --env code, --env sql, --env desktop, --env questions, --imitate and --distil; default of the last
+    two: 100, on episodes drawn anew."""
+    epochs: int | None = None
+    """In place of --steps, how often --imitate and --distil go through what is shown; default with --arena: 3."""
+    batch: int | None = None
+    """Episodes of an optimiser step, of --imitate and --distil; default: 32. Forward passes are bounded by what the run says
+    of memory."""
+    rate: float | None = None
+    """Peak step size of AdamW, of --imitate and --distil, with warm-up over a twentieth of the steps and a cosine after it;
+    default: 1e-5, and for models of at most 33 million weights Muon and AdamW as the tiny policy was made."""
     compute: ComputeSettings = AUTOMATIC
     """Where it learns, and how; in float32 unless bfloat16 is named. With --imitate what a run says is not read."""
 
@@ -133,24 +149,7 @@ class Warmstart:
             raise ConfigurationError(f"--steps must be at least 1, not {self.steps}")
         if self.hops is not None and not 1 <= self.hops <= 4:
             raise ConfigurationError(f"--hops must be 1 to 4, not {self.hops}")
-        if self.imitate and self.distil:
-            raise ConfigurationError("--imitate and --distil exclude each other")
-        if (self.arena is not None and (len(self.imitate) != 1 or self.steps)) or (
-            self.epochs and not self.arena
-        ):
-            raise ConfigurationError(
-                "--arena goes with --imitate of one run and without --steps, and --epochs goes with --arena"
-            )
-        if self.advisor and (not self.imitate or self.arena is not None):
-            raise ConfigurationError("--advisor goes with --imitate and without --arena")
-        if self.mask_redundant and not self._named:
-            raise ConfigurationError(
-                "--mask-redundant goes with --imitate or --distil: nothing else plays episodes"
-            )
-        if self._named and (self.env != "search" or self.from_shipped or self.seed):
-            raise ConfigurationError(
-                f"--{self._named} goes with --steps alone: the run names policy, environment and seed"
-            )
+        self._check_named()
         for name, count in self._given(*_PHASES).items():
             if count < 0:
                 raise ConfigurationError(f"{_flags([name])} must be at least 0, not {count}")
@@ -163,6 +162,51 @@ class Warmstart:
         if wrong:
             chosen = f"--{self._named}" if self._named else f"--env {self.env}"
             raise ConfigurationError(f"{_flags(wrong)} does not go with {chosen}")
+
+    def _check_named(self) -> None:
+        """Refuses what does not go with, or without, a run that names policy and environment."""
+        if self.imitate and self.distil:
+            raise ConfigurationError("--imitate and --distil exclude each other")
+        if self.arena is not None and (len(self.imitate) != 1 or self.steps):
+            raise ConfigurationError("--arena goes with --imitate of one run and without --steps")
+        if self.advisor and (not self.imitate or self.arena is not None):
+            raise ConfigurationError("--advisor goes with --imitate and without --arena")
+        if self.episodes and (len(self.imitate) != 1 or self.arena is not None or self.advisor):
+            raise ConfigurationError(
+                "--episodes goes with --imitate of one run, which says who learns, and without --arena and --advisor"
+            )
+        if (self.tiers or self.thresholds) and not self.distil:
+            raise ConfigurationError(
+                "--tiers and --thresholds go with --distil: nothing else plays own episodes"
+            )
+        if self.episodes and self.mask_redundant:
+            raise ConfigurationError(
+                "--mask-redundant compares states of the environment, which the records of --episodes do not hold"
+            )
+        learning = self._given(*_OF_LEARNING)
+        if (learning or self.mask_redundant) and not self._named:
+            flags = _flags([*learning, *(["mask_redundant"] if self.mask_redundant else [])])
+            raise ConfigurationError(f"{flags} goes with --imitate or --distil: nothing else plays episodes")
+        if self._named and (self.env != "search" or self.from_shipped or self.seed):
+            raise ConfigurationError(
+                f"--{self._named} goes with --steps, --epochs, --batch and --rate alone: the run names policy, environment "
+                "and seed"
+            )
+        if self._named:
+            self._learning()
+
+    def _learning(self) -> Any:
+        """How what is shown is learned.
+
+        Raises:
+            ConfigurationError: a number is out of range, or --steps and --epochs are both given.
+        """
+        from agentenv.trainers.warmstart.learning import LearningSettings
+
+        named = self._given("steps", *_OF_LEARNING)
+        if self.arena is not None:
+            named = {"epochs": 3} | named
+        return LearningSettings(**named)
 
     @property
     def _named(self) -> str:
@@ -229,18 +273,29 @@ class Warmstart:
                 confirm_file(Path(name), trusted=self.trust_config)
         if self.arena is not None:
             return self._arena(load_config(self.imitate[0]), display)
-        steps = 100 if self.steps is None else self.steps
         here = {"compute": self.compute}
         runs = [load_config(name).model_copy(update=here) for name in self.imitate]
+        learning = self._learning()
+        if self.episodes:
+            from agentenv.trainers.warmstart.recorded_episodes import imitate_recorded
+
+            return imitate_recorded(
+                runs[0], self.episodes, display, self.out, least=self.least, learning=learning
+            )
         return expert_warmstart(
-            runs, display, self.out, steps=steps, mask_redundant=self.mask_redundant, advisor=self.advisor
+            runs,
+            display,
+            self.out,
+            learning=learning,
+            mask_redundant=self.mask_redundant,
+            advisor=self.advisor,
         )
 
     def _arena(self, run: Any, display: Any) -> dict[str, Any]:
         from agentenv.trainers.warmstart.arena import ArenaConfig, arena_warmstart
 
-        chosen: dict[str, Any] = {"folds": self.arena, "mask_redundant": self.mask_redundant}
-        settings = ArenaConfig(**chosen, **self._given("epochs"))
+        assert self.arena is not None
+        settings = ArenaConfig(self.arena, self.mask_redundant, self._learning())
         return arena_warmstart(run.model_copy(update={"compute": self.compute}), settings, display, self.out)
 
     def _distilled(self, display: Any) -> dict[str, Any]:
@@ -251,8 +306,15 @@ class Warmstart:
         if self.distil not in presets():
             confirm_file(Path(self.distil), trusted=self.trust_config)
         shots = None if self.shots is None else self.shots.read_text(encoding="utf-8")
-        learned: dict[str, Any] = {"mask_redundant": self.mask_redundant} | self._given("steps")
-        settings = DistillationConfig(self.samples, self.least, shots, **learned)
+        settings = DistillationConfig(
+            samples=self.samples,
+            least=self.least,
+            shots=shots,
+            mask_redundant=self.mask_redundant,
+            learning=self._learning(),
+            tiers=self.tiers,
+            thresholds=self.thresholds,
+        )
         run = load_config(self.distil).model_copy(update={"compute": self.compute})
         return self_distillation(run, settings, display, self.out)
 
@@ -264,6 +326,9 @@ class Warmstart:
         elif self.arena:
             counts = f"{result['kept']:,} of {result['demonstrations']:,}"
             head = f"Shown: {counts} episodes of the expert, {result['hard']:,} of them twice"
+        elif self.episodes:
+            counts = f"{result['demonstrations']:,} of {result['episodes']:,}"
+            head = f"Shown: {counts} recorded episodes, of {result['tasks']:,} tasks"
         elif self.imitate:
             head = f"Shown: {result['demonstrations']:,} episodes of the expert"
         elif self.env == "questions" and self.from_shipped:

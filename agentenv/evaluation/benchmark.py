@@ -35,6 +35,7 @@ from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
 from agentenv.evaluation.records import EPISODES, RESULTS, read_results, write_results
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.results import RANKED, load_measure
+from agentenv.evaluation.runner import roll_of
 from agentenv.evaluation.task_env import (
     EnvConfig,
     SearchConfig,
@@ -48,11 +49,13 @@ from agentenv.policies.agent import AGENT
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.openai import OpenAIPolicy
 from agentenv.policies.policy_spec import check_policy, is_endpoint, is_engine
+from agentenv.policies.tokenizer_digest import tokenizer_digest
 from agentenv.progress import Display
 
 SEARCH, CODE, SQL = EnvConfig().id, "agentenv/Code-v0", "agentenv/SQL-v0"
 _FORM = ("format", "family", "template_options")
 _SAMPLING = ("temperature", "sample")
+_PLAYED = ("strategy", "strategy_options")
 _BETWEEN_SAMPLES = 1_000_003
 """Between the seeds of the first episodes of two samples; no set has so many questions."""
 _SCORERS = ("em_squad", "f1_squad", "em_cover")
@@ -90,6 +93,11 @@ class Benchmark:
     """Of the policy; 0 is greedy."""
     sample: int = 0
     """Which of several samples of the same questions it is; the episodes of each have seeds of their own."""
+    strategy: str = ""
+    """The rollout strategy that plays the episodes; empty takes that of the policy's card, and ``plain`` none."""
+    strategy_options: Mapping[str, Any] = field(default_factory=dict)
+    token_ids: bool = False
+    """Whether the records hold the token ids of the episodes, for supervised learning from exactly what was sampled."""
 
     @property
     def episode_seed(self) -> int:
@@ -108,6 +116,10 @@ class Benchmark:
         if self.temperature < 0 or self.sample < 0:
             raise ConfigurationError(
                 f"temperature is {self.temperature} and sample {self.sample}; both are at least 0"
+            )
+        if self.strategy_options and not self.strategy:
+            raise ConfigurationError(
+                f"strategy_options {dict(self.strategy_options)} are of no strategy: name the strategy as well"
             )
         object.__setattr__(self, "dataset", self.dataset or OWN)
         if self.bounds is None:
@@ -151,7 +163,7 @@ def check_names(benchmark: Benchmark, given: BenchmarkParts = BY_NAME) -> None:
         given: objects, whose names stand for nothing.
 
     Raises:
-        UnknownName: no such set, split, scorer, retriever or policy; carries the nearest.
+        UnknownName: no such set, split, scorer, retriever, strategy or policy; carries the nearest.
         ConfigurationError: a policy or a corpus that is not there.
     """
     if given.tasks is None:
@@ -163,6 +175,7 @@ def check_names(benchmark: Benchmark, given: BenchmarkParts = BY_NAME) -> None:
                 f"{scorer} is of the rank of a gold passage, which {benchmark.env} does not tell; Rewrite-v0 does"
             )
     known_retriever(benchmark.retriever)
+    roll_of(benchmark.strategy, benchmark.strategy_options)
     if given.policy is None:
         check_policy(benchmark.policy)
 
@@ -225,11 +238,31 @@ def _open_agent(benchmark: Benchmark, policy: Policy | None) -> Iterator[EvalAge
     """Who answers; what was opened for that is closed again."""
     stop = env_class(benchmark.env).stop
     if policy is not None:
-        agent = make_eval_agent(policy, benchmark.policy, benchmark.concurrency, stop)
-        yield _sampling(benchmark, _in_format(benchmark, agent))
+        yield _as_asked(benchmark, make_eval_agent(policy, benchmark.policy, benchmark.concurrency, stop))
         return
     with closing(open_eval_agent(benchmark.policy, benchmark.concurrency, stop)) as agent:
-        yield _sampling(benchmark, _in_format(benchmark, agent))
+        yield _as_asked(benchmark, agent)
+
+
+def _as_asked(benchmark: Benchmark, agent: EvalAgent) -> EvalAgent:
+    """``agent`` in the chat format, at the temperature and with the strategy of the benchmark."""
+    asked = _sampling(benchmark, _in_format(benchmark, agent))
+    if benchmark.token_ids and agent.token_unit != "tokens":
+        raise ConfigurationError(
+            f"{benchmark.policy} shows no token ids that could be kept: leave token_ids out; its episodes can be learned "
+            "from by their texts"
+        )
+    return replace(asked, roll=roll_of(*_strategy(benchmark, agent.card)), token_ids=benchmark.token_ids)
+
+
+def _strategy(benchmark: Benchmark, card: EpisodeCard) -> tuple[str, Mapping[str, Any]]:
+    """The strategy that plays the episodes, and its options: what is asked for, otherwise what stands on the card.
+
+    A card speaks of episodes of its own environment.
+    """
+    if benchmark.strategy or card.env != benchmark.env:
+        return benchmark.strategy, benchmark.strategy_options
+    return card.strategy, card.strategy_options
 
 
 def _sampling(benchmark: Benchmark, agent: EvalAgent) -> EvalAgent:
@@ -292,7 +325,9 @@ def _play_episodes(
         policy=benchmark.policy,
         scorers=benchmark.scorers,
         seed=benchmark.seed,
-        settings={"options": dict(benchmark.options)},
+        settings={"options": dict(benchmark.options)}
+        | _strategy_settings(benchmark, agent.card)
+        | _token_settings(agent),
         note=display.note,
         retriever=benchmark.retriever,
     )
@@ -303,6 +338,21 @@ def _play_episodes(
     write_results(out, results)
     write_report(out)
     return results
+
+
+def _strategy_settings(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
+    """What the results say of the strategy; nothing where there is none."""
+    name, options = _strategy(benchmark, card)
+    if name in ("", "plain"):
+        return {}
+    return {"strategy": name} | ({"strategy_options": dict(options)} if options else {})
+
+
+def _token_settings(agent: EvalAgent) -> dict[str, Any]:
+    """What the token ids in the records mean; nothing where there are none."""
+    if not agent.token_ids:
+        return {}
+    return {"token_ids": {"tokenizer": tokenizer_digest(agent.tokenizer), "format": agent.card.format}}
 
 
 def _sources(benchmark: Benchmark) -> tuple[SourceConfig, SearchConfig]:
@@ -372,6 +422,10 @@ def _identity(benchmark: Benchmark) -> dict[str, Any]:
         fields = {name: value for name, value in fields.items() if name not in _FORM}
     if not (benchmark.temperature or benchmark.sample):
         fields = {name: value for name, value in fields.items() if name not in _SAMPLING}
+    if not benchmark.strategy:
+        fields = {name: value for name, value in fields.items() if name not in _PLAYED}
+    if not benchmark.token_ids:
+        del fields["token_ids"]
     by_arrival = (
         is_endpoint(benchmark.policy) or is_engine(benchmark.policy) or benchmark.policy.startswith(AGENT)
     )

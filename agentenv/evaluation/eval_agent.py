@@ -68,6 +68,8 @@ class EvalAgent:
     """The form of episodes that the policy is used to."""
     roll: Roll = rollout
     """Plays the episodes of a batch."""
+    token_ids: bool = False
+    """Whether the records of its episodes hold their token ids."""
 
     def close(self) -> None:
         """Ends the policy where it runs in processes of its own."""
@@ -236,7 +238,10 @@ def play_missing(
 
     def keep(played: Sequence[Trajectory]) -> None:
         nonlocal last
-        records = [to_record(trajectory, directory, counted=bool(agent.token_unit)) for trajectory in played]
+        records = [
+            to_record(trajectory, directory, counted=bool(agent.token_unit), token_ids=agent.token_ids)
+            for trajectory in played
+        ]
         journal.append(records)
         now = time.perf_counter()
         log_seconds(directory, phase, now - last, [_seconds(trajectory) for trajectory in played])

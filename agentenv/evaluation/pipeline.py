@@ -70,7 +70,7 @@ def play_evaluation(
         if isinstance(variant, str):
             bounds[name] = {"note": variant}
         else:
-            sides[name] = variant[0], replace(agent, policy=variant[1])
+            sides[name] = variant[0], replace(agent, policy=variant[1], token_ids=False)
     journals = _open_journals(out, sides, retry_faults=retry_faults)
     if isinstance(agent.policy, OpenAIPolicy):
         missing = {name: (sides[name][0], len(tasks) - len(journal)) for name, journal in journals.items()}

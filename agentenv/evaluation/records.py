@@ -65,6 +65,16 @@ class TurnRecord(TypedDict, total=False):
     scene: SceneRecord  # where there is a screen
 
 
+class SegmentRecord(TypedDict, total=False):
+    """A stretch of the token ids of an episode; the values of `agentenv.core.trajectory.Segment`."""
+
+    kind: Required[str]
+    turn: Required[int]
+    row: Required[int]
+    ids: Required[Sequence[int]]
+    trained: bool
+
+
 class EpisodeRecord(TypedDict, total=False):
     """One question of an evaluation, with the whole episode."""
 
@@ -90,6 +100,10 @@ class EpisodeRecord(TypedDict, total=False):
     error: str  # of an infrastructure failure, in words
     prompt: str
     turns: Sequence[TurnRecord]
+    roles: Sequence[
+        Sequence[str]
+    ]  # of the opening messages, then of those after each turn; where they are unusual
+    segments: Sequence[SegmentRecord]  # all token ids, where they were asked for
 
 
 @dataclass(frozen=True, slots=True)

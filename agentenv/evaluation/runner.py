@@ -3,30 +3,48 @@
 import asyncio
 import reprlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentenv.core.acting import step_env
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import Env
 from agentenv.core.env_calls import call_plain
 from agentenv.core.env_lifecycle import MakeEnv, close_envs, close_quickly, make_envs, mask_trajectory
+from agentenv.core.options import load_entry
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, opening_of, rollout
 from agentenv.core.tool_results import searches_of
-from agentenv.core.trajectory import SegmentKind, Trajectory
+from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import Task, ToolResult
 from agentenv.errors import ConfigurationError, EnvFault
-from agentenv.evaluation.records import EpisodeRecord, ToolRecord
+from agentenv.evaluation.records import EpisodeRecord, SegmentRecord, ToolRecord
 from agentenv.evaluation.screens import keep_scenes
 from agentenv.policies.scripted import ScriptedPolicy
 
 Roll = Callable[..., Awaitable[list[Trajectory]]]
 """Plays episodes, one trajectory for each: called as ``rollout`` is."""
 
+_STRATEGY_ROLL = "agentenv.trainers.strategies.evaluation_roll:strategy_roll"
+"""By name, because strategies stand above evaluations: what plays none imports none."""
+
 _ROOM = 1 << 20  # tokens of a context for policies whose tokens are bytes
 BATCH = 128
 """Episodes at a time, where nobody asks for another number: it bounds the memory of caches, and shows progress."""
+
+
+def roll_of(strategy: str, options: Mapping[str, Any]) -> Roll:
+    """What plays the episodes of a batch with a rollout strategy; an empty name is without one.
+
+    Raises:
+        UnknownName: no such strategy, or no such option of it.
+        ConfigurationError: a wrong value of an option, or a strategy that makes a group of one start.
+    """
+    if not strategy:
+        return rollout
+    roll: Roll = load_entry(_STRATEGY_ROLL)(strategy, options)
+    return roll
 
 
 def play(
@@ -234,7 +252,7 @@ def with_byte_budgets(config: RolloutConfig) -> RolloutConfig:
 
 
 def to_record(
-    trajectory: Trajectory, directory: Path | None = None, *, counted: bool = True
+    trajectory: Trajectory, directory: Path | None = None, *, counted: bool = True, token_ids: bool = False
 ) -> EpisodeRecord:
     """The line of ``episodes.jsonl`` for one episode.
 
@@ -243,6 +261,7 @@ def to_record(
         directory: of the evaluation: pictures of the screens are written there and named in the record, but for a sealed
             set. None leaves them out.
         counted: whether numbers of tokens mean anything; an agent behind a plain function shows none.
+        token_ids: whether the ids themselves are kept; never those of a sealed set, whose text they are, or of images.
     """
     task = trajectory.task
     results = (result for turn in trajectory.turns for result in turn.tool_results)
@@ -270,6 +289,10 @@ def to_record(
     }
     if counted:
         _count_tokens(record, trajectory)
+    if roles := _unusual_roles(trajectory):
+        record["roles"] = roles
+    if token_ids and "canary" not in task.data and not any(s.images for s in trajectory.segments):
+        record["segments"] = [_segment_record(segment) for segment in trajectory.segments]
     if directory is not None and "canary" not in task.data:
         for row, scene in zip(record["turns"], keep_scenes(trajectory, directory), strict=True):
             if scene is not None:
@@ -282,6 +305,12 @@ def to_record(
         record["reward"] = trajectory.reward
     if "rank" in trajectory.info:
         record["rank"] = trajectory.info["rank"]
+    _describe_task(record, task)
+    return record
+
+
+def _describe_task(record: EpisodeRecord, task: Task) -> None:
+    """Adds what the task says of itself beside its question."""
     if supporting := task.data.get("supporting_ids"):
         record["supporting_ids"] = list(supporting)
     if "cluster" in task.data:
@@ -292,7 +321,6 @@ def to_record(
         record["family"] = family
     if hops := task.data.get("hops"):
         record["hops"] = hops
-    return record
 
 
 def _count_tokens(record: EpisodeRecord, trajectory: Trajectory) -> None:
@@ -304,6 +332,29 @@ def _count_tokens(record: EpisodeRecord, trajectory: Trajectory) -> None:
     for index, turn in enumerate(record["turns"]):
         turn["policy_tokens"] = tokens[index, SegmentKind.POLICY]
         turn["observation_tokens"] = tokens[index, SegmentKind.ENV]
+
+
+def _unusual_roles(trajectory: Trajectory) -> list[list[str]]:
+    """The roles of the opening messages and of those after each turn; empty where they are one user and tools, as usual.
+
+    A record holds the texts alone, and in some chat formats the roles decide the tokens.
+    """
+    shown = [[str(message.role) for message in turn.observation] for turn in trajectory.turns]
+    opening = [str(message.role) for message in trajectory.prompt]
+    usual = opening in ([], ["user"]) and all(roles in ([], ["tool"]) for roles in shown)
+    return [] if usual else [opening, *shown]
+
+
+def _segment_record(segment: Segment) -> SegmentRecord:
+    record: SegmentRecord = {
+        "kind": str(segment.kind),
+        "turn": segment.turn,
+        "row": segment.row,
+        "ids": list(segment.ids),
+    }
+    if not segment.trained:
+        record["trained"] = False
+    return record
 
 
 def _tool_record(result: ToolResult) -> ToolRecord:

@@ -6,7 +6,7 @@ What is read is checked before anything is computed from it; entries that are no
 import json
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -53,6 +53,14 @@ class _Turn(_Form):
     scene: _Scene | None = None
 
 
+class _Segment(_Form):
+    kind: Literal["prompt", "policy", "env", "format", "injected"]
+    turn: int
+    row: int
+    ids: list[int]
+    trained: bool = True
+
+
 class _Episode(_Form):
     id: str
     question: str
@@ -74,6 +82,8 @@ class _Episode(_Form):
     error: str = ""
     prompt: str = ""
     turns: list[_Turn] | None = None
+    roles: list[list[str]] = []
+    segments: list[_Segment] = []
 
 
 class _Score(_Form):

@@ -42,6 +42,10 @@ class EpisodeCard:
     """Tokens that the policy may sample in one turn."""
     context_tokens: int = 4096
     """Tokens of prompt, actions and observations together."""
+    strategy: str = ""
+    """The rollout strategy that belongs to the form of the episodes, such as ``judge``; empty is none."""
+    strategy_options: dict[str, Any] = field(default_factory=dict)
+    """Its options by name."""
 
     def chat_format(
         self, tokenizer: Any, ends: Collection[int] = (), image_reader: ImageReader | None = None
@@ -80,4 +84,6 @@ def write_card(folder: Path, card: EpisodeCard) -> None:
     settings = asdict(card)
     if card.format != "native":
         del settings["family"], settings["template_options"]
+    if not card.strategy:
+        del settings["strategy"], settings["strategy_options"]
     (folder / _FILE).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")

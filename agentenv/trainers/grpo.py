@@ -42,6 +42,7 @@ from agentenv.trainers.loop.run import PhaseTimer, Run, content_digests, open_ru
 from agentenv.trainers.loop.update import update_weights
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.selfplay.game_state import asked
+from agentenv.trainers.strategies.strategies import KEPT
 from agentenv.trainers.task_sampling.samplers import Batch
 
 _LAPS = ("rollout", "update", "evaluation")
@@ -268,6 +269,8 @@ def episode_card(config: TrainConfig) -> EpisodeCard:
     """The form of the episodes of a run, as its policy's card has it."""
     options = {name: config.env.options[name] for name in _CARD_OPTIONS if name in config.env.options}
     rollout = config.rollout
+    played = rollout if rollout.strategy in KEPT else config.evaluation
+    keeps = played.strategy in KEPT
     return EpisodeCard(
         env=config.env.id,
         format=config.format,
@@ -275,6 +278,8 @@ def episode_card(config: TrainConfig) -> EpisodeCard:
         template_options=config.chat.options,
         turn_tokens=rollout.turn_tokens,
         context_tokens=rollout.context_tokens,
+        strategy=played.strategy if keeps else "",
+        strategy_options=played.strategy_options if keeps else {},
         **options,
     )
 

@@ -78,6 +78,32 @@ def test_an_observation_is_as_long_as_the_card_of_the_policy_says(
     assert words > most / 10
 
 
+class Judging(ScriptedPolicy):
+    """A scripted policy whose card says that pages which it judges useless are dropped."""
+
+    card = EpisodeCard(
+        env="agentenv/JudgedSearch-v0", strategy="judge", strategy_options={"verdict": "<judge>no</judge>"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("env", "strategy", "dropped"),
+    [
+        ("agentenv/JudgedSearch-v0", "", True),
+        ("agentenv/JudgedSearch-v0", "plain", False),
+        ("agentenv/LocalSearch-v0", "", False),  # the card speaks of another environment
+    ],
+)
+def test_the_strategy_is_that_of_the_card_unless_another_is_named(
+    world: Path, tmp_path: Path, env: str, strategy: str, dropped: bool
+) -> None:
+    script = ["<search>who founded it</search>", "<judge>no</judge><answer>nobody</answer>"]
+    found = evaluated(world, tmp_path / "out", Judging({"run-0-0": script}), env=env, strategy=strategy)
+    (record,) = read_records(tmp_path / "out" / "episodes.jsonl")
+    assert ("of no use" in record["turns"][0]["observation"]) is dropped
+    assert found["settings"].get("strategy", "") == ("judge" if dropped else "")
+
+
 def test_results_say_how_they_were_sampled(world: Path, tmp_path: Path) -> None:
     """How many episodes run at a time decides batches, and nothing where there are none."""
     batched = evaluated(world, tmp_path / "batched", ScriptedPolicy(SCRIPT), concurrency=8)["settings"]

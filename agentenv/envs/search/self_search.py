@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import log2
+from math import isnan, log2
 from typing import Any, Literal, get_args
 
 from agentenv.core.grammar import Block, written_block
@@ -131,13 +131,18 @@ class SelfSearchTool:
         """Whether the search after ``searches`` others is a real one.
 
         Raises:
-            ConfigurationError: it depends on entropies and nobody tells them.
+            ConfigurationError: it depends on entropies, and nobody tells them or the policy has none.
         """
         if self.real != "entropy" or searches < self.first:
             return self.real != "never" and (self.real == "always" or searches < self.first)
         if len(entropies) <= searches:
             raise ConfigurationError(
                 "real='entropy' needs to be told the entropy of each query: use the strategy 'self_search'"
+            )
+        if isnan(entropies[searches]):
+            raise ConfigurationError(
+                "real='entropy' compares how likely the policy found its queries, and this one tells no log-probs: take a "
+                "model that runs here, or another mode of real"
             )
         return entropies[searches] > entropies[searches - 1]
 
@@ -239,4 +244,4 @@ def query_entropy(probabilities: Sequence[float]) -> float:
     Args:
         probabilities: of each token as it was sampled.
     """
-    return sum(-p * log2(p) for p in probabilities if p > 0) / max(1, len(probabilities))
+    return sum(-p * log2(p) for p in probabilities if p != 0) / max(1, len(probabilities))

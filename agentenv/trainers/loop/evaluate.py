@@ -3,18 +3,17 @@
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from agentenv.core.io.files import discard_folder
-from agentenv.core.protocols import ChatFormat
-from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
+from agentenv.core.rollout import rollout
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
-from agentenv.errors import AgentEnvError, ConfigurationError, Fault
+from agentenv.errors import AgentEnvError, Fault
 from agentenv.evaluation.bounds import bound_of
 from agentenv.evaluation.eval_agent import EvalAgent
 from agentenv.evaluation.journal import Journal, is_of, lock_folder, release
@@ -22,12 +21,10 @@ from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folde
 from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
 from agentenv.evaluation.records import EPISODES, RESULTS, read_evaluation, write_results
 from agentenv.evaluation.rubrics import get_rubric
-from agentenv.evaluation.runner import BATCH, play, to_record
+from agentenv.evaluation.runner import BATCH, Roll, play, to_record
 from agentenv.policies.compute import use_compute
-from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import trained_state
 from agentenv.policies.policy_spec import make_policy
-from agentenv.trainers.config.sections import EvaluationSettings
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.loop.parts import (
     make_chat_format,
@@ -36,14 +33,25 @@ from agentenv.trainers.loop.parts import (
     with_declared_scorers,
 )
 from agentenv.trainers.loop.run import Run
-from agentenv.trainers.strategies.rollout_context import RolloutContext
-from agentenv.trainers.strategies.strategies import get_strategy, play_groups
+from agentenv.trainers.strategies.evaluation_roll import strategy_roll
+
+
+def plain_roll(config: TrainConfig) -> Roll:
+    """What plays evaluations of a run without a strategy.
+
+    ``self_search`` plays the same episodes as no strategy, and tells the entropies that ``real="entropy"`` asks for.
+    """
+    rollouts = config.rollout
+    if rollouts.strategy == "self_search":
+        return strategy_roll(rollouts.strategy, rollouts.strategy_options)
+    return rollout
 
 
 def run_dev_evaluation(run: Run) -> dict[str, Any]:
     """Score and interval of the present policy on the dev questions; nothing but a warning where none could be played."""
     config = rollout_config(run.config.rollout, run.config.env, temperature=0.0)
-    played = play(run.policy, run.chat, run.dev.make_env, run.dev.source.tasks, config, name="dev")
+    roll = plain_roll(run.config)
+    played = play(run.policy, run.chat, run.dev.make_env, run.dev.source.tasks, config, name="dev", roll=roll)
     try:
         score = bound_of(map(to_record, played), run.config.evaluation.scorers[0], seed=run.config.seed)
     except Fault as error:
@@ -116,7 +124,9 @@ def _play_test_evaluation(run: Run, directory: Path, title: str, strategy: str) 
         chat=run.chat,
         config=rollout_config(config.rollout, config.env, temperature=0.0),
         batch=BATCH,
-        roll=rollout if strategy == "plain" else partial(_roll, config.evaluation),
+        roll=plain_roll(config)
+        if strategy == "plain"
+        else strategy_roll(strategy, config.evaluation.strategy_options),
     )
     records, bounds = play_evaluation(
         agent,
@@ -162,30 +172,6 @@ def _judged(run: Run, directory: Path, results: dict[str, Any]) -> dict[str, Any
         missing = f"{sum(table['faults'].values())} answers of {directory.name} without a grade"
         run.display.warn(f"the judge left {missing}: {table['example_fault']}")
     return judged
-
-
-async def _roll(
-    settings: EvaluationSettings,
-    specs: Sequence[EpisodeSpec],
-    policy: HFPolicy,
-    chat: ChatFormat,
-    config: RolloutConfig,
-    *,
-    name: str,
-) -> list[Trajectory]:
-    """Plays episodes like ``rollout``, with the strategy of the evaluation.
-
-    Raises:
-        ConfigurationError: the strategy does not give one trajectory for each start.
-    """
-    context = RolloutContext(policy, chat, config, policy.tokenizer.decode, name=name)
-    strategy = get_strategy(settings.strategy, settings.strategy_options)
-    groups = await play_groups([[spec] for spec in specs], strategy, context)
-    if any(len(group) != 1 for group in groups):
-        raise ConfigurationError(
-            f"evaluation.strategy={settings.strategy!r} does not give one trajectory for one start; take 'rollback'"
-        )
-    return [trajectory for group in groups for trajectory in group]
 
 
 def _policy_name(run: Run) -> str:
@@ -236,6 +222,7 @@ def play_under(
         task_env = open_questions(config.test, config.search, config.env, policy)
     budgets = rollout_config(config.rollout, config.env, temperature=temperature)
     chat, tasks = make_chat_format(config.format, config.chat, policy), pose(task_env.source.tasks)
-    special = with_strategy and config.evaluation.strategy != "plain"
-    roll = partial(_roll, config.evaluation) if special else rollout
+    asked = config.evaluation
+    special = with_strategy and asked.strategy != "plain"
+    roll = strategy_roll(asked.strategy, asked.strategy_options) if special else plain_roll(config)
     return play(policy, chat, task_env.make_env, tasks, budgets, name="test", roll=roll)

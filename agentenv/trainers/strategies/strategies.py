@@ -100,6 +100,13 @@ IN_CONTEXT = (
 NATIVE = ("plain", "tree", "tree_decode", "vm_mcts")
 """Strategies that play in the chat format ``native``: they put nothing between the turns of an episode."""
 
+ONE_EACH = ("plain", "rollback", "judge", "self_search", "paraphrase", "tree_decode", "vm_mcts")
+"""Strategies that give one trajectory for each start, whatever the others do, and so can play an evaluation."""
+
+KEPT = ("judge", "self_search")
+"""Strategies without which a policy that was trained with one of them plays episodes of another form: it writes verdicts
+that nobody heeds, or queries of which nobody tells how certain they were. An evaluation of such a policy keeps them."""
+
 
 def get_strategy(name: str, options: Mapping[str, Any] | None = None) -> RolloutStrategy:
     """The strategy registered under ``name``, or of the class ``module:Class``, with ``options`` filled in.
@@ -148,7 +155,9 @@ def by_group(played: Iterable[Trajectory]) -> list[list[Trajectory]]:
 
 __all__ = [
     "IN_CONTEXT",
+    "KEPT",
     "NATIVE",
+    "ONE_EACH",
     "STRATEGIES",
     "PlainStrategy",
     "RolloutContext",

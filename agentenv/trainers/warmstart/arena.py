@@ -8,10 +8,9 @@ from the start anew. In the paper another model answers; here the expert of the 
 """
 
 import asyncio
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -39,15 +38,8 @@ from agentenv.trainers.loop.parts import (
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import PlainStrategy, play_groups
 from agentenv.trainers.warmstart.expert_warmstart import demonstrations, training_examples
-from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
-from agentenv.trainers.warmstart.supervised import (
-    Batch,
-    Metrics,
-    TrainingExample,
-    fit,
-    in_batches,
-    write_policy,
-)
+from agentenv.trainers.warmstart.learning import LearningSettings, learn
+from agentenv.trainers.warmstart.supervised import Metrics, write_policy
 
 T = TypeVar("T")
 
@@ -62,20 +54,15 @@ class ArenaConfig:
 
     folds: int = 5
     """Parts that the tasks are cut into."""
-    epochs: int = 3
-    """How often what is kept is gone through."""
-    episodes: int = 32
-    """Episodes of an optimiser step (512 in the paper)."""
-    rate: float = 0.25
-    """Share of the tiny policy's peak step sizes."""
     mask_redundant: bool = False
     """Whether turns that lead back to an earlier state are not learned (EvoCUA)."""
+    learning: LearningSettings = field(default=LearningSettings(epochs=3))
+    """How what is kept is learned, in epochs; a step is on 512 episodes in the paper."""
 
     def __post_init__(self) -> None:
-        if self.folds < 2 or min(self.epochs, self.episodes) < 1:
+        if self.folds < 2 or self.learning.epochs is None:
             raise ConfigurationError(
-                f"an arena needs folds of at least 2, and epochs and episodes of at least 1, not {self.folds}, "
-                f"{self.epochs} and {self.episodes}"
+                f"an arena needs folds of at least 2, not {self.folds}, and to know how many epochs are learned"
             )
 
 
@@ -108,16 +95,6 @@ def arena(
     return kept, list(failed(kept))
 
 
-def epoch_batches(
-    examples: Sequence[TrainingExample], epochs: int, episodes: int, rng: Random
-) -> Iterator[list[Batch]]:
-    """Optimiser steps that go through all of ``examples`` ``epochs`` times, each time in another order."""
-    for _ in range(epochs):
-        order = rng.sample(examples, len(examples))
-        for start in range(0, len(order), episodes):
-            yield in_batches(order[start : start + episodes], 0.0)
-
-
 @flushed_denormals()
 def arena_warmstart(run: TrainConfig, settings: ArenaConfig, display: Display, out: Path) -> Metrics:
     """Makes the policy, from the one that ``run`` names, and writes it to ``out``.
@@ -146,24 +123,24 @@ def arena_warmstart(run: TrainConfig, settings: ArenaConfig, display: Display, o
     display.phase("arena", settings.folds)
 
     def learn(some: Sequence[Trajectory]) -> None:
-        _learn(challenger, some, settings, rng, display)
+        _learn(run, challenger, some, settings, rng, display)
 
     def failed(some: Sequence[Trajectory]) -> list[Trajectory]:
         return failures(run, task_env, challenger, some)
 
     kept, hard = arena(folds_of(taught, settings.folds, rng), learn, failed)
-    display.phase("imitation", settings.epochs)
+    display.phase("imitation", settings.learning.epochs or 0)
     policy = _start(run)
-    tokens = _learn(policy, [*kept, *hard], settings, rng, display)
+    learned = _learn(run, policy, [*kept, *hard], settings, rng, display)
     metrics: Metrics = {
         "demonstrations": len(taught),
         "kept": len(kept),
         "hard": len(hard),
-        "tokens": tokens,
+        **learned,
         "minutes": (time.perf_counter() - began) / 60,
     }
     text = _CARD.format(
-        policy=run.policy, env=run.env.id, folds=settings.folds, epochs=settings.epochs, **metrics
+        policy=run.policy, env=run.env.id, folds=settings.folds, epochs=settings.learning.epochs, **metrics
     )
     write_policy(policy, metrics, episode_card(run), text, out)
     return metrics
@@ -174,17 +151,20 @@ def _start(run: TrainConfig) -> HFPolicy:
 
 
 def _learn(
-    policy: HFPolicy, taught: Sequence[Trajectory], settings: ArenaConfig, rng: Random, display: Display
-) -> int:
-    """All epochs on ``taught``; the tokens that were seen."""
+    run: TrainConfig,
+    policy: HFPolicy,
+    taught: Sequence[Trajectory],
+    settings: ArenaConfig,
+    rng: Random,
+    display: Display,
+) -> Metrics:
+    """All epochs on ``taught``; the metrics of `learn`."""
     examples = [
         example
         for trajectory in taught
         for example in training_examples(trajectory, mask_redundant=settings.mask_redundant)
     ]
-    batches = epoch_batches(examples, settings.epochs, settings.episodes, rng)
-    steps = settings.epochs * math.ceil(len(examples) / settings.episodes)
-    return fit(policy, batches, steps, settings.rate, WarmstartConfig(), display)
+    return learn(policy, examples, settings.learning, run.memory, rng, display)
 
 
 def failures(

@@ -22,14 +22,8 @@ from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.loop.parts import trained_policy, with_declared_scorers
 from agentenv.trainers.warmstart.advised_episodes import advised_episodes
 from agentenv.trainers.warmstart.expert_pool import expert_episodes, found_its_sources
-from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
-from agentenv.trainers.warmstart.supervised import (
-    Metrics,
-    TrainingExample,
-    fit,
-    sample_batches,
-    write_policy,
-)
+from agentenv.trainers.warmstart.learning import USUAL, LearningSettings, learn
+from agentenv.trainers.warmstart.supervised import Metrics, TrainingExample, write_policy
 
 
 @flushed_denormals()
@@ -38,9 +32,7 @@ def expert_warmstart(
     display: Display,
     out: Path,
     *,
-    steps: int,
-    episodes: int = 32,
-    rate: float = 0.25,
+    learning: LearningSettings = USUAL,
     mask_redundant: bool = False,
     advisor: str = "",
 ) -> Metrics:
@@ -50,9 +42,7 @@ def expert_warmstart(
         runs: Whose training tasks are shown; policy, environment and budgets of the first are those of the card.
         display: Gets the progress.
         out: Folder to write.
-        steps: Optimiser steps.
-        episodes: Episodes a step, drawn from those of all runs.
-        rate: Share of the tiny policy's peak step sizes.
+        learning: How the episodes of all runs are learned.
         mask_redundant: Whether turns that lead back to an earlier state are not imitated (EvoCUA).
         advisor: A verifier on whose advice the expert mends failures of the policy, which is shown besides; see
             `advised_episodes`. Empty shows none.
@@ -77,14 +67,14 @@ def expert_warmstart(
         for trajectory in shown
         for example in training_examples(trajectory, mask_redundant=mask_redundant)
     ]
+    steps = learning.steps_on(len(examples))
     display.phase("imitation", steps)
-    asked = sample_batches(examples, episodes, 0.0, Random(first.seed))
-    tokens = fit(policy, asked, steps, rate, WarmstartConfig(), display)
+    learned = learn(policy, examples, learning, first.memory, Random(first.seed), display)
     minutes = (time.perf_counter() - began) / 60
-    metrics: Metrics = {"demonstrations": len(shown), "tokens": tokens, "minutes": minutes}
+    metrics: Metrics = {"demonstrations": len(shown), **learned, "minutes": minutes}
     metrics |= {"advised": len(advised)} if advisor else {}
     names = ", ".join(f"`{config.env.id}`" for config in runs)
-    text = _CARD.format(policy=first.policy, names=names, steps=steps, **metrics)
+    text = _CARD.format_map({"policy": first.policy, "names": names, "steps": steps, **metrics})
     write_policy(policy, metrics, episode_card(with_declared_scorers(first)), text, out)
     return metrics
 

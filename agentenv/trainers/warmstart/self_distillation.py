@@ -8,8 +8,10 @@ expert and no stronger model is needed.
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,9 +38,10 @@ from agentenv.trainers.loop.parts import (
 )
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import PlainStrategy, play_groups
+from agentenv.trainers.task_sampling.tiered import TieredBudget, enough_at
 from agentenv.trainers.warmstart.expert_warmstart import training_examples
-from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
-from agentenv.trainers.warmstart.supervised import Metrics, fit, sample_batches, write_policy
+from agentenv.trainers.warmstart.learning import USUAL, LearningSettings, learn
+from agentenv.trainers.warmstart.supervised import Metrics, write_policy
 
 
 @dataclass(frozen=True)
@@ -50,25 +53,27 @@ class DistillationConfig:
     """
 
     samples: int = 8
-    """Episodes of each task."""
+    """Episodes of each task, where there are no tiers."""
     least: float = 1.0
     """Reward that the best of them has to earn; for rewriting, 1 is the tenth place of the passage."""
     shots: str | None = None
     """Text before the first turn: examples, or how to act. None shows what the expert does on the first three tasks."""
-    steps: int = 100
-    """Optimiser steps."""
-    episodes: int = 32
-    """Episodes a step."""
-    rate: float = 0.25
-    """Share of the tiny policy's peak step sizes."""
     mask_redundant: bool = False
     """Whether turns that lead back to an earlier state are not learned (EvoCUA)."""
+    learning: LearningSettings = USUAL
+    """How they are learned."""
+    tiers: tuple[int, ...] = ()
+    """Episodes of a task after each tier, rising: a further tier is played where the task is solved too rarely (EvoCUA)."""
+    thresholds: tuple[float, ...] = ()
+    """Share of solved episodes after each tier but the last from which no further one is played."""
 
     def __post_init__(self) -> None:
-        if min(self.samples, self.steps, self.episodes) < 1:
-            raise ConfigurationError(
-                f"samples={self.samples}, steps={self.steps} and episodes={self.episodes} must be at least 1"
-            )
+        if self.samples < 1:
+            raise ConfigurationError(f"samples={self.samples} must be at least 1")
+        if self.tiers:
+            TieredBudget(tiers=self.tiers, thresholds=self.thresholds)  # refuses what are no tiers
+        elif self.thresholds:
+            raise ConfigurationError(f"thresholds={self.thresholds} are of no tiers: name the tiers as well")
 
 
 SHOTS = 3
@@ -103,22 +108,22 @@ def self_distillation(run: TrainConfig, settings: DistillationConfig, display: D
             f"none of {len(tasks)} tasks of {run.name} has an episode that earns {settings.least:g}: show other examples, "
             "play more of them, or ask for less"
         )
-    display.phase("imitation", settings.steps)
     examples = [
         example
         for trajectory in kept
         for example in training_examples(trajectory, mask_redundant=settings.mask_redundant)
     ]
-    asked = sample_batches(examples, settings.episodes, 0.0, Random(run.seed))
-    tokens = fit(policy, asked, settings.steps, settings.rate, WarmstartConfig(), display)
+    steps = settings.learning.steps_on(len(examples))
+    display.phase("imitation", steps)
+    learned = learn(policy, examples, settings.learning, run.memory, Random(run.seed), display)
     metrics: Metrics = {
         "tasks": len(tasks),
         "demonstrations": len(kept),
         "reward": sum(trajectory.reward for trajectory in kept) / len(kept),
-        "tokens": tokens,
+        **learned,
         "minutes": (time.perf_counter() - began) / 60,
     }
-    text = _CARD.format(policy=run.policy, env=run.env.id, steps=settings.steps, **metrics)
+    text = _CARD.format_map({"policy": run.policy, "env": run.env.id, "steps": steps, **metrics})
     write_policy(policy, metrics, episode_card(run), text, out)
     return metrics
 
@@ -140,10 +145,47 @@ def own_best(
     for start in range(0, len(tasks), run.rollout.questions):
         some = tasks[start : start + run.rollout.questions]
         context = RolloutContext(policy, chat, config, policy.tokenizer.decode, name=f"distil-{start}")
-        groups = asyncio.run(_play(task_env, some, shots, settings.samples, run.seed + start, context))
+        play = partial(_play_tier, task_env, some, shots, run.seed + start, context)
+        groups = in_tiers(len(some), settings, play)
         kept += [best for played in groups if (best := best_of(played, settings.least)) is not None]
         display.advance(start + len(some), {})
     return kept
+
+
+def in_tiers(
+    tasks: int,
+    settings: DistillationConfig,
+    play: Callable[[Sequence[int], range, int], Sequence[Sequence[Trajectory]]],
+) -> list[list[Trajectory]]:
+    """The episodes of each of so many tasks, in tiers where there are some.
+
+    The dynamic budget K* of EvoCUA's rejection sampling, Xue et al. 2026, arXiv:2601.15876.
+
+    Args:
+        tasks: How many.
+        settings: Tiers, thresholds, and the reward of an episode that counts as solved.
+        play: Plays the tasks at some places, with the numbers of the episodes, in the tier of a number.
+    """
+    groups: list[list[Trajectory]] = [[] for _ in range(tasks)]
+    tiers = settings.tiers or (settings.samples,)
+    left = list(range(tasks))
+    for tier, (before, size) in enumerate(pairwise((0, *tiers))):
+        for place, played in zip(left, play(left, range(before, size), tier), strict=True):
+            groups[place] += played
+        rates = {
+            place: [solve_rate(groups[place][:k], settings.least) for k in tiers[: tier + 1]]
+            for place in left
+        }
+        left = [place for place in left if enough_at(rates[place], settings.thresholds) is None]
+        if not left:
+            break
+    return groups
+
+
+def solve_rate(played: Sequence[Trajectory], least: float) -> float:
+    """The share of the valid episodes that earn ``least``; 0 where there is none."""
+    valid = [trajectory for trajectory in played if trajectory.valid]
+    return sum(trajectory.reward >= least for trajectory in valid) / max(1, len(valid))
 
 
 def best_of(played: Sequence[Trajectory], least: float) -> Trajectory | None:
@@ -153,18 +195,37 @@ def best_of(played: Sequence[Trajectory], least: float) -> Trajectory | None:
     return best if best is not None and best.reward >= least else None
 
 
-async def _play(
-    task_env: TaskEnv, tasks: Sequence[Task], shots: str, samples: int, seed: int, context: RolloutContext
+def _play_tier(
+    task_env: TaskEnv,
+    tasks: Sequence[Task],
+    shots: str,
+    seed: int,
+    context: RolloutContext,
+    places: Sequence[int],
+    slots: range,
+    tier: int,
 ) -> list[list[Trajectory]]:
+    """The episodes with the numbers ``slots`` of the tasks at ``places``."""
+    named = replace(context, name=f"{context.name}-tier-{tier}") if tier else context
+    posed = [(tasks[place], seed + place, f"task-{place}") for place in places]
+    return asyncio.run(_play(task_env, posed, shots, slots, named))
+
+
+async def _play(
+    task_env: TaskEnv,
+    posed: Sequence[tuple[Task, int, str]],
+    shots: str,
+    slots: range,
+    context: RolloutContext,
+) -> list[list[Trajectory]]:
+    """The episodes with the numbers ``slots`` of each task, which has a seed and the id of its group."""
     seconds = context.config.deadline_s
-    envs = await make_envs([task_env.make_env] * (len(tasks) * samples), seconds)
+    envs = await make_envs([task_env.make_env] * (len(posed) * len(slots)), seconds)
+    free = iter(envs)
     try:
         groups = [
-            [
-                EpisodeSpec(env, task, 1000 * (seed + place) + slot, f"task-{place}", guidance=shots)
-                for slot, env in enumerate(envs[place * samples : (place + 1) * samples])
-            ]
-            for place, task in enumerate(tasks)
+            [EpisodeSpec(next(free), task, 1000 * seed + slot, group, guidance=shots) for slot in slots]
+            for task, seed, group in posed
         ]
         return await play_groups(groups, PlainStrategy(), context)
     finally:

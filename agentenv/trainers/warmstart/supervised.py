@@ -28,6 +28,9 @@ from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import write_model
 from agentenv.policies.soundness import refuse_diverged
 from agentenv.progress import Display
+from agentenv.trainers.learner.optimizers import make_optimizer
+from agentenv.trainers.learner.schedules import learning_rate_share
+from agentenv.trainers.learner.settings import MemorySettings
 
 Batch = tuple[Tensor, Tensor]
 TrainingExample = tuple[list[int], list[bool]]
@@ -65,6 +68,19 @@ def sample_batches(
         yield in_batches(rng.sample(examples, min(episodes, len(examples))), page_weight)
 
 
+def in_micro_batches(examples: Sequence[TrainingExample], most: int) -> list[Batch]:
+    """One optimiser step, cut by length into parts of at most ``most`` padded tokens each.
+
+    A longer row is a part of its own. Tokens that are not the model's own weigh nothing.
+    """
+    parts: list[list[TrainingExample]] = [[]]
+    for row in sorted(examples, key=lambda row: len(row[0])):
+        if parts[-1] and len(row[0]) * (len(parts[-1]) + 1) > most:
+            parts.append([])
+        parts[-1].append(row)
+    return [_pad(part, 0.0) for part in parts]
+
+
 def _pad(rows: Sequence[TrainingExample], page_weight: float) -> Batch:
     """Ids [B, T] and loss weights [B, T]; the first token of a row, which nothing predicts, weighs 0."""
     width = max(len(ids) for ids, _ in rows)
@@ -89,14 +105,53 @@ def fit(
     Raises:
         Diverged: the loss or the norm of a gradient is not finite; the weights are those before that step.
     """
+    optimizers = [(optimizer, peak * scale) for optimizer, peak in _optimizers(policy.model, config)]
+    return _take_steps(policy, examples, steps, optimizers, _schedule, display)
+
+
+def fine_tune(
+    policy: HFPolicy,
+    examples: Iterator[list[Batch]],
+    steps: int,
+    rate: float,
+    memory: MemorySettings,
+    display: Display,
+) -> int:
+    """Supervised steps of AdamW on all trained weights, at a peak step size of ``rate``; returns the number of tokens seen.
+
+    The step size warms up over a twentieth of the steps, then falls to nothing along half a cosine, as that of
+    HybridDeepSearcher does (Ko et al. 2025, arXiv:2508.19113).
+
+    Raises:
+        Diverged: as `fit`.
+        MissingExtra: bitsandbytes is not installed, and ``memory`` asks for 8 bits.
+    """
+    trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
+    optimizer = make_optimizer(trained, memory, learning_rate=rate, weight_decay=0.0)
+
+    def share(step: int, steps: int) -> float:
+        warmup = math.ceil(steps / 20)
+        return learning_rate_share(step + 1, steps=steps, warmup=warmup, schedule="cosine")
+
+    return _take_steps(policy, examples, steps, [(optimizer, rate)], share, display)
+
+
+def _take_steps(
+    policy: HFPolicy,
+    examples: Iterator[list[Batch]],
+    steps: int,
+    optimizers: Sequence[tuple[Any, float]],
+    share: Callable[[int, int], float],
+    display: Display,
+) -> int:
+    """Steps of ``optimizers``, each with its peak step size, of which ``share`` says how much is taken in a step of all."""
     model = policy.model.train()
-    optimizers = _optimizers(model, config)
     seen = 0
     for step, chunks in enumerate(islice(examples, steps)):
         for optimizer, peak in optimizers:
             optimizer.zero_grad()
             for group in optimizer.param_groups:
-                group["lr"] = peak * scale * _schedule(step, steps)
+                group["lr"] = peak * share(step, steps)
         chunks = [(ids.to(model.device), weights.to(model.device)) for ids, weights in chunks]
         total = sum(weights.sum() for _, weights in chunks)
         loss = sum(_weighted_loss(model, ids, weights, total) for ids, weights in chunks)

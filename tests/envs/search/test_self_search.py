@@ -106,6 +106,7 @@ def test_entropy_of_a_query_by_hand() -> None:
     """-p log2 p: 1/2 -> 1/2, 1/4 -> 1/2, 1 -> 0; their mean is 1/3."""
     assert query_entropy([0.5, 0.25, 1.0]) == pytest.approx(1 / 3)
     assert query_entropy([]) == query_entropy([0.0]) == 0.0
+    assert math.isnan(query_entropy([0.5, math.nan]))  # of a policy that tells no log-probs
 
 
 def begun(real: Real = "never", **options: Any) -> SelfSearch:

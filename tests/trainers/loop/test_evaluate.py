@@ -6,6 +6,7 @@ import pytest
 
 from agentenv.trainers.config.config_files import config_of
 from agentenv.trainers.loop import evaluate
+from agentenv.trainers.strategies import evaluation_roll
 from agentenv.trainers.strategies.strategies import get_strategy
 
 WORLD = {"documents": 200, "questions": 2, "families": ["lookup"]}
@@ -38,7 +39,28 @@ def test_the_strategy_of_the_evaluation_plays_where_it_is_asked_for(
 
         return Recorded()
 
-    monkeypatch.setattr(evaluate, "get_strategy", get)
+    monkeypatch.setattr(evaluation_roll, "get_strategy", get)
     trajectories = evaluate.play_under(config, with_strategy=asked)
     assert [one.task.split for one in trajectories] == ["test", "test"]
     assert found == played
+
+
+def test_a_run_whose_searches_are_guided_by_entropy_is_evaluated() -> None:
+    """Where the tiny policy searches twice, only entropies can decide whether its second search is real."""
+    bridge = {"documents": 200, "questions": 24, "families": ["bridge"], "hops": [2, 2], "split": "test"}
+    config = config_of(
+        {
+            "base": "laptop-search",
+            "env": {
+                "id": "agentenv/SelfSearch-v0",
+                "options": {"real": "entropy", "prompt": "{question}", "k": 2, "observation_tokens": 256},
+            },
+            "search": {"encoder": "hash"},
+            "test": {"limit": 24, "world": bridge},
+            "rollout": {"strategy": "self_search"},
+        },
+        "a run",
+    )
+    played = evaluate.play_under(config, temperature=1.0)  # greedy it would search once
+    assert [one.valid for one in played] == [True] * 24
+    assert max(len(one.turns) for one in played) > 2

@@ -14,6 +14,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.strategies.guidance import is_guided
 from agentenv.trainers.warmstart.advised_episodes import _done, advised_episodes
 from agentenv.trainers.warmstart.expert_warmstart import training_examples
+from agentenv.trainers.warmstart.learning import LearningSettings
 
 TASK = Task("t", "Where?", ("x",), data={"supporting_ids": ["a", "b"]})
 
@@ -70,6 +71,10 @@ def test_the_advice_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
 
     figures: Any = expert_warmstart(
-        [run()], SilentDisplay(), tmp_path / "p", steps=1, episodes=2, advisor="evidence"
+        [run()],
+        SilentDisplay(),
+        tmp_path / "p",
+        learning=LearningSettings(steps=1, batch=2),
+        advisor="evidence",
     )
     assert 0 < figures["advised"] < figures["demonstrations"]

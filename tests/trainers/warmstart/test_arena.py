@@ -14,7 +14,8 @@ from agentenv.policies.card import read_card
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import config_of
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.warmstart.arena import ArenaConfig, arena, arena_warmstart, epoch_batches, folds_of
+from agentenv.trainers.warmstart.arena import ArenaConfig, arena, arena_warmstart, folds_of
+from agentenv.trainers.warmstart.learning import LearningSettings
 
 SMALL = """\
 base = "laptop-search"
@@ -59,19 +60,10 @@ def test_of_later_folds_the_failures_are_kept_and_what_stays_failed_is_hard() ->
     assert hard == [3]
 
 
-def test_an_epoch_is_every_example_once() -> None:
-    examples = [([place, place], [False, True]) for place in range(7)]
-    batches = list(epoch_batches(examples, 2, 3, Random(0)))
-    assert len(batches) == 2 * 3
-    seen = [int(ids[0]) for step in batches for chunk, _ in step for ids in chunk]
-    assert sorted(seen[:7]) == sorted(seen[7:]) == list(range(7))
-    assert seen[:7] != seen[7:]
-
-
-@pytest.mark.parametrize("changes", [{"folds": 1}, {"epochs": 0}, {"episodes": 0}], ids=str)
-def test_numbers_out_of_range_are_refused(changes: dict[str, int]) -> None:
-    with pytest.raises(ConfigurationError, match=str(next(iter(changes.values())))):
-        ArenaConfig(**changes)  # type: ignore[arg-type]
+@pytest.mark.parametrize("changes", [{"folds": 1}, {"learning": LearningSettings(steps=3)}], ids=str)
+def test_an_arena_has_folds_and_epochs(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"folds.*epochs"):
+        ArenaConfig(**changes)
 
 
 def small_run() -> TrainConfig:
@@ -101,7 +93,6 @@ def test_the_command_makes_a_policy_from_what_it_failed(
     refused = (
         [*words, "--steps", "3"],
         ["warmstart", "--imitate", "laptop-search", "lab-search", "--arena", "3"],
-        ["warmstart", "--epochs", "3"],
         ["warmstart", "--arena", "3"],
     )
     for wrong in refused:

@@ -18,6 +18,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.loop.evaluate import score_under
 from agentenv.trainers.warmstart.expert_pool import found_its_sources
 from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart, training_examples
+from agentenv.trainers.warmstart.learning import LearningSettings
 
 
 def run(**changes: Any) -> TrainConfig:
@@ -78,7 +79,10 @@ def test_a_turn_that_leads_back_is_no_lesson_where_that_is_asked_for() -> None:
 
 def test_the_policy_comes_with_the_card_of_its_run(tmp_path: Path) -> None:
     figures = expert_warmstart(
-        [run(), run(seed=1)], SilentDisplay(), tmp_path / "policy", steps=2, episodes=2
+        [run(), run(seed=1)],
+        SilentDisplay(),
+        tmp_path / "policy",
+        learning=LearningSettings(steps=2, batch=2),
     )
     assert 0 < figures["demonstrations"] <= 12
     assert figures["tokens"] > 0
@@ -102,16 +106,14 @@ def test_an_expert_that_never_succeeds_teaches_nothing(tmp_path: Path) -> None:
             ],
             SilentDisplay(),
             tmp_path / "policy",
-            steps=1,
+            learning=LearningSettings(steps=1),
         )
     assert not (tmp_path / "policy").exists()
 
 
 def test_an_environment_without_an_expert_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="PlannedSearch"):
-        expert_warmstart(
-            [run(env={"id": "agentenv/PlannedSearch-v0"})], SilentDisplay(), tmp_path / "policy", steps=1
-        )
+        expert_warmstart([run(env={"id": "agentenv/PlannedSearch-v0"})], SilentDisplay(), tmp_path / "policy")
 
 
 def test_what_was_learned_by_heart_is_found_by_self_search(tmp_path: Path) -> None:
@@ -134,5 +136,7 @@ def test_what_was_learned_by_heart_is_found_by_self_search(tmp_path: Path) -> No
     )
     given = given.model_copy(update={"policy": f"hf:{tmp_path / 'small'}"})
     assert score_under(given) == 0
-    expert_warmstart([given], SilentDisplay(), tmp_path / "made", steps=80, episodes=4, rate=1.0)
+    expert_warmstart(
+        [given], SilentDisplay(), tmp_path / "made", learning=LearningSettings(steps=80, batch=4, scale=1.0)
+    )
     assert score_under(given.model_copy(update={"policy": f"hf:{tmp_path / 'made'}"})) == 1

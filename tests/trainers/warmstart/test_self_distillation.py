@@ -5,6 +5,7 @@ import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,13 @@ from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import config_of
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.loop.parts import open_questions, trained_policy, with_declared_scorers
-from agentenv.trainers.warmstart.self_distillation import DistillationConfig, best_of, expert_shots, own_best
+from agentenv.trainers.warmstart.self_distillation import (
+    DistillationConfig,
+    best_of,
+    expert_shots,
+    in_tiers,
+    own_best,
+)
 
 SMALL = """\
 base = "laptop-search"
@@ -49,10 +56,55 @@ def test_the_best_valid_episode_is_kept_where_it_earns_enough() -> None:
     assert best_of([], 0.0) is None
 
 
-@pytest.mark.parametrize("changes", [{"samples": 0}, {"steps": 0}, {"episodes": 0}], ids=str)
-def test_numbers_out_of_range_are_refused(changes: dict[str, int]) -> None:
-    with pytest.raises(ConfigurationError, match=f"{next(iter(changes))}=0"):
-        DistillationConfig(**changes)  # type: ignore[arg-type]
+def test_no_samples_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="samples=0"):
+        DistillationConfig(samples=0)
+
+
+def test_a_task_that_is_solved_too_rarely_gets_the_next_tier() -> None:
+    """Tiers of 2, 4 and 5 episodes, thresholds .5 and .5.
+
+    Task 0 solves one of its first two (.5), task 1 none of two and two of four (.5), task 2 one of four, task 3 loses its
+    first two to faults (0 of none) and solves all others.
+    """
+    rewards = {0: "10000", 1: "00110", 2: "00101", 3: "xx111"}
+    asked: list[tuple[list[int], range, int]] = []
+
+    def play(places: Any, slots: range, tier: int) -> list[list[Trajectory]]:
+        asked.append(([*places], slots, tier))
+        return [
+            [
+                replace(ended(0.0), valid=False)
+                if (sign := rewards[place][slot]) == "x"
+                else ended(float(sign))
+                for slot in slots
+            ]
+            for place in places
+        ]
+
+    settings = DistillationConfig(tiers=(2, 4, 5), thresholds=(0.5, 0.5))
+    groups = in_tiers(4, settings, play)
+    assert asked == [([0, 1, 2, 3], range(2), 0), ([1, 2, 3], range(2, 4), 1), ([2], range(4, 5), 2)]
+    assert [len(group) for group in groups] == [2, 4, 5, 4]
+    asked.clear()
+    assert [len(group) for group in in_tiers(2, DistillationConfig(samples=3), play)] == [3, 3]
+    assert asked == [([0, 1], range(3), 0)]
+
+
+@pytest.mark.parametrize(
+    ("tiers", "thresholds", "named"),
+    [
+        ((4, 2), (0.5,), "tiers"),
+        ((2, 4), (), "thresholds"),
+        ((), (0.5,), "thresholds"),
+        ((2, 4), (1.5,), "thresholds"),
+    ],
+)
+def test_what_are_no_tiers_is_refused(
+    tiers: tuple[int, ...], thresholds: tuple[float, ...], named: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        DistillationConfig(tiers=tiers, thresholds=thresholds)
 
 
 def small_run() -> TrainConfig:
@@ -110,6 +162,9 @@ def test_the_command_makes_a_policy_or_says_that_nothing_was_learned(
     assert result["tasks"] == 6
     assert 0 < result["demonstrations"] <= 6
     assert "its own best episodes" in (tmp_path / "policy" / "README.md").read_text()
+    tiers = ["--tiers", "1", "2", "3", "--thresholds", "1.0", "0.5", "--least", "0"]
+    assert main([*words, *tiers, "--out", str(tmp_path / "tiers"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["demonstrations"] == 6
     assert main([*words, "--least", "3", "--out", str(tmp_path / "none")]) == 1
     assert "earns 3" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()

@@ -1,0 +1,294 @@
+"""``agentenv warmstart --imitate RUN --episodes FOLDER ...``: a policy learns the solved episodes of a teacher.
+
+HybridDeepSearcher (Ko et al. 2025, arXiv:2508.19113) is made so: a larger model answers every question several times, and
+the episodes with the right answer are learned. The folders are those of ``agentenv eval``. Where they hold token ids of the
+learner's own tokenizer and chat format, exactly these are learned; otherwise the texts are spelt in the learner's tokens, in
+the chat format of the run.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from agentenv.core.env import Env
+from agentenv.core.rollout import EpisodeSpec
+from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
+from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
+from agentenv.data.overlap import refuse_overlap
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.records import EPISODES, EpisodeRecord, Evaluation, read_evaluation
+from agentenv.evaluation.task_env import open_tasks
+from agentenv.policies.hf import HFPolicy
+from agentenv.policies.tokenizer_digest import tokenizer_digest
+from agentenv.progress import Display
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.grpo import episode_card
+from agentenv.trainers.learner.denormals import flushed_denormals
+from agentenv.trainers.loop.parts import (
+    make_chat_format,
+    rollout_config,
+    trained_policy,
+    with_declared_scorers,
+)
+from agentenv.trainers.strategies.guided_strategies import spell
+from agentenv.trainers.strategies.rollout_context import RolloutContext
+from agentenv.trainers.warmstart.expert_warmstart import training_examples
+from agentenv.trainers.warmstart.learning import LearningSettings, learn
+from agentenv.trainers.warmstart.supervised import Metrics, write_policy
+
+_SAMPLES = "sample-*"
+
+
+@dataclass
+class _Played:
+    """How far a recorded episode has been played again."""
+
+    turns: int = 0
+
+
+class RecordedEpisode(Env[_Played]):
+    """Shows what a recorded episode showed, whatever is done; so it is spelt in other tokens by the episode loop itself.
+
+    Args:
+        record: The episode.
+    """
+
+    def __init__(self, record: EpisodeRecord) -> None:
+        super().__init__()
+        self.record = record
+        self.roles = record.get("roles") or [["user"]]
+        self.state = _Played()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """The recorded opening."""
+        super().reset(seed=seed, options=options)
+        self.state = _Played()
+        opening = (Message(self.roles[0][0], self.record["prompt"]),)  # type: ignore[arg-type]
+        return opening, {"task_id": self.record["id"]}
+
+    def step(self, action: str) -> Step:
+        """What was shown after the turn; the last one ends the episode."""
+        place = self.state.turns
+        self.state.turns += 1
+        shown = self.record["turns"][place]["observation"]
+        role = self.roles[place + 1][0] if len(self.roles) > place + 1 and self.roles[place + 1] else "tool"
+        last = self.state.turns == len(self.record["turns"])
+        observation = (Message(role, shown),) if shown else ()  # type: ignore[arg-type]
+        return self.result(observation, end=EndReason.ANSWERED if last else None)
+
+    def expert(self) -> Sequence[str]:
+        """The recorded actions."""
+        return [turn["action"] for turn in self.record["turns"]]
+
+    def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of ``stop`` that ended the recorded turn; one within it did not."""
+        action = self.record["turns"][self.state.turns]["action"]
+        return tuple(one for one in stop if action.find(one) == len(action) - len(one))
+
+
+@flushed_denormals()
+def imitate_recorded(
+    run: TrainConfig,
+    folders: Sequence[Path],
+    display: Display,
+    out: Path,
+    *,
+    least: float,
+    learning: LearningSettings,
+) -> Metrics:
+    """Makes the policy, from the one that ``run`` names, and writes it to ``out``.
+
+    Args:
+        run: Names who learns, the environment, the chat format and the budgets.
+        folders: Of finished evaluations, or of their samples.
+        display: Gets the progress.
+        out: Folder to write.
+        least: Reward that an episode has to earn.
+        learning: How the episodes are learned.
+
+    Returns:
+        The metrics of its card: episodes in the folders, those that were learned and of how many tasks, those of them whose
+        recorded ids were learned, tokens seen, minutes.
+
+    Raises:
+        ConfigurationError: a folder holds no finished evaluation, or one of another environment; no episode earns enough or
+            can be learned; or they are of the test questions of the run.
+    """
+    began = time.perf_counter()
+    run = with_declared_scorers(run)
+    torch.set_num_threads(run.threads)
+    torch.manual_seed(run.seed)
+    display.phase("recorded episodes", 0)
+    evaluations = [evaluation for folder in folders for evaluation in read_folder(folder)]
+    solved = [solved_episodes(evaluation, run, least) for evaluation in evaluations]
+    if not any(solved):
+        raise ConfigurationError(
+            f"none of {sum(len(one.records) for one in evaluations)} recorded episodes earns {least:g}: ask for less with "
+            "--least, or give other folders"
+        )
+    _refuse_measured(run, [record for records in solved for record in records], display)
+    policy = trained_policy(run.policy, run.lora, run.compute.precise(), seed=run.seed)
+    shown, exact = in_tokens(run, policy, list(zip(evaluations, solved, strict=True)))
+    examples = [example for trajectory in shown for example in training_examples(trajectory)]
+    steps = learning.steps_on(len(examples))
+    display.phase("imitation", steps)
+    learned = learn(policy, examples, learning, run.memory, Random(run.seed), display)
+    metrics: Metrics = {
+        "episodes": sum(len(one.records) for one in evaluations),
+        "demonstrations": len(shown),
+        "tasks": len({trajectory.task.id for trajectory in shown}),
+        "exact": exact,
+        **learned,
+        "minutes": (time.perf_counter() - began) / 60,
+    }
+    teachers = ", ".join(sorted({f"`{one.results.get('policy')}`" for one in evaluations}))
+    named = {"policy": run.policy, "env": run.env.id, "least": least, "steps": steps, "teachers": teachers}
+    write_policy(policy, metrics, episode_card(run), _CARD.format_map(named | metrics), out)
+    return metrics
+
+
+def read_folder(folder: Path) -> list[Evaluation]:
+    """The evaluation in ``folder``, or those of its samples.
+
+    Raises:
+        ConfigurationError: there is no finished one.
+        DatasetError: a line of it cannot be read.
+    """
+    samples = sorted(path for path in folder.glob(_SAMPLES) if path.is_dir())
+    alone = (folder / EPISODES).exists() or not samples
+    return [read_evaluation(one) for one in ([folder] if alone else samples)]
+
+
+def solved_episodes(evaluation: Evaluation, run: TrainConfig, least: float) -> list[EpisodeRecord]:
+    """The episodes of an evaluation that earned ``least``.
+
+    Raises:
+        ConfigurationError: they are of another environment than that of ``run``, or of a set that must not be learned.
+    """
+    played = evaluation.results.get("settings", {}).get("env")
+    if played != run.env.id:
+        raise ConfigurationError(
+            f"{evaluation.directory} holds episodes of {played or 'an unnamed environment'}, and {run.name} plays "
+            f"{run.env.id}, whose form is another: give a run of that environment, or other folders"
+        )
+    if any("canary" in record for record in evaluation.records):
+        raise ConfigurationError(
+            f"{evaluation.directory} holds episodes of a benchmark that is sealed so that nothing learns from it"
+        )
+    return [record for record in evaluation.records if record["valid"] and record.get("reward", 0.0) >= least]
+
+
+def _refuse_measured(run: TrainConfig, records: Sequence[EpisodeRecord], display: Display) -> None:
+    """Refuses episodes of the questions that the run is tested on.
+
+    Raises:
+        ConfigurationError: there are some.
+    """
+    measured = {
+        name: open_tasks(source, run.search, run.env).tasks
+        for name, source in (("dev", run.dev), ("test", run.test))
+    }
+    shown = [task_of(record) for record in records]
+    refuse_overlap(shown, measured, allowed=run.evaluation.on_training_tasks, warn=display.warn)
+
+
+def task_of(record: EpisodeRecord) -> Task:
+    """The question of a recorded episode, as far as the record says it."""
+    return Task(record["id"], record["question"], tuple(record["answers"]))
+
+
+def in_tokens(
+    run: TrainConfig, policy: HFPolicy, solved: Sequence[tuple[Evaluation, Sequence[EpisodeRecord]]]
+) -> tuple[list[Trajectory], int]:
+    """Episodes in the tokens of ``policy``, those that fit into the budgets of ``run``, and how many by their recorded ids.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    own = {"tokenizer": tokenizer_digest(policy.tokenizer), "format": run.format}
+    most, shown, exact = min(run.rollout.context_tokens, policy.context_tokens), [], 0
+    unspelt = 0
+    context = _context(run, policy)
+    for evaluation, records in solved:
+        same = evaluation.results["settings"].get("token_ids") == own
+        for record in records:
+            if same and "segments" in record:
+                found = _recorded(record)
+                fits = all(part.stop - part.start <= most for part in found.row_slices)
+                exact += fits
+            elif run.format != "native" and is_plain(record):
+                found = asyncio.run(_spelt(record, context))
+                fits = found.valid and [turn.action for turn in found.turns] == list(_actions(record))
+            else:
+                unspelt += 1
+                continue
+            shown += [found] if fits else []
+    if not shown:
+        raise ConfigurationError(_nothing(sum(len(records) for _, records in solved), unspelt, most))
+    return shown, exact
+
+
+def _nothing(episodes: int, unspelt: int, most: int) -> str:
+    """Why none of the solved episodes can be learned."""
+    if unspelt:
+        return (
+            f"{unspelt} of {episodes} solved episodes cannot be spelt from their texts: they show pictures, open with "
+            "several messages, or are to be learned in the format native; those of a policy with the learner's own tokens "
+            "can be learned where it was evaluated with --token-ids"
+        )
+    return f"none of {episodes} solved episodes fits into rollout.context_tokens={most}: raise it and rollout.turn_tokens"
+
+
+def is_plain(record: EpisodeRecord) -> bool:
+    """Whether texts are all that the episode showed, in one message at a time."""
+    turns = record.get("turns") or []
+    opening, *later = record.get("roles") or [["user"]]
+    alone = len(opening) == 1 and all(len(roles) <= 1 for roles in later)
+    return bool(turns and record.get("prompt")) and alone and not any("scene" in turn for turn in turns)
+
+
+def _actions(record: EpisodeRecord) -> Iterator[str]:
+    return (turn["action"] for turn in record["turns"])
+
+
+def _context(run: TrainConfig, policy: HFPolicy) -> RolloutContext:
+    chat = make_chat_format(run.format, run.chat, policy)
+    config = rollout_config(run.rollout, run.env, temperature=0.0)
+    return RolloutContext(policy, chat, config, policy.tokenizer.decode, name="recorded")
+
+
+async def _spelt(record: EpisodeRecord, context: RolloutContext) -> Trajectory:
+    env = RecordedEpisode(record)
+    return await spell(EpisodeSpec(env, task_of(record), seed=0), context, lambda spec: env.expert())
+
+
+def _recorded(record: EpisodeRecord) -> Trajectory:
+    """The episode by its recorded ids; its log-probs are not known, and supervised learning needs none."""
+    segments = tuple(
+        Segment(
+            SegmentKind(segment["kind"]),
+            tuple(segment["ids"]),
+            segment["turn"],
+            logprobs=(0.0,) * len(segment["ids"]) if segment["kind"] == SegmentKind.POLICY else (),
+            trained=segment.get("trained", True),
+            row=segment["row"],
+        )
+        for segment in record["segments"]
+    )
+    return Trajectory(task_of(record), segments, (), record["reward"], EndReason(record["end_reason"]))
+
+
+_CARD = """\
+# A policy that imitated recorded episodes
+
+From `{policy}` by {steps} supervised steps on {demonstrations} of {episodes} recorded episodes of {teachers} in `{env}`,
+those that earned {least:g} (`agentenv warmstart --imitate ... --episodes ...`): {tokens:,} tokens in {minutes:.1f} minutes.
+"""
