@@ -3,7 +3,8 @@
 BroRL (arXiv:2510.01180): one softmax over many actions, a few of them right. A step samples N actions, rewards right ones by
 1 and others with -1, subtracts the mean of the batch, and descends the surrogate -(1/N) sum r p. Among the actions that were
 not sampled the right ones lose mass, and the more so the fewer rollouts there are. The script reports the mass of the right
-actions, the share of them that rose, and the largest relative fall among them, for several N.
+actions, the share of them that rose, and the largest relative fall among them, for several N: from equal logits, and seeded,
+where right actions begin at a logit of 3 and one of them, the anchor, at 5, as those of a policy that has been trained.
 
     python benchmarks/broadened_rollouts.py
 """
@@ -19,6 +20,24 @@ Values = NDArray[np.float64]
 
 ACTIONS, RIGHT, STEPS, RATE = 1280, 100, 1000, 1e-3
 ROLLOUTS = (4, 8, 16, 512)
+SEED, ANCHOR = 3.0, 5.0  # logits of right actions, and of one of them
+
+
+class Adam:
+    """Adam (Kingma and Ba 2014, arXiv:1412.6980) with its usual constants; descends."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        """Begins at step 0."""
+        self.first, self.second, self.step = np.zeros(shape), np.zeros(shape), 0
+
+    def update(self, gradient: Values) -> Values:
+        """What a rate of 1 would subtract."""
+        self.step += 1
+        self.first += 0.1 * (gradient - self.first)
+        self.second += 0.001 * (gradient**2 - self.second)
+        scale = np.sqrt(self.second / (1 - 0.999**self.step)) + 1e-8
+        moved: Values = self.first / (1 - 0.9**self.step) / scale
+        return moved
 
 
 def mass_change(
@@ -52,28 +71,45 @@ def mass_change(
 
 
 def softmax(logits_A: Values) -> Values:
-    """float64[A]: the probabilities."""
-    weights: Values = np.exp(logits_A - logits_A.max())
-    total: float = weights.sum()
-    return weights / total
+    """float64[..., A]: the probabilities."""
+    weights = np.exp(logits_A - logits_A.max(-1, keepdims=True))
+    probabilities: Values = weights / weights.sum(-1, keepdims=True)
+    return probabilities
 
 
-def simulate(rollouts: int, seed: int, steps: int = STEPS) -> dict[str, float]:
+def first_logits(actions: int, right: int, *, seeded: bool) -> Values:
+    """float64[actions]: zeros; seeded ones have 3 where an action is right, and 5 at the first of these."""
+    logits = np.zeros(actions)
+    if seeded:
+        logits[:right], logits[0] = SEED, ANCHOR
+    return logits
+
+
+def surrogate_gradient(p_A: Values, right_A: NDArray[np.bool_], drawn_A: NDArray[np.int_]) -> Values:
+    """float64[..., A]: of -(1/N) sum r p in the logits, r the rewards of N sampled actions less their mean.
+
+    Args:
+        p_A: Probabilities of the actions.
+        right_A: Which are right.
+        drawn_A: How often each was sampled.
+    """
+    rewards, rollouts = np.where(right_A, 1.0, -1.0), drawn_A.sum(-1, keepdims=True)
+    mean = (drawn_A * rewards).sum(-1, keepdims=True) / rollouts
+    weights = drawn_A * (rewards - mean) / rollouts
+    gradient: Values = -p_A * (weights - (weights * p_A).sum(-1, keepdims=True))
+    return gradient
+
+
+def simulate(rollouts: int, seed: int, steps: int = STEPS, *, seeded: bool = False) -> dict[str, float]:
     """One run with Adam: mass of the right actions, share of them that rose, largest relative fall of one."""
     rng = np.random.default_rng([seed, rollouts])
     right = np.arange(ACTIONS) < RIGHT
-    logits = np.zeros(ACTIONS)
-    start, first, second = softmax(logits), np.zeros(ACTIONS), np.zeros(ACTIONS)
-    for step in range(1, steps + 1):
+    logits, adam = first_logits(ACTIONS, RIGHT, seeded=seeded), Adam((ACTIONS,))
+    start = softmax(logits)
+    for _ in range(steps):
         p = softmax(logits)
         drawn = np.bincount(rng.choice(ACTIONS, size=rollouts, p=p), minlength=ACTIONS)
-        rewards = np.where(right, 1.0, -1.0)
-        weights = drawn * (rewards - (drawn * rewards).sum() / rollouts) / rollouts
-        gradient = -p * (weights - (weights * p).sum())  # of -(1/N) sum r p in the logits
-        first = 0.9 * first + 0.1 * gradient
-        second = 0.999 * second + 0.001 * gradient**2
-        scale = np.sqrt(second / (1 - 0.999**step)) + 1e-8
-        logits = logits - RATE * first / (1 - 0.9**step) / scale
+        logits = logits - RATE * adam.update(surrogate_gradient(p, right, drawn))
     end = softmax(logits)
     relative = end[right] / start[right]
     return {
@@ -88,18 +124,20 @@ def main() -> None:
     parser = common_arguments(__doc__ or "")
     parser.add_argument("--seeds", type=int, default=5)
     args = parser.parse_args()
-    figures: dict[str, Any] = {}
+    figures: dict[str, dict[str, Any]] = {"rollouts": {}, "seeded": {}}
     lines = []
-    for rollouts in ROLLOUTS:
-        runs = [simulate(rollouts, seed) for seed in range(args.seeds)]
-        figures[str(rollouts)] = {name: interval([run[name] for run in runs]) for name in runs[0]}
-        shown = ", ".join(f"{name} {fmean(run[name] for run in runs):.3f}" for name in runs[0])
-        lines.append(f"N = {rollouts}: {shown}")
+    for part, found in figures.items():
+        for rollouts in ROLLOUTS:
+            runs = [simulate(rollouts, seed, seeded=part == "seeded") for seed in range(args.seeds)]
+            found[str(rollouts)] = {name: interval([run[name] for run in runs]) for name in runs[0]}
+            shown = ", ".join(f"{name} {fmean(run[name] for run in runs):.3f}" for name in runs[0])
+            lines.append(f"{part}, N = {rollouts}: {shown}")
     setup = {"actions": ACTIONS, "right": RIGHT, "steps": STEPS, "seeds": args.seeds} | {
         "fewest": min(ROLLOUTS),
         "most": max(ROLLOUTS),
+        "seeded_start": float(softmax(first_logits(ACTIONS, RIGHT, seeded=True))[:RIGHT].sum()),
     }
-    finish("broadened_rollouts", args, {"setup": setup, "rollouts": figures}, lines)
+    finish("broadened_rollouts", args, {"setup": setup, **figures}, lines)
 
 
 if __name__ == "__main__":

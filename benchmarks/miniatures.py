@@ -4,7 +4,8 @@
     python benchmarks/miniatures.py --only dapo vade
     python benchmarks/miniatures.py --part 0 3
 
-`miniatures.toml` says what makes a preset small and which policy it starts from; the settings of the method stay. A
+`miniatures.toml` says what makes a preset small and which policy it starts from; the settings of the method stay, but for
+those that a preset had when its figure was made and has no more, which stand there as well. A
 start that does not come with the package is made first. Each run is evaluated before and after on the same unseen
 tasks, and the paired difference gets the 95 % interval of `agentenv compare`. What fails is written down with its
 error, and the others go on.
@@ -120,7 +121,8 @@ def run_miniature(name: str, run: str, folder: Path) -> None:
     try:
         policy = make_start(start, folder) if start else "tiny"
         out = folder / name
-        config = small(run, name, merged(own, {"policy": policy}))
+        earlier = TABLE["earlier"].get(name, {})
+        config = small(run, name, merged(merged(own, earlier), {"policy": policy}))
         results = train(RunFolder.create(out, config), Silent())
         figures = figures_of(out, results) | {"start": start or "tiny"}
     except Exception as error:

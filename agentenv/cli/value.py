@@ -3,21 +3,27 @@
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
 
+from agentenv.core.trust import confirm_file
 from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
+
+if TYPE_CHECKING:
+    from agentenv.progress import Display
+    from agentenv.trainers.learner.value_training import LabelledEpisode
 
 
 @dataclass(frozen=True)
 class Value:
-    """Trains a value model on the episodes that a run has recorded (trajectories_every).
+    """Trains a value model on the episodes that a run has recorded (trajectories_every), or on a search of its own.
 
     It predicts after each turn what reward the episode will earn. The strategy vm_mcts searches with it (ReST-RL), and the
-    verifier process finds the first wrong step by it (SCOPE).
+    verifier process finds the first wrong step by it (SCOPE). With --search the policy of the run searches so many of its
+    training questions, where a continuation is worth its reward, and the states are kept in OUT.states.jsonl.
 
     Example: agentenv value runs/rest-rl --out runs/rest-rl.safetensors
     """
@@ -29,10 +35,21 @@ class Value:
     policy: str = ""
     """The language model whose hidden states the head reads, ``tiny`` or ``hf:PATH``. Default: the policy that the run has
     trained."""
+    search: int = 0
+    """Training questions of the run that are searched for states of known value (the training phase of ReST-RL); 0 takes the
+    recorded episodes."""
+    iterations: int = 100
+    """With --search, states from which the policy goes on, for each question."""
+    samples: int = 5
+    """With --search, complete continuations from each."""
+    children: int = 3
+    """With --search, next states that stay open."""
     ridge: float = 100.0
     """How strongly the weights of the head are pulled towards 0, above 0; about as many states weigh as much."""
     compute: ComputeSettings = AUTOMATIC
     """Where the language model computes, and how."""
+    trust_config: bool = False
+    """With --search, do not ask about settings of the run that execute code without a sandbox or contact a host."""
 
     def run(self) -> dict[str, Any]:
         """Trains and saves."""
@@ -48,17 +65,38 @@ class Value:
         from agentenv.progress import LiveDisplay
         from agentenv.trainers.learner.value_training import train_value_model
 
+        if self.search < 0:
+            raise ConfigurationError(f"--search must be at least 0, not {self.search}")
         spec = self.policy or f"hf:{self.run_folder / 'policy'}"
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with (
             use_compute(self.compute),
             LiveDisplay("value model", log=self.out.parent / f"{self.out.name}.log") as display,
         ):
+            episodes = self._episodes(display)
             policy = make_policy(spec, self.compute)
-            found = train_value_model(
-                policy, spec, self.run_folder, self.out, ridge=self.ridge, display=display
-            )
+            found = train_value_model(policy, spec, episodes, self.out, ridge=self.ridge, display=display)
         return found | {"out": str(self.out)}
+
+    def _episodes(self, display: "Display") -> "list[LabelledEpisode]":
+        """States of known value: recorded ones, or with ``--search`` those of a search, which are kept in a file as well."""
+        from agentenv.trainers.config.config_files import CONFIG, resume_config
+        from agentenv.trainers.learner.value_training import recorded_episodes
+        from agentenv.trainers.strategies.value_search import VERIFIER, ValueSearchStrategy
+        from agentenv.trainers.value_states import search_states, write_states
+
+        if not self.search:
+            return recorded_episodes(self.run_folder)
+        strategy = ValueSearchStrategy(
+            value=VERIFIER, iterations=self.iterations, samples=self.samples, children=self.children
+        )
+        confirm_file(self.run_folder / CONFIG, trusted=self.trust_config)
+        config = resume_config(self.run_folder)
+        found = search_states(
+            config, f"hf:{self.run_folder / 'policy'}", self.search, strategy, self.compute, display
+        )
+        write_states(self.out.with_name(f"{self.out.name}.states.jsonl"), found)
+        return found
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How well it predicts, and where it is."""

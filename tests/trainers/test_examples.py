@@ -18,6 +18,7 @@ from agentenv.sandbox.backends import unavailable
 from agentenv.trainers.config.config_files import load_config, override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.plan import plan_run
+from agentenv.trainers.task_sampling.allocation import hardness_allocation
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.toml"))
@@ -221,6 +222,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "loss.kl_coefficient": 0.0,
     },
     "vcpo": {
+        "loss.objective_options.dual_clip": 1e9,
         "loss.estimator_options.norm": "gradient",
         "loss.aggregation": "sequence_mean",
         "loss.correction.level": "sequence",
@@ -228,6 +230,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "loss.correction.ess_base": 1.0,
     },
     "relift": {
+        "loss.objective_options.dual_clip": 1e9,
+        "loss.entropy_coefficient": 0.0,
         "rollout.group_size": 8,
         "loss.estimator": "dr_grpo",
         "loss.aggregation": "token_sum",
@@ -255,10 +259,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "loss.entropy_coefficient": 0.001,
         "rollout.sampler_options.reference_share": 0.5,
     },
-    "dars": {
-        "rollout.group_size": 16,
-        "rollout.sampler_options": {"weighting": "equal", "cap": 32},
-    },  # first: half, 8
+    "dars": {"rollout.sampler_options": {"first": 8, "weighting": "equal", "cap": 32}},
     "critique-grpo": {
         "rollout.group_size": 8,
         "loss.entropy_coefficient": 0.001,
@@ -296,6 +297,15 @@ def test_a_preset_has_the_published_constants(name: str) -> None:
         for key in PUBLISHED[name]
     }
     assert found == PUBLISHED[name]
+
+
+def test_dars_has_the_budget_for_what_the_hardest_questions_ask() -> None:
+    """Equal treatment takes a question without a success in 8 episodes to 32, and no question further."""
+    rollout = load_config(str(FOLDER / "dars.toml")).rollout
+    first, cap = rollout.sampler_options["first"], rollout.sampler_options["cap"]
+    left = rollout.questions * (rollout.group_size - first)
+    assert hardness_allocation(0.0, first, cap=cap) == 24
+    assert left >= 24 * rollout.questions
 
 
 JUDGES = {'game = "comas_history"': "scorer", 'game = "red_team_vanilla"': "judge"}

@@ -119,10 +119,12 @@ class RewardShapingSettings(Frozen):
     """Subtracted from the reward of a success for each standard deviation by which it is longer than the successes of its
     group (Think2SQL, .1 there); 0 gives none."""
     novelty: float = Field(0.0, ge=0)
-    """Strength of XRPO's bonus on positive advantages of episodes that were unlikely in their group (2.5 there); 0 gives
-    none."""
+    """Strength of XRPO's bonus on positive advantages of correct episodes that were unlikely in their group (2.5 there); 0
+    gives none."""
     novelty_cap: float = Field(0.5, ge=0)
     """Most of that bonus, in units of the advantage."""
+    novelty_success: float = 1.0
+    """Smallest outcome of a correct episode for that bonus, before penalties."""
     progress: float = Field(0.0, ge=0)
     """Credit of a turn after which the expert's next turn is likely, in standard deviations, times the share of the group
     that failed (LayerTuning of Dynamic-TreeRPO); the strategy ``tree`` measures it with ``progress``. 0 gives none."""
@@ -168,7 +170,8 @@ class AsynchronousSettings(Frozen):
     trains on them in the order of their draw."""
     abort: bool = False
     """Whether groups that are not complete when a step has its batch are stopped while the learner learns; they go on first
-    in the next step, from the tokens that they have (APRIL). Otherwise they go on while it learns."""
+    in the next step, from the tokens that they have, and a step begins no more than ``concurrent`` groups (APRIL). Otherwise
+    they go on while it learns, and a group that ends makes room for another one."""
 
     @model_validator(mode="after")
     def _goes_on_later(self) -> Self:
@@ -225,7 +228,11 @@ class EvaluationSettings(Frozen):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        get_strategy(self.strategy, self.strategy_options)
+        if getattr(get_strategy(self.strategy, self.strategy_options), "reads_rewards", False):
+            raise ValueError(
+                f"strategy={self.strategy!r} with strategy_options={self.strategy_options} keeps an episode by its reward, "
+                "which an evaluation must not look at: take another strategy, or a value model"
+            )
         for scorer in self.scorers:
             load_measure(scorer)
         if self.judge:

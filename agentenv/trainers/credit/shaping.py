@@ -93,18 +93,27 @@ def add_reward(trajectory: Trajectory, amount: float) -> Trajectory:
 
 
 def novelty_bonus(
-    group: Sequence[Trajectory], credit: Sequence[Values], *, strength: float, cap: float = 0.5
+    group: Sequence[Trajectory],
+    credit: Sequence[Values],
+    outcomes: Sequence[float],
+    *,
+    strength: float,
+    cap: float = 0.5,
+    success: float = 1.0,
 ) -> list[Values]:
-    """XRPO's bonus (Bamba et al. 2025): A + min(max(strength (1 - eta), 0), cap A) where A > 0, A elsewhere.
+    """XRPO's bonus (Bamba et al. 2025) for correct episodes: A + min(max(strength (1 - eta), 0), cap A) where A > 0.
 
     eta = exp(s - mean s), s the mean log-prob of an episode's trained tokens as they were sampled. Tokens of another context
-    are in no s, an episode without others neither has a bonus nor is in the mean.
+    are in no s, an episode without others neither has a bonus nor is in the mean. Wrong episodes are in the mean and have no
+    bonus, also where graded rewards put them above the average of their group.
 
     Args:
         group: Valid trajectories of one group.
         credit: float64[T] for each.
+        outcomes: Of each, before penalties: a correct answer stays one that is too long.
         strength: 2.5 in the paper; 0 gives no bonus.
         cap: Most of the bonus, in units of A; 0.5 in the paper.
+        success: Smallest outcome of a correct episode.
     """
     if not strength:
         return list(credit)
@@ -112,8 +121,9 @@ def novelty_bonus(
     known = [float(logprobs.mean()) for logprobs in own if len(logprobs)]
     middle = sum(known) / max(len(known), 1)
     sharpened = []
-    for logprobs, values in zip(own, credit, strict=True):
-        novelty = 1 - np.exp(logprobs.mean() - middle) if len(logprobs) else 0.0
+    for logprobs, values, outcome in zip(own, credit, outcomes, strict=True):
+        correct = outcome >= success and len(logprobs)
+        novelty = 1 - np.exp(logprobs.mean() - middle) if correct else 0.0
         bonus = np.minimum(max(strength * novelty, 0.0), cap * values)
         sharpened.append(np.where(values > 0, values + bonus, values))
     return sharpened

@@ -82,13 +82,14 @@ def turn_level(
     Every turn but the last is taken to have called a tool and has a turn reward; the last is judged by the outcome alone.
     In the published form a turn that could not be acted on has called none: the turn reward is that of the first call, and
     counts for all turns up to it. Turn t gets A_O + turn_weight sum_{j >= t} A_j, each A standardised over the group. A
-    trajectory that never called a tool has the standardised sum of outcome and weighted turn rewards on all its tokens.
+    trajectory that never called a tool has the standardised sum of outcome and turn rewards, in which none is weighted, on
+    all its tokens.
     Biased: turns of one index are not of one state. Measured: .582 along, .283 aside (``first_tool`` .783, .306;
     ``last_turn`` .552, .391).
 
     Args:
         group: Valid trajectories.
-        turn_weight: Weight of turn rewards (lambda).
+        turn_weight: Weight of standardised turn rewards (lambda); 0 leaves turn rewards out altogether.
         epsilon: Added to each standard deviation.
         form: ``every_turn`` standardises the rewards of each turn index over the members that have such a turn;
             ``first_tool`` is the published two-turn form: only the first call counts, over all members, 0 for those
@@ -104,7 +105,7 @@ def turn_level(
     by_outcome = standardize(goals, epsilon=epsilon)
     if not turn_weight:
         return on_all_tokens(group, by_outcome)
-    sums = [goal + turn_weight * sum(rewards) for goal, rewards in zip(goals, tools, strict=True)]
+    sums = [goal + sum(rewards) for goal, rewards in zip(goals, tools, strict=True)]
     combined = standardize(sums, epsilon=epsilon)
     by_turn = _by_index(tools, epsilon, absent_is_zero=form == "first_tool")
     values = []

@@ -89,20 +89,28 @@ def ppo_clip(
     # Two clamps, because a tensor of upper bounds cannot stand beside a number as lower bound.
     clipped = -advantages * ratio.clamp(min=1 - clip_low).clamp(max=high)
     losses = torch.maximum(unclipped, clipped)
-    # Where A < 0 the maximum above grows with the ratio without end, so that one stale token could decide a step.
-    losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * dual_clip), losses)
+    losses = dual_clipped(losses, advantages, dual_clip)
     return Surrogate(losses, _outside(ratio, 1 - clip_low, high))
 
 
-def gspo(tokens: Tokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Surrogate:
+def dual_clipped(losses_N: Tensor, advantages_N: Tensor, bound: float) -> Tensor:
+    """[N]: the losses, at most -A bound where A < 0 (Ye et al. 2020, arXiv:1912.09729)."""
+    # There the clipped loss grows with the ratio without end, so that one stale token could decide a step.
+    return torch.where(advantages_N < 0, torch.minimum(losses_N, -advantages_N * bound), losses_N)
+
+
+def gspo(
+    tokens: Tokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4, dual_clip: float | None = None
+) -> Surrogate:
     """Clips one ratio for each row: the geometric mean of the ratios of its trained tokens.
 
-    GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 5-7.
+    GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 5-7, which has no dual clip; DART names one of 10.
 
     Args:
         tokens: The micro-batch; log-ratios above 10 are bounded.
         clip_low: How far the row's ratio may fall below 1.
         clip_high: How far it may rise above 1.
+        dual_clip: Bound on the row's ratio where the advantage is negative; None sets none.
     """
     mean = row_means(tokens.logprobs.detach() - tokens.proximal, tokens.rows)
     # Its value is the row's, its gradient the token's own: the mean over the row then has the gradient of the ratio.
@@ -110,6 +118,8 @@ def gspo(tokens: Tokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> 
     losses = torch.maximum(
         -tokens.advantages * ratio, -tokens.advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     )
+    if dual_clip is not None:
+        losses = dual_clipped(losses, tokens.advantages, dual_clip)
     return Surrogate(losses, _outside(ratio, 1 - clip_low, 1 + clip_high))
 
 

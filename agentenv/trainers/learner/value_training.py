@@ -1,8 +1,9 @@
-"""Training of a value model on the episodes that a run has recorded (VM of ReST-RL; a process reward model for SCOPE).
+"""Training of a value model on states of known value (VM of ReST-RL; a process reward model for SCOPE).
 
-The target of a state is the mean reward of the episodes that went through it, as in the tree of ReST-RL (2025,
-arXiv:2508.19576); where episodes share their beginning, in trees and groups, this is a Monte Carlo estimate as in
-Math-Shepherd (Wang et al. 2023, arXiv:2312.08935). The loss is the summed squared error of ReST-RL, over a linear head.
+The target of a state is what a search with the verifier found it to be worth, as in the training phase of ReST-RL (2025,
+arXiv:2508.19576; ``trainers/value_states.py``), or else the mean reward of the recorded episodes that went through it. Where
+episodes share their beginning, in trees and groups, this is a Monte Carlo estimate as in Math-Shepherd (Wang et al. 2023,
+arXiv:2312.08935). The loss is the summed squared error of ReST-RL, over a linear head.
 
 Shapes: N states, F features.
 """
@@ -121,10 +122,25 @@ def read_groups(run: Path) -> Iterator[list[Trajectory]]:
         yield from groups.values()
 
 
+def recorded_episodes(run: Path) -> list[LabelledEpisode]:
+    """The episodes that ``run`` has recorded, each state labelled with the mean reward of the ways on from it.
+
+    Raises:
+        ConfigurationError: nothing is recorded there, or a file is damaged.
+    """
+    return [episode for group in read_groups(run) for episode in label_states(group)]
+
+
 def train_value_model(
-    policy: "HFPolicy", spec: str, run: Path, out: Path, *, ridge: float, display: Display
+    policy: "HFPolicy",
+    spec: str,
+    episodes: Sequence[LabelledEpisode],
+    out: Path,
+    *,
+    ridge: float,
+    display: Display,
 ) -> dict[str, Any]:
-    """Fits a head to the episodes of ``run`` and writes it to ``out``.
+    """Fits a head to states of known value and writes it to ``out``.
 
     Every fifth task is held out first, to say how well the values of tasks that were not seen are predicted; the head that
     is written learned from all.
@@ -132,7 +148,7 @@ def train_value_model(
     Args:
         policy: The language model under the head.
         spec: Its name.
-        run: Folder of a training run.
+        episodes: Where the states are from.
         out: File to write.
         ridge: Strength of the pull towards 0; see ``ridge_of``.
         display: Told of the progress.
@@ -142,9 +158,8 @@ def train_value_model(
         the mean of the others; None where there are fewer than two tasks.
 
     Raises:
-        ConfigurationError: nothing, or next to nothing, is recorded there.
+        ConfigurationError: there are hardly any states.
     """
-    episodes = [episode for group in read_groups(run) for episode in label_states(group)]
     display.phase("value model", len(episodes))
     rows, targets, tasks = [], [], []
     for number, episode in enumerate(episodes, 1):
@@ -156,7 +171,8 @@ def train_value_model(
         display.advance(number, {})
     if len(targets) < _LEAST:
         raise ConfigurationError(
-            f"{run} has recorded {len(targets)} states, and a value model needs {_LEAST}"
+            f"there are {len(targets)} states of known value, and a value model needs {_LEAST}: record more episodes, or "
+            "search more questions"
         )
     features_NF, targets_N = np.concatenate(rows), np.array(targets)
     names = list(dict.fromkeys(tasks))

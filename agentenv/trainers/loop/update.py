@@ -157,12 +157,17 @@ def _imitate(
     return held | imitate(learner, taken, rate, buffer.moments)
 
 
+def credited_members(group: Sequence[Trajectory]) -> list[Trajectory]:
+    """The members of ``group`` that an estimator compares."""
+    return [t for t in group if t.valid and t.origin is not Origin.DEMONSTRATION]
+
+
 def shape_group(
     shaping: RewardShapingSettings, context_tokens: int, group: Sequence[Trajectory]
 ) -> list[Trajectory]:
     """The trajectories of ``group`` that are credited, with the rewards by which they are."""
     return shape_rewards(
-        [t for t in group if t.valid and t.origin is not Origin.DEMONSTRATION],
+        credited_members(group),
         limit=context_tokens,
         overlong_buffer=shaping.overlong_buffer,
         overlong_factor=shaping.overlong_factor,
@@ -320,12 +325,19 @@ def assign_credit(
         played = with_batch_deviation(played)
     # Left out of the loss alone: the estimator has compared all members, which is why one more was played.
     left_out = left_out_by(loss.estimator)
-    for valid in played:
+    for group, valid in zip(groups, played, strict=True):
         spare = left_out(rewards_of(valid)) if left_out and valid else -1
         credit = estimate(valid)
         if _shares_turns(rollout, loss.estimator):
             credit = shared_means(valid, credit)
-        credit = novelty_bonus(valid, credit, strength=shaping.novelty, cap=shaping.novelty_cap)
+        credit = novelty_bonus(
+            valid,
+            credit,
+            rewards_of(credited_members(group)),  # before penalties
+            strength=shaping.novelty,
+            cap=shaping.novelty_cap,
+            success=shaping.novelty_success,
+        )
         credit = progress_credit(valid, credit, weight=shaping.progress)
         for place, (trajectory, values) in enumerate(
             zip(valid, map(weigh_credit, valid, credit), strict=True)

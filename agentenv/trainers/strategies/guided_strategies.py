@@ -39,11 +39,14 @@ class GuideStrategy:
     action.
     """
 
+    fail: float | None = None
+    """Largest outcome of an episode that failed; None takes the environment's ``reward_floor``."""
+
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> Played:
         """The episodes, and the hinted ones where they were needed."""
 
         def then(rounds: list[list[Played]]) -> Round[Played] | None:
-            return hinted if len(rounds) == 1 and is_lost(_flat(rounds), specs[0]) else None
+            return hinted if len(rounds) == 1 and is_lost(_flat(rounds), specs[0], self.fail) else None
 
         async def hinted(place: int) -> Played:
             return await play_hinted(specs[place], context, context.episode(place), "hinted", hint_of)
@@ -168,11 +171,14 @@ class DemonstrateStrategy:
     own, so that it gets no credit from an estimator.
     """
 
+    fail: float | None = None
+    """Largest outcome of an episode that failed; None takes the environment's ``reward_floor``."""
+
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> Played:
         """The episodes, and the demonstration where it was needed and succeeds."""
 
         def then(rounds: list[list[Played]]) -> Round[Played] | None:
-            return demonstrate if len(rounds) == 1 and is_lost(_flat(rounds), specs[0]) else None
+            return demonstrate if len(rounds) == 1 and is_lost(_flat(rounds), specs[0], self.fail) else None
 
         async def demonstrate(place: int) -> Played:
             return await play_demonstration(specs[0], context) if place == 0 else []
@@ -233,10 +239,18 @@ async def spell(
     )
 
 
-def is_lost(played: Played, spec: EpisodeSpec) -> bool:
-    """Whether every episode failed that no infrastructure failure ended, and there is one."""
+def is_lost(played: Played, spec: EpisodeSpec, fail: float | None = None) -> bool:
+    """Whether every episode failed that no infrastructure failure ended, and there is one.
+
+    Args:
+        played: The episodes of a group.
+        spec: One of their starts.
+        fail: Largest outcome of a failure; None takes the environment's ``reward_floor``. A group of partly right answers
+            is then not lost, whose differences teach something already.
+    """
+    most = spec.env.reward_floor if fail is None else fail
     valid = [trajectory for trajectory in played if trajectory.valid]
-    return bool(valid) and all(trajectory.reward < spec.env.reward_ceiling for trajectory in valid)
+    return bool(valid) and all(trajectory.reward <= most for trajectory in valid)
 
 
 def success_count(played: Played, spec: EpisodeSpec) -> tuple[int, int]:

@@ -39,8 +39,9 @@ class RollbackStrategy:
 
     SAAR of CLEANER, 2026, arXiv:2601.15141. The policy sees the error of a failed call and calls again. The failed call and
     its error are then removed from the record, and the environment returns to its snapshot, so that the failure costs
-    neither turns nor tokens of the budget. A later retry of the same turn sees the latest failure only. After the last
-    retry the error stays in the record, from three failures on with a hint, and the episode is not rolled back again.
+    neither turns nor tokens of the budget. A turn without a call is not taken back, whatever it was answered. A later retry
+    of the same turn sees the latest failure only. After the last retry the error stays in the record, from three failures
+    on with a hint, and the episode is not rolled back again.
     """
 
     retries: int = 3
@@ -55,6 +56,9 @@ class RollbackStrategy:
     """Turns with tool calls after which an episode rolls back no more."""
     commit: Literal["eager", "on_success"] = "eager"
     """What stands there after the last retry has failed: the latest attempt (the published code) or the first."""
+    without_call: bool = False
+    """Whether a turn that could not be acted on is taken back also where it has no call, as with a misspelt tag; the
+    published code looks at turns with calls alone."""
 
     def __post_init__(self) -> None:
         if self.retries < 0 or self.max_phases < 0 or not 0 <= self.roll_probability <= 1:
@@ -106,10 +110,11 @@ class _Episode:
                 await release(snapshot, config)
 
     def _is_taken_back(self) -> bool:
-        turn = self.record.turns[-1]
-        self.phases += bool(turn.tool_results)
+        turn, markers = self.record.turns[-1], self.record.spec.env.call_markers
+        counts = bool(turn.tool_results) and (self.strategy.without_call or is_call(turn.action, markers))
+        self.phases += counts
         self.enabled = self.enabled and self.phases <= self.strategy.max_phases
-        return self.enabled and has_failed(turn)
+        return self.enabled and counts and has_failed(turn)
 
     async def _take_back(self, clean: EpisodeState, snapshot: Snapshot) -> None:
         """Tries the failed turn again from ``clean`` and ``snapshot``, which are of the moment before it."""

@@ -1,7 +1,8 @@
 """VM-MCTS, the second half of ReST-RL: a tree search over turns that is guided by a value model (arXiv:2508.19576).
 
 A state is an episode between two turns, an action is a turn. It is meant for evaluations, where an episode is one start and
-one trajectory (``evaluation.strategy``): the value model alone decides, and no reward of the environment is looked at.
+one trajectory (``evaluation.strategy``): the value model alone decides, and no reward of the environment is looked at. With
+the verifier in the place of the model it is the training phase, which collects the states that a value model learns from.
 """
 
 import asyncio
@@ -30,6 +31,10 @@ from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.errors import ConfigurationError
 from agentenv.policies.value_model import ValueModel, load_value_model, state_pieces
 from agentenv.trainers.strategies.rollout_context import RolloutContext, Round, run_rounds
+from agentenv.trainers.strategies.value_records import STATES, Expansion, state_records
+
+VERIFIER = "verifier"
+"""The value of a continuation is its reward."""
 
 _MOST_SAMPLES = 1000  # each has a seed of its own, in the bits above those of its turn
 _CONTINUATIONS = 1 << 32  # slots of continuations begin here, beyond those of all starts
@@ -52,16 +57,21 @@ def uct(value: float, visits: int, parent_visits: int, *, exploration: float, sm
 class ValueSearchStrategy:
     """Searches the turns that an episode may take, guided by a value model, and keeps the best complete episode.
 
-    VM-MCTS of ReST-RL, 2025, arXiv:2508.19576, its test phase. Of the states that were reached, one is chosen by ``uct``
-    from the start on, and the policy goes on from it to the end ``samples`` times. The distinct first actions make the next
-    states. A new state has the value that the model predicts and one visit, an action that is repeated one visit more; sums
-    and visits are added to those of the states before it. The best ``children`` of a state stay open. After ``iterations``
-    the complete episode with the highest predicted value is kept. With one iteration this is the best of ``samples``.
+    VM-MCTS of ReST-RL, 2025, arXiv:2508.19576. In its test phase a value model is asked. Of the states that were reached
+    one is chosen by ``uct`` from the start on, and the policy goes on from it to the end ``samples`` times. Distinct first
+    actions make the next states. A new state has the value that the model predicts and one visit, an action that is
+    repeated one visit more; sums and visits are added to those of the states before it. The best ``children`` of a state
+    stay open. After ``iterations`` the complete episode with the highest predicted value is kept. With one iteration this is
+    the best of ``samples``.
+
+    In its training phase, with ``verifier`` for a value, a continuation is worth the reward that it earned: each one is a
+    visit of the first state that it led to, with that reward. The episode with the highest reward is kept, so that no
+    evaluation may play it, and the states with their values stand in its ``info``.
     """
 
     value: str = "tiny"
     """The value model: a file that ``agentenv value`` wrote, or ``tiny``, which is shipped for the shipped policy and
-    questions like those of its worlds."""
+    questions like those of its worlds. ``verifier`` is the reward of the environment: the training phase."""
     iterations: int = 20
     """States from which the policy goes on, one after the other, those that end the episode included."""
     samples: int = 5
@@ -90,13 +100,18 @@ class ValueSearchStrategy:
         if not self.value:
             raise ConfigurationError("vm_mcts needs a value model: 'tiny', or a file of `agentenv value`")
 
+    @property
+    def reads_rewards(self) -> bool:
+        """Whether rewards decide which episode is kept."""
+        return self.value == VERIFIER
+
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """One trajectory for each start, in their order.
 
         Raises:
             CheckpointMismatch: there is no such value model.
         """
-        model = load_value_model(self.value)
+        model = None if self.reads_rewards else load_value_model(self.value)
         warm = context.config.temperature or self.temperature
         config = context.config.model_copy(update={"temperature": warm})
         searches = [_Search(self, model, spec, place, context, config) for place, spec in enumerate(specs)]
@@ -153,7 +168,8 @@ class _Search:
     """
 
     strategy: ValueSearchStrategy
-    model: ValueModel
+    model: ValueModel | None
+    """None in the training phase."""
     spec: EpisodeSpec
     place: int
     context: RolloutContext
@@ -165,6 +181,8 @@ class _Search:
     """The state that the policy goes on from now."""
     forked: list[Env[Any]] = field(default_factory=list)
     """Environments that stand at states."""
+    expanded: list[tuple[_Node, list[Trajectory]]] = field(default_factory=list)
+    """States that the policy went on from, with the complete episodes that came of it, in the training phase."""
     idle: list[Env[Any]] = field(default_factory=list)
     """Those of them from which nothing is played any more."""
     best: tuple[float, Trajectory] | None = None
@@ -188,8 +206,14 @@ class _Search:
         finally:
             await close_quickly(self.forked, self.config.deadline_s)
         assert self.best is not None  # the first continuation, whatever came of it
-        kept = self.best[1]
-        return replace(kept, id=self.episode, info=kept.info | {"strategy": dict(self.metrics)})
+        kept, states = self.best[1], {}
+        if self.model is None:
+            expansions = [
+                Expansion(len(node.state.turns), node.value, tuple(episodes))
+                for node, episodes in self.expanded
+            ]
+            states = {STATES: state_records(self.spec.task.question, expansions)}
+        return replace(kept, id=self.episode, info=kept.info | states | {"strategy": dict(self.metrics)})
 
     async def _open(self, slot: int) -> _Continuation:
         """Begins the episode, in one slot; nothing is played where it ends at once."""
@@ -287,6 +311,9 @@ class _Search:
         """Takes up the continuations of ``node`` in the order of their slots; their first actions lead to its children."""
         node.goes_on = False
         self._leave(node.state)
+        if self.model is None:
+            ended = [one.ended for one in continuations if one.ended is not None and one.ended.valid]
+            self.expanded.append((node, ended))
         for one in continuations:
             if one.ended is None:
                 continue
@@ -295,29 +322,41 @@ class _Search:
                 self.left = 0
                 return
             self.metrics["search_episodes"] += 1
-            self._visit(node, one.action, one.after, one.goes_on)
+            if self.model is None and not one.ended.valid:  # says nothing, as no reward of it is one
+                self._leave(one.after)
+            else:
+                self._visit(node, one.action, one.after, one.goes_on, one.ended.reward)
         ranked = sorted(node.children.values(), key=lambda child: -child.value)
         node.open = ranked[: self.strategy.children]
         for child in ranked[self.strategy.children :]:
             self._leave(child.state)
         node.count(sum(child.total for child in ranked), sum(child.visits for child in ranked))
 
-    def _visit(self, node: _Node, action: str, after: EpisodeState, goes_on: bool) -> None:
-        """A first action makes a child, or visits the one that it has made before."""
+    def _visit(self, node: _Node, action: str, after: EpisodeState, goes_on: bool, reward: float) -> None:
+        """A first action makes a child, or visits the one that it has made before.
+
+        Args:
+            node: Where the action was taken.
+            action: What was written.
+            after: The state that it led to.
+            goes_on: Whether an environment stands there.
+            reward: What the continuation that began with it has earned.
+        """
         known = node.children.get(action)
         if known is not None:
-            known.total, known.visits = known.total + known.value, known.visits + 1
+            known.total += reward if self.model is None else known.value
+            known.visits += 1
             self._leave(after)
         elif after.ended is None or after.ended.valid:
-            value = self._value(after.spec.task.question, after.turns)
+            value = self._value(after.spec.task.question, after.turns, reward)
             node.children[action] = _Node(after, node, value, 1, goes_on)
             self.metrics["search_states"] += 1
 
-    def _value(self, question: str, turns: Sequence[Turn]) -> float:
-        return self.model.values(state_pieces(question, turns))[-1]
+    def _value(self, question: str, turns: Sequence[Turn], reward: float) -> float:
+        return reward if self.model is None else self.model.values(state_pieces(question, turns))[-1]
 
     def _keep(self, ended: Trajectory) -> None:
-        """Takes up a complete episode, if its predicted value is above those of all before."""
-        value = self._value(ended.task.question, ended.turns) if ended.valid else -math.inf
+        """Takes up a complete episode, if its value is above those of all before."""
+        value = self._value(ended.task.question, ended.turns, ended.reward) if ended.valid else -math.inf
         if self.best is None or value > self.best[0]:
             self.best = value, ended

@@ -36,6 +36,7 @@ from agentenv.trainers.task_sampling.step_budget import (
 
 CLASSES = 10
 """Of width .1 each, the last one with its upper end."""
+_EQUAL = 1e-12  # deviation of equal probabilities by rounding
 
 Solved = Literal["any", "mean"]
 
@@ -63,6 +64,15 @@ def game_distribution(weights_B: Values, *, floor: float) -> Values:
     """float64[B]: (1 - floor) w / sum w + floor / B, with which the adversary plays a class (GDRO)."""
     mixed: Values = (1 - floor) * weights_B / weights_B.sum() + floor / len(weights_B)
     return mixed
+
+
+def standard_scores(chances_B: Values, *, bound: float) -> Values:
+    """float64[B]: (q - mean q) / std q, within ``bound`` of 0; ones where all are equal, as nothing sets classes apart."""
+    deviation = chances_B.std()
+    if deviation < _EQUAL:
+        return np.ones_like(chances_B)
+    scores: Values = np.clip((chances_B - chances_B.mean()) / deviation, -bound, bound)
+    return scores
 
 
 def moved(mean: float | None, value: float, rate: float) -> float:
@@ -127,8 +137,8 @@ class DifficultyGame:
         """Moves the mean of each class by what it was in this step, and then the tasks to their new classes.
 
         Args:
-            groups: Those that were played.
-            followed: What the game follows of each group with outcomes, by its place.
+            groups: Those that were played; the tasks of those with outcomes move.
+            followed: What the game follows of each group that takes part in it, by its place.
             per_share: Whether what a class was is divided by its share of these groups.
         """
         by_class: dict[int, list[float]] = {}
@@ -138,14 +148,19 @@ class DifficultyGame:
         for number, values in by_class.items():
             share = len(values) / len(followed) if per_share else 1.0
             self.means[number] = moved(self.means.get(number), fmean(values) / share, self.rate)
-        for place in followed:
-            task, rewards = groups[place].task, _clipped(groups[place])
-            outcome = fmean(rewards) if self.solved == "mean" else float(max(rewards) >= 1.0)
-            mine = [*self.outcomes.get(task, ()), outcome]
-            self.outcomes[task] = mine[-self.window :] if self.window else mine
-            self.classes[task] = difficulty_class(
-                fmean(self.outcomes[task]), self.class_of(task), self.margin
-            )
+        for group in groups:
+            if group.rewards:
+                self.outcomes[group.task] = mine = self.outcomes_with(group)
+                self.classes[group.task] = difficulty_class(
+                    fmean(mine), self.class_of(group.task), self.margin
+                )
+
+    def outcomes_with(self, group: Group) -> list[float]:
+        """The outcomes of the task of ``group`` within the window, the one of this group, which has rewards, included."""
+        rewards = _clipped(group)
+        outcome = fmean(rewards) if self.solved == "mean" else float(max(rewards) >= 1.0)
+        mine = [*self.outcomes.get(group.task, ()), outcome]
+        return mine[-self.window :] if self.window else mine
 
     def state_dict(self) -> dict[str, Any]:
         """What is known of tasks and classes, as pairs."""
@@ -172,9 +187,10 @@ class PromptGame(DifficultyGame):
     own distribution, whatever their shares, and trains no group with a large weight: of two classes of equal loss with 90
     and 10 % of the tasks, each is half of what is played. ``probability`` is the published program: credit times
     min(q, ``cap``), q the game's distribution over the classes of the step, so that the credits shrink as there are more
-    classes. Its options to z-score q, which turns the sign of the credit of half of the classes, and to leave out tasks
-    that are always or never solved are not offered: with ``solved="mean"`` such tasks had no credit anyway, and with
-    ``any`` those that one episode of each group solves would be lost.
+    classes. Two options of the program are off by default. ``z_bound`` puts z-scores of q in the place of q, which turns
+    the sign of the credit of the classes below their mean. ``leave_out`` takes tasks that are always or never solved out of
+    the game: they move no class and are not trained. With ``solved="mean"`` such tasks have no credit anyway, and with
+    ``any`` those that one episode of each group solves are lost.
 
     Args:
         apply: ``draw``; ``weight``: the credit of a task times min(w, ``cap``), w the weight of its class; or
@@ -185,6 +201,10 @@ class PromptGame(DifficultyGame):
         floor: See ``game_distribution``.
         per_share: Whether the loss of a class in a step is divided by its share of the step's groups, so that classes that
             are rarely drawn are not forgotten (an option of GDRO).
+        z_bound: For ``probability``: the bound on the z-scores that the credit is multiplied by, 3 in the published program;
+            0 takes the probabilities themselves.
+        leave_out: Whether a task whose mean success, this step included, is exactly 0 or 1 takes part in nothing but the
+            draw. What the program does with such tasks besides is not known to this project.
     """
 
     apply: Literal["draw", "weight", "probability"] = "draw"
@@ -193,6 +213,8 @@ class PromptGame(DifficultyGame):
     bound: float = 10.0
     floor: float = 0.15
     per_share: bool = False
+    z_bound: float = 0.0
+    leave_out: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,6 +222,8 @@ class PromptGame(DifficultyGame):
         require("strength", self.strength, self.strength >= 0, "at least 0")
         require("bound", self.bound, self.bound > 0, "above 0")
         require("floor", self.floor, 0 <= self.floor <= 1, "within [0, 1]")
+        usable = self.z_bound == 0 or (self.z_bound > 0 and self.apply == "probability")
+        require("z_bound", self.z_bound, usable, "0, or above 0 with apply='probability'")
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """``questions`` tasks; a class that has tasks is played with its probability, within it all are equally likely."""
@@ -217,23 +241,31 @@ class PromptGame(DifficultyGame):
         return whole_groups(step_budget, drawn)
 
     def select(self, step_budget: StepBudget) -> Selection:
-        """Losses and classes move. All groups are trained."""
+        """Losses and classes move. All groups are trained that are not left out."""
         groups = step_budget.groups
         played_in = [self.class_of(group.task) for group in groups]
+        taking_part = [
+            i for i, group in enumerate(groups) if not (self.leave_out and self._is_extreme(group))
+        ]
         # Groups lost to faults are left out: to call their loss 1 would make their class look hard.
-        losses = {i: 1 - fmean(_clipped(g)) for i, g in enumerate(groups) if g.rewards}
+        losses = {i: 1 - fmean(_clipped(groups[i])) for i in taking_part if groups[i].rewards}
         self.learn(groups, losses, per_share=self.per_share)
-        if self.apply != "draw":
-            factors = self._factors(played_in)
-            for group, number in zip(groups, played_in, strict=True):
-                group.members = [weighted(member, factors[number]) for member in group.members]
+        if self.apply != "draw" and taking_part:
+            factors = self._factors([played_in[i] for i in taking_part])
+            for i in taking_part:
+                groups[i].members = [weighted(member, factors[played_in[i]]) for member in groups[i].members]
         metrics = {f"loss_class_{number}": self.means[number] for number in sorted(self.means)}
-        return Selection(groups, metrics=metrics)
+        return Selection([groups[i] for i in taking_part], metrics=metrics)
+
+    def _is_extreme(self, group: Group) -> bool:
+        return bool(group.rewards) and fmean(self.outcomes_with(group)) in (0.0, 1.0)
 
     def _factors(self, played_in: Sequence[int]) -> dict[int, float]:
         """By class of a step, what the credit of its tasks is multiplied by; the step's own losses count already."""
         present = sorted(set(played_in))
         found = self._weights(present) if self.apply == "weight" else self._distribution(present)
+        if self.z_bound:
+            found = standard_scores(found, bound=self.z_bound)
         return {number: min(float(one), self.cap) for number, one in zip(present, found, strict=True)}
 
     def _distribution(self, present: Sequence[int]) -> Values:

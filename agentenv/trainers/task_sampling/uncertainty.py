@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
-from agentenv.retrievers.encoder import HashEncoder
+from agentenv.retrievers.encoder import make_encoder
 from agentenv.trainers.task_sampling.allocation import added, first_look
 from agentenv.trainers.task_sampling.step_budget import Group, Selection, StepBudget, TaskDraw, require
 
@@ -127,6 +127,8 @@ class UncertaintyAllocation:
         level: Confidence level of the interval.
         examples: Solved examples that a failed task is played with (2 in the paper); 0 plays it without.
         example_characters: Characters after which an example is cut.
+        encoder: Embeds the questions, by which similar ones are found: ``hash`` for hashed words, or an encoder of
+            ``search.encoder``.
         seeds: Rollouts with examples that a failed task gets in any case.
         success: Smallest outcome that counts as a success.
     """
@@ -138,6 +140,7 @@ class UncertaintyAllocation:
     level: float = 0.95
     examples: int = 2
     example_characters: int = 2000
+    encoder: str = "hash"
     seeds: int = 1
     success: float = 1.0
 
@@ -196,7 +199,7 @@ class UncertaintyAllocation:
         if not others:
             return ""
         if self._vectors is None:
-            self._vectors = HashEncoder().encode_queries([task.question for task in tasks])
+            self._vectors = make_encoder(self.encoder).encode_queries([task.question for task in tasks])
         near = nearest_places(self._vectors[task], self._vectors[others], self.examples)
         solved_examples = [self._solved[others[place]] for place in near]
         return "\n\n".join(["Here are solved examples.", *solved_examples, "Now solve the question above."])

@@ -41,6 +41,7 @@ from agentenv.trainers.task_sampling.samplers import (
 from agentenv.trainers.workers.group_runner import GroupRunner
 from agentenv.trainers.workers.inflight import InflightGroup, choose_batch
 from agentenv.trainers.workers.recorded_policy import RecordedPolicy
+from agentenv.trainers.workers.start_limit import StartLimit
 from agentenv.trainers.workers.worker_pool import WorkerPool
 
 
@@ -73,7 +74,7 @@ class RolloutScheduler:
             seed: Of the draws and of the episodes.
             steps: Of the run.
             staleness: Versions that the weights may have moved on until an episode is trained; 0 is synchronous.
-            concurrent: Groups under way at once.
+            concurrent: Groups under way at once; with ``abort`` also those that one step begins.
             abort: Whether groups that a batch leaves are stopped until the next one.
             temperatures: Those of a tree's window, where they follow the entropy.
         """
@@ -84,7 +85,8 @@ class RolloutScheduler:
         self._seed, self._steps = seed, steps
         self._worker_pool = runner if isinstance(runner, WorkerPool) else None
         self._loop = BackgroundLoop()
-        self._slots = asyncio.Semaphore(concurrent)
+        self._slots, self._concurrent = asyncio.Semaphore(concurrent), concurrent
+        self._starts = StartLimit(concurrent) if abort else None
         self._inflight: list[InflightGroup] = []
         self._opened: dict[int, tuple[StepBudget, int]] = {}  # with the groups of their first round
         self._last = 0  # the last step that was opened
@@ -111,6 +113,7 @@ class RolloutScheduler:
         for ahead in range(max(self._last + 1, step), last + 1):
             self._open(ahead)
         counts = [self._opened[ahead][1] for ahead in range(step, last + 1)]
+        self._loop.run(self._allow(counts[0]))
         drawn = _plain(*self._opened[step])
         # Taken before the wait, because whatever is collected afterwards has changed both.
         inflight, learned = [*self._inflight], self._sampler.state_dict()
@@ -125,6 +128,11 @@ class RolloutScheduler:
             self._inflight, self._opened[step] = inflight, self._reopened(step, drawn)
             raise
 
+    async def _allow(self, groups: int) -> None:
+        """Lets a step begin as many groups as it trains, also where fewer may be under way at once."""
+        if self._starts is not None:
+            self._starts.raise_to(groups)
+
     def sync_weights(self) -> None:
         """Hands the policy's weights to those who play elsewhere, where they have changed."""
         if self._worker_pool is not None and self._worker_pool.version != self._policy.version:
@@ -135,7 +143,8 @@ class RolloutScheduler:
     def _batch(self, step: int, counts: Sequence[int]) -> Batch:
         version = self._policy.version
         taken = self._take(
-            lambda: choose_batch(self._inflight, counts, version=version, staleness=self.staleness)
+            lambda: choose_batch(self._inflight, counts, version=version, staleness=self.staleness),
+            self._starts,
         )
         step_budget, _ = self._opened.pop(step)
         step_budget.groups = [inflight.group for inflight in taken]
@@ -181,16 +190,21 @@ class RolloutScheduler:
         self, draws: Sequence[TaskDraw], groups: Sequence[Group], step_budget: StepBudget
     ) -> list[list[Trajectory]]:
         """The episodes of a later round, for each draw its own; they are waited for."""
-        round_groups = self._submit(draws, groups, step_budget)
+        round_groups = self._submit(draws, groups, step_budget, at_once=True)
         self._take(
             lambda: None if any(inflight.members is None for inflight in round_groups) else round_groups
         )
         return [[] for _ in round_groups]  # they are with their groups already
 
     def _submit(
-        self, draws: Sequence[TaskDraw], groups: Sequence[Group], step_budget: StepBudget
+        self,
+        draws: Sequence[TaskDraw],
+        groups: Sequence[Group],
+        step_budget: StepBudget,
+        *,
+        at_once: bool = False,
     ) -> list[InflightGroup]:
-        """Lets the episodes of a round begin, in this order."""
+        """Lets the episodes of a round begin, in this order; ``at_once`` whatever the step has begun so far."""
         first = step_budget.reserved - sum(draw.rollouts for draw in draws)
         # Slots follow the order of the draws and not that of the ends, so that batches by slot repeat.
         slots = accumulate((draw.rollouts for draw in draws), initial=first)
@@ -206,7 +220,7 @@ class RolloutScheduler:
             )
             for draw, group, slot in zip(draws, groups, slots, strict=False)
         ]
-        self._begin(round_groups)
+        self._begin(round_groups, at_once=at_once)
         return round_groups
 
     def _tempered(self, draw: TaskDraw) -> TaskDraw:
@@ -216,17 +230,18 @@ class RolloutScheduler:
             else replace(draw, temperatures=self._temperatures.temperatures)
         )
 
-    def _begin(self, round_groups: Sequence[InflightGroup]) -> None:
+    def _begin(self, round_groups: Sequence[InflightGroup], *, at_once: bool = False) -> None:
         self._inflight += round_groups
-        self._start(round_groups)
+        self._start(round_groups, at_once=at_once)
 
-    def _start(self, round_groups: Sequence[InflightGroup]) -> None:
+    def _start(self, round_groups: Sequence[InflightGroup], *, at_once: bool = False) -> None:
         deterministic_batcher = DeterministicBatcher() if self._rollout.deterministic else None
+        limit = None if at_once else self._starts
 
         # Within the loop, because a task belongs to the loop that runs when it is created.
         async def start() -> None:
             for inflight in round_groups:
-                inflight.task = asyncio.create_task(self._play(inflight, deterministic_batcher))
+                inflight.task = asyncio.create_task(self._play(inflight, deterministic_batcher, limit))
 
         self._loop.run(start())
 
@@ -247,6 +262,7 @@ class RolloutScheduler:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks, timeout=self._rollout.deadline_s)
+            self._starts = StartLimit(self._concurrent)  # of the next step
             return [p for p in open_groups if p.task is not None and not p.task.done()]
 
         # A group that ignores its cancellation still asks the policy; beside a second run of it answers would be mixed.
@@ -262,17 +278,25 @@ class RolloutScheduler:
         return sum(inflight.start_version is not None for inflight in open_groups)
 
     async def _play(
-        self, inflight: InflightGroup, deterministic_batcher: DeterministicBatcher | None
+        self,
+        inflight: InflightGroup,
+        deterministic_batcher: DeterministicBatcher | None,
+        limit: StartLimit | None,
     ) -> list[Trajectory]:
-        """The episodes of one group, once there is room for it."""
-        async with self._slots:
+        """The episodes of one group, once there is room for it and its step may begin it."""
+        async with nullcontext() if limit is None else limit.group(), self._slots:
             return await self._runner.play(inflight, deterministic_batcher)
 
-    def _take(self, choose: Callable[[], list[InflightGroup] | None]) -> list[InflightGroup]:
+    def _take(
+        self, choose: Callable[[], list[InflightGroup] | None], limit: StartLimit | None = None
+    ) -> list[InflightGroup]:
         """Waits until ``choose`` gives groups and takes them out; their members are then in their groups."""
 
         async def wait() -> list[InflightGroup]:
             while (taken := choose()) is None:  # an error of a group ends the run there
+                # Infrastructure failures have left no batch of what has begun, which others may still make.
+                if limit is not None and limit.is_spent:
+                    limit.extend(self._concurrent)
                 running = [p.task for p in self._inflight if p.task is not None and p.members is None]
                 # Only those without a result: a group that is complete and not chosen would end the wait at once, for ever.
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

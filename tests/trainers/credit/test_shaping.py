@@ -113,7 +113,7 @@ def said(episode: Turns, *logprobs: float, off_context: bool = False) -> Traject
 def test_the_novelty_bonus(episode: Turns, strength: float, cap: float, expected: float) -> None:
     group = [said(episode, -1.0, -1.4), said(episode, -0.8)]
     credit = [np.full(4, 0.5), np.full(3, 0.5)]
-    unlikely, likely = novelty_bonus(group, credit, strength=strength, cap=cap)
+    unlikely, likely = novelty_bonus(group, credit, [1.0, 1.0], strength=strength, cap=cap)
     np.testing.assert_allclose(unlikely, [expected] * 4, atol=1e-5)
     np.testing.assert_allclose(likely, [0.5] * 3, atol=1e-12)  # eta above 1: unchanged
 
@@ -121,15 +121,26 @@ def test_the_novelty_bonus(episode: Turns, strength: float, cap: float, expected
 def test_novelty_leaves_errors_alone(episode: Turns) -> None:
     group = [said(episode, -2.0), said(episode, -1.0)]
     credit = [np.array([-1.0, 0.0, 0.5]), np.full(3, -0.5)]
-    first, second = novelty_bonus(group, credit, strength=2.5)
+    first, second = novelty_bonus(group, credit, [1.0, 0.0], strength=2.5)
     np.testing.assert_allclose(first, [-1.0, 0.0, 0.75])
     assert second.tolist() == [-0.5] * 3
+
+
+def test_novelty_is_for_correct_episodes(episode: Turns) -> None:
+    """Outcomes 1, .8 and 0 have a mean of .6: the second is above average and wrong, and moves the mean of s alone."""
+    group = [said(episode, -1.2), said(episode, -1.2), said(episode, -0.6)]
+    credit = [np.full(3, 0.4), np.full(3, 0.2), np.full(3, -0.6)]
+    bonus = novelty_bonus(group, credit, [1.0, 0.8, 0.0], strength=2.5)
+    # s = -1.2 against a mean of -1: 2.5 (1 - exp(-.2)) = .45317, at most half of the credit.
+    np.testing.assert_allclose([values[0] for values in bonus], [0.6, 0.2, -0.6], atol=1e-12)
+    bonus = novelty_bonus(group, credit, [1.0, 0.8, 0.0], strength=2.5, success=0.8)
+    np.testing.assert_allclose([values[0] for values in bonus], [0.6, 0.3, -0.6], atol=1e-12)
 
 
 def test_tokens_of_another_context_are_in_no_novelty(episode: Turns) -> None:
     """A spliced episode has no log-probs of its own context: it gets no bonus and moves no mean."""
     group = [said(episode, -9.0, off_context=True), said(episode, -1.2), said(episode, -0.8)]
-    bonus = novelty_bonus(group, [np.full(3, 0.5)] * 3, strength=1.0, cap=1.0)
+    bonus = novelty_bonus(group, [np.full(3, 0.5)] * 3, [1.0] * 3, strength=1.0, cap=1.0)
     np.testing.assert_allclose([values[0] for values in bonus], [0.5, 0.68127, 0.5], atol=1e-5)
 
 

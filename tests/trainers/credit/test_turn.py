@@ -84,6 +84,10 @@ def test_a_trajectory_without_a_tool_call_is_judged_on_the_sum(turns: Turns) -> 
     # published: turn rewards .5 0 0 over all three: mean 1/6, deviation .288675: 1.154701 -.577350
     over_three = [[0.577350 + 1.154701, 0.577350], [-1.154701 - 0.577350, -1.154701], [0.218218]]
     assert_scores(by_turn("turn_level", group, epsilon=0.0, form="first_tool"), over_three)
+    # lambda weighs standardised turn rewards, and the sum is of the rewards as they are: the third score stays
+    doubled = [[0.577350 + 2 * 1.154701, 0.577350], [-1.154701 - 2 * 0.577350, -1.154701], [0.218218]]
+    weighed = by_turn("turn_level", group, epsilon=0.0, form="first_tool", turn_weight=2.0)
+    assert_scores(weighed, doubled)
 
 
 def malformed(trajectory: Trajectory, *places: int) -> Trajectory:

@@ -117,6 +117,16 @@ def test_gspo_has_one_ratio_a_row() -> None:
     assert slopes == pytest.approx([0, -1, 0, -1, -1], abs=1e-9)
 
 
+def test_gspo_has_a_dual_clip_where_one_is_named() -> None:
+    """Rows of one token with ratios 4, 2 and 4: a loss of 4 at A = -1 becomes 3 without a gradient; A = 1 is as before."""
+    tokens = made([4.0, 2.0, 4.0], [-1.0, -1.0, 1.0])
+    losses, slopes, _ = evaluate("gspo", tokens, dual_clip=3.0)
+    assert losses == pytest.approx([3.0, 2.0, -1.0004])
+    assert slopes == pytest.approx([0.0, 2.0, 0.0])
+    losses, slopes, _ = evaluate("gspo", made([4.0], [-1.0]))
+    assert (losses, slopes) == (pytest.approx([4.0]), pytest.approx([4.0]))
+
+
 def test_the_gradient_of_gspo_is_that_of_the_geometric_mean() -> None:
     """Averaged over the row, as its own aggregation does: d/d lp_k of -A exp(mean(lp - old))."""
     tokens = made([1.1, 0.9, 1.2], [-2.0] * 3, rows=[0, 0, 0])

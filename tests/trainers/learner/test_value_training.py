@@ -15,7 +15,9 @@ from agentenv.core.types import EndReason, Message, Task
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import random_policy
 from agentenv.policies.value_model import load_value_model
+from agentenv.trainers.config.config_files import load_config, override
 from agentenv.trainers.learner.value_training import label_states, least_squares, read_groups, ridge_of
+from agentenv.trainers.run_folder.folder import RunFolder
 
 
 def episode(name: str, actions: str, reward: float, **changes: Any) -> Trajectory:
@@ -108,6 +110,25 @@ def test_the_command_learns_to_tell_a_good_action_from_a_bad_one(tmp_path: Path)
     good, bad = (model.values([("", "Question 9"), ("x", "."), (end, "")])[-1] for end in "yn")
     assert good > 0.8
     assert bad < 0.2
+
+
+def test_the_command_learns_from_searches_of_training_questions(tmp_path: Path) -> None:
+    """An untrained policy calculates wrongly: every state is worth 0, and all are in the file."""
+    run, out = tmp_path / "run", tmp_path / "value.safetensors"
+    words = ["--train.limit", "9", "--rollout.turn_tokens", "6", "--rollout.context_tokens", "1500"]
+    RunFolder.create(run, override(load_config("own-env"), words))
+    random_policy(run / "policy", ["6 * 7"], spread=0.5, context=2048)
+    searches = ["--search", "3", "--iterations", "2", "--samples", "6"]
+    assert main(["value", str(run), "--out", str(out), *searches, "--json"]) == 0
+    lines = [
+        json.loads(line) for line in (tmp_path / "value.safetensors.states.jsonl").read_text().splitlines()
+    ]
+    assert len({line["task"] for line in lines}) == 3
+    assert all(line["pieces"][0][0] == "" and line["targets"] for line in lines)
+    assert sum(len(line["targets"]) for line in lines) >= 10
+    assert {value for line in lines for value in line["targets"].values()} == {0.0}
+    assert load_value_model(str(out)).values([("", "6 * 7")]) == pytest.approx([0.0])
+    assert main(["value", str(run), "--out", str(tmp_path / "other"), "--search", "-1"]) != 0
 
 
 @pytest.mark.parametrize("ridge", ["0", "-1", "nan"])

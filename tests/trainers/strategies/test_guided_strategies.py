@@ -161,6 +161,30 @@ def test_faults_decide_nothing() -> None:
     assert len(played("guide", Noting({"e-0": [RIGHT], "e-1": [RIGHT]}), 2, env=broken)) == 2
 
 
+def graded() -> LocalSearch:
+    """Outcomes are F1: `Orun city` has 2/3 of the accepted answer, `Iria` 0."""
+    return LocalSearch(
+        tasks=[TASK],
+        retriever=InMemoryRetriever(DOCUMENTS),
+        k=1,
+        max_turns=3,
+        prompt="{question}",
+        scorer="f1_squad",
+    )
+
+
+@pytest.mark.parametrize("name", ["guide", "demonstrate"])
+def test_a_group_with_a_partly_right_answer_is_not_lost(name: str) -> None:
+    """Rescue is for groups whose every outcome is the fail value, and 2/3 is not 0."""
+    half = "<answer> Orun city </answer>"
+    script = {"e-0": [half], "e-1": [WRONG], "e-0-hinted": [WRONG], "e-1-hinted": [WRONG]}
+    group = played(name, Noting(dict(script)), 2, env=graded)
+    assert [t.reward for t in group] == pytest.approx([2 / 3, 0.0])
+    assert len(played(name, Noting(dict(script)), 2, env=graded, fail=0.7)) > 2
+    script |= {"e-0": [WRONG]}
+    assert len(played(name, Noting(script), 2, env=graded)) > 2
+
+
 def test_a_critique_makes_one_refinement_of_the_first_episode() -> None:
     policy = Noting({"e-0": [IRIA, WRONG], "e-1": [WRONG], "e-0-refined": [IRIA, VELL, RIGHT]})
     group = played("critique", policy, 3)

@@ -493,10 +493,35 @@ def test_under_a_chat_template_the_corrected_turn_is_one_assistant_message() -> 
 QUESTION = Task("q", "Who?", ("Ada",))
 
 
+def search_env() -> LocalSearch:
+    return LocalSearch(
+        tasks=[QUESTION], retriever=InMemoryRetriever([Document("1", "Ada", "Ada was first.")])
+    )
+
+
+def test_a_turn_without_a_call_is_not_taken_back() -> None:
+    """SAAR looks at turns with tool calls: a misspelt tag is none, and neither is an answer that does not end."""
+    script = ("<serch>ada</serch>", "<answer>Ada", "<search>ada</search>", "<answer>Ada</answer>")
+    played = play(LoggedPolicy(*script), search_env(), task=QUESTION)
+    assert [t.action for t in played.turns] == list(script)
+    assert figures(played)["triggered"] == 0
+    # Neither uses up one of the turns with calls after which an episode rolls back no more.
+    script = ("<serch>ada</serch>", "<read>Eve</read>", "<read>Ada</read>", "<answer>Ada</answer>")
+    played = play(LoggedPolicy(*script), search_env(), task=QUESTION, max_phases=1)
+    assert [t.action for t in played.turns] == [script[0], *script[2:]]
+
+
+def test_a_turn_without_a_call_is_taken_back_where_that_is_asked_for() -> None:
+    script = ("<serch>ada</serch>", "<search>ada</search>", "<answer>Ada</answer>")
+    played = play(LoggedPolicy(*script), search_env(), task=QUESTION, without_call=True)
+    assert [t.action for t in played.turns] == list(script[1:])
+    assert figures(played)["recovered"] == 1
+
+
 def test_a_search_that_cannot_be_read_is_corrected() -> None:
-    env = LocalSearch(tasks=[QUESTION], retriever=InMemoryRetriever([Document("1", "Ada", "Ada was first.")]))
+    env = search_env()
     policy = LoggedPolicy(
-        "<serch>ada</serch>",
+        "<search>ada",
         "<search>ada</search>",
         "<read>Eve</read>",
         "<read>Ada</read>",

@@ -10,7 +10,7 @@ import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import Completion, EndReason, Sampling, Task
 from agentenv.envs.calculator import Calculator
 from agentenv.errors import CheckpointMismatch, ConfigurationError, PolicyFault, SnapshotRefused
@@ -18,9 +18,12 @@ from agentenv.policies.fakes import ByteTokenizer, random_policy
 from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.scripted import complete
 from agentenv.policies.value_model import features_of, save_value_model
+from agentenv.trainers.config.config_files import override
+from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.value_training import least_squares
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
+from agentenv.trainers.strategies.value_records import STATES, Expansion, state_records
 from agentenv.trainers.strategies.value_search import uct
 
 TOKENIZER = ByteTokenizer()
@@ -239,6 +242,68 @@ def test_a_prompt_that_does_not_fit_is_no_episode(value: str) -> None:
     strategy = get_strategy("vm_mcts", {"value": value})
     ((played,),) = asyncio.run(play_groups([[EpisodeSpec(Calculator(), TASK, 0, "g")]], strategy, context))
     assert not played.valid
+
+
+# The training phase.
+
+
+def test_a_continuation_is_worth_its_reward_where_the_verifier_decides() -> None:
+    """The three calls earn 0, 1 and 1: the start is worth 2/3, and of each complete episode the reward is known."""
+    played = searched("verifier", Branching(FIRST), iterations=1, samples=3)
+    assert played.reward == 1.0
+    records = played.info[STATES]
+    assert [record["targets"] for record in records] == [
+        {0: pytest.approx(2 / 3), 2: 0.0},
+        {2: 1.0},
+        {2: 1.0},
+    ]
+    pieces = [tuple(record["pieces"]) for record in records]
+    assert pieces == [
+        (("", TASK.question), (call(e), shown_after(e)), (answer, "")) for e, answer in SHOWN.items()
+    ]
+
+
+def test_sums_and_visits_go_to_the_states_before() -> None:
+    """Then three more from the state after a call worth 1, all of them right: 5 of 6 at the start, 4 of 4 there."""
+    played = searched("verifier", Branching(FIRST), iterations=2, samples=3, exploration=0.0)
+    first, *_, last = played.info[STATES]
+    assert first["targets"] == {0: pytest.approx(5 / 6), 2: 0.0}
+    assert last["targets"] == {1: 1.0}  # the complete episodes from there are known already
+    assert last["pieces"][1][0] in FIRST[1:]
+    assert len(played.info[STATES]) == 4
+    # The whole tree: three calls, of which two are right, and an answer to each, whatever is chosen how often.
+    whole = searched("verifier", Branching(FIRST), iterations=60, samples=3, exploration=9.0)
+    targets = [record["targets"] for record in whole.info[STATES]]
+    assert sorted(one[1] for one in targets if 1 in one) == [0.0, 1.0, 1.0]
+
+
+def test_a_continuation_that_failed_says_nothing() -> None:
+    """Without the second, 0 and 1 are left."""
+    played = searched("verifier", Branching(FIRST, fails="2 * 3 - 1"), iterations=1, samples=3)
+    assert [record["targets"] for record in played.info[STATES]] == [{0: 0.5, 2: 0.0}, {2: 1.0}]
+    assert played.info["strategy"]["search_states"] == 2
+    lost = searched("verifier", Branching(FIRST[:1], fails="2 * 3"), iterations=1, samples=2)
+    assert not lost.valid
+    assert lost.info[STATES] == []
+
+
+def test_equal_episodes_are_one_with_their_mean_reward() -> None:
+    def ended(action: str, reward: float) -> Trajectory:
+        turns = (Turn(action, (), (), reward, True),)
+        return Trajectory(TASK, (), turns, reward, EndReason.ANSWERED)
+
+    expansion = Expansion(0, 0.25, (ended("a", 1.0), ended("b", 0.0), ended("a", 0.0)))
+    assert state_records("Q", [expansion]) == [
+        {"pieces": [("", "Q"), ("a", "")], "targets": {0: 0.25, 1: 0.5}},
+        {"pieces": [("", "Q"), ("b", "")], "targets": {1: 0.0}},
+    ]
+
+
+def test_an_evaluation_may_not_choose_by_rewards() -> None:
+    words = ["--evaluation.strategy", "vm_mcts", "--evaluation.strategy_options.value"]
+    override(TrainConfig(), [*words, "tiny"])
+    with pytest.raises(ConfigurationError, match=r"'vm_mcts'.*'verifier'"):
+        override(TrainConfig(), [*words, "verifier"])
 
 
 @pytest.mark.parametrize(

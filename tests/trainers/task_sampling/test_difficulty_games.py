@@ -20,6 +20,7 @@ from agentenv.trainers.task_sampling.difficulty_games import (
     difficulty_class,
     game_distribution,
     game_weights,
+    standard_scores,
     variance_allocation,
 )
 from agentenv.trainers.task_sampling.step_budget import Group, StepBudget
@@ -159,6 +160,41 @@ def test_credit_is_weighed_after_the_losses_of_the_step_were_taken_in() -> None:
     assert factors == pytest.approx([1.0, 3**0.75, 3**0.75])
 
 
+def test_standard_scores_by_hand() -> None:
+    """.2 .3 .7 have a mean of .4, deviations -.2 -.1 .3 and a variance of .14 / 3: over .216025."""
+    scores = standard_scores(np.array([0.2, 0.3, 0.7]), bound=3.0)
+    assert scores == pytest.approx([-0.925820, -0.462910, 1.388730], abs=1e-6)
+    assert standard_scores(np.array([0.2, 0.3, 0.7]), bound=0.5) == pytest.approx([-0.5, -0.462910, 0.5])
+    assert standard_scores(np.full(3, 1 / 3), bound=3.0).tolist() == [1.0] * 3
+    assert standard_scores(np.ones(1), bound=3.0).tolist() == [1.0]
+
+
+def test_the_probabilities_of_classes_may_be_scored() -> None:
+    """Of two classes one is a deviation above their mean and the other one below it."""
+    game = PromptGame(apply="probability", strength=math.log(3), floor=0.0, z_bound=3.0)
+    game.classes, game.means = {0: 9, 1: 0}, {9: 0.0, 0: 1.0}
+    for group in game.select(step_of({0: [1, 1], 1: [0, 0]})).trained:
+        factors = [member.info[CREDIT_WEIGHT] for member in group.members]
+        assert factors == pytest.approx([[-1.0, 1.0][group.task]] * 2)
+
+
+@pytest.mark.parametrize("solved", ["any", "mean"])
+def test_tasks_that_are_always_or_never_solved_may_be_left_out(solved: Any) -> None:
+    """Of tasks 0, 1 and 2, always, never and sometimes solved, the last alone moves its class: its loss is 1/2."""
+    outcomes: dict[int, Sequence[float]] = {0: [1, 1], 1: [0, 0], 2: [0, 1]}
+    game = PromptGame(solved=solved, leave_out=True, apply="weight", strength=math.log(4))
+    game.outcomes = {2: [0.0]}
+    selection = game.select(step_of(outcomes))
+    assert [group.task for group in selection.trained] == [2]
+    assert selection.metrics == {"loss_class_0": 0.5}
+    assert [member.info[CREDIT_WEIGHT] for member in selection.trained[0].members] == pytest.approx([2.0] * 2)
+    # The others are in a class all the same, for the draw, and take part once their mean has left 0 and 1.
+    assert [game.class_of(task) for task in (0, 1)] == [9, 0]
+    assert [g.task for g in game.select(step_of({0: [0, 0], 1: [1, 1]})).trained] == [0, 1]
+    assert PromptGame(solved=solved).select(step_of({0: [1, 1]})).metrics == {"loss_class_0": 0.0}
+    assert not PromptGame(leave_out=True, apply="weight").select(step_of({0: [1, 1]})).trained
+
+
 def test_a_varied_class_is_played_longer() -> None:
     """Task 0 always succeeds, so its class varies by 0; the others have .25, so of 16 rollouts task 0 has two."""
     sampler = RolloutGame(rate=1.0, solved="mean")
@@ -191,6 +227,8 @@ def test_classes_are_taken_up_again(game: type[PromptGame] | type[RolloutGame]) 
         (PromptGame, {"strength": -0.5}),
         (PromptGame, {"bound": 0.0}),
         (PromptGame, {"floor": 1.5}),
+        (PromptGame, {"apply": "probability", "z_bound": -1.0}),
+        (PromptGame, {"apply": "weight", "z_bound": 3.0}),
         (RolloutGame, {"fewest": 0}),
         (RolloutGame, {"fewest": 4, "most": 3}),
     ],

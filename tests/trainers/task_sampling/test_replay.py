@@ -140,6 +140,50 @@ def test_the_reference_is_what_was_played_last() -> None:
     assert sampler.state_dict()["known"] == [(1, 1.0), (2, 0.0)]
 
 
+def test_the_reference_may_be_a_fixed_set_that_a_part_of_each_step_plays() -> None:
+    """Three of six tasks at most; one of four questions plays them in turn, and the others are never of the set."""
+    sampler = TargetedReplay(predict_from="set", reference=9, predictor="similar", fresh=0.5)
+    probed = []
+    for step in (1, 2, 3, 4):
+        draws = [draw.task for draw in sampler.draw(step_budget_of({}, step=step, questions=4))]
+        probed.append(draws[0])
+        # All differ in outcome, so that each could be replayed; the task of the set is neither trained nor replayed.
+        outcomes = {task: [0.0, float(step != 1)] for task in draws}
+        selection = sampler.select(step_budget_of(outcomes, step=step, questions=4))
+        trained = {group.task for group in selection.trained}
+        assert trained == set(draws[1:])
+        replayed = {TASKS.index(group[0].task) for group in selection.replayed}
+        chosen = set(sampler.state_dict()["set"])
+        assert len(chosen) == 3
+        assert not chosen & (trained | replayed)
+    assert set(probed[:3]) == chosen
+    assert probed[3] == probed[0]
+    # The newest outcome of each: the first task of the set was failed first and half solved later.
+    assert sampler.state_dict()["known"] == [(task, 0.5) for task in probed[1:]]
+    again = TargetedReplay(predict_from="set", reference=9, predictor="similar", fresh=0.5)
+    again.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    next_step = [one.draw(step_budget_of({}, step=5, questions=4)) for one in (sampler, again)]
+    assert next_step[0] == next_step[1]
+    assert next_step[0][0].task == probed[1]
+
+
+def test_predictions_come_from_the_set_alone() -> None:
+    """Rivers are half solved and towers never, as far as the set says; what else was played says the opposite."""
+    sampler = TargetedReplay(predict_from="set", predictor="similar", fresh=1.0)
+    sampler.load_state_dict({"set": [0, 3], "known": [(0, 0.5), (3, 0.0)]})
+    sampler.select(step_budget_of({1: [1, 1], 2: [1, 1], 4: [0, 1], 5: [0, 1]}, questions=4))
+    draws = sampler.draw(step_budget_of({}, step=2, questions=3))
+    assert draws[0].task == 0
+    assert {draw.task for draw in draws[1:]} == {1, 2}
+
+
+def test_a_fixed_set_needs_a_part_of_each_step() -> None:
+    with pytest.raises(ConfigurationError, match=r"predict_from='set'.*questions=1"):
+        TargetedReplay(predict_from="set").draw(step_budget_of({}, questions=1))
+    with pytest.raises(ConfigurationError, match=r"reference_share.*1\.0"):
+        TargetedReplay(reference_share=1.0)
+
+
 def test_the_stored_log_probs_are_the_denominator(table: Callable[..., Any]) -> None:
     """The loss of a replayed group is that of ratios against what was stored, and not that of the present weights."""
     sampler = TargetedReplay()

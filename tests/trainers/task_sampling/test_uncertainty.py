@@ -4,13 +4,14 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from agentenv.core.trajectory import Origin, Trajectory, Turn
 from agentenv.core.types import EndReason, Message, Task
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.config.config_files import load_config, override
 from agentenv.trainers.task_sampling.step_budget import Group, StepBudget, TaskDraw
 from agentenv.trainers.task_sampling.uncertainty import (
@@ -158,7 +159,7 @@ def test_an_example_is_the_question_with_what_was_done_and_seen_and_is_cut_where
     assert solved_example(solved, 8) == "Question: who built the old bridge\n<search> ..."
 
 
-def solving(*places: int, **options: int) -> UncertaintyAllocation:
+def solving(*places: int, **options: Any) -> UncertaintyAllocation:
     """A sampler that has seen these tasks solved, in this order."""
     sampler = UncertaintyAllocation(rounds=1, exploration=0.0, **options)
     for place in places:
@@ -179,6 +180,11 @@ def test_a_task_on_which_all_fail_is_played_with_the_solved_examples_of_the_most
     assert second.startswith((QUESTIONS[2], QUESTIONS[3]))
     assert QUESTIONS[0] not in told.guidance  # its own solution would be the answer
     assert told.guidance.count("Question: ") == 2
+
+
+def test_similar_questions_are_found_by_the_encoder_that_is_named() -> None:
+    with pytest.raises(UnknownName, match="'hush'"):
+        solving(1, encoder="hush").draw(step_budget_of([0, 0], [1, 0], questions=2))
 
 
 def test_nothing_is_shown_without_examples_or_after_a_success() -> None:

@@ -504,6 +504,52 @@ def test_groups_that_a_batch_leaves_are_stopped_and_go_on_from_what_they_have() 
             assert same == [to_record(t) for t in late]
 
 
+def groups_of(asked: Counter[str]) -> set[tuple[str, int]]:
+    """Step and place of the groups of which some episode has asked the policy."""
+    places = (name.removeprefix("step-").split("-") for name in asked)
+    return {(step, int(slot) // SIZE) for step, slot, *_ in places}
+
+
+def test_a_step_that_stops_groups_begins_no_more_than_it_may() -> None:
+    """Four of six groups begin, and the first step trains two.
+
+    The first pair waits, and so does one of the second pair for a while. Nobody takes the place of the other one.
+    """
+
+    class Slow(Doors):
+        async def generate(self, *args: Any, episode: str | None = None, **kwargs: Any) -> Completion:
+            if str(episode) in ("step-2-2", "step-2-3"):
+                await asyncio.sleep(0.05)
+            return await super().generate(*args, episode=episode, **kwargs)
+
+    policy, four = Slow(), {("1", 0), ("1", 1), ("2", 0), ("2", 1)}
+    policy.held = {(f"step-1-{slot}", 1) for slot in range(2 * SIZE)}
+    with rollouts(policy, 2, concurrent=4, abort=True) as made:
+        assert steps_of(made.batch(1)) == ["2", "2"]
+        assert groups_of(policy.asked) == four
+        # The two that were stopped go on first, and two of the four that wait begin.
+        policy.version, policy.held = 1, {("step-3", 0), ("step-4", 0)}
+        assert steps_of(made.batch(2)) == ["1", "1"]
+        assert len(groups_of(policy.asked) - four) <= 2
+
+
+def test_a_step_that_stops_groups_begins_as_many_as_it_trains() -> None:
+    with rollouts(Doors(), 2, concurrent=1, abort=True) as made:
+        assert len(made.batch(1).trained) == QUESTIONS
+
+
+def test_a_step_that_stops_groups_begins_others_where_those_that_it_may_begin_have_failed() -> None:
+    class Partly(Doors):
+        async def generate(self, *args: Any, episode: str | None = None, **kwargs: Any) -> Completion:
+            if str(episode).startswith(("step-1-", "step-2-")):
+                raise OSError("the engine is gone")
+            return await super().generate(*args, episode=episode, **kwargs)
+
+    with rollouts(Partly(), 2, concurrent=4, abort=True) as made:
+        played = chain.from_iterable(made.batch(1).played)
+        assert any(trajectory.valid for trajectory in played)
+
+
 class Deaf:
     """Plays groups; the first one of the first step does not end when it is cancelled, until it is let go."""
 
