@@ -64,6 +64,9 @@ class Warmstart:
     twice those that it fails at the end (DRIVE, 5)."""
     epochs: int | None = None
     """How often --arena goes through what is shown; default: 3."""
+    context_tokens: int | None = None
+    """Tokens of an episode that --imitate shows, in place of what the runs say: DRIVE's supervised stage reads more than its
+    first run."""
     distil: str = ""
     """Preset or TOML file of a run: its policy learns from the best of its own episodes, which it plays after examples."""
     shots: Path | None = None
@@ -143,6 +146,8 @@ class Warmstart:
             )
         if self.advisor and (not self.imitate or self.arena is not None):
             raise ConfigurationError("--advisor goes with --imitate and without --arena")
+        if self.context_tokens is not None and not self.imitate:
+            raise ConfigurationError("--context-tokens goes with --imitate: otherwise no run says how many")
         if self.mask_redundant and not self._named:
             raise ConfigurationError(
                 "--mask-redundant goes with --imitate or --distil: nothing else plays episodes"
@@ -221,17 +226,20 @@ class Warmstart:
 
     def _expert(self, display: Any) -> dict[str, Any]:
         from agentenv.core.trust import confirm_file
-        from agentenv.trainers.config.config_files import load_config, presets
+        from agentenv.trainers.config.config_files import load_config, override, presets
         from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
 
         for name in self.imitate:
             if name not in presets():
                 confirm_file(Path(name), trusted=self.trust_config)
+        runs = [load_config(name) for name in self.imitate]
+        if self.context_tokens is not None:
+            said = ["--rollout.context_tokens", str(self.context_tokens)]
+            runs = [override(run, said) for run in runs]
+        runs = [run.model_copy(update={"compute": self.compute}) for run in runs]
         if self.arena is not None:
-            return self._arena(load_config(self.imitate[0]), display)
+            return self._arena(runs[0], display)
         steps = 100 if self.steps is None else self.steps
-        here = {"compute": self.compute}
-        runs = [load_config(name).model_copy(update=here) for name in self.imitate]
         return expert_warmstart(
             runs, display, self.out, steps=steps, mask_redundant=self.mask_redundant, advisor=self.advisor
         )
@@ -241,7 +249,7 @@ class Warmstart:
 
         chosen: dict[str, Any] = {"folds": self.arena, "mask_redundant": self.mask_redundant}
         settings = ArenaConfig(**chosen, **self._given("epochs"))
-        return arena_warmstart(run.model_copy(update={"compute": self.compute}), settings, display, self.out)
+        return arena_warmstart(run, settings, display, self.out)
 
     def _distilled(self, display: Any) -> dict[str, Any]:
         from agentenv.core.trust import confirm_file
