@@ -73,9 +73,12 @@ def there(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def few_tasks(config: TrainConfig) -> list[str]:
     """Small worlds where ``config`` has worlds, else a few tasks."""
     if config.train.dataset == "env":
-        apart = config.train.options.get("apart_from")  # each task of the test is made and proved
-        held = ["--train.options.apart_from.n", "2"] if apart else []
-        return ["--train.limit", "2", "--dev.limit", "1", *held]
+        words = ["--train.limit", "2", "--dev.limit", "1"]
+        if config.train.options.get("apart_from"):  # each task of the test is made and proved
+            words += ["--train.options.apart_from.n", "2"]
+        if config.env.options.get("max_steps", 0) > 6:  # an untrained policy plays to the last one
+            words += ["--env.options.max_steps", "6"]
+        return words
     worlds = [f"--{name}.world.{key} {size}" for name in ("train", "dev", "test") for key, size in SIZES]
     return " ".join(worlds).split()
 
