@@ -66,6 +66,9 @@ class Warmstart:
     episodes: tuple[Path, ...] = ()
     """With --imitate of one run: in place of its expert a teacher is imitated, in the solved episodes of these folders of
     `agentenv eval`; a folder of several --samples has all of them."""
+    context_tokens: int | None = None
+    """Tokens of an episode that --imitate shows, in place of what the runs say: DRIVE's supervised stage reads more than its
+    first run."""
     distil: str = ""
     """Preset or TOML file of a run: its policy learns from the best of its own episodes, which it plays after examples."""
     shots: Path | None = None
@@ -171,6 +174,8 @@ class Warmstart:
             raise ConfigurationError("--arena goes with --imitate of one run and without --steps")
         if self.advisor and (not self.imitate or self.arena is not None):
             raise ConfigurationError("--advisor goes with --imitate and without --arena")
+        if self.context_tokens is not None and not self.imitate:
+            raise ConfigurationError("--context-tokens goes with --imitate: otherwise no run says how many")
         if self.episodes and (len(self.imitate) != 1 or self.arena is not None or self.advisor):
             raise ConfigurationError(
                 "--episodes goes with --imitate of one run, which says who learns, and without --arena and --advisor"
@@ -265,16 +270,19 @@ class Warmstart:
 
     def _expert(self, display: Any) -> dict[str, Any]:
         from agentenv.core.trust import confirm_file
-        from agentenv.trainers.config.config_files import load_config, presets
+        from agentenv.trainers.config.config_files import load_config, override, presets
         from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
 
         for name in self.imitate:
             if name not in presets():
                 confirm_file(Path(name), trusted=self.trust_config)
+        runs = [load_config(name) for name in self.imitate]
+        if self.context_tokens is not None:
+            said = ["--rollout.context_tokens", str(self.context_tokens)]
+            runs = [override(run, said) for run in runs]
+        runs = [run.model_copy(update={"compute": self.compute}) for run in runs]
         if self.arena is not None:
-            return self._arena(load_config(self.imitate[0]), display)
-        here = {"compute": self.compute}
-        runs = [load_config(name).model_copy(update=here) for name in self.imitate]
+            return self._arena(runs[0], display)
         learning = self._learning()
         if self.episodes:
             from agentenv.trainers.warmstart.recorded_episodes import imitate_recorded
@@ -296,7 +304,7 @@ class Warmstart:
 
         assert self.arena is not None
         settings = ArenaConfig(self.arena, self.mask_redundant, self._learning())
-        return arena_warmstart(run.model_copy(update={"compute": self.compute}), settings, display, self.out)
+        return arena_warmstart(run, settings, display, self.out)
 
     def _distilled(self, display: Any) -> dict[str, Any]:
         from agentenv.core.trust import confirm_file

@@ -19,7 +19,7 @@ from agentenv.envs.search.page_format import count_words
 from agentenv.envs.sql_rewards import SqlEnding, get_reward, is_well_formed, tag_share
 from agentenv.errors import ConfigurationError, DatasetError, EnvFault
 from agentenv.sandbox.sql import SqlReader, SqlResult, shared_reader
-from agentenv.sandbox.sql_grading import SqlGrade, grade_query
+from agentenv.sandbox.sql_grading import SqlGrade, gold_result, grade_query, time_limit
 from agentenv.sandbox.sql_tokens import tokens
 
 PROMPT = """\
@@ -54,6 +54,8 @@ class SqlState:
     """Whether every action so far had the right form."""
     length: int = 0
     """Tokens of the actions so far."""
+    limit_s: float = 0.0
+    """Processor seconds of a query that is tried out; 0 until the first one."""
 
 
 @functools.cache
@@ -78,6 +80,7 @@ class Sql(Env[SqlState]):
         max_turns: int = 5,
         rows: int = 5,
         observation_chars: int = 1000,
+        query_s: float | None = None,
         prompt: str = PROMPT,
         count_tokens: Callable[[str], int] | None = None,
         render_mode: str | None = None,
@@ -93,6 +96,9 @@ class Sql(Env[SqlState]):
             max_turns: Turns before the last one, in which only the final query counts.
             rows: Rows of a result that are shown.
             observation_chars: Characters of a result that are shown; the middle is left out.
+            query_s: Processor seconds that a query of the policy may take on one database. None is 1.2 t + 10 where the gold
+                query takes t there, as in Think2SQL. The gold query itself has 120; beyond that the episode fails as an
+                infrastructure failure.
             prompt: Opening message; must hold ``{question}``; ``{schema}`` is filled too, with the notes of the task. To
                 the default, a reward that looks at the form of actions adds a sentence on it.
             count_tokens: Length of a text in tokens, for a reward that looks at it; None counts words.
@@ -105,14 +111,15 @@ class Sql(Env[SqlState]):
         super().__init__(render_mode=render_mode)
         if "{question}" not in prompt:
             raise ConfigurationError("the prompt template must hold {question}")
-        if min(rows, observation_chars) < 1 or max_turns < 0:
+        if min(rows, observation_chars) < 1 or max_turns < 0 or (query_s is not None and query_s <= 0):
             raise ConfigurationError(
                 f"rows={rows} and observation_chars={observation_chars} must be at least 1, "
-                f"max_turns={max_turns} at least 0"
+                f"max_turns={max_turns} at least 0 and query_s={query_s} above 0"
             )
         self._tasks = default_tasks() if tasks is None else tuple(tasks)
         self._reader, self._reward = reader or shared_reader(), get_reward(reward)
         self._max_turns, self._rows, self._room = max_turns, rows, observation_chars
+        self._query_s = query_s
         self._count = count_tokens or count_words
         self._prompt = prompt + FORM if self._reward.needs_form and prompt is PROMPT else prompt
 
@@ -147,7 +154,7 @@ class Sql(Env[SqlState]):
         if task is None or not task.data.get("databases") or not task.data.get("gold"):
             raise DatasetError(f"task {task.id if task else None!r} has no database or no gold query")
         self.state = SqlState(task)
-        tables = self._run(SCHEMA, rows=1000)
+        tables = self._reader.run(task.data["databases"][0], SCHEMA)
         if not tables.ok:
             raise EnvFault(f"the schema of task {task.id!r} cannot be read: {tables.message}")
         shown_schema = "\n".join(f"{row[0]!s};" for row in tables.rows)
@@ -180,7 +187,9 @@ class Sql(Env[SqlState]):
             correction = CORRECTION.format(probe=probe, final=final)
             return self.result((Message("tool", correction),), valid=False, tool_results=(wrong,))
         query = unfenced(block.content)
-        found = self._run(query, rows=self._rows)
+        found = self._reader.run(
+            state.task.data["databases"][0], query, rows=self._rows, cpu_s=self._probe_limit()
+        )
         if found.ok and found.reads:
             state.probed.add(tokens(query))
         text = shortened(result_table(found), self._room)
@@ -188,8 +197,15 @@ class Sql(Env[SqlState]):
         result = ToolResult("sql", found.status, text, found.error_class)
         return self.result((Message("tool", f"\n<result>\n{text}\n</result>\n"),), tool_results=(result,))
 
-    def _run(self, query: str, *, rows: int) -> SqlResult:
-        return self._reader.run(self.state.task.data["databases"][0], query, rows=rows)
+    def _probe_limit(self) -> float:
+        """Processor seconds of a query that is tried out: what a final query has on the database that is shown."""
+        state, data = self.state, self.state.task.data
+        if not state.limit_s:
+            gold_s = (
+                0.0 if self._query_s else gold_result(self._reader, data["gold"], data["databases"][0]).cpu_s
+            )
+            state.limit_s = self._query_s or time_limit(gold_s)
+        return state.limit_s
 
     def _ending(self) -> SqlEnding:
         """How the episode stands for the reward, where nothing has been handed in."""
@@ -200,7 +216,7 @@ class Sql(Env[SqlState]):
 
     def _submit(self, written: str, share: float) -> Step:
         data, query = self.state.task.data, unfenced(written)
-        grade = grade_query(self._reader, query, data["gold"], data["databases"])
+        grade = grade_query(self._reader, query, data["gold"], data["databases"], query_s=self._query_s)
         status, kind = grade.first_result.status, grade.first_result.error_class
         if grade.first_result.ok and not grade.all_matched:
             status, kind = ToolStatus.ERROR, "WrongResult"

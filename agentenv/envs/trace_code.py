@@ -1,9 +1,10 @@
 """``agentenv/TraceCode-v0``: repair a program by its trace, in the rounds of TraceCoder (arXiv:2602.06875).
 
 A program is handed in and run on public tests. While it fails, each round has three turns: ``<instrument>`` adds prints,
-whose output on the first failing test is shown; ``<plan>`` names cause and change, and within ``<prints>`` what should be
+whose output on every failing public test is shown; ``<plan>`` names cause and change, and within ``<prints>`` what should be
 printed in the next round, which is shown that; ``<submit>`` repairs. A repair that passes strictly more public tests becomes
-the base of the next round, any other is rolled back and remembered. The reward is given by hidden tests, of which nothing is
+the base of the next round, any other is rolled back and remembered with its errors. An action without a plan or a program
+ends the episode. The reward is given by hidden tests, of which nothing is
 ever shown, unless the task has a single test: that one is public as well. It is paid at the end, or with
 ``reward = "progress"`` as each accepted program adds to the share of them that pass, from which the estimator ``turn_roles``
 makes the rewards of the three roles.
@@ -14,12 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from agentenv.core.concurrency.deadlines import short_of_time
 from agentenv.core.grammar import between, earliest_block, shortened, unfenced
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.envs.program_env import ProgramEnv, counted, describe_run, framed
 from agentenv.errors import ConfigurationError, SandboxFault, UnknownName
-from agentenv.sandbox.grading import CallTest, CaseOutcome, ProgramGrade, Test, grade
-from agentenv.sandbox.types import ExecStatus, ExecutionLimits, Executor
+from agentenv.sandbox.grading import GRADE_S, CallTest, CaseOutcome, ProgramGrade, Test, grade
+from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor
 
 SUBMIT, INSTRUMENT, PLAN = "submit", "instrument", "plan"
 TAGS = (SUBMIT, INSTRUMENT, PLAN)
@@ -27,6 +29,8 @@ PRINTS = "<prints>"
 """Opens what a plan wants to be printed in the next round."""
 REMEMBERED = 2
 """Failed plans that are shown."""
+TEST_CHARS = 100
+"""Characters that the trace of a test has at least; of more failing tests than have room for this, the first are shown."""
 MOST_FAILED = 2
 """Rolled back repairs in a row that end the episode."""
 
@@ -52,7 +56,8 @@ class TraceState:
     task: Task
     wanted: str = SUBMIT
     """The tag that the next action needs."""
-    turns: int = 0
+    slips: int = 0
+    """Actions without a plan or a program that were corrected."""
     round: int = 0
     """Rounds of repair so far; 0 while the first program is awaited."""
     base: str = ""
@@ -65,7 +70,7 @@ class TraceState:
     suggested: str = ""
     """What the latest plan wants to be printed in the next round; empty where it says nothing of it."""
     failed: list[str] = field(default_factory=list)
-    """Every plan whose repair was rolled back, with what became of it."""
+    """Every plan whose repair was rolled back, with the tests that this passed and its errors."""
     paid: float = 0.0
     """The share of the hidden tests that the base passes, as far as it was paid."""
     domain: str = field(default_factory=lambda: f"episode {secrets.token_hex(8)}")
@@ -84,7 +89,7 @@ class TraceCode(ProgramEnv[TraceState]):
         executor: Executor | str = "bwrap",
         public: int = 4,
         rounds: int = 5,
-        slips: int = 4,
+        slips: int = 0,
         reward: Literal["solved", "progress"] = "solved",
         observation_chars: int = 2000,
         limits: ExecutionLimits | None = None,
@@ -99,11 +104,12 @@ class TraceCode(ProgramEnv[TraceState]):
             public: Tests, the first of a task, that a program is repaired by; the others are hidden and give the reward. One
                 at least stays hidden; a task with a single test is repaired and graded by it.
             rounds: Rounds of repair at most; 5 in the paper.
-            slips: Actions of the wrong form that are corrected before the episode ends.
+            slips: Actions without a plan or a program that are corrected before one ends the episode; 0 in the paper.
             reward: ``solved`` pays 1 at the end where the base passes every hidden test. ``progress`` pays each accepted
                 program by how much the share of the hidden tests that pass has grown, or shrunk, so that an episode earns
                 the share that its last base passes; ``turn_roles`` divides this among the roles.
-            observation_chars: Characters of a trace that are shown; the middle is left out.
+            observation_chars: Characters of the traces of all failing tests together, and of the plans that failed; the
+                middle of each is left out.
             limits: Of one run; None takes the executor's.
             prompt: Opening message; must hold ``{question}``.
             render_mode: ``ansi`` or None.
@@ -121,7 +127,7 @@ class TraceCode(ProgramEnv[TraceState]):
             )
         super().__init__(tasks, executor, limits, prompt, render_mode)
         self._public, self._rounds, self._room = public, rounds, observation_chars
-        self._max_turns = 1 + 3 * rounds + slips
+        self._slips = slips
         self._by_progress = reward == "progress"
 
     def reset(
@@ -152,27 +158,34 @@ class TraceCode(ProgramEnv[TraceState]):
         """
         self.check_running()
         state = self.state
-        state.turns += 1
         block = earliest_block(action, (state.wanted,))
-        if block is None:
-            wrong = ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="no complete action")
-            if state.turns >= self._max_turns:
-                return self._finish(EndReason.TURN_LIMIT, (wrong,), truncated=True, valid=False)
-            asked = (Message("tool", f"\n{ASK[state.wanted]}\n"),)
-            return self.result(asked, valid=False, tool_results=(wrong,))
+        written = block.content if block else ""
+        said = written.partition(PRINTS)[0] if state.wanted == PLAN else unfenced(written)
+        if not said.strip():
+            return self._slip()
         if state.wanted == SUBMIT:
-            return self._submit(unfenced(block.content))
+            return self._submit(said)
         if state.wanted == INSTRUMENT:
-            return self._trace(unfenced(block.content))
-        wishes = between(block.content, PRINTS, f"</{PRINTS[1:]}")
+            return self._trace(said)
+        wishes = between(written, PRINTS, f"</{PRINTS[1:]}")
         state.suggested = "\n".join(wish.strip() for wish in wishes)
-        state.plan, state.wanted = block.content.partition(PRINTS)[0].strip(), SUBMIT
+        state.plan, state.wanted = said.strip(), SUBMIT
         return self._ask(f"It starts from this program:\n{state.base}", ToolResult(PLAN, ToolStatus.OK))
+
+    def _slip(self) -> Step:
+        """Ends the episode after an action without the wanted plan or program, or asks for it once more."""
+        state = self.state
+        wrong = ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="no complete action")
+        if state.slips >= self._slips:
+            return self._finish(EndReason.PARSE_ERROR, (wrong,), valid=False)
+        state.slips += 1
+        asked = (Message("tool", f"\n{ASK[state.wanted]}\n"),)
+        return self.result(asked, valid=False, tool_results=(wrong,))
 
     def _submit(self, program: str) -> Step:
         """Runs a program on the public tests: it becomes the base if it passes strictly more, else it is rolled back."""
         state, (public, _) = self.state, self._tests()
-        found = self._grade(program, public)
+        found = self._grade(program, public, errors=True)
         better = not state.round or found.passed > state.base_grade.passed
         said = counted(found).replace("hidden", "public")
         earned = self._progress(program) if better and self._by_progress else 0.0
@@ -180,7 +193,8 @@ class TraceCode(ProgramEnv[TraceState]):
             state.base, state.base_grade, state.streak = program, found, 0
         else:
             state.streak += 1
-            state.failed.append(f"{state.plan}\n(rolled back: {said})")
+            errors = "\n".join(filter(None, (self._failing(found), found.stderr.strip())))
+            state.failed.append(f"{state.plan}\n(rolled back: {said}\n{errors})")
             said += f" That is no more than before, so the program goes back to the one with {state.base_grade.passed}."
         data = {"passed": found.passed, "tests": len(public), "accepted": better}
         status = ToolStatus.OK if better else ToolStatus.ERROR
@@ -193,7 +207,7 @@ class TraceCode(ProgramEnv[TraceState]):
             if state.suggested
             else ""
         )
-        return self._ask(f"{said}\n{self._failing()}{wishes}", result, earned)
+        return self._ask(f"{said}\n{self._failing(state.base_grade)}{wishes}", result, earned)
 
     def _progress(self, program: str) -> float:
         """By how much ``program`` changes the share of the hidden tests that the base passes; it is paid then."""
@@ -203,47 +217,74 @@ class TraceCode(ProgramEnv[TraceState]):
         return earned
 
     def _trace(self, program: str) -> Step:
-        """Runs an instrumented program on the first failing test and shows what it prints, and the plans that failed."""
+        """Runs an instrumented program on the failing tests and shows what it prints, and the plans that failed."""
         state, (public, _) = self.state, self._tests()
-        test = self._first_failing()
-        code, stdin = f"{state.task.data.get('prelude', '')}{program}", ""
-        if isinstance(test, CallTest):
-            code += f"\nprint('returned:', repr({test.function}(*{test.arguments!r})))"
-        else:
-            stdin = test.stdin
-        done = self._executor.run(code, stdin=stdin, limits=self._limits, variables=True, domain=state.domain)
-        if done.status is ExecStatus.SANDBOX_ERROR:
-            raise SandboxFault(done.fault)
+        text = self._traces(program)
         kept = self._grade(program, public).outcomes == state.base_grade.outcomes
-        text = shortened(describe_run(done), self._room)
         if not kept:
             text += "\n[the instrumented program passes other tests than the program: its prints may mislead]"
         state.wanted = PLAN
         status = ToolStatus.OK if kept else ToolStatus.ERROR
         result = ToolResult(INSTRUMENT, status, text, "" if kept else "ChangedMeaning")
-        history = "\n".join(state.failed[-REMEMBERED:])
-        before = f"\nPlans that failed:\n{shortened(history, self._room)}" if history else ""
+        remembered = state.failed[-REMEMBERED:]
+        history = "\n".join(shortened(plan, self._room // len(remembered)) for plan in remembered)
+        before = f"\nPlans that failed:\n{history}" if history else ""
         return self._ask(framed(text).strip("\n") + before, result)
 
-    def _first_failing(self) -> Test:
-        public, _ = self._tests()
-        outcomes = self.state.base_grade.outcomes
-        return next(test for test, one in zip(public, outcomes, strict=True) if one is not CaseOutcome.PASSED)
+    def _traces(self, program: str) -> str:
+        """What an instrumented program prints on each public test that fails, one after the other."""
+        failing = self._failing_tests(self.state.base_grade)
+        shown = failing[: max(1, self._room // TEST_CHARS)]
+        texts, seconds = [], 0.0
+        for test in shown:
+            if seconds > GRADE_S or short_of_time():
+                break
+            done = self._run_test(program, test)
+            seconds += done.wall_s
+            texts.append(shortened(f"[{_asked(test)}]\n{describe_run(done)}", self._room // len(shown)))
+        if left := len(failing) - len(texts):
+            texts.append(f"[failing tests that are not shown: {left}]")
+        return "\n".join(texts)
 
-    def _failing(self) -> str:
-        """The first public test that fails, in words."""
-        test = self._first_failing()
+    def _run_test(self, program: str, test: Test) -> ExecResult:
+        """Runs a program on one test, with the value that it returns printed at the end.
+
+        Raises:
+            SandboxFault: the sandbox failed.
+        """
+        code, stdin = f"{self.state.task.data.get('prelude', '')}{program}", ""
         if isinstance(test, CallTest):
-            asked = f"{test.function}({', '.join(map(repr, test.arguments))})"
-            text = f"It fails here: {asked} must give {test.expected!r}."
+            code += f"\nprint('returned:', repr({test.function}(*{test.arguments!r})))"
         else:
-            text = f"It fails here: for the input {test.stdin!r} it must print {test.expected!r}."
+            stdin = test.stdin
+        domain = self.state.domain
+        done = self._executor.run(code, stdin=stdin, limits=self._limits, variables=True, domain=domain)
+        if done.status is ExecStatus.SANDBOX_ERROR:
+            raise SandboxFault(done.fault)
+        return done
+
+    def _failing_tests(self, found: ProgramGrade) -> list[Test]:
+        """The public tests that were not passed."""
+        public, _ = self._tests()
+        return [
+            test for test, one in zip(public, found.outcomes, strict=True) if one is not CaseOutcome.PASSED
+        ]
+
+    def _failing(self, found: ProgramGrade) -> str:
+        """The first public test that was not passed, in words."""
+        test = self._failing_tests(found)[0]
+        if isinstance(test, CallTest):
+            text = f"It fails here: {_asked(test)} must give {test.expected!r}."
+        else:
+            text = f"It fails here: for {_asked(test)} it must print {test.expected!r}."
         return shortened(text, self._room)
 
-    def _grade(self, program: str, tests: Sequence[Test]) -> ProgramGrade:
-        prelude = self.state.task.data.get("prelude", "")
-        domain = self.state.domain
-        return grade(self._executor, prelude + program, tests, limits=self._limits, domain=domain)
+    def _grade(self, program: str, tests: Sequence[Test], *, errors: bool = False) -> ProgramGrade:
+        """Runs ``tests``; with ``errors`` the grade holds the first traceback, which may show what is in the test."""
+        prelude, domain = self.state.task.data.get("prelude", ""), self.state.domain
+        return grade(
+            self._executor, prelude + program, tests, limits=self._limits, domain=domain, variables=errors
+        )
 
     def _ask(self, text: str, result: ToolResult, earned: float = 0.0) -> Step:
         """Shows ``text`` and asks for the next block."""
@@ -256,7 +297,6 @@ class TraceCode(ProgramEnv[TraceState]):
         results: Sequence[ToolResult],
         *,
         earned: float = 0.0,
-        truncated: bool = False,
         valid: bool = True,
     ) -> Step:
         """Grades the base on the hidden tests."""
@@ -270,7 +310,6 @@ class TraceCode(ProgramEnv[TraceState]):
             (),
             reward=earned if self._by_progress else float(found.all_passed),
             end=end,
-            truncated=truncated,
             valid=valid,
             tool_results=results,
             passed=found.passed,
@@ -289,3 +328,10 @@ class TraceCode(ProgramEnv[TraceState]):
         """The task and how far the episode is."""
         state = self.state
         return f"{state.task.question} [round {state.round}] best {state.base_grade.passed}"
+
+
+def _asked(test: Test) -> str:
+    """What a test asks of a program, in words."""
+    if isinstance(test, CallTest):
+        return f"{test.function}({', '.join(map(repr, test.arguments))})"
+    return f"the input {test.stdin!r}"

@@ -130,7 +130,7 @@ def score_query(reader: SqlReader, task: Task, query: str | None, *, runs: int =
         SandboxFault: a database cannot be read, or the gold query fails.
     """
     gold, databases = task.data["gold"], task.data["databases"]
-    grade = grade_query(reader, query or "", gold, databases)
+    grade = grade_query(reader, query or "", gold, databases, query_s=CPU_S, gold_s=CPU_S)
     if query is None or not grade.results or not same_set(*grade.results[0]):
         return QueryScore(0.0, 0.0, 0.0)
     times = [

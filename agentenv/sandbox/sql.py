@@ -55,6 +55,8 @@ class SqlResult:
     table count."""
     seconds: float = field(default=0.0, compare=False)
     """Seconds that it took, by the clock."""
+    cpu_s: float = field(default=0.0, compare=False)
+    """Seconds that it took, of processor time."""
 
     @property
     def ok(self) -> bool:
@@ -76,7 +78,7 @@ class SqlReader:
         """Starts nothing yet.
 
         Args:
-            cpu_s: Deadline of one query, in processor seconds.
+            cpu_s: Deadline of a query that is run without one of its own, in processor seconds.
             memory_mb: MiB that SQLite may use for one query.
             workers: Processes at most; None takes one a core.
 
@@ -89,12 +91,20 @@ class SqlReader:
                 f"cpu_s={cpu_s}, memory_mb={memory_mb} and workers={workers} must be above 0"
             )
         self._cpu_s, self._memory_mb = cpu_s, memory_mb
-        self._wall_s = 10 * cpu_s + GRACE_S
-        self._slots = Slots(workers, self._wall_s)
+        self._wall_s = _wall_s(cpu_s)
+        self._slots = Slots(workers, GRACE_S)
         self._idle: list[_Worker] = []
         self._ids = itertools.count()
 
-    def run(self, database: str | Path, query: str, *, rows: int = 1000, size: int = 1 << 20) -> SqlResult:
+    def run(
+        self,
+        database: str | Path,
+        query: str,
+        *,
+        rows: int = 1000,
+        size: int = 1 << 20,
+        cpu_s: float | None = None,
+    ) -> SqlResult:
         """Runs one query on the file ``database``, which nobody may change meanwhile.
 
         Args:
@@ -102,6 +112,7 @@ class SqlReader:
             query: Untrusted text; whatever it does is a result and never raised.
             rows: Rows at most.
             size: Bytes of all cells at most.
+            cpu_s: Deadline, in processor seconds; None is the one of the reader.
 
         Raises:
             SandboxFault: the file cannot be read, or no worker could be had.
@@ -109,24 +120,25 @@ class SqlReader:
         if len(query) > MAX_QUERY:
             text = f"the query has {len(query)} characters, {MAX_QUERY} at most"
             return SqlResult(ToolStatus.ERROR, error_class="TooLong", message=text)
-        if not self._slots.take():
-            raise SandboxFault(f"no SQL worker came to an end within {self._wall_s:g} s")
+        wall_s = self._wall_s if cpu_s is None else _wall_s(cpu_s)
+        if not self._slots.take(max(0.0, wall_s - GRACE_S)):
+            raise SandboxFault(f"no SQL worker came to an end {GRACE_S:g} s after it should have")
         try:
             uri = f"file:{urllib.parse.quote(str(Path(database).absolute()))}?mode=ro&immutable=1"
-            order = {"uri": uri, "query": query, "rows": rows, "bytes": size, "cpu_s": self._cpu_s}
-            result = self._ask(order)
+            order = {"uri": uri, "query": query, "rows": rows, "bytes": size, "cpu_s": cpu_s or self._cpu_s}
+            result = self._ask(order, wall_s)
             # A worker may have died of something else; a query that ends two of them did it itself.
-            return self._ask(order) if result.error_class == "Crash" else result
+            return self._ask(order, wall_s) if result.error_class == "Crash" else result
         finally:
             self._slots.give()
 
-    def _ask(self, order: dict[str, Any]) -> SqlResult:
+    def _ask(self, order: dict[str, Any], wall_s: float) -> SqlResult:
         """Sends ``order`` to a worker; one that does not answer, or answers something else, is ended."""
         # The id tells a reply to this process from one to a fork of it that shares the pipe.
         order["id"] = f"{os.getpid()}-{next(self._ids)}"
         worker = self._take()
         try:
-            reply = worker.ask(order, self._wall_s)
+            reply = worker.ask(order, wall_s)
             if reply.pop("id") != order["id"]:
                 raise SandboxFault("an SQL worker answered another query; make a reader of its own in a fork")
         except EOFError:
@@ -134,7 +146,7 @@ class SqlReader:
         except TimeoutError as error:
             worker.end()
             raise SandboxFault(
-                f"an SQL worker was silent for {self._wall_s:g} s; is the machine overloaded?"
+                f"an SQL worker was silent for {wall_s:g} s; is the machine overloaded?"
             ) from error
         except BaseException:
             worker.end()
@@ -160,6 +172,11 @@ class SqlReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _wall_s(cpu_s: float) -> float:
+    """Seconds by the clock after which a worker counts as silent whose query may take ``cpu_s`` of processor time."""
+    return 10 * cpu_s + GRACE_S
 
 
 @functools.cache
@@ -246,7 +263,8 @@ def _result(reply: dict[str, Any], uri: str) -> SqlResult:
     rows = tuple(tuple(_value(cell) for cell in row) for row in reply["rows"])
     reads = tuple((table, column) for table, column in reply["reads"])
     columns = tuple(reply["columns"])
-    return SqlResult(ToolStatus.OK, columns, rows, reply["more"], reads=reads, seconds=reply["seconds"])
+    times = {name: reply[name] for name in ("seconds", "cpu_s")}
+    return SqlResult(ToolStatus.OK, columns, rows, reply["more"], reads=reads, **times)
 
 
 def _value(cell: Any) -> Value:

@@ -15,6 +15,13 @@ from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.sandbox.sql import SqlReader, SqlResult, Value
 
 MAX_ROWS = 10_000
+GOLD_S = 120.0
+"""Processor seconds that a gold query may take, on one database."""
+
+
+def time_limit(gold_s: float) -> float:
+    """1.2 t + 10: processor seconds for a query whose gold query takes t (Think2SQL, arXiv:2504.15077)."""
+    return 1.2 * gold_s + 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +41,24 @@ class SqlGrade:
         return bool(self.matches) and all(self.matches)
 
 
-def grade_query(reader: SqlReader, query: str, gold: str, databases: Sequence[str | Path]) -> SqlGrade:
-    """Runs ``query`` and ``gold`` on every database, each on a connection of its own.
+def grade_query(
+    reader: SqlReader,
+    query: str,
+    gold: str,
+    databases: Sequence[str | Path],
+    *,
+    query_s: float | None = None,
+    gold_s: float = GOLD_S,
+) -> SqlGrade:
+    """Runs ``gold`` and ``query`` on every database, each on a connection of its own, up to the first on which it fails.
 
     Args:
         reader: Where they run.
         query: The untrusted query that was handed in.
         gold: The right query.
         databases: SQLite files, at least one.
+        query_s: Processor seconds that ``query`` may take on one of them; None is the ``time_limit`` by the gold query.
+        gold_s: Processor seconds that ``gold`` may take on one of them.
 
     Raises:
         ConfigurationError: no database.
@@ -51,11 +68,12 @@ def grade_query(reader: SqlReader, query: str, gold: str, databases: Sequence[st
     first_result: SqlResult | None = None
     results: list[tuple[SqlResult, SqlResult]] = []
     for index, database in enumerate(databases):
-        found = reader.run(database, query, rows=MAX_ROWS)
+        wanted = gold_result(reader, gold, database, gold_s)
+        limit = time_limit(wanted.cpu_s) if query_s is None else query_s
+        found = reader.run(database, query, rows=MAX_ROWS, cpu_s=limit)
         first_result = first_result or found
         if not found.ok:
             break
-        wanted = gold_result(reader, gold, database)
         results.append((found, wanted))
         matches[index] = same_rows(found, wanted, ordered=ordered)
     if first_result is None:
@@ -63,13 +81,13 @@ def grade_query(reader: SqlReader, query: str, gold: str, databases: Sequence[st
     return SqlGrade(first_result, tuple(matches), tuple(results))
 
 
-def gold_result(reader: SqlReader, gold: str, database: str | Path) -> SqlResult:
-    """What the gold query gives.
+def gold_result(reader: SqlReader, gold: str, database: str | Path, cpu_s: float = GOLD_S) -> SqlResult:
+    """What the gold query gives, within ``cpu_s`` seconds of processor time.
 
     Raises:
         SandboxFault: the database cannot be read, or the query fails or gives more than ``MAX_ROWS`` rows.
     """
-    wanted = reader.run(database, gold, rows=MAX_ROWS)
+    wanted = reader.run(database, gold, rows=MAX_ROWS, cpu_s=cpu_s)
     if not wanted.ok or wanted.more:
         raise SandboxFault(f"the gold query {gold!r} cannot be graded: {wanted.message or 'too many rows'}")
     return wanted

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.run_folder.folder import RunFolder
 
+Run = Callable[..., str]
 ROOT = Path(__file__).resolve().parents[2]
 HAS_TRL = all(importlib.util.find_spec(name) for name in ("trl", "datasets"))
 
@@ -34,24 +36,31 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+SMALL = ("--steps", "1", "--warmup", "1", "--threads", "1", "--json")
+
+
 def command(name: str, policy: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Runs a benchmark as a user does."""
     script = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--policy", f"hf:{policy}", *words]
-    small = ["--steps", "1", "--warmup", "1", "--threads", "1", "--json"]
-    return subprocess.run([*script, *small], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    return subprocess.run([*script, *SMALL], capture_output=True, text=True, timeout=300, cwd=ROOT)
 
 
 def result(done: subprocess.CompletedProcess[str], path: Path) -> dict[str, Any]:
     """What was printed, which is what was written."""
     assert done.returncode == 0, done.stderr
-    printed: dict[str, Any] = json.loads(done.stdout)
-    assert printed == json.loads(path.read_text(encoding="utf-8"))
-    assert printed["machine"]["torch"]
-    assert str(path.parent) not in done.stdout
-    return printed
+    return written(done.stdout, path)
 
 
-def test_throughput(policy: Path, tmp_path: Path) -> None:
+def written(printed: str, path: Path) -> dict[str, Any]:
+    """The figures of a benchmark, which printed what it wrote and names no place."""
+    figures: dict[str, Any] = json.loads(printed)
+    assert figures == json.loads(path.read_text(encoding="utf-8"))
+    assert figures["machine"]["torch"]
+    assert str(path.parent) not in printed
+    return figures
+
+
+def test_throughput(policy: Path, tmp_path: Path, here: Run) -> None:
     path = tmp_path / "out.json"
     preset = tmp_path / "small.toml"
     preset.write_text(
@@ -59,7 +68,8 @@ def test_throughput(policy: Path, tmp_path: Path) -> None:
         '[env.options]\nprompt = "{question}"\nmax_turns = 1\nk = 1\n'
         "[train.world]\ndocuments = 200\nquestions = 20\n"
     )
-    figures = result(command("throughput", policy, "--preset", str(preset), "--out", str(path)), path)
+    words = ("--policy", f"hf:{policy}", "--preset", str(preset), "--out", str(path), *SMALL)
+    figures = written(here("throughput", *words), path)
     assert figures["steps"] == 1
     assert figures["episodes_per_step"] == 4
     assert sum(figures["share_of_wall_time"].values()) == pytest.approx(1)
@@ -70,7 +80,7 @@ def test_throughput(policy: Path, tmp_path: Path) -> None:
     assert 4 <= round(tokens) <= 4 * 2 * 6
 
 
-def test_main_training(policy: Path, tmp_path: Path) -> None:
+def test_main_training(policy: Path, tmp_path: Path, here: Run) -> None:
     """Each seed is a run of its own, and its policy answers each of the fresh worlds."""
     path, preset = tmp_path / "out.json", tmp_path / "small.toml"
     world = "documents = 200\nquestions = 6\n"
@@ -80,38 +90,17 @@ def test_main_training(policy: Path, tmp_path: Path) -> None:
         f"[optimizer]\nsteps = 1\n[evaluation]\nevery = 0\nbounds = false\n"
         f'[train.world]\nsplit = "train"\nseed = 1\n{world}[test.world]\nseed = 3\n{world}'
     )
-    script = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "main_training.py"),
-        "--preset",
-        str(preset),
-        "--json",
-    ]
-    words = [
-        "--seeds",
-        "2",
-        "--fresh",
-        "2",
-        "--threads",
-        "1",
-        "--runs",
-        str(tmp_path / "runs"),
-        "--out",
-        str(path),
-    ]
-    done = subprocess.run([*script, *words], capture_output=True, text=True, timeout=300, cwd=ROOT)
-    figures = result(done, path)
+    words = ["--preset", str(preset), "--json", "--seeds", "2", "--fresh", "2", "--threads", "1"]
+    words += ["--runs", str(tmp_path / "runs"), "--out", str(path)]
+    figures = written(here("main_training", *words), path)
     assert list(figures["seeds"]) == ["0", "1"]
     for run in figures["seeds"].values():
         assert (run["steps"], run["faults"], run["after"]["n"], run["dense_alone"]["n"]) == (1, 0, 6, 6)
         assert {seed: score["n"] for seed, score in run["fresh_worlds"].items()} == {"101": 6, "102": 6}
     assert sorted(folder.name for folder in (tmp_path / "runs").iterdir()) == ["seed-0", "seed-1"]
-    again = result(
-        subprocess.run([*script, *words], capture_output=True, text=True, timeout=300, cwd=ROOT), path
-    )
-    assert (
-        again["seeds"] == figures["seeds"]
-    )  # finished runs are not repeated, their seconds are those of then
+    again = written(here("main_training", *words), path)
+    # finished runs are not repeated, their seconds are those of then
+    assert again["seeds"] == figures["seeds"]
 
 
 @pytest.mark.skipif(not HAS_TRL, reason="trl or datasets is not installed")
@@ -250,21 +239,11 @@ def test_the_million_is_random_unit_vectors_and_real_questions(
     assert np.array_equal(encoder.encode_queries(["who?"]), HashEncoder().encode_queries(["who?"]))
 
 
-def test_asynchronous_training(policy: Path, tmp_path: Path) -> None:
+def test_asynchronous_training(policy: Path, tmp_path: Path, here: Run) -> None:
     path = tmp_path / "out.json"
-    words = [
-        "--questions",
-        "2",
-        "--group-size",
-        "2",
-        "--fastest",
-        "0.001",
-        "--slowest",
-        "0.1",
-        "--staleness",
-        "2",
-    ]
-    figures = result(command("async_training", policy, *words, "--out", str(path)), path)
+    words = ["--policy", f"hf:{policy}", "--out", str(path), *SMALL, "--questions", "2", "--group-size", "2"]
+    words += ["--fastest", "0.001", "--slowest", "0.1", "--staleness", "2"]
+    figures = written(here("async_training", *words), path)
     assert set(figures["runs"]) == {"synchronous, deterministic", "synchronous", "staleness 2"}
     for run in figures["runs"].values():
         assert run["episodes"] == 4
@@ -274,28 +253,14 @@ def test_asynchronous_training(policy: Path, tmp_path: Path) -> None:
     assert figures["runs"]["staleness 2"]["staleness_max"] <= 2
 
 
-def test_decoupling_in_simulated_time(tmp_path: Path) -> None:
+def test_decoupling_in_simulated_time(tmp_path: Path, here: Run) -> None:
     """Two small steps: equal work, and the same figures again, as no clock of the machine enters them."""
-    words = [
-        "--steps",
-        "2",
-        "--questions",
-        "2",
-        "--group-size",
-        "2",
-        "--turns",
-        "2",
-        "--staleness",
-        "1",
-        "--json",
-    ]
-    script = [sys.executable, str(ROOT / "benchmarks" / "decoupling.py"), *words]
+    sizes = {"steps": 2, "questions": 2, "group-size": 2, "turns": 2, "staleness": 1}
+    words = ["--json", *(word for name, size in sizes.items() for word in (f"--{name}", str(size)))]
     printed = []
     for name in ("first.json", "again.json"):
-        done = subprocess.run(
-            [*script, "--out", str(tmp_path / name)], capture_output=True, text=True, timeout=300, cwd=ROOT
-        )
-        printed.append(result(done, tmp_path / name)["runs"])
+        path = tmp_path / name
+        printed.append(written(here("decoupling", *words, "--out", str(path)), path)["runs"])
     assert set(printed[0]) == {"coupled", "groups, staleness 1", "single episodes, staleness 1"}
     for run in printed[0].values():
         assert run["episodes"] == 8
@@ -357,7 +322,7 @@ def test_the_soak_knows_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [*soak.growth(life)] == ["descriptors grew from 18 to 38 in life 0"]
 
 
-def test_padding_of_a_run(policy: Path, tmp_path: Path) -> None:
+def test_padding_of_a_run(policy: Path, tmp_path: Path, here: Run) -> None:
     """A step of two groups, with rows of 5 to 40 tokens."""
     run, path = tmp_path / "run", tmp_path / "out.json"
     folder = RunFolder.create(run, override(TrainConfig(), ["--policy", f"hf:{policy}"]))
@@ -370,9 +335,8 @@ def test_padding_of_a_run(policy: Path, tmp_path: Path) -> None:
         for place, mine in enumerate(sampled)
     ]
     folder.dump(1, played)
-    script = [sys.executable, str(ROOT / "benchmarks" / "padding.py"), "--run", str(run), "--out", str(path)]
-    done = subprocess.run([*script, "--repeats", "1", "--json"], capture_output=True, text=True, timeout=300)
-    figures = result(done, path)
+    words = ("--run", str(run), "--out", str(path), "--repeats", "1", "--json")
+    figures = written(here("padding", *words), path)
     assert figures["rows"] == [8]
     bounds = figures["bounds"]
     assert bounds["1.0"]["gradient_apart_max"] == 0
@@ -381,14 +345,13 @@ def test_padding_of_a_run(policy: Path, tmp_path: Path) -> None:
     assert bounds["0.05"]["micro_batches"] > bounds["1.0"]["micro_batches"]
 
 
-def test_episode_cache(tmp_path: Path) -> None:
+def test_episode_cache(tmp_path: Path, here: Run) -> None:
     """Of 4 episodes a token is 16 KiB: slots of 64 tokens grow to 96 in the first turn, and to 144 in the third."""
     path = tmp_path / "out.json"
-    script = [sys.executable, str(ROOT / "benchmarks" / "episode_cache.py"), "--out", str(path), "--json"]
     sizes = {"layers": 1, "context": 256, "prompt": 60, "observed": 10, "sampled": 4, "turns": 3}
     words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
-    done = subprocess.run([*script, *words, "--threads", "1"], capture_output=True, text=True, timeout=300)
-    turns = result(done, path)["a_turn"]
+    printed = here("episode_cache", "--out", str(path), "--json", *words, "--threads", "1")
+    turns = written(printed, path)["a_turn"]
     mib = {part: round(16 * tokens / 3 / 1024, 1) for part, tokens in (("once", 63), ("twice", 63 + 91))}
     assert turns["rewound"]["copied_mib"] == mib["once"]
     assert turns["all go on"]["copied_mib"] == mib["twice"]
@@ -422,15 +385,16 @@ def test_loss_memory(tmp_path: Path) -> None:
     assert measured["whole"]["tokens"] == 1024
 
 
-def test_staleness_curves(policy: Path, tmp_path: Path) -> None:
+def test_staleness_curves(policy: Path, tmp_path: Path, here: Run) -> None:
     path, preset = tmp_path / "out.json", tmp_path / "small.toml"
     preset.write_text(
         '[search]\nencoder = "hash"\n[rollout]\nquestions = 2\ngroup_size = 2\nturn_tokens = 6\ncontext_tokens = 256\n'
         '[env.options]\nprompt = "{question}"\nmax_turns = 1\nk = 1\n[test]\nlimit = 1\n'
         + "".join(f"[{name}.world]\ndocuments = 200\nquestions = 20\n" for name in ("train", "dev", "test"))
     )
-    words = ["--preset", str(preset), "--seeds", "2", "--staleness", "0", "1", "--every", "1"]
-    figures = result(command("staleness", policy, *words, "--out", str(path)), path)
+    words = ["--policy", f"hf:{policy}", "--preset", str(preset), "--out", str(path), *SMALL]
+    words += ["--seeds", "2", "--staleness", "0", "1", "--every", "1"]
+    figures = written(here("staleness", *words), path)
     assert set(figures["summary"]) == {"0", "1"}
     assert figures["summary"]["0"]["reward"]["difference"] == {"mean": 0, "ci95": [0, 0]}
     assert [len(run["rewards"]) for runs in figures["curves"].values() for run in runs] == [2] * 4

@@ -2,9 +2,8 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,27 +54,35 @@ def test_shares_and_intervals(script: ModuleType) -> None:
     assert table["self-play over frozen"]["gain"] == 0.25
 
 
-def run(tmp_path: Path, *words: str) -> dict[str, Any]:
-    """The result file of the benchmark as a user starts it, with the shipped policy."""
+@pytest.fixture
+def run(here: Callable[..., str], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Runs the benchmark with the shipped policy, and returns what its result file holds."""
     out = tmp_path / "result.json"
     common = ("--policy", "tiny", "--documents", "200", "--threads", "1", "--out", str(out), "--json")
-    command = [sys.executable, str(ROOT / "benchmarks" / "self_play.py"), *words, *common]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+
+    def begin(*words: str) -> dict[str, Any]:
+        here("self_play", *words, *common)
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+    return begin
 
 
-def test_it_runs_with_a_policy_that_cannot_propose(tmp_path: Path, script: ModuleType) -> None:
+Run = Callable[..., dict[str, Any]]
+
+
+def test_it_runs_with_a_policy_that_cannot_propose(run: Run, script: ModuleType) -> None:
     """The shipped policy has no roles: every game is refused, and no share is claimed."""
-    arms = run(tmp_path, "truth", "--games", "2")["arms"]
+    arms = run("truth", "--games", "2")["arms"]
     assert list(arms) == list(script.ARMS)
     assert all(arm["counts"]["games"] == 2 and arm["true"]["n"] <= 2 for arm in arms.values())
 
 
-def test_both_arms_are_trained_and_where_nothing_was_accepted_nothing_is_learned(tmp_path: Path) -> None:
+def test_both_arms_are_trained_and_where_nothing_was_accepted_nothing_is_learned(
+    tmp_path: Path, run: Run
+) -> None:
     small = ("--seeds", "2", "--steps", "1", "--questions", "2", "--limit", "4")
-    found = run(tmp_path, "train", *small, "--folder", str(tmp_path / "runs"))
+    found = run("train", *small, "--folder", str(tmp_path / "runs"))
     assert {name: len(runs) for name, runs in found["runs"].items()} == {"self-play": 2, "frozen proposer": 2}
     frozen = found["runs"]["frozen proposer"][0]
     assert frozen["accepted_true"]["n"] == sum(frozen["curves"]["accepted"]) == 0

@@ -2,8 +2,8 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_table_has_every_arm_under_every_condition(tmp_path: Path) -> None:
+def test_the_table_has_every_arm_under_every_condition(tmp_path: Path, here: Callable[..., str]) -> None:
     sizes = {
         "seeds": 1,
         "steps": 1,
@@ -26,17 +26,8 @@ def test_the_table_has_every_arm_under_every_condition(tmp_path: Path) -> None:
     words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
     words += ["--arms", "real", "mixed", "self", "--json"]
     out = tmp_path / "out.json"
-    script = [sys.executable, str(ROOT / "benchmarks" / "sim2real.py"), "--runs", str(tmp_path / "runs")]
-    done = subprocess.run(
-        [*script, "--out", str(out), *words],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+    printed = here("sim2real", "--runs", str(tmp_path / "runs"), "--out", str(out), *words)
+    figures = json.loads(printed)
     assert figures == json.loads(out.read_text())
     assert list(figures["table"]) == ["real", "mixed", "self"]
     for row in (figures["before"], *figures["table"].values()):
@@ -46,7 +37,7 @@ def test_the_table_has_every_arm_under_every_condition(tmp_path: Path) -> None:
             ("none", 4),
         ]
     assert list(figures["recovered"]) == ["mixed", "self"]
-    assert str(tmp_path) not in done.stdout
+    assert str(tmp_path) not in printed
 
 
 @pytest.fixture(scope="module")

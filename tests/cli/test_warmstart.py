@@ -9,6 +9,7 @@ from agentenv.cli.main import main
 from agentenv.cli.warmstart import Warmstart
 from agentenv.errors import ConfigurationError
 from agentenv.policies.policy_spec import make_policy
+from agentenv.trainers.config.config_files import load_config
 
 pytest.importorskip("torch", reason="the extra train is not installed")
 
@@ -39,6 +40,7 @@ pytest.importorskip("torch", reason="the extra train is not installed")
         ({"distil": "lab-search", "batch": 0}, "batch=0"),
         ({"distil": "lab-search", "epochs": 0}, "epochs=0"),
         ({"imitate": ("lab-search",), "epochs": 2, "steps": 3}, "steps=3.*epochs=2"),
+        ({"context_tokens": 512}, "--context-tokens.*--imitate"),
         ({"copying_steps": -1}, "--copying-steps.*-1"),
         ({"from_shipped": True, "mixture_steps": -5}, "--mixture-steps.*-5"),
         ({"imitate": ("lab-search",), "steps": 0}, r"--steps.*\b0\b"),
@@ -71,6 +73,22 @@ def test_longer_questions_reach_the_mixture(tmp_path: Path, monkeypatch: pytest.
     steps = [(c.world.hops, c.index_steps, c.mixture_steps, c.role_steps, c.advice_steps) for c in asked]
     assert steps == [((1, 4), 0, 7, 0, 0), ((1, 2), 0, 0, 5, 0), ((1, 3), 0, 0, 0, 9)]
     assert [c.index_world.hops for c in asked] == [(1, 4), (1, 2), (1, 3)]
+
+
+def test_an_imitation_may_read_more_than_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def made(runs: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        asked.extend(run.rollout.context_tokens for run in (runs if isinstance(runs, list) else [runs]))
+        return {}
+
+    monkeypatch.setattr("agentenv.trainers.warmstart.expert_warmstart.expert_warmstart", made)
+    monkeypatch.setattr("agentenv.trainers.warmstart.arena.arena_warmstart", made)
+    runs = ("lab-code", "lab-search")
+    Warmstart(out=tmp_path / "a", imitate=runs).run()
+    Warmstart(out=tmp_path / "b", imitate=runs, context_tokens=2048).run()
+    Warmstart(out=tmp_path / "c", imitate=runs[:1], arena=5, context_tokens=600).run()
+    assert asked == [*(load_config(name).rollout.context_tokens for name in runs), 2048, 2048, 600]
 
 
 def test_questions_without_their_sets_are_one_sentence(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import agentenv
+from agentenv.core import env_contract
 from agentenv.core.env_contract import CHECKS, run_check
 from agentenv.envs.browser.driver import unavailable as no_browser
 from agentenv.envs.browser.sites import miniwob_task
@@ -23,13 +24,17 @@ def missing(id: str) -> str:
 SMALLER: dict[str, dict[str, Any]] = {
     "agentenv/Browser-v0": {"tasks": [miniwob_task("click-test")], "max_steps": 2},
 }
+ONE_SEED = ("agentenv/Browser-v0",)
+"""Environments that play under one seed in place of three, except where equal seeds are compared."""
 
 
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.parametrize("id", [id for id in agentenv.registered() if id.startswith("agentenv/")])
-def test_contract(id: str, name: str) -> None:
+def test_contract(id: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason := missing(id):
         pytest.skip(reason)
+    if id in ONE_SEED and name != "determinism":
+        monkeypatch.setattr(env_contract, "SEEDS", (0,))
     result = run_check(name, lambda: agentenv.make(id, **SMALLER.get(id, {})))
     if result.status == "skipped":
         pytest.skip(result.detail)

@@ -14,6 +14,7 @@ from agentenv.data.sql_tasks import generate_sql_tasks
 from agentenv.envs.sql import CORRECTION, FORM, Sql
 from agentenv.envs.sql_rewards import REWARDS
 from agentenv.errors import ConfigurationError, DatasetError, SandboxFault
+from agentenv.sandbox.sql import SqlReader
 
 GOLD = "SELECT name FROM city WHERE size > 10 ORDER BY size DESC"
 
@@ -129,6 +130,20 @@ def test_a_gold_query_that_fails_is_our_fault_and_never_scored(task: Task) -> No
         begun(broken).step("<submit>SELECT 1</submit>")
 
 
+def test_a_slow_gold_query_gives_the_policy_as_long_or_what_is_set(task: Task) -> None:
+    """The reader alone would end the query after .05 s, of which it needs several times as much."""
+    slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 400000) SELECT max(i) FROM n"
+    lasting = Task("slow", "?", ("",), data={**task.data, "gold": slow})
+    with SqlReader(cpu_s=0.05, workers=1) as reader:
+        env = begun(lasting, reader=reader)
+        assert env.step(f"<sql>{slow}</sql>").observation[0].text == "\n<result>\nmax(i)\n400000\n</result>\n"
+        assert env.step(f"<submit>{slow}</submit>").reward == 1.0
+        env = begun(lasting, reader=reader, query_s=0.02)
+        assert "Timeout" in env.step(f"<sql>{slow}</sql>").observation[0].text
+        step = env.step(f"<submit>{slow}</submit>")
+    assert (step.reward, step.info["tool_results"][0].status) == (0.0, ToolStatus.TIMEOUT)
+
+
 def test_equal_results_give_one_key_however_they_were_reached(task: Task) -> None:
     env = begun(task)
     left, right = env.fork(2)
@@ -139,7 +154,13 @@ def test_equal_results_give_one_key_however_they_were_reached(task: Task) -> Non
 
 
 def test_bad_arguments_and_tasks_are_named(task: Task, tmp_path: Path) -> None:
-    for options in ({"prompt": "x"}, {"rows": 0}, {"observation_chars": 0}, {"max_turns": -1}):
+    for options in (
+        {"prompt": "x"},
+        {"rows": 0},
+        {"observation_chars": 0},
+        {"max_turns": -1},
+        {"query_s": 0.0},
+    ):
         with pytest.raises(ConfigurationError):
             Sql(tasks=(task,), **options)
     for data in ({}, {"databases": task.data["databases"]}, {"databases": (), "gold": GOLD}):

@@ -1,4 +1,4 @@
-"""TraceCode-v0: the turns of a round, strict rollback, the history of failed plans, and that hidden tests alone pay."""
+"""TraceCode-v0: the turns of a round and what ends them, strict rollback, failed plans, and that hidden tests alone pay."""
 
 from typing import Any
 
@@ -59,7 +59,8 @@ def test_a_round_traces_plans_and_repairs() -> None:
     )
     assert text(first).endswith(f"{ASK[INSTRUMENT]}\n")
     traced, planned, repaired = round_of(env, RIGHT)
-    assert text(traced) == f"\n<output>\nin 1\nreturned: 0\n</output>\n{ASK[PLAN]}\n"
+    printed = "\n".join(f"[f({n})]\nin {n}\nreturned: 0" for n in (1, 2, 3))  # each public test that fails
+    assert text(traced) == f"\n<output>\n{printed}\n</output>\n{ASK[PLAN]}\n"
     assert text(planned) == f"\nIt starts from this program:\n{ONE}\n{ASK[SUBMIT]}\n"
     assert (repaired.reward, repaired.terminated, repaired.info["rounds"]) == (1.0, True, 1)
 
@@ -72,9 +73,8 @@ def test_an_equal_repair_is_rolled_back_and_its_plan_remembered() -> None:
     assert "no more than before, so the program goes back to the one with 2" in text(rolled)
     assert rolled.info["tool_results"][0].data == {"passed": 2, "tests": 4, "accepted": False}
     traced = env.step(f"<instrument>{TWO}</instrument>")
-    assert "Plans that failed:\ntry four\n(rolled back: 2 of 4 public tests passed (2 wrong).)" in text(
-        traced
-    )
+    kept = "try four\n(rolled back: 2 of 4 public tests passed (2 wrong).\nIt fails here: f(1) must give 2.)"
+    assert f"Plans that failed:\n{kept}\n" in text(traced)
     assert TWO in text(env.step("<plan>again</plan>"))
     last = env.step(f"<submit>{other}</submit>")
     assert (last.terminated, last.reward) == (True, 0.0)  # two rolled back in a row
@@ -118,14 +118,65 @@ def test_prints_that_change_the_meaning_are_said_to() -> None:
     assert step.info["tool_results"][0].status is ToolStatus.ERROR
 
 
-def test_five_rounds_at_most_and_slips_are_bounded() -> None:
+def test_a_failed_plan_is_remembered_with_the_error_of_its_repair() -> None:
+    """With room for 2 * 200 characters of two plans; one alone may have all of it."""
+    env = begun()
+    env.step(f"<submit>{ONE}</submit>")
+    round_of(env, "def f(x):\n    share = 1 // x\n    return 0", plan="divide")
+    shown = text(env.step(f"<instrument>{PRINTS}</instrument>"))
+    said = shown.partition("Plans that failed:\n")[2]
+    assert said.startswith("divide\n(rolled back: 0 of 4 public tests passed (1 error, 3 wrong).")
+    assert "ZeroDivisionError" in said
+    assert "Variables on line 2: x = 0" in said
+
+
+def test_traces_share_the_room_and_say_which_tests_they_leave_out() -> None:
+    """150 characters have room for one trace of 100, 250 for two, which have 125 each."""
+    env = begun(observation_chars=150)
+    env.step(f"<submit>{ONE}</submit>")
+    shown = text(env.step(f"<instrument>{PRINTS}</instrument>"))
+    assert "[f(1)]\nin 1\nreturned: 0\n[failing tests that are not shown: 2]\n" in shown
+    env = begun(observation_chars=250)
+    env.step(f"<submit>{ONE}</submit>")
+    shown = text(env.step("<instrument>def f(x):\n    print('n' * 200)\n    return 0</instrument>"))
+    assert shown.count("characters left out") == 2
+    assert "[f(2)]" in shown
+    assert "[failing tests that are not shown: 1]" in shown
+
+
+def test_five_rounds_at_most() -> None:
     env = begun(rounds=1)
     env.step(f"<submit>{ONE}</submit>")
     assert round_of(env, TWO)[-1].terminated
-    env = begun(rounds=0, slips=1)
-    assert text(env.step(f"<plan>{ONE}</plan>")) == f"\n{ASK[SUBMIT]}\n"
-    step = env.step("nothing")
-    assert (step.truncated, step.reward, step.info["end_reason"]) == (True, 0.0, EndReason.TURN_LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("before", "last"),
+    [
+        (0, "nothing"),
+        (0, "<submit> </submit>"),
+        (1, "<plan>what is wanted is the program</plan>"),
+        (1, "<instrument>```python\n```</instrument>"),
+        (2, "<plan></plan>"),
+        (2, "<plan> <prints>x</prints></plan>"),
+        (3, "<submit></submit>"),
+    ],
+)
+def test_an_action_without_a_plan_or_a_program_ends_the_episode(before: int, last: str) -> None:
+    """The published rule; a slip that is allowed is corrected instead, and the next one ends it all the same."""
+    actions = [f"<submit>{TWO}</submit>", f"<instrument>{TWO}</instrument>", "<plan>plan</plan>"][:before]
+    wanted = (SUBMIT, INSTRUMENT, PLAN, SUBMIT)[before]
+    for slips in (0, 1):
+        env = begun(slips=slips)
+        for action in actions:
+            env.step(action)
+        if slips:
+            corrected = env.step(last)
+            assert (text(corrected), corrected.info["valid"]) == (f"\n{ASK[wanted]}\n", False)
+        step = env.step(last)
+        assert (step.terminated, step.reward, step.info["valid"]) == (True, 0.0, False)
+        assert step.info["end_reason"] is EndReason.PARSE_ERROR
+        assert step.info["answer"] == (TWO if before else "")
 
 
 def test_programs_that_read_input() -> None:
@@ -133,7 +184,8 @@ def test_programs_that_read_input() -> None:
     env = begun(Task("s", "Double the number.", ("",), data={"tests": tests}), public=2)
     first = env.step("<submit>print(input())</submit>")
     assert "for the input '1\\n' it must print '2'" in text(first)
-    assert "<output>\n1\n</output>" in text(env.step("<instrument>print(input())</instrument>"))
+    printed = "[the input '1\\n']\n1\n[the input '2\\n']\n2"
+    assert f"<output>\n{printed}\n</output>" in text(env.step("<instrument>print(input())</instrument>"))
 
 
 def test_a_failure_of_the_sandbox_is_no_failed_program() -> None:

@@ -13,6 +13,8 @@ from agentenv.sandbox.jail_session import JailSession
 from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits
 
 LIMITS = ExecutionLimits(wall_s=3.0, memory_mb=128, processes=16)
+FORM_S = 0.7
+"""Seconds for a cell of the fork, of which many wait until they are stopped; what must be unharmed has all of its own."""
 LINK = """
 import json, os, stat, struct, time
 link = -1
@@ -126,17 +128,17 @@ def test_what_a_program_does_to_its_interpreter_is_its_own_result(box: JailExecu
         session.run("x = [1]\nopen('f', 'w').write('kept')")
         point = session.snapshot()
         with session.fork() as fork:
-            own(fork.run(FORMS[form]))
+            own(fork.run(FORMS[form], wall_s=FORM_S))
             unharmed(session)
             frozen = None
             with contextlib.suppress(SnapshotRefused):
                 frozen = fork.snapshot()
-            own(fork.run("1"))
-            own(fork.run("1", files={"g": b"1"}))
+            own(fork.run("1", wall_s=FORM_S))
+            own(fork.run("1", files={"g": b"1"}, wall_s=FORM_S))
             if frozen is not None:
                 with contextlib.suppress(StateLost):
                     fork.restore(frozen)
-                own(fork.run("1"))
+                own(fork.run("1", wall_s=FORM_S))
             unharmed(session)
         session.restore(point)
         unharmed(session)

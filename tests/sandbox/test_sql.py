@@ -20,7 +20,7 @@ from agentenv.core.types import ToolStatus
 from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.sandbox import sql
 from agentenv.sandbox.sql import MAX_QUERY, SqlReader, SqlResult
-from agentenv.sandbox.sql_grading import grade_query, orders, same_rows
+from agentenv.sandbox.sql_grading import gold_result, grade_query, orders, same_rows, time_limit
 
 SCRIPT = """
 CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT, "größe" REAL);
@@ -363,6 +363,27 @@ def test_a_query_is_right_on_every_database_or_not_at_all(
         grade_query(reader, gold, "SELECT c FROM t", (db,))
     with pytest.raises(ConfigurationError):
         grade_query(reader, gold, gold, ())
+
+
+SLOW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 700000) SELECT max(i) FROM n"
+"""Takes some tenths of a second: longer than the deadline of ``reader``, and less than ten."""
+
+
+def test_a_query_has_a_fifth_and_ten_seconds_more_than_the_gold_query() -> None:
+    assert [time_limit(t) for t in (0.0, 5.0, 100.0)] == [10.0, 16.0, 130.0]
+
+
+def test_a_gold_query_slower_than_the_readers_deadline_is_graded(reader: SqlReader, db: Path) -> None:
+    """The policy's limit follows from it unless it is given, and the gold query has a bound of its own."""
+    assert reader.run(db, SLOW).error_class == "Timeout"
+    wanted = gold_result(reader, SLOW, db)
+    assert (wanted.rows, wanted.cpu_s > 0.1) == (((700_000,),), True)
+    assert reader.run(db, "SELECT 1").cpu_s < 0.1
+    assert grade_query(reader, SLOW, SLOW, (db,)).all_matched
+    bounded = grade_query(reader, SLOW, "SELECT 700000", (db,), query_s=0.05)
+    assert (bounded.first_result.error_class, bounded.matches) == ("Timeout", (False,))
+    with pytest.raises(SandboxFault, match="too long"):
+        grade_query(reader, "SELECT 700000", SLOW, (db,), gold_s=0.05)
 
 
 def test_rows_of_one_hash_are_compared_like_any(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import httpx
 import pytest
 
 for module in ("fastapi", "uvicorn", "orjson", "prometheus_client", "websockets"):
@@ -32,6 +34,7 @@ from agentenv.errors import (  # noqa: E402
 from agentenv.serving import remote  # noqa: E402
 from agentenv.serving.link import LinkTimeouts  # noqa: E402
 from agentenv.serving.remote import RemoteEnv  # noqa: E402
+from agentenv.web.server import GRACE_S  # noqa: E402
 
 WAIT_S = 60.0
 QUICK = LinkTimeouts(call_s=WAIT_S, place_s=0.0, pause_s=0.01)
@@ -219,7 +222,12 @@ def test_an_environment_that_never_returns_does_not_keep_the_server_alive(tmp_pa
     with pytest.raises(EnvFault, match=r"\b0\.3\b"):
         env.step("a")
     process.child.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + WAIT_S
+    while httpx.get(f"{process.url}/readyz", trust_env=False).json() != {"status": "stopping"}:
+        assert time.monotonic() < deadline
+    began = time.monotonic()
     assert process.end() == 1  # asked twice, it does not wait for what is under way
+    assert time.monotonic() - began < GRACE_S / 2
 
 
 def test_a_server_that_goes_away_within_a_run_costs_episodes_and_not_the_run(

@@ -13,11 +13,13 @@ import torch
 
 from agentenv.cli.main import main
 from agentenv.policies.compute import ComputeSettings
+from agentenv.policies.fakes import random_policy
 from agentenv.policies.policy_spec import make_policy
 from agentenv.progress import SilentDisplay
 from agentenv.retrievers.simulation.simulation_data import Example
+from agentenv.retrievers.simulation.simulators import ask
 from agentenv.trainers.warmstart import supervised
-from agentenv.trainers.warmstart.simulator import SimulatorConfig, train_simulator
+from agentenv.trainers.warmstart.simulator import SimulatorConfig, as_text, train_simulator
 
 WORLD = ("documents", "200"), ("questions", "8")
 SHORT = [
@@ -90,12 +92,14 @@ def test_a_second_policy_and_a_reference_follow_to_the_device(tmp_path: Path, fa
 def test_a_simulator_learns_on_the_device_what_it_learns_on_the_cpu(
     tmp_path: Path, fake_device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In float32 on both: the device has no multiplication in bfloat16."""
+    """In float32 on both: the device has no multiplication in bfloat16. The context is short, for a page may fill it."""
     monkeypatch.setattr(supervised, "autocast", lambda *_, **__: contextlib.nullcontext())
     torch.set_num_threads(1)
     page = (("Halvik", "In Norland."),)
     examples = [Example(f"Halvik {n}", "Where?", "Norland", ("Norland",), page, page) for n in range(12)]
     losses: list[list[float]] = []
+    said = [ask(example.brief(useful=useful), "compact") for example in examples for useful in (True, False)]
+    random_policy(tmp_path / "start", [*said, as_text(page)], layers=2, context=128)
 
     class Noting(SilentDisplay):
         def advance(self, done: int, metrics: Any) -> None:
@@ -103,7 +107,7 @@ def test_a_simulator_learns_on_the_device_what_it_learns_on_the_cpu(
 
     for device in ("cpu", fake_device):
         losses.append([])
-        policy = make_policy("tiny", ComputeSettings(device=device).precise())
+        policy = make_policy(f"hf:{tmp_path / 'start'}", ComputeSettings(device=device).precise())
         config = SimulatorConfig(steps=10, episodes=4, held_out=1)
         train_simulator(policy, examples, config, Noting(), tmp_path / device)
     assert losses[0]

@@ -1,6 +1,7 @@
 """The example presets: each loads, plans, and trains an untrained policy for two steps; one line makes it another's."""
 
 import json
+import re
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
@@ -73,7 +74,12 @@ def there(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def few_tasks(config: TrainConfig) -> list[str]:
     """Small worlds where ``config`` has worlds, else a few tasks."""
     if config.train.dataset == "env":
-        return ["--train.limit", "2", "--dev.limit", "1"]
+        words = ["--train.limit", "2", "--dev.limit", "1"]
+        if config.train.options.get("apart_from"):  # each task of the test is made and proved
+            words += ["--train.options.apart_from.n", "2"]
+        if config.env.options.get("max_steps", 0) > 6:  # an untrained policy plays to the last one
+            words += ["--env.options.max_steps", "6"]
+        return words
     worlds = [f"--{name}.world.{key} {size}" for name in ("train", "dev", "test") for key, size in SIZES]
     return " ".join(worlds).split()
 
@@ -272,6 +278,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "loss.estimator_options.kl_coefficient": 0.01,
         "optimizer.mini_batches": 4,
     },
+    "drive-expand": {
+        "rollout.group_size": 8,
+        "optimizer.steps": 32,
+        "train.options.steps": 3,  # medium: the dial goes from 0 to 6
+    },
+    "drive": {"rollout.context_tokens": 512, "train.limit": 175, "rollout.sampler_options.group_size": 64},
     "rest-rl": {"rollout.group_size": 8, "reward_shaping.answer_penalty": 0.001},
     "dart": {
         "rollout.group_size": 8,
@@ -306,6 +318,14 @@ def test_dars_has_the_budget_for_what_the_hardest_questions_ask() -> None:
     left = rollout.questions * (rollout.group_size - first)
     assert hardness_allocation(0.0, first, cap=cap) == 24
     assert left >= 24 * rollout.questions
+
+
+@pytest.mark.parametrize("page", ["examples/drive-expand.toml", "docs/sampling.md"])
+def test_drives_first_run_has_three_quarters_of_the_context_of_its_supervised_stage(page: str) -> None:
+    """24k after 32k: 384 after 512."""
+    text = (FOLDER.parent / page).read_text(encoding="utf-8")
+    (said,) = re.findall(r"warmstart --imitate examples/drive-expand\.toml .*--context-tokens (\d+)", text)
+    assert load_config(str(FOLDER / "drive-expand.toml")).rollout.context_tokens * 4 == int(said) * 3
 
 
 JUDGES = {'game = "comas_history"': "scorer", 'game = "red_team_vanilla"': "judge"}

@@ -2,7 +2,9 @@
 
 EvoCUA (Xue et al. 2026, arXiv:2601.15876) decontaminates in three ways: semantic, configuration, evaluator. Its thresholds
 were not found. Here a goal is too near where the cosine of the encoded goals is at least ``SEMANTIC``, a configuration where
-the database at the start is the same, and a validator where it wants the same changes and the same answer.
+the database at the start is the same, and a validator where it wants the same changes and the same answer. A task that
+cannot be done wants neither, so that the validators of all such tasks are alike: those are compared by goal and
+configuration alone.
 
 Shapes: n tasks of the test, d dimensions of an encoded goal.
 """
@@ -15,6 +17,10 @@ from agentenv.retrievers.encoder import HashEncoder
 
 SEMANTIC = 0.9
 """Cosine of two goals from which on one says what the other says."""
+
+
+NOTHING = repr(([], None))
+"""`wanted_changes` of a task that wants none."""
 
 
 class PosedTask(Protocol):
@@ -49,7 +55,7 @@ class HeldOutTasks:
         self._similarity, self._encoder = similarity, HashEncoder()
         self._goals_nd = self._encoder.encode_passages([task.goal for task in held])
         self._starts = {_configuration(task) for task in held}
-        self._changes = {wanted_changes(task) for task in held}
+        self._changes = {wanted_changes(task) for task in held} - {NOTHING}
 
     def overlap(self, task: PosedTask) -> str:
         """In which way ``task`` is one of the test: ``semantic``, ``configuration``, ``evaluator``; empty where in none."""

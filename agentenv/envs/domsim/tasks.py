@@ -252,8 +252,8 @@ def generate_domsim_tasks(
             of the templates that are about a record, one after the other. They are not joined.
         joined: Templates that one task joins (EvoCUA makes new tasks of atomic capabilities so); with more than 1 they are
             drawn, and what is not sound is thrown away.
-        apart_from: ``n``, ``seed`` and the like of the tasks of a test: a joined task that is one of these, by what it says,
-            where it begins or what it checks, is thrown away as well (EvoCUA).
+        apart_from: ``n``, ``seed`` and the like of the tasks of a test: a joined or infeasible task that is one of these, by
+            what it says, where it begins or what it checks, is thrown away as well (EvoCUA).
 
     Raises:
         ConfigurationError: ``n`` or ``joined`` below 1, a share outside 0 to 1, no template, nothing sound comes out, or
@@ -275,7 +275,7 @@ def generate_domsim_tasks(
             index * infeasible + 1e-9
         ):  # of floats that stand a little below
             place = index
-            name, key, desktop_task = _infeasible(names, f"{split} {seed}", index)
+            name, key, desktop_task = _infeasible(names, f"{split} {seed}", index, held)
         elif joined == 1:
             name, key = names[index % len(names)], f"{split} {seed} {index // len(names)}"
             desktop_task = DesktopTask(name, key)
@@ -308,21 +308,32 @@ def _held_out(apart_from: Mapping[str, Any] | None, joined: int) -> HeldOutTasks
     return HeldOutTasks(DesktopTask(test.data["template"], test.data["seed"]) for test in tests)
 
 
-def _infeasible(names: Sequence[str], seed: str, place: int) -> tuple[str, str, DesktopTask]:
-    """A sound infeasible task of the first template from ``place`` on that has one: its kind, its seed and itself.
+def _infeasible(
+    names: Sequence[str], seed: str, place: int, held: HeldOutTasks | None
+) -> tuple[str, str, DesktopTask]:
+    """A sound infeasible task of the first template from ``place`` on that has one that is not held out.
+
+    Its kind, its seed and itself.
 
     Raises:
-        ConfigurationError: none of the templates is about a record.
+        ConfigurationError: none of the templates is about a record, or ``PATIENCE`` draws of each are held out.
     """
     for offset in range(len(names)):
-        name, key = INFEASIBLE + names[(place + offset) % len(names)], f"{seed} infeasible {place}"
-        try:
-            desktop_task = DesktopTask(name, key)
-        except ConfigurationError:
-            continue
-        if not flaw_of(desktop_task):
-            return name, key, desktop_task
-    raise ConfigurationError(f"none of the templates {names} is about a record that could be missing")
+        name = INFEASIBLE + names[(place + offset) % len(names)]
+        for attempt in range(PATIENCE):
+            key = f"{seed} infeasible {place}" + (f" {attempt}" if attempt else "")
+            try:
+                desktop_task = DesktopTask(name, key)
+            except ConfigurationError:
+                break
+            if flaw_of(desktop_task):
+                break
+            if not (held and held.overlap(desktop_task)):
+                return name, key, desktop_task
+    raise ConfigurationError(
+        f"none of the templates {names} is about a record that could be missing"
+        + (", or all such tasks are among those that are held out" if held else "")
+    )
 
 
 def _synthesized(

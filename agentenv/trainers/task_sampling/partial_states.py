@@ -2,7 +2,7 @@
 
 ReST-RL, 2025, arXiv:2508.19576. The formulas are pure functions; ``docs/sampling.md`` has them in one table.
 
-Shapes: L turns of a solution at which it can be cut.
+Shapes: L turns of a solution behind which it can be cut: all but the last.
 """
 
 import json
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from agentenv.core.trajectory import Trajectory, to_record
+from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.group_statistics import Values
 from agentenv.trainers.task_sampling.step_budget import Group, Selection, StepBudget, TaskDraw, require
 
@@ -27,9 +28,13 @@ def cut_chances(count: int, decay: float) -> Values:
     return chances
 
 
-def drawn_cuts(count: int, share: float, decay: float, rng: np.random.Generator) -> list[int]:
-    """ceil(share L) numbers of turns that are kept, each from 1 to L, drawn with replacement by ``cut_chances``."""
-    amount = math.ceil(share * count)
+def states_of(turns: int, share: float) -> int:
+    """ceil(share turns): how many states of a solution are drawn. Its end is a turn too, and never a state (ReST-GRPO)."""
+    return math.ceil(share * turns - 1e-9)  # a product of floats may stand a little above
+
+
+def drawn_cuts(count: int, amount: int, decay: float, rng: np.random.Generator) -> list[int]:
+    """``amount`` numbers of turns that are kept, each from 1 to L, drawn with replacement by ``cut_chances``."""
     return [int(i) + 1 for i in rng.choice(count, size=amount, p=cut_chances(count, decay))]
 
 
@@ -48,7 +53,9 @@ class PartialStates:
             task, because the means of a step show what the policy does from the beginning.
         min_spread: Smallest population deviation of the outcomes of a group that is trained or gives starts.
         good: Smallest outcome of the episode that gives starts.
-        share: Share of its states that are drawn, with replacement.
+        share: States that are drawn from it with replacement, as a share of its turns, rounded up.
+        count: A fixed number of them instead; 0 takes ``share``.
+        all: Whether each of its states is a start once, and none is drawn: the mode of all lines.
         decay: Factor on the chance of a state for each turn before it.
         queue: Starts that may wait; the oldest leave first.
     """
@@ -58,6 +65,8 @@ class PartialStates:
     min_spread: float = 0.05
     good: float = 0.9
     share: float = 0.5
+    count: int = 0
+    all: bool = False
     decay: float = 0.95
     queue: int = 512
 
@@ -65,6 +74,9 @@ class PartialStates:
         require("part", self.part, 0 <= self.part <= 1, "within [0, 1]")
         require("min_spread", self.min_spread, self.min_spread >= 0, "at least 0")
         require("share", self.share, 0 < self.share <= 1, "within (0, 1]")
+        require("count", self.count, self.count >= 0, "at least 0")
+        if self.all and self.count:
+            raise ConfigurationError(f"count={self.count} and all=true exclude each other")
         require("decay", self.decay, 0 < self.decay <= 1, "within (0, 1]")
         require("queue", self.queue, self.queue >= 1, "at least 1")
         self._starts: deque[tuple[int, dict[str, Any]]] = deque(maxlen=self.queue)
@@ -100,10 +112,12 @@ class PartialStates:
 
     def _cuts(self, best: Trajectory, rng: np.random.Generator) -> list[int]:
         """Turns that are kept of an episode; of one turn, or of several rows, there is no state within."""
-        count = len(best.turns) - 1
-        return (
-            drawn_cuts(count, self.share, self.decay, rng) if count > 0 and len(best.row_slices) == 1 else []
-        )
+        turns = len(best.turns)
+        if turns < 2 or len(best.row_slices) != 1:
+            return []
+        if self.all:
+            return list(range(1, turns))
+        return drawn_cuts(turns - 1, self.count or states_of(turns, self.share), self.decay, rng)
 
     def state_dict(self) -> dict[str, Any]:
         """The starts that wait."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentenv.envs.domsim.decontamination import HeldOutTasks, wanted_changes
-from agentenv.envs.domsim.tasks import DesktopTask, generate_domsim_tasks
+from agentenv.envs.domsim.tasks import INFEASIBLE, DesktopTask, generate_domsim_tasks
 from agentenv.envs.domsim.world import World
 from agentenv.errors import ConfigurationError, UnknownName
 
@@ -76,6 +76,34 @@ def test_joined_tasks_leave_out_those_of_the_test() -> None:
         generate_domsim_tasks(3, apart_from={"n": 1, "templates": ["shop-take-out"], "seed": 9}, **words)
         == plain
     )
+
+
+def test_infeasible_tasks_leave_out_those_of_the_test() -> None:
+    """As above, of tasks that cannot be done: each is drawn again until it says and begins otherwise."""
+    words: dict[str, Any] = {
+        "seed": 1,
+        "templates": ("notes-pin", "files-delete", "mail-star"),
+        "joined": 2,
+        "infeasible": 1.0,
+    }
+    plain = generate_domsim_tasks(2, **words)
+    apart = generate_domsim_tasks(2, apart_from={"n": 2, "split": "train", **words}, **words)
+    assert all(task.data["template"].startswith(INFEASIBLE) for task in (*plain, *apart))
+    assert not {task.question for task in plain} & {task.question for task in apart}
+    test = HeldOutTasks(DesktopTask(t.data["template"], t.data["seed"]) for t in plain)
+    assert [test.overlap(DesktopTask(t.data["template"], t.data["seed"])) for t in apart] == [""] * 2
+
+
+def test_validators_that_want_nothing_are_no_overlap() -> None:
+    """All tasks that cannot be done have the same; a question wants no change either, but an answer."""
+    held = HeldOutTasks(
+        [
+            posed("Star the mail about rent.", box=3, wanted=3),
+            posed("Who wrote?", box=4, wanted=4, answer="Ada"),
+        ]
+    )
+    assert held.overlap(posed("Empty the bin of the desktop.", box=8, wanted=8)) == ""
+    assert held.overlap(posed("Empty the bin of the desktop.", box=8, wanted=8, answer="Ada")) == "evaluator"
 
 
 def test_what_cannot_be_kept_apart_is_refused() -> None:

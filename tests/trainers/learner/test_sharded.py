@@ -6,9 +6,13 @@ once adapters with their base as the reference. In float32, where FSDP2 asks for
 in another order, and that is all.
 """
 
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,35 +35,66 @@ FULL = Objective(
 OBJECTIVES = {"full": FULL, "lora": FULL.model_copy(update={"kl_coefficient": 0.1})}
 
 WORKER = """
-import sys
+import os, socket, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
 from agentenv.errors import Diverged
 from agentenv.trainers.learner.sharded import ShardedLearner, is_main_process, world_size
-place = Path(sys.argv[1])
-given = torch.load(place / "given.pt", weights_only=False)
-model, goal = given["model"], given["objective"]
-reference = model if goal.needs_reference else None
-learner = ShardedLearner(model, goal, learning_rate=1e-2, max_grad_norm=0.01, reference=reference)
-if not is_main_process():
-    learner.follow()
-    raise SystemExit
-learner.load(given["weights"], given["state"])
-learner.set_learning_rate(2e-3)
-passes, score = [], learner._logprobs
-learner._logprobs = lambda *args, **kwargs: passes.append(0) or score(*args, **kwargs)
-rows = learner.with_proximal(given["rows"])
-torch.save([len(passes), [row.proximal for row in rows], [row.ids for row in rows]], place / f"scored-{world_size()}.pt")
-if reference is not None:
-    torch.save([row.proximal for row in learner.with_log_ratios(given["rows"])], place / f"ratios-{world_size()}.pt")
-figures = [learner.step(rows, tokens=200, update=update) for update in (0, 1)]
-torch.save([figures, learner.weights(), learner.optimizer_state()], place / f"{world_size()}.pt")
-try:
-    learner.step([replace(row, advantages=row.advantages * float("nan")) for row in given["rows"][:3]])
-except Diverged as error:
-    (place / f"diverged-{world_size()}").write_text(str(error))
-learner.dismiss()
+
+def work(place):
+    given = torch.load(place / "given.pt", weights_only=False)
+    model, goal = given["model"], given["objective"]
+    reference = model if goal.needs_reference else None
+    learner = ShardedLearner(model, goal, learning_rate=1e-2, max_grad_norm=0.01, reference=reference)
+    if not is_main_process():
+        return learner.follow()
+    learner.load(given["weights"], given["state"])
+    learner.set_learning_rate(2e-3)
+    passes, score = [], learner._logprobs
+    learner._logprobs = lambda *args, **kwargs: passes.append(0) or score(*args, **kwargs)
+    rows = learner.with_proximal(given["rows"])
+    scored = [len(passes), [row.proximal for row in rows], [row.ids for row in rows]]
+    torch.save(scored, place / f"scored-{world_size()}.pt")
+    if reference is not None:
+        ratios = [row.proximal for row in learner.with_log_ratios(given["rows"])]
+        torch.save(ratios, place / f"ratios-{world_size()}.pt")
+    figures = [learner.step(rows, tokens=200, update=update) for update in (0, 1)]
+    torch.save([figures, learner.weights(), learner.optimizer_state()], place / f"{world_size()}.pt")
+    try:
+        learner.step([replace(row, advantages=row.advantages * float("nan")) for row in given["rows"][:3]])
+    except Diverged as error:
+        (place / f"diverged-{world_size()}").write_text(str(error))
+    learner.dismiss()
+
+def fork(place, size):
+    # What torchrun starts, forked before any thread of torch has begun, so that nothing is imported anew.
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    for rank in range(size):
+        child = os.fork()
+        if child:
+            yield child
+            continue
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        try:
+            work(place)
+        except BaseException as error:
+            sys.stderr.write(f"{place.name}, {rank} of {size}: {error!r}")
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
+
+place, *sizes = sys.argv[1:]
+if not sizes:
+    work(Path(place))
+children = {child for size in sizes for child in fork(Path(place), int(size))}
+while children:
+    child, status = os.wait()
+    children.discard(child)
+    if status:
+        sys.exit(1)
 """
 
 
@@ -84,22 +119,32 @@ def place(tmp_path_factory: pytest.TempPathFactory, qwen: Callable[..., Any]) ->
     makes = {"full": qwen, "lora": lambda: adapt(qwen(), rank=4, alpha=8)}
     learners = {kind: begun(folder / kind, make, OBJECTIVES[kind]) for kind, make in makes.items()}
     (folder / "worker.py").write_text(WORKER)
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    started = [
-        subprocess.Popen(
-            [*run, str(size), str(folder / "worker.py"), str(folder / kind)], stderr=subprocess.PIPE
-        )
-        for kind, size in RUNS
-    ]
-    for one in started:
-        _, said = one.communicate(timeout=600)
-        assert one.returncode == 0, said.decode()
+    script = str(folder / "worker.py")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    sizes = [str(size) for kind, size in RUNS if kind == "full"]
+    for words in ([*torchrun, script, str(folder / "lora")], [script, str(folder / "full"), *sizes]):
+        finish([sys.executable, *words])
     for kind, learner in learners.items():
         learner.set_learning_rate(2e-3)
         rows = learner.with_proximal(made_rows(13))
         figures = [learner.step(rows, tokens=200, update=update) for update in (0, 1)]
         torch.save([figures, learner.weights(), learner.optimizer_state()], folder / kind / "plain.pt")
     return folder
+
+
+def finish(command: list[str]) -> None:
+    """Runs ``command``, and ends whatever it has started if it fails."""
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(command, stderr=said, start_new_session=True) as started,
+    ):
+        try:
+            code = started.wait(600)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+        said.seek(0)
+        assert code == 0, said.read()
 
 
 def begun(folder: Path, make: Callable[[], Any], objective: Objective) -> Learner:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.trainers.config.config_files import load_config, override
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
-from agentenv.trainers.task_sampling.partial_states import PartialStates, cut_chances, drawn_cuts
+from agentenv.trainers.task_sampling.partial_states import PartialStates, cut_chances, drawn_cuts, states_of
 from agentenv.trainers.task_sampling.step_budget import Group, StepBudget
 
 TOKENIZER = ByteTokenizer()
@@ -39,11 +40,17 @@ def test_early_cuts_are_preferred() -> None:
     """.5^0, .5^1, .5^2 over 1.75."""
     np.testing.assert_allclose(cut_chances(3, 0.5), [4 / 7, 2 / 7, 1 / 7])
     rng = np.random.default_rng(0)
-    cuts = [drawn_cuts(3, 0.5, 0.5, rng) for _ in range(3000)]
-    assert {len(mine) for mine in cuts} == {2}  # half of three, rounded up
+    cuts = [drawn_cuts(3, 2, 0.5, rng) for _ in range(3000)]
+    assert {len(mine) for mine in cuts} == {2}
     shares = np.bincount(np.concatenate(cuts), minlength=4)[1:] / 6000
     np.testing.assert_allclose(shares, [4 / 7, 2 / 7, 1 / 7], rtol=0, atol=0.035)  # five standard errors
     assert any(len(set(mine)) == 1 for mine in cuts)  # with replacement
+
+
+def test_half_of_the_turns_of_a_solution_are_drawn() -> None:
+    """ceil(.5 l) of a solution of l lines, its last one counted; .1 * 30 is 3 and not the next larger number."""
+    assert [states_of(turns, 0.5) for turns in (2, 3, 4, 5)] == [1, 2, 2, 3]
+    assert (states_of(30, 0.1), states_of(3, 1.0)) == (3, 3)
 
 
 class Terse(ScriptedPolicy):
@@ -123,10 +130,29 @@ def test_groups_that_spread_are_trained_and_their_successes_give_states() -> Non
     selection = sampler.select(step_budget_of({0: [1.0, 0.0], 1: [1.0, 0.88], 2: [1.0, 0.92], 3: [0.8, 0.0]}))
     assert [group.task for group in selection.trained] == [0, 1, 3]
     waiting = sampler.state_dict()["starts"]
-    assert [task for task, _ in waiting] == [0, 1]  # half of two states each
-    assert [record["id"] for _, record in waiting] == ["0-1.0", "1-1.0"]
+    assert [task for task, _ in waiting] == [0, 0, 1, 1]  # half of three turns each, rounded up
+    assert [record["id"] for _, record in waiting] == ["0-1.0", "0-1.0", "1-1.0", "1-1.0"]
     assert all(len(record["turns"]) in (1, 2) for _, record in waiting)
-    assert sampler.select(step_budget_of({0: [1.0, 0.0]}, turns=1)).metrics == {"waiting_states": 2}
+    assert sampler.select(step_budget_of({0: [1.0, 0.0]}, turns=1)).metrics == {"waiting_states": 4}
+
+
+@pytest.mark.parametrize(("options", "drawn"), [({"count": 5}, 5), ({"share": 0.1}, 1), ({"share": 1.0}, 3)])
+def test_how_many_states_are_drawn(options: dict[str, Any], drawn: int) -> None:
+    """Of three turns, of which two can be kept: a fixed number, a tenth, which is one, and as many as there are turns."""
+    cuts = cuts_with(**options)
+    assert len(cuts) == drawn
+    assert set(cuts) <= {1, 2}
+
+
+def test_all_states_are_starts_once() -> None:
+    assert cuts_with(all=True) == [1, 2]
+
+
+def cuts_with(**options: Any) -> list[int]:
+    """Turns that are kept in the starts that a solution of three turns gives."""
+    sampler = PartialStates(**options)
+    sampler.select(step_budget_of({0: [1.0, 0.0]}))
+    return [len(record["turns"]) for _, record in sampler.state_dict()["starts"]]
 
 
 def test_states_are_played_once_and_the_rest_are_whole_tasks() -> None:
@@ -138,9 +164,9 @@ def test_states_are_played_once_and_the_rest_are_whole_tasks() -> None:
     assert (first.task, first.rollouts, second.prefix) == (0, 2, None)
     assert first.prefix is not None
     assert [draw.task for draw in again.draw(step_budget_of({}, step=2))] == [first.task, second.task]
-    (third, _) = sampler.draw(step_budget_of({}, step=3))
-    assert (third.task, third.prefix is None) == (1, False)
-    assert all(draw.prefix is None for draw in sampler.draw(step_budget_of({}, step=4)))
+    played = [sampler.draw(step_budget_of({}, step=step))[0] for step in (3, 4, 5)]
+    assert [(draw.task, draw.prefix is None) for draw in played] == [(0, False), (1, False), (1, False)]
+    assert all(draw.prefix is None for draw in sampler.draw(step_budget_of({}, step=6)))
 
 
 def test_an_episode_that_began_within_a_solution_gives_no_states() -> None:
@@ -153,12 +179,15 @@ def test_an_episode_that_began_within_a_solution_gives_no_states() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [{"part": 1.1}, {"min_spread": -0.1}, {"share": 0.0}, {"decay": 0.0}, {"queue": 0}]
+    "option",
+    [{"part": 1.1}, {"min_spread": -0.1}, {"share": 0.0}, {"decay": 0.0}, {"queue": 0}, {"count": -1}],
 )
 def test_options_have_bounds(option: dict[str, float]) -> None:
     (name,) = option
     with pytest.raises(ConfigurationError, match=name):
         PartialStates(**option)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="count=3"):
+        PartialStates(count=3, all=True)
 
 
 def test_other_strategies_cannot_begin_within_an_episode() -> None:

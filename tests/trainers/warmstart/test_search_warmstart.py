@@ -63,7 +63,7 @@ TINY = WarmstartConfig(
     index_world=WORLD,
     encoder="hash",
     episodes=4,
-    judged=40,
+    judged=8,
 )
 
 
