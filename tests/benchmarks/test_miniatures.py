@@ -76,7 +76,7 @@ def test_what_a_preset_had_earlier_is_what_it_has_no_more() -> None:
     runs, figures = miniatures.presets(), json.loads(RESULTS.read_text())["miniatures"]
     for name, values in miniatures.TABLE["earlier"].items():
         assert name in figures
-        config, whole = (miniatures.small(runs[name], name, own) for own in (values, {}))
+        config, whole = miniatures.small(runs[name], name, values), miniatures.small(runs[name], name, {})
         for part in values:
             assert getattr(config, part) != getattr(whole, part)
 

@@ -177,7 +177,8 @@ def graded() -> LocalSearch:
 def test_a_group_with_a_partly_right_answer_is_not_lost(name: str) -> None:
     """Rescue is for groups whose every outcome is the fail value, and 2/3 is not 0."""
     half = "<answer> Orun city </answer>"
-    script = {"e-0": [half], "e-1": [WRONG], "e-0-hinted": [WRONG], "e-1-hinted": [WRONG]}
+    script: dict[str, Sequence[str]] = {name: [WRONG] for name in ("e-1", "e-0-hinted", "e-1-hinted")}
+    script |= {"e-0": [half]}
     group = played(name, Noting(dict(script)), 2, env=graded)
     assert [t.reward for t in group] == pytest.approx([2 / 3, 0.0])
     assert len(played(name, Noting(dict(script)), 2, env=graded, fail=0.7)) > 2
