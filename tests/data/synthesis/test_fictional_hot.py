@@ -290,7 +290,7 @@ def test_an_invention_that_is_given_twice_is_used_for_nobody() -> None:
     [("Zor Vex", "Vex"), ("Zor", None)],  # of one word nobody knows what the surname is
 )
 def test_a_surname_alone_is_that_of_the_invention(invention: str, surname: str | None) -> None:
-    """ "Mary Plant was born in Leeds. Plant wrote ..." stays about one person."""
+    """So that "Mary Plant was born in Leeds. Plant wrote ..." stays about one person."""
 
     class OneName(RuleReplacer):
         async def names(self, item: RealItem) -> FoundNames:
