@@ -45,6 +45,11 @@ class AssistantTurn:
     as_sent: Mapping[str, Any] | None = field(default=None, compare=False)
     """The turn as a model behind an endpoint gave it and wants it back; None where the policy's ids are the record."""
 
+    @property
+    def with_thinking(self) -> str:
+        """The content behind the thinking in its tags, as a reward reads it that asks for thoughts."""
+        return self.content if self.thinking is None else f"<think>{self.thinking}</think>\n{self.content}"
+
 
 class ToolForm(Protocol):
     """A tool that can be declared to a model."""

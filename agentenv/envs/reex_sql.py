@@ -26,6 +26,7 @@ class ReExSQL(Sql):
     """Reason, look, reason again, hand in; tags and reward of ReEx-SQL."""
 
     tags: ClassVar[tuple[str, str]] = ("intermediate_sql", "final_sql")
+    call_markers: ClassVar[tuple[str, ...]] = ("<intermediate_sql>",)
     stop: ClassVar[tuple[str, ...]] = ("</intermediate_sql>", "</final_sql>")
 
     def __init__(

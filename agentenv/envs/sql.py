@@ -69,6 +69,7 @@ class Sql(Env[SqlState]):
 
     tags: ClassVar[tuple[str, str]] = ("sql", "submit")
     """Of a query that is tried out, and of the one that is handed in."""
+    call_markers: ClassVar[tuple[str, ...]] = ("<sql>",)
     stop: ClassVar[tuple[str, ...]] = ("</sql>", "</submit>")
 
     def __init__(

@@ -10,6 +10,7 @@ ever shown, unless the task has a single test: that one is public as well. It is
 makes the rewards of the three roles.
 """
 
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Exec
 SUBMIT, INSTRUMENT, PLAN = "submit", "instrument", "plan"
 TAGS = (SUBMIT, INSTRUMENT, PLAN)
 PRINTS = "<prints>"
+_WISHES = re.compile(r"<prints>.*?(?:</prints>|\Z)", re.DOTALL)
 """Opens what a plan wants to be printed in the next round."""
 REMEMBERED = 2
 """Failed plans that are shown."""
@@ -80,6 +82,7 @@ class TraceState:
 class TraceCode(ProgramEnv[TraceState]):
     """Write, instrument, analyse, repair; the reward is given by hidden tests at the end."""
 
+    call_markers: ClassVar[tuple[str, ...]] = tuple(f"<{tag}>" for tag in TAGS)
     stop: ClassVar[tuple[str, ...]] = tuple(f"</{tag}>" for tag in TAGS)
 
     def __init__(
@@ -160,7 +163,7 @@ class TraceCode(ProgramEnv[TraceState]):
         state = self.state
         block = earliest_block(action, (state.wanted,))
         written = block.content if block else ""
-        said = written.partition(PRINTS)[0] if state.wanted == PLAN else unfenced(written)
+        said = _WISHES.sub("", written) if state.wanted == PLAN else unfenced(written)
         if not said.strip():
             return self._slip()
         if state.wanted == SUBMIT:

@@ -242,3 +242,20 @@ def test_progress_is_rewound_with_the_episode() -> None:
 def test_an_unknown_reward_is_named() -> None:
     with pytest.raises(UnknownName, match="'some'"):
         begun(reward="some")
+
+
+@pytest.mark.parametrize(
+    ("written", "plan"),
+    [
+        ("<prints>x</prints> The cause is y.", "The cause is y."),
+        ("The cause <prints>x</prints>is y.<prints>z</prints>", "The cause is y."),
+        ("The cause is y. <prints>x", "The cause is y."),
+    ],
+)
+def test_a_plan_is_what_stands_around_its_prints(written: str, plan: str) -> None:
+    """Wherever the block with what to print next time stands."""
+    env = begun()
+    for action in (f"<submit>{TWO}</submit>", f"<instrument>{TWO}</instrument>", f"<plan>{written}</plan>"):
+        step = env.step(action)
+    assert not step.terminated
+    assert env.state.plan == plan

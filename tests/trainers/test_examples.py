@@ -390,9 +390,15 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("name", "figure"), [("cleaner", "rollback_triggered"), ("r3l", "retries")])
+@pytest.mark.parametrize(
+    ("name", "figure", "words"),
+    [
+        ("cleaner", "rollback_triggered", ["--rollout.strategy_options.without_call", "true"]),
+        ("r3l", "retries", []),
+    ],
+)
 def test_one_line_makes_it_a_run_of_another_model(
-    stranger: Path, tmp_path: Path, name: str, figure: str
+    stranger: Path, tmp_path: Path, name: str, figure: str, words: list[str]
 ) -> None:
     """That model is asked with the environment's own words; where a search format is all it lacks, nothing of ours fails."""
     text = (FOLDER / f"{name}.toml").read_text()
@@ -400,7 +406,18 @@ def test_one_line_makes_it_a_run_of_another_model(
     path, out = tmp_path / f"{name}.toml", tmp_path / "out"
     path.write_text(text.replace(line, f'policy = "hf:{stranger}"'))
     assert (
-        main(["train", str(path), "--out", str(out), "--json", *SMALL, *few_tasks(load_config(str(path)))])
+        main(
+            [
+                "train",
+                str(path),
+                "--out",
+                str(out),
+                "--json",
+                *SMALL,
+                *words,
+                *few_tasks(load_config(str(path))),
+            ]
+        )
         == 0
     )
     episode = json.loads((out / "evaluation" / "before" / "episodes.jsonl").read_text().splitlines()[0])

@@ -101,9 +101,13 @@ class WorldReviewer:
         return "" if found == {draft.answer} else f"its answers are {sorted(found)[:3]}"
 
     async def is_right(self, draft: Draft, answer: str) -> bool:
-        """Whether the answer is the accepted one."""
-        return answer == draft.answer
+        """Whether the answer is the accepted one, whatever its case and white space."""
+        return _plain(answer) == _plain(draft.answer)
 
     async def is_right_too(self, draft: Draft, answer: str) -> bool:
         """Whether the facts give ``answer`` too."""
-        return answer in self._solver.answers(draft.question)
+        return _plain(answer) in map(_plain, self._solver.answers(draft.question))
+
+
+def _plain(answer: str) -> str:
+    return " ".join(answer.casefold().split())

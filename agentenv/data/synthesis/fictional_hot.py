@@ -267,7 +267,7 @@ async def replace_names(
 
     def fictional(text: str) -> str:
         phrased = _phrases_replaced(text, found.invented, used)
-        return _words_replaced(phrased, words, names, used, found.invented.values())
+        return _words_replaced(phrased, words, names, used, found.invented)
 
     question, answers = fictional(item.task.question), tuple(map(fictional, item.task.answers))
     documents = tuple(
@@ -328,13 +328,31 @@ def _phrases_replaced(text: str, chosen: Mapping[str, str], used: dict[str, str]
     return text
 
 
+def _words_of_phrases(invented: Mapping[str, str]) -> dict[str, str]:
+    """What stands for a word of a name that stands alone: of an invention with as many words the one in its place.
+
+    A word that two names would give different inventions is left out.
+    """
+    found: dict[str, set[str]] = {}
+    for name, new in invented.items():
+        real, made = _WORD.findall(name), _WORD.findall(new)
+        if len(real) == len(made):
+            for word, invention in zip(real, made, strict=True):
+                found.setdefault(word, set()).add(invention)
+    return {word: inventions.pop() for word, inventions in found.items() if len(inventions) == 1}
+
+
 def _words_replaced(
-    text: str, own: frozenset[str], names: NameMap, used: dict[str, str], inventions: Iterable[str]
+    text: str, own: frozenset[str], names: NameMap, used: dict[str, str], invented: Mapping[str, str]
 ) -> str:
-    ours = {word for invention in inventions for word in _WORD.findall(invention)}
+    ours = {word for invention in invented.values() for word in _WORD.findall(invention)}
+    alone = _words_of_phrases(invented)
 
     def one(match: re.Match[str]) -> str:
         word = match[0]
+        if word in alone and word[0].isupper() and word not in KEPT:
+            used[word] = alone[word]
+            return used[word]
         if word not in names.invented or word in ours or word in names.inventions:
             return word
         if word not in own and not names.statistics.is_name(word):

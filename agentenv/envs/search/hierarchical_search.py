@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
+from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.chat import InlineFormat
 from agentenv.core.grammar import shortened, written_block
 from agentenv.core.options import bind_options
@@ -317,6 +318,10 @@ class HierarchicalSearch(SearchEnv):
             ),
             state=HierarchicalState,
         )
+
+    def native_action(self, turn: AssistantTurn) -> str:
+        """The text of ``turn`` with its thinking in tags, which the reward asks for."""
+        return turn.with_thinking
 
     def expert(self) -> Sequence[str] | None:
         """Thinks and asks for every hop where the task carries its path, then answers.

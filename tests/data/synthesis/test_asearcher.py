@@ -219,6 +219,10 @@ def test_a_world_refuses_what_has_two_answers() -> None:
     assert run_sync(reviewer.flaw(draft)) == ""
     assert run_sync(reviewer.flaw(replace(draft, answer="Bonn")))
     assert run_sync(reviewer.flaw(replace(draft, question="Who is it?")))
+    # A direct answer in another case is right as well, so that the question can be answered without a search.
+    assert run_sync(reviewer.is_right(draft, f" {draft.answer.upper()}"))
+    assert run_sync(reviewer.is_right_too(draft, draft.answer.lower()))
+    assert not run_sync(reviewer.is_right(draft, "Bonn"))
 
 
 def test_the_command_over_a_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -285,6 +285,24 @@ def test_an_invention_that_is_given_twice_is_used_for_nobody() -> None:
     assert found == FoundNames(("Mary", "Ann", "Leeds"), {"Leeds": "Kavo"})
 
 
+@pytest.mark.parametrize(
+    ("invention", "surname"),
+    [("Zor Vex", "Vex"), ("Zor", None)],  # of one word nobody knows what the surname is
+)
+def test_a_surname_alone_is_that_of_the_invention(invention: str, surname: str | None) -> None:
+    """So that "Mary Plant was born in Leeds. Plant wrote ..." stays about one person."""
+
+    class OneName(RuleReplacer):
+        async def names(self, item: RealItem) -> FoundNames:
+            return FoundNames(("Mary Plant",), {"Mary Plant": invention})
+
+    own, names = name_words(ITEM, LinkedPages(CORPUS)), NameMap.of([ITEM], STATISTICS, 0)
+    made = run_sync(replace_names(ITEM, own, names, OneName()))
+    text = made.documents[0].text
+    assert text.startswith(f"{invention} was born in ")
+    assert text.partition(". ")[2].startswith(f"{surname or names.invented['Plant']} wrote ")
+
+
 def test_the_command_with_a_model_rewrites_and_has_a_closed_book_control(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

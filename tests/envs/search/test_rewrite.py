@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
+from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.types import Document, EndReason, Task
+from agentenv.envs.search.agent_search import AgentSearch
+from agentenv.envs.search.hierarchical_search import HierarchicalSearch
 from agentenv.envs.search.rewrite import Rewrite, as_conversation, curriculum_reward, rank_reward
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.retrievers.fakes import InMemoryRetriever
@@ -123,3 +126,20 @@ def test_the_policy_sees_the_conversation_and_not_what_it_is_about() -> None:
 def test_a_task_without_a_gold_passage_is_refused() -> None:
     with pytest.raises(DatasetError, match=r"'t'.*supporting_ids"):
         act("", Task("t", "q", ("a",)))
+
+
+@pytest.mark.parametrize(
+    ("thinking", "reward"),
+    [("a", 2.0), (None, -0.1), ("", -0.1)],
+)
+def test_a_thought_in_a_models_native_form_counts(thinking: str | None, reward: float) -> None:
+    """Thinking models open every turn with one, which their form holds apart from the content."""
+    turn = AssistantTurn(thinking, "<rewrite>3</rewrite>")
+    assert act(Rewrite().native_action(turn))[0] == reward
+
+
+@pytest.mark.parametrize("env", [HierarchicalSearch, AgentSearch])
+def test_hiersearch_reads_thoughts_of_a_native_form_too(env: Any) -> None:
+    turn = AssistantTurn("a", "<answer>b</answer>")
+    assert env.native_action(object(), turn) == "<think>a</think>\n<answer>b</answer>"
+    assert env.native_action(object(), AssistantTurn(None, "b")) == "b"

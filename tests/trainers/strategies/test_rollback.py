@@ -19,7 +19,10 @@ from agentenv.core.types import Completion, Document, EndReason, Sampling, Step,
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.envs.calculator import Calculator
 from agentenv.envs.code import Code
+from agentenv.envs.reex_sql import ReExSQL
 from agentenv.envs.search.local_search import LocalSearch
+from agentenv.envs.sql import Sql
+from agentenv.envs.trace_code import TraceCode
 from agentenv.errors import (
     ConfigurationError,
     ContextTooSmall,
@@ -35,7 +38,14 @@ from agentenv.sandbox.backends import make_executor, unavailable
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.trainers.strategies.rollback import HINT, RollbackStrategy
 from agentenv.trainers.strategies.rollout_context import RolloutContext
-from agentenv.trainers.strategies.splicing import SampledTurn, argument_text, call_start, similarity, splice
+from agentenv.trainers.strategies.splicing import (
+    SampledTurn,
+    argument_text,
+    call_start,
+    is_call,
+    similarity,
+    splice,
+)
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 TOKENIZER = ByteTokenizer()
@@ -573,3 +583,17 @@ def test_a_live_interpreter_in_a_jail_is_taken_back_with_its_names() -> None:
         pytest.skip(f"bwrap: {reason}")
     with contextlib.closing(make_executor("bwrap", size=1)) as executor:
         check_interpreter(executor)
+
+
+@pytest.mark.parametrize(
+    ("env", "call"),
+    [
+        (Sql, "<sql>SELECT 1</sql>"),
+        (ReExSQL, "<intermediate_sql>SELECT 1</intermediate_sql>"),
+        (TraceCode, "<plan>p</plan>"),
+    ],
+)
+def test_an_environment_with_tags_says_where_a_call_begins(env: type[Env[Any]], call: str) -> None:
+    """Or a turn without one would count as a call."""
+    assert is_call(f"I look. {call}", env.call_markers)
+    assert not is_call("I look. SELECT 1", env.call_markers)
