@@ -23,6 +23,7 @@ NEEDED = {
     "synthesize fictional-hot": ["--dataset", "x", "--out", "x"],
     "synthesize organisation": ["--out", "x"],
     "trace": ["x", "--out", "x"],
+    "value": ["x", "--out", "x"],
 }
 
 

@@ -268,6 +268,7 @@ def test_a_run_with_rollbacks_scores_spliced_tokens_again(
         "--optimizer.steps 2 --evaluation.bounds false --test.limit 2 --env.options.max_turns 3 "
         "--rollout.strategy rollback "
         "--rollout.strategy_options.retries 2 --rollout.temperature 1.3 --evaluation.strategy rollback "
+        "--rollout.strategy_options.without_call true "  # the policy writes no calls
     )
     words += correction
     assert main(["train", str(toml), "--out", str(tmp_path / "out"), *words.split(), "--json"]) == 0

@@ -81,6 +81,8 @@ def few_tasks(config: TrainConfig) -> list[str]:
             words += ["--env.options.max_steps", "6"]
         return words
     worlds = [f"--{name}.world.{key} {size}" for name in ("train", "dev", "test") for key, size in SIZES]
+    if "first" in config.rollout.sampler_options:  # episodes of a first look, of the four that there are
+        worlds += ["--rollout.sampler_options.first 2"]
     return " ".join(worlds).split()
 
 
