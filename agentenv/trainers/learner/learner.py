@@ -366,7 +366,7 @@ class Learner:
     def _several_at_once(self) -> bool:
         """Whether the fused pass reads micro-batches, whose operations are too short for several threads.
 
-        Not where somebody is told of each gradient that is added, which only ``backward`` does.
+        Not where a hook watches the gradients that are added, because only ``backward`` calls hooks.
         """
         watched = any(parameter._post_accumulate_grad_hooks for parameter in self._trained)
         alone = self.image_reader is not None or self.objective.offload_activations or watched

@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import tomllib
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,22 +26,6 @@ from agentenv.trainers.warmstart.supervised import (
     in_micro_batches,
     sample_batches,
 )
-
-SMALL = """\
-base = "laptop-search"
-name = "small"
-threads = 1
-[train]
-limit = 6
-[train.world]
-documents = 200
-questions = 6
-families = ["lookup"]
-[search]
-encoder = "hash"
-[rollout]
-questions = 4
-"""
 
 
 def examples(count: int = 5) -> list[TrainingExample]:
@@ -171,12 +154,10 @@ def test_numbers_out_of_range_are_refused(changes: dict[str, Any]) -> None:
 
 
 def test_the_command_learns_at_the_rate_that_it_is_given(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """ConvSearch-R1's first stage: 2 epochs, its batch and its step size; the card says so."""
-    (tmp_path / "small.toml").write_text(SMALL)
-    assert tomllib.loads(SMALL)["train"]["limit"] == 6
-    words = ["warmstart", "--imitate", str(tmp_path / "small.toml"), "--trust-config", "--json"]
+    words = ["warmstart", "--imitate", str(small), "--trust-config", "--json"]
     words += ["--epochs", "2", "--batch", "4", "--rate", "1e-5"]
     assert main([*words, "--out", str(tmp_path / "policy")]) == 0
     result = json.loads(capsys.readouterr().out)

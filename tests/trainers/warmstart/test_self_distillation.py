@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from agentenv.data.world_config import WorldConfig
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.task_env import EnvConfig
 from agentenv.progress import SilentDisplay
-from agentenv.trainers.config.config_files import config_of
+from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.loop.parts import open_questions, trained_policy, with_declared_scorers
 from agentenv.trainers.warmstart.self_distillation import (
@@ -26,22 +25,6 @@ from agentenv.trainers.warmstart.self_distillation import (
     in_tiers,
     own_best,
 )
-
-SMALL = """\
-base = "laptop-search"
-name = "small"
-threads = 1
-[train]
-limit = 6
-[train.world]
-documents = 200
-questions = 6
-families = ["lookup"]
-[search]
-encoder = "hash"
-[rollout]
-questions = 4
-"""
 
 
 def ended(reward: float) -> Trajectory:
@@ -107,13 +90,13 @@ def test_what_are_no_tiers_is_refused(
         DistillationConfig(tiers=tiers, thresholds=thresholds)
 
 
-def small_run() -> TrainConfig:
-    return with_declared_scorers(config_of(tomllib.loads(SMALL), "test"))
+@pytest.fixture
+def run(small: Path) -> TrainConfig:
+    return with_declared_scorers(load_config(str(small)))
 
 
-def test_own_episodes_are_those_of_the_policy_and_hold_no_example() -> None:
+def test_own_episodes_are_those_of_the_policy_and_hold_no_example(run: TrainConfig) -> None:
     """What is learned stands under the plain opening message; the examples before it are cut out token by token."""
-    run = small_run()
     policy = trained_policy("tiny", run.lora, run.compute, seed=0)
     task_env = open_questions(run.train, run.search, run.env, policy)
     tasks = task_env.source.tasks
@@ -128,8 +111,7 @@ def test_own_episodes_are_those_of_the_policy_and_hold_no_example() -> None:
         assert "Look it up" not in text
 
 
-def test_examples_are_what_the_expert_does() -> None:
-    run = small_run()
+def test_examples_are_what_the_expert_does(run: TrainConfig) -> None:
     policy = trained_policy("tiny", run.lora, run.compute, seed=0)
     world = WorldConfig(documents=200, questions=6, hops=(2, 2), families=("bridge",), split="train")
     bridges = run.train.model_copy(update={"world": world})
@@ -143,14 +125,13 @@ def test_examples_are_what_the_expert_does() -> None:
 
 
 def test_the_command_makes_a_policy_or_says_that_nothing_was_learned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "small.toml").write_text(SMALL)
     (tmp_path / "shots.txt").write_text("")
     words = [
         "warmstart",
         "--distil",
-        str(tmp_path / "small.toml"),
+        str(small),
         "--shots",
         str(tmp_path / "shots.txt"),
         "--samples",
