@@ -7,6 +7,7 @@ or what was wrong with it; ``<submit>`` hands in the query that answers and ends
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -112,7 +113,8 @@ class Sql(Env[SqlState]):
         super().__init__(render_mode=render_mode)
         if "{question}" not in prompt:
             raise ConfigurationError("the prompt template must hold {question}")
-        if min(rows, observation_chars) < 1 or max_turns < 0 or (query_s is not None and query_s <= 0):
+        lasts = query_s is None or (query_s > 0 and math.isfinite(query_s))
+        if min(rows, observation_chars) < 1 or max_turns < 0 or not lasts:
             raise ConfigurationError(
                 f"rows={rows} and observation_chars={observation_chars} must be at least 1, "
                 f"max_turns={max_turns} at least 0 and query_s={query_s} above 0"

@@ -160,6 +160,8 @@ def test_bad_arguments_and_tasks_are_named(task: Task, tmp_path: Path) -> None:
         {"observation_chars": 0},
         {"max_turns": -1},
         {"query_s": 0.0},
+        {"query_s": float("nan")},
+        {"query_s": float("inf")},
     ):
         with pytest.raises(ConfigurationError):
             Sql(tasks=(task,), **options)
