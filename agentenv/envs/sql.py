@@ -117,7 +117,7 @@ class Sql(Env[SqlState]):
         if min(rows, observation_chars) < 1 or max_turns < 0 or not lasts:
             raise ConfigurationError(
                 f"rows={rows} and observation_chars={observation_chars} must be at least 1, "
-                f"max_turns={max_turns} at least 0 and query_s={query_s} above 0"
+                f"max_turns={max_turns} at least 0 and query_s={query_s} a finite number above 0"
             )
         self._tasks = default_tasks() if tasks is None else tuple(tasks)
         self._reader, self._reward = reader or shared_reader(), get_reward(reward)

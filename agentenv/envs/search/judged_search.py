@@ -213,8 +213,10 @@ class JudgedSearch(LocalSearch):
         super().__init__(prompt=usual if prompt is None else prompt, **options)
         if verdicts not in TOTALS:
             raise UnknownName.among("total of verdicts", verdicts, TOTALS)
-        if not false_yes >= 0:
-            raise ConfigurationError(f"false_yes={false_yes} is a cost and must not be negative")
+        if not 0 <= false_yes < float("inf"):
+            raise ConfigurationError(
+                f"false_yes={false_yes} is a cost: it must be a finite number of at least 0"
+            )
         total = partial(verdict_sum, discount=discount) if verdicts == "sum" else TOTALS[verdicts]
         self.search_again = search_again
         self.judge = VerdictCheck(
