@@ -267,6 +267,13 @@ def read_qrels(questions: Path) -> dict[str, tuple[str, ...]] | None:
     return found
 
 
+def has_file(folder: str, pattern: str, path: Path | None) -> bool:
+    """Whether a folder, as of ``find_file``, holds at least one file of this pattern."""
+    root = path or Path(os.environ.get(DATA_VARIABLE) or ".")
+    own = root / folder if (root / folder).is_dir() else root
+    return any(file.is_file() for file in own.glob(pattern))
+
+
 def find_file(name: str, folder: str, pattern: str, path: Path | None) -> Path:
     """The question file of the set ``name``.
 

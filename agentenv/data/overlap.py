@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agentenv.core.io.digests import value_digest
 from agentenv.core.types import Task
+from agentenv.data.synthesis.passage_questions import FAMILY
 from agentenv.errors import ConfigurationError
 
 _MOST = 0.1  # share of the test tasks; fewer may come about by chance where tasks are made up
@@ -25,8 +26,10 @@ def refuse_overlap(
         warn: Told of every task that is in two sets.
 
     Raises:
-        ConfigurationError: more than a tenth of the tasks of ``test`` are training tasks.
+        ConfigurationError: more than a tenth of the tasks of ``test`` are training tasks, or questions were made by rules of
+            passages that support measured ones.
     """
+    _refuse_shared_passages(train, measured)
     learned = {_content(task) for task in train}
     for name, tasks in measured.items():
         shared = [task for task in tasks if _content(task) in learned]
@@ -41,6 +44,17 @@ def refuse_overlap(
                 f"{found}. Take another split, or set evaluation.on_training_tasks to true"
             )
         warn(found)
+
+
+def _refuse_shared_passages(train: Sequence[Task], measured: Mapping[str, Sequence[Task]]) -> None:
+    made = {one for task in train if task.data.get("family") == FAMILY for one in task.data["supporting_ids"]}
+    for name, tasks in measured.items():
+        shared = [task.id for task in tasks if made & set(task.data.get("supporting_ids", ()))]
+        if shared:
+            raise ConfigurationError(
+                f"train.passage_questions makes questions of passages that support {len(shared)} of {len(tasks)} tasks of "
+                f"{name}, such as {shared[0]!r}: leave it out, or train on a set whose other splits lie in its folder"
+            )
 
 
 def _content(task: Task) -> str:

@@ -13,7 +13,7 @@ from agentenv.core.types import Document, Task
 from agentenv.core.validation import Frozen
 from agentenv.data.code_contests import CONTEST_SETS, load_contest_set
 from agentenv.data.code_sets import CODE_SETS, load_code_set
-from agentenv.data.dataset_files import DATA_VARIABLE, FORMATS, bare_name, find_file
+from agentenv.data.dataset_files import DATA_VARIABLE, FORMATS, bare_name, has_file
 from agentenv.data.datasets import SETS, Dataset, check_split, load_dataset, sample
 from agentenv.data.sql_sets import SQL_SETS, load_sql_set
 from agentenv.data.world import FictionalWorld, WorldConfig
@@ -80,6 +80,8 @@ def check_draw(config: SourceConfig) -> SourceConfig:
         raise ConfigurationError(
             f"limit must be at least 1, not {config.limit}; leave it out for all questions."
         )
+    if config.topics and config.passage_questions:
+        raise ConfigurationError("topics poses the titles alone: leave passage_questions out")
     if config.dataset == WORLD and config.split not in (None, config.world.split):
         raise ConfigurationError(
             f"split is {config.split!r}, and the world is of the split {config.world.split!r}: leave split out, or set "
@@ -193,8 +195,14 @@ def held_out_passages(source: Source, config: SourceConfig) -> tuple[str, ...]:
     A split whose file is not there is left out.
 
     Raises:
-        DatasetError: such a file cannot be read.
+        ConfigurationError: ``data`` is a file, beside which no other split can be looked for.
+        DatasetError: such a file cannot be read, or several of them may be meant.
     """
+    if config.data is not None and config.data.is_file():
+        raise ConfigurationError(
+            f"passage_questions leaves out the passages of other splits, which a single file does not name: give the folder "
+            f"of the set in place of {str(config.data)!r}"
+        )
     owners = {path.resolve(): space for space, path in source.corpora}
     found: dict[str, None] = {}
     for name in set_names(config.dataset):
@@ -202,9 +210,7 @@ def held_out_passages(source: Source, config: SourceConfig) -> tuple[str, ...]:
             continue  # a file of one's own, which has no other split
         kind = SETS[name]
         for split in sorted(set(kind.files) - {"", config.split or next(iter(kind.files))}):
-            try:
-                find_file(name, kind.folder, kind.files[split], config.data)
-            except DatasetError:
+            if not has_file(kind.folder, kind.files[split], config.data):
                 continue  # a run cannot be tested on it
             part = load_dataset(name, config.data, split=split)
             tasks = [_namespaced(task, part, owners) for task in part.tasks] if owners else part.tasks

@@ -360,15 +360,18 @@ def _with_passage_questions(opened: Source, source: SourceConfig) -> Source:
     """``opened`` with the questions that rules make of its passages, where ``source`` asks for some.
 
     Raises:
-        ConfigurationError: there are no passages of named sets, or too few.
+        ConfigurationError: there are no passages of named sets, or too few; or ``data`` is a file, so that the passages of
+            the other splits are not known.
     """
     if not source.passage_questions:
         return opened
     corpus = None if source.dataset in (OWN, WORLD) else corpus_of(opened)
     if corpus is None:
         raise ConfigurationError("passage_questions needs a named set or a file of questions with a corpus")
-    titles = {corpus[corpus.row_of(one)].title for one in held_out_passages(opened, source)}
-    made = passage_questions(corpus, source.passage_questions, source.seed, titles)
+    held = set(held_out_passages(opened, source))
+    titles = {document.title for document in corpus if document.id in held}
+    taken = {task.id for task in opened.tasks}
+    made = passage_questions(corpus, source.passage_questions, source.seed, titles, taken)
     return replace(opened, tasks=(*opened.tasks, *(replace(task, split=opened.split) for task in made)))
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.core.types import Document
+from agentenv.core.types import Document, Task
+from agentenv.data.overlap import refuse_overlap
 from agentenv.data.sources import SourceConfig
 from agentenv.data.synthesis.passage_questions import FAMILY, dated_things, day_of, passage_questions
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_tasks
 
 STONE = Document("s", "Ada Stone", "Ada Stone (5 May 1901 \u2013 June 3, 1980) was a film director.")
@@ -151,3 +152,93 @@ def test_pages_of_another_split_are_left_out(
     assert any("Bo Reed" in task.question for task in made) == (splits == ("train",))
     supports = {one.rpartition(":")[2] for task in made for one in task.data["supporting_ids"]}
     assert ("r" in supports) == (splits == ("train",))
+
+
+@pytest.mark.parametrize(
+    ("opening", "birth", "death"),
+    [
+        ("(5 May 1901 \u2013 June 3, 1980)", "5 May 1901", "June 3, 1980"),
+        ("(5 May 1901 - 3 June 1980)", "5 May 1901", "3 June 1980"),
+        ("(May 5, 1901\u20131980)", "May 5, 1901", ""),
+        ("(born Ada Reed; 5 May 1901 \u2014 in Ulm, 3 June 1980)", "5 May 1901", "3 June 1980"),
+        ("(born 5 May 1901)", "5 May 1901", ""),
+        ("(1850 \u2013 5 May 1901)", "", ""),  # the one date is that of the death
+        ("(c. 1400 \u2013 5 May 1450)", "", ""),
+        ("(died 5 May 1901)", "", ""),
+        ("(5 May 1901)", "", ""),  # of what is not said
+        ("(5 May 1901 \u2013 8 May 1903)", "", ""),  # a war or a term of office
+        ("(1 May 1850 \u2013 2 May 1852, 3 May 1853 \u2013 4 May 1910)", "", ""),
+    ],
+)
+def test_which_date_is_that_of_a_birth(opening: str, birth: str, death: str) -> None:
+    page = Document("s", "Ada Stone", f"Ada Stone {opening} was a director.")
+    found = dated_things([page])
+    assert [one.text for one in found["birth"]] == ([birth] if birth else [])
+    assert [one.text for one in found["death"]] == ([death] if death else [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Moon is a 1961 novel about a film.",
+        "Moon is a 1961 book by the film critic Ada Stone, made into a film.",
+        "Moon is a 1961 crime film director.",
+        "Moon is a 1961 film directed by Ada Stone and Bo Reed.",
+        "Moon is a 1961 film, a remake of Sun, which was directed by Ada Stone, and is directed by Bo Reed.",
+    ],
+)
+def test_what_is_no_film_of_one_director_is_left_out(text: str) -> None:
+    found = dated_things((STONE, REED, Document("m", "Moon", text)))
+    assert found["director"] == []
+    assert bool(found["release"]) == ("film directed" in text or "remake" in text)
+
+
+def test_names_within_each_other_end_the_search_for_pairs() -> None:
+    pages = [
+        Document(str(year), f"Rocky{part}", f"Rocky{part} is a {year} film.")
+        for part, year in (("", 1976), (" II", 1979))
+    ]
+    with pytest.raises(ConfigurationError, match="the passages give 0 questions"):
+        passage_questions(pages, 1, 0)
+
+
+def test_a_long_opening_takes_no_time() -> None:
+    """It is read in steps whose number does not grow with the square of its length."""
+    page = Document("a", "Abcd", "Abcd (" + "5 May 1901-" * 100_000 + ")")
+    assert dated_things([page])["birth"] == []
+
+
+def test_ids_that_are_taken_are_not_given_again() -> None:
+    made = passage_questions(PAGES, 3, 0, taken=["passages:0", "passages:2"])
+    assert [task.id for task in made] == ["passages:1", "passages:3", "passages:4"]
+
+
+def test_topics_and_a_single_file_are_refused(tmp_path: Path) -> None:
+    hotpotqa(tmp_path / "hotpotqa", ("train", "dev"))
+    for given, said in (
+        ({"topics": True, "data": tmp_path}, "topics"),
+        ({"data": tmp_path / "hotpotqa" / "hotpot_train_v1.json"}, "give the folder"),
+    ):
+        source = SourceConfig(dataset="hotpotqa", split="train", passage_questions=2, **given)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=said):
+            open_tasks(source, SearchConfig(), EnvConfig())
+
+
+def test_two_files_of_another_split_are_refused(tmp_path: Path) -> None:
+    hotpotqa(tmp_path / "hotpotqa", ("train", "dev"))
+    second = tmp_path / "hotpotqa" / "hotpot_dev_fullwiki_v1.json"
+    second.write_text("[]", encoding="utf-8")
+    source = SourceConfig(dataset="hotpotqa", split="train", passage_questions=2, data=tmp_path)
+    with pytest.raises(DatasetError, match="hotpot_dev_fullwiki_v1"):
+        open_tasks(source, SearchConfig(), EnvConfig())
+
+
+def test_a_run_is_refused_whose_test_rests_on_their_passages(tmp_path: Path) -> None:
+    """Two files of one's own over one corpus: nothing says that they are splits."""
+    train = open_tasks(
+        SourceConfig(dataset=str(sets(tmp_path)), passage_questions=20), SearchConfig(), EnvConfig()
+    ).tasks
+    test = [Task("t", "When was Ada born?", ("1901",), data={"supporting_ids": ("s",)})]
+    with pytest.raises(ConfigurationError, match="passages that support 1 of 1 tasks of test"):
+        refuse_overlap(train, {"test": test})
+    refuse_overlap([task for task in train if task.data.get("family") != FAMILY], {"test": test})

@@ -9,6 +9,7 @@ comparisons of births, deaths and releases, the birth of a film's director, and 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count as count_from
 from random import Random
 
 from agentenv.core.types import Document, Task
@@ -23,11 +24,19 @@ _MONTHS = (
 )  # fmt: skip
 _MONTH = "|".join(_MONTHS)
 _DATE = rf"(?:\d{{1,2}} (?:{_MONTH})|(?:{_MONTH}) \d{{1,2}}),? (?:1\d|20)\d\d"
-_LIFE = re.compile(rf"^[^()]{{3,60}}\([^()]*?({_DATE})(?: ?[\u2013\u2014-] ?({_DATE}))?[^()]*\)")
-_FILM = re.compile(r"^[^.]{2,80}? is an? ((?:18|19|20)\d\d)\b[^.]{0,80}?\bfilm\b")
+_OPENING = re.compile(
+    r"^[^()]{3,60}\(([^()]{1,160})\)"
+)  # a title's name, and what stands in brackets behind it
+_DASHES = re.compile(r"\s*[\u2013\u2014]\s*|\s-\s?|(?<=\d)-(?=\w)")
+_SHORTEST_LIFE, _LONGEST_LIFE = 15, 115
+"""Years between the dates of what is a life, and not a war or a term of office."""
+_FILM = re.compile(
+    r"^[^.]{2,80}? is an? ((?:18|19|20)\d\d)\b(?:(?!\b(?:novel|book|play|album|song|series)\b)[^.]){0,80}?\bfilm\b"
+    r"(?! director)"
+)
 _DIRECTED = re.compile(
     r"\bdirected by ([A-Z][\w'\u2019-]+(?: (?:[A-Z]\.|[A-Z][\w'\u2019-]+|de|van|von)){1,3})"
-    r"(?=[,.]| and | who | starring | for | in )"
+    r"(?=[,.]| who | starring | for | in |(?: and (?:starring|written|produced)))"
 )
 _PARTS = re.compile(rf"(\d{{4}})|({_MONTH})|(\d{{1,2}})")
 
@@ -59,6 +68,8 @@ _LAST = {
 }
 _CHAIN = ("When was the director of film {a} born?", "What is the date of birth of the director of film {a}?")
 
+_TRIES = 1000
+"""Pairs that are drawn before there is taken to be none that can be compared."""
 _OLD_ROUNDS = 200
 """Rounds without a new question after which there is taken to be none left."""
 
@@ -80,7 +91,11 @@ class Dated:
 
 
 def passage_questions(
-    documents: Iterable[Document], count: int, seed: int, excluded: Collection[str] = ()
+    documents: Iterable[Document],
+    count: int,
+    seed: int,
+    excluded: Collection[str] = (),
+    taken: Collection[str] = (),
 ) -> tuple[Task, ...]:
     """``count`` questions, of each kind as many as of every other.
 
@@ -89,11 +104,13 @@ def passage_questions(
         count: How many questions.
         seed: Of the draw.
         excluded: Titles of passages that no question is made of, such as those that answer the questions of a test.
+        taken: Ids that no question may have.
 
     Raises:
         ConfigurationError: the passages do not give so many.
     """
     rng = Random(seed)
+    ids = (one for one in map(f"{FAMILY}:{{}}".format, count_from(0)) if one not in set(taken))
     known = dated_things(documents, excluded)
     makers = [_comparisons(kind, known[kind], rng) for kind in _FIRST] + [_chains(known["director"], rng)]
     tasks: dict[str, Task] = {}
@@ -105,7 +122,8 @@ def passage_questions(
                 question, answer, supports, hops = made
                 data = {"family": FAMILY, "hops": hops, "supporting_ids": supports}
                 # A question that is drawn twice counts once.
-                tasks.setdefault(question, Task(f"{FAMILY}:{len(tasks)}", question, (answer,), data=data))
+                if question not in tasks:
+                    tasks[question] = Task(next(ids), question, (answer,), data=data)
         old = 0 if len(tasks) > before else old + 1
         if old > _OLD_ROUNDS:
             raise ConfigurationError(
@@ -124,16 +142,16 @@ def dated_things(documents: Iterable[Document], excluded: Collection[str] = ()) 
         pages.setdefault(_bare(document.title), []).append(document)
     shut = {_bare(title) for title in excluded}
     own = {name: same for name, same in pages.items() if name not in shut and len(name) > 3}
-    births = _agreed(own, lambda page: _life(page, 1))
+    births = _agreed(own, lambda page: _life(page, "birth"))
     releases = _agreed(own, _release)
     by_name = {one.name: one for one in births}
     directed = []
     for film in releases:
-        director = _DIRECTED.search(own[film.name][0].text)
-        person = by_name.get(director[1]) if director else None
+        named = set(_DIRECTED.findall(own[film.name][0].text))
+        person = by_name.get(named.pop()) if len(named) == 1 else None
         if person is not None:
             directed.append(Dated(film.name, person.date, (*film.supports, *person.supports), person.text))
-    deaths = _agreed(own, lambda page: _life(page, 2))
+    deaths = _agreed(own, lambda page: _life(page, "death"))
     return {"birth": births, "death": deaths, "release": releases, "director": directed}
 
 
@@ -161,10 +179,23 @@ def _agreed(pages: Mapping[str, Sequence[Document]], read: Callable[[Document], 
     return found
 
 
-def _life(page: Document, which: int) -> str:
-    """The date of birth (1) or of death (2) with which a passage begins; empty where it has none."""
-    match = _LIFE.search(page.text)
-    return (match[which] or "") if match else ""
+def _life(page: Document, which: str) -> str:
+    """The date of ``birth`` or of ``death`` with which a passage begins; empty where it has none, or is not about a life.
+
+    A date of birth follows the word "born", or is the first thing before a dash behind which a date or a year stands that is
+    as far away as a life is long. A date behind the dash alone says when somebody died and not when he or she was born.
+    """
+    opening = _OPENING.match(page.text)
+    parts = _DASHES.split(opening[1]) if opening else [""]
+    birth = re.search(_DATE, parts[0])
+    if birth is None or len(parts) > 2 or re.search(r"\d|\bdied\b|\bd\.", parts[0][: birth.start()]):
+        return ""
+    if len(parts) == 1:
+        return birth[0] if which == "birth" and "born" in parts[0][: birth.start()] else ""
+    end, death = re.search(r"\b(?:1\d|20)\d\d\b", parts[1]), re.search(_DATE, parts[1])
+    if end is None or not _SHORTEST_LIFE <= int(end[0]) - day_of(birth[0])[0] <= _LONGEST_LIFE:
+        return ""
+    return birth[0] if which == "birth" else death[0] if death else ""
 
 
 def _release(page: Document) -> str:
@@ -177,20 +208,28 @@ _Made = tuple[str, str, tuple[str, ...], int]
 
 
 def _comparisons(kind: str, things: Sequence[Dated], rng: Random) -> Iterator[_Made]:
-    """Endless comparisons of two, half of them for the first; none where no two differ by a year."""
+    """Comparisons of two, half of them for the first, without end while two are found that can be compared."""
     if len({one.date[0] for one in things}) < 2:
         return
+    drawn = list(things)
     while True:
-        one, other = rng.sample(list(things), 2)
-        # By a year, so that a passage that is cut behind the year still answers.
-        if one.date[0] == other.date[0] or one.name in other.name or other.name in one.name:
-            continue
+        pairs = (rng.sample(drawn, 2) for _ in range(_TRIES))
+        pair = next((pair for pair in pairs if _comparable(*pair)), None)
+        if pair is None:
+            return
+        one, other = pair
         early, late = sorted((one, other), key=lambda thing: thing.date)
         wording, right = (
             (rng.choice(_FIRST[kind]), early) if rng.random() < 0.5 else (rng.choice(_LAST[kind]), late)
         )
         question = wording.format(a=one.name, b=other.name)
         yield question, right.name, (*one.supports, *other.supports), len(one.supports + other.supports)
+
+
+def _comparable(one: Dated, other: Dated) -> bool:
+    """Whether two things differ by a year, so that a passage that is cut behind it still answers, and by their names."""
+    apart = one.name not in other.name and other.name not in one.name
+    return apart and one.date[0] != other.date[0]
 
 
 def _chains(films: Sequence[Dated], rng: Random) -> Iterator[_Made]:

@@ -35,6 +35,11 @@ def strategy_roll(name: str, options: Mapping[str, Any]) -> Roll:
             f"the strategy {name!r} makes a group of trajectories, and an evaluation is one for each question: take one "
             f"of {', '.join(ONE_EACH)}"
         )
+    if getattr(strategy, "reads_rewards", False):
+        raise ConfigurationError(
+            f"the strategy {name!r} with {dict(options)} keeps an episode by its reward, which an evaluation must not look "
+            "at: take another strategy, or a value model"
+        )
     return rollout if name == "plain" else _StrategyRoll(name, strategy)
 
 

@@ -9,7 +9,7 @@ the chat format of the run.
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -193,7 +193,8 @@ def _refuse_measured(run: TrainConfig, records: Sequence[EpisodeRecord], display
         ConfigurationError: there are some.
     """
     measured = {
-        name: open_tasks(source, run.search, run.env).tasks
+        # A record has no data of a task, so that tasks without a word of an answer are told apart by their question alone.
+        name: [replace(task, data={}) for task in open_tasks(source, run.search, run.env).tasks]
         for name, source in (("dev", run.dev), ("test", run.test))
     }
     shown = [task_of(record) for record in records]
