@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from agentenv.trainers.learner.value_training import LabelledEpisode
 
 
+STATES = ".states.jsonl"
+"""Ending of the file of the states that were searched, after the name of the model's folder."""
+
+
 @dataclass(frozen=True)
 class Value:
     """Trains a value model on the episodes that a run has recorded (trajectories_every), or on a search of its own.
@@ -53,8 +57,10 @@ class Value:
 
     def run(self) -> dict[str, Any]:
         """Trains and saves."""
-        if self.out.exists():
-            raise ConfigurationError(f"{self.out} exists already; choose another --out")
+        states = self.out.with_name(f"{self.out.name}{STATES}")
+        for path in (self.out, *([states] if self.search else [])):
+            if path.exists():
+                raise ConfigurationError(f"{path} exists already; choose another --out")
         if not (isfinite(self.ridge) and self.ridge > 0):
             raise ConfigurationError(f"--ridge must be finite and above 0, not {self.ridge}")
         try:
@@ -95,7 +101,7 @@ class Value:
         found = search_states(
             config, f"hf:{self.run_folder / 'policy'}", self.search, strategy, self.compute, display
         )
-        write_states(self.out.with_name(f"{self.out.name}.states.jsonl"), found)
+        write_states(self.out.with_name(f"{self.out.name}{STATES}"), found)
         return found
 
     def show(self, result: dict[str, Any], console: Console) -> None:

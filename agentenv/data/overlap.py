@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agentenv.core.io.digests import value_digest
 from agentenv.core.types import Task
-from agentenv.data.synthesis.passage_questions import FAMILY
 from agentenv.errors import ConfigurationError
+
+FAMILY = "passages"
+"""The family of questions that rules make of passages, by which scores are listed, and what stands before their ids."""
 
 _MOST = 0.1  # share of the test tasks; fewer may come about by chance where tasks are made up
 

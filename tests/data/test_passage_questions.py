@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from agentenv.core.types import Document, Task
-from agentenv.data.overlap import refuse_overlap
+from agentenv.data.overlap import FAMILY, refuse_overlap
 from agentenv.data.sources import SourceConfig
-from agentenv.data.synthesis.passage_questions import FAMILY, dated_things, day_of, passage_questions
+from agentenv.data.synthesis.passage_questions import dated_things, day_of, passage_questions
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_tasks
 
@@ -219,7 +219,7 @@ def test_topics_and_a_single_file_are_refused(tmp_path: Path) -> None:
         ({"topics": True, "data": tmp_path}, "topics"),
         ({"data": tmp_path / "hotpotqa" / "hotpot_train_v1.json"}, "give the folder"),
     ):
-        source = SourceConfig(dataset="hotpotqa", split="train", passage_questions=2, **given)  # type: ignore[arg-type]
+        source = SourceConfig(dataset="hotpotqa", split="train", passage_questions=2, **given)
         with pytest.raises(ConfigurationError, match=said):
             open_tasks(source, SearchConfig(), EnvConfig())
 

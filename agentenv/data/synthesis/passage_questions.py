@@ -13,10 +13,8 @@ from itertools import count as count_from
 from random import Random
 
 from agentenv.core.types import Document, Task
+from agentenv.data.overlap import FAMILY
 from agentenv.errors import ConfigurationError
-
-FAMILY = "passages"
-"""The family of these questions, by which scores are listed, and what stands before their ids."""
 
 _MONTHS = (
     "January", "February", "March", "April", "May", "June",

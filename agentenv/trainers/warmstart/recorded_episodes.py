@@ -21,7 +21,7 @@ from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
 from agentenv.data.overlap import refuse_overlap
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.records import EPISODES, EpisodeRecord, Evaluation, read_evaluation
 from agentenv.evaluation.task_env import open_tasks
 from agentenv.policies.hf import HFPolicy
@@ -121,6 +121,7 @@ def imitate_recorded(
     Raises:
         ConfigurationError: a folder holds no finished evaluation, or one of another environment; no episode earns enough or
             can be learned; or they are of the test questions of the run.
+        DatasetError: a record is damaged.
     """
     began = time.perf_counter()
     run = with_declared_scorers(run)
@@ -134,7 +135,7 @@ def imitate_recorded(
             f"none of {sum(len(one.records) for one in evaluations)} recorded episodes earns {least:g}: ask for less with "
             "--least, or give other folders"
         )
-    _refuse_measured(run, [record for records in solved for record in records], display)
+    refuse_measured(run, [record for records in solved for record in records], display)
     policy = trained_policy(run.policy, run.lora, run.compute.precise(), seed=run.seed)
     shown, exact = in_tokens(run, policy, list(zip(evaluations, solved, strict=True)))
     examples = [example for trajectory in shown for example in training_examples(trajectory)]
@@ -186,7 +187,7 @@ def solved_episodes(evaluation: Evaluation, run: TrainConfig, least: float) -> l
     return [record for record in evaluation.records if record["valid"] and record.get("reward", 0.0) >= least]
 
 
-def _refuse_measured(run: TrainConfig, records: Sequence[EpisodeRecord], display: Display) -> None:
+def refuse_measured(run: TrainConfig, records: Sequence[EpisodeRecord], display: Display) -> None:
     """Refuses episodes of the questions that the run is tested on.
 
     Raises:
@@ -213,6 +214,7 @@ def in_tokens(
 
     Raises:
         ConfigurationError: there is none.
+        DatasetError: recorded ids are damaged.
     """
     own = {"tokenizer": tokenizer_digest(policy.tokenizer), "format": run.format}
     most, shown, exact = min(run.rollout.context_tokens, policy.context_tokens), [], 0
@@ -222,7 +224,7 @@ def in_tokens(
         same = evaluation.results["settings"].get("token_ids") == own
         for record in records:
             if same and "segments" in record:
-                found = _recorded(record)
+                found = _recorded(record, evaluation.directory, len(policy.tokenizer))
                 fits = all(part.stop - part.start <= most for part in found.row_slices)
                 exact += fits
             elif run.format != "native" and is_plain(record):
@@ -271,20 +273,36 @@ async def _spelt(record: EpisodeRecord, context: RolloutContext) -> Trajectory:
     return await spell(EpisodeSpec(env, task_of(record), seed=0), context, lambda spec: env.expert())
 
 
-def _recorded(record: EpisodeRecord) -> Trajectory:
-    """The episode by its recorded ids; its log-probs are not known, and supervised learning needs none."""
-    segments = tuple(
-        Segment(
-            SegmentKind(segment["kind"]),
-            tuple(segment["ids"]),
-            segment["turn"],
-            logprobs=(0.0,) * len(segment["ids"]) if segment["kind"] == SegmentKind.POLICY else (),
-            trained=segment.get("trained", True),
-            row=segment["row"],
-        )
-        for segment in record["segments"]
+def _recorded(record: EpisodeRecord, folder: Path, words: int) -> Trajectory:
+    """The episode by its recorded ids; its log-probs are not known, and supervised learning needs none.
+
+    Raises:
+        DatasetError: the record is damaged, or holds an id of no token of ``words``.
+    """
+    try:
+        segments = tuple(map(_segment, record["segments"]))
+        ids = [token for segment in segments for token in segment.ids]
+        learned = any(one.ids and one.trained for one in segments if one.kind is SegmentKind.POLICY)
+        if not learned or not all(0 <= token < words for token in ids):
+            raise ValueError("no token that is learned, or ids beyond the vocabulary")
+        end = EndReason(record["end_reason"])
+        return Trajectory(task_of(record), segments, (), record.get("reward", 0.0), end)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise DatasetError(
+            f"the token ids of the episode {record['id']!r} in {folder} are damaged ({error}): evaluate again with "
+            "--token-ids, or leave the folder out"
+        ) from error
+
+
+def _segment(segment: Any) -> Segment:
+    return Segment(
+        SegmentKind(segment["kind"]),
+        tuple(segment["ids"]),
+        segment["turn"],
+        logprobs=(0.0,) * len(segment["ids"]) if segment["kind"] == SegmentKind.POLICY else (),
+        trained=segment.get("trained", True),
+        row=segment["row"],
     )
-    return Trajectory(task_of(record), segments, (), record["reward"], EndReason(record["end_reason"]))
 
 
 _CARD = """\

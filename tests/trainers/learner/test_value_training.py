@@ -129,6 +129,9 @@ def test_the_command_learns_from_searches_of_training_questions(tmp_path: Path) 
     assert {value for line in lines for value in line["targets"].values()} == {0.0}
     assert load_value_model(str(out)).values([("", "6 * 7")]) == pytest.approx([0.0])
     assert main(["value", str(run), "--out", str(tmp_path / "other"), "--search", "-1"]) != 0
+    out.unlink()  # states that were searched are not written over
+    assert main(["value", str(run), "--out", str(out), *searches]) != 0
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("ridge", ["0", "-1", "nan"])

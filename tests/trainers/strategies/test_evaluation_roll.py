@@ -56,6 +56,12 @@ def test_plain_is_the_loop_itself() -> None:
     assert strategy_roll("plain", {}) is rollout
 
 
+def test_what_chooses_by_rewards_is_refused() -> None:
+    """An evaluation must not look at them."""
+    with pytest.raises(ConfigurationError, match="keeps an episode by its reward"):
+        strategy_roll("vm_mcts", {"value": "verifier"})
+
+
 @pytest.mark.parametrize("name", ["plain", "judge", "self_search", "rollback"])
 def test_each_start_gives_one_trajectory_in_its_place(name: str) -> None:
     assert [(one.task.id, one.reward, one.id) for one in played(name)] == [

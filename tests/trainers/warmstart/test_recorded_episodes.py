@@ -8,13 +8,18 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.core.trajectory import SegmentKind
+from agentenv.data.sources import SourceConfig
 from agentenv.data.world import WorldConfig, write_world
+from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.records import read_evaluation
+from agentenv.evaluation.task_env import open_tasks
 from agentenv.policies.card import read_card
 from agentenv.policies.policy_spec import make_policy
+from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import load_config
-from agentenv.trainers.warmstart.recorded_episodes import in_tokens, is_plain, read_folder
+from agentenv.trainers.warmstart.recorded_episodes import in_tokens, is_plain, read_folder, refuse_measured
 
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 WORLD = WorldConfig(seed=77, documents=200, questions=6, families=("lookup",), split="train")
 SMALL = """\
 base = "laptop-search"
@@ -112,6 +117,38 @@ def test_recorded_ids_of_other_tokens_are_spelt_again(own: Path, run: str) -> No
     spelt, exact = in_tokens(load_config(run), make_policy("tiny"), [(evaluation, records)])
     assert exact == 0
     assert spelt
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record["segments"][1]["ids"].append(10**6),
+        lambda record: record["segments"][1]["ids"].append(-5),
+        lambda record: record["segments"][1]["ids"].append(10**30),
+        lambda record: record.update(end_reason="gone"),
+        lambda record: record.update(segments=[]),
+        lambda record: record.update(segments=[record["segments"][0]]),
+        lambda record: [segment["ids"].clear() for segment in record["segments"]],
+        lambda record: record["segments"][0].pop("row"),
+    ],
+)
+def test_damaged_ids_are_refused_with_their_episode(own: Path, run: str, change: Any) -> None:
+    evaluation = read_evaluation(own)
+    records: list[Any] = [record for record in evaluation.records if record["valid"]][:1]
+    change(records[0])
+    with pytest.raises(DatasetError, match=f"the token ids of the episode '{records[0]['id']}' in"):
+        in_tokens(load_config(run), make_policy("tiny"), [(evaluation, records)])
+
+
+def test_tasks_without_an_answer_are_told_by_their_question(tmp_path: Path) -> None:
+    """Records hold no data of a task, by which such tasks are told apart otherwise."""
+    config = load_config(str(EXAMPLES / "sql.toml")).model_copy(
+        update={"test": SourceConfig(dataset="env", split="test", limit=2)}
+    )
+    task = open_tasks(config.test, config.search, config.env).tasks[0]
+    record: Any = {"id": task.id, "question": task.question, "answers": list(task.answers)}
+    with pytest.raises(ConfigurationError, match="what is measured on test is not held out"):
+        refuse_measured(config, [record], SilentDisplay())
 
 
 def test_all_samples_of_a_folder_are_read(
