@@ -81,7 +81,7 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
         note where clip bounds are named that no ratio can reach, or a number format in which this processor is slow.
 
     Raises:
-        ConfigurationError: it does not fit; says what to change.
+        ConfigurationError: it does not fit; says what to change. Or its policy is a reader of passages.
     """
     with use_compute(config.compute):
         _refuse_absent(config)
@@ -91,6 +91,7 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
     _refuse_unloadable(config, compute, free)
     with _shortage_in_words(config, free):
         policy = open_trained(config)
+        _refuse_reader(config, policy)
         second = open_second_policy(config)
         if config.memory.gradient_checkpointing:
             checkpoint_layers(policy.model)
@@ -142,6 +143,14 @@ def _refuse_unloadable(config: TrainConfig, compute: Compute, free: int) -> None
         raise ConfigurationError(
             f"the weights of {config.policy} take {_gib(stored * width)} GiB and {_gib(free)} GiB are free: take a smaller "
             "policy"
+        )
+
+
+def _refuse_reader(config: TrainConfig, policy: HFPolicy) -> None:
+    if scores_rows(policy.model):
+        raise ConfigurationError(
+            f"{config.policy} is a reader of passages, whose memory and speed depend on what its searches find: a plan "
+            "cannot measure it on made-up tokens. Train it without --plan; on a small machine lower memory.micro_tokens."
         )
 
 

@@ -10,12 +10,13 @@ import torch
 
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fake_architectures import tiny_model
+from agentenv.policies.fake_reader import random_reader
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import adapt
 from agentenv.policies.tiny import shipped_weights
 from agentenv.trainers import plan as planner
 from agentenv.trainers.config.addresses import refuse_silent
-from agentenv.trainers.config.config_files import override
+from agentenv.trainers.config.config_files import load_config, override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner
 from agentenv.trainers.loop.parts import open_trained
@@ -230,3 +231,11 @@ def test_a_plan_for_a_cluster_at_which_nobody_answers_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         refuse_silent(f"127.0.0.1:{listening.getsockname()[1]}")
     refuse_silent("local")
+
+
+def test_a_reader_of_passages_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no rows of made-up tokens: what it reads stands in the text of an episode."""
+    reader = random_reader(["Who is it?", "Ulm Ada"])
+    monkeypatch.setattr(planner, "open_trained", lambda config: reader)
+    with pytest.raises(ConfigurationError, match=r"is a reader of passages.* Train it without --plan"):
+        plan_run(load_config("laptop-search"))
