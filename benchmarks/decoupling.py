@@ -13,7 +13,8 @@ import argparse
 import asyncio
 import selectors
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -254,8 +255,8 @@ def main() -> None:
     for bound in args.staleness:
         runs[f"groups, staleness {bound}"] = (bound, args.questions, 0)
         runs[f"single episodes, staleness {bound}"] = (bound, 0, workers)
-    asyncio.set_event_loop_policy(_Simulated())
-    figures = {name: measure(args, configure(args, *how)) for name, how in runs.items()}
+    with simulated_loops():
+        figures = {name: measure(args, configure(args, *how)) for name, how in runs.items()}
     base = figures["coupled"]
     for one in figures.values():
         one["speedup"] = base["seconds"] / one["seconds"]
@@ -271,6 +272,17 @@ def main() -> None:
 
 class _Simulated(asyncio.DefaultEventLoopPolicy):
     _loop_factory = SimulatedLoop
+
+
+@contextmanager
+def simulated_loops() -> Iterator[None]:
+    """In it event loops are simulated ones; an ordinary loop elsewhere would wait for a clock that nobody moves."""
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(_Simulated())
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop_policy(before)
 
 
 if __name__ == "__main__":

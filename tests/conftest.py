@@ -3,6 +3,7 @@
 The device is registered where tests that need it are collected.
 """
 
+import asyncio
 import contextlib
 import importlib.util
 import sys
@@ -51,6 +52,16 @@ def _errors_have_words(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(AgentEnvError, "__init__", init)
     yield
     assert wordless == []
+
+
+@pytest.fixture(autouse=True)
+def _event_loops_stay_as_they_were() -> Iterator[None]:
+    """Fails a test that leaves loops of its own kind to those after it, which could wait for ever on one."""
+    before = asyncio.get_event_loop_policy()
+    yield
+    after = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(before)
+    assert after is before
 
 
 @pytest.fixture(scope="session")
