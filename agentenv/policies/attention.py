@@ -3,18 +3,23 @@
 The passes of the sampler have a mask [B, 1, Q, K] of their own. Flash attention takes none and flex attention takes none of
 that form, so these passes are computed by sdpa, and those of the learner (`line_attention`) by the faster kernel.
 transformers picks an attention function by name: under the name of the kernel stands a function that looks
-at the mask first.
+at the mask first. Under ``varlen`` stands the flash attention that comes with torch itself, for rows that lie one behind
+the other in a line.
 
 Shapes: B rows, Q tokens that are fed, K that they may look at, H heads of queries, S heads of keys and values, D size of a
-head.
+head, T tokens of a line, R rows in it.
 """
 
+import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+VARLEN = "varlen"
+"""The name under which transformers finds torch's own attention to rows of a line."""
 _SERVED: set[str] = set()
 
 
@@ -25,9 +30,63 @@ def serve_masks(name: str) -> None:
 
     if name == "eager" or name in _SERVED:
         return
-    kernel = ALL_ATTENTION_FUNCTIONS[name]
-    ALL_ATTENTION_FUNCTIONS.register(name, by_mask(kernel, by_length(sdpa_attention_forward)))
+    masked = by_length(sdpa_attention_forward)
+    if name == VARLEN:
+        _know_masks_of_varlen()
+        ALL_ATTENTION_FUNCTIONS.register(
+            name, by_bounds(_varlen_kernel(), by_mask(sdpa_attention_forward, masked))
+        )
+    else:
+        ALL_ATTENTION_FUNCTIONS.register(name, by_mask(ALL_ATTENTION_FUNCTIONS[name], masked))
     _SERVED.add(name)
+
+
+def _know_masks_of_varlen() -> None:
+    """Passes without bounds get the masks that they get for sdpa, which computes them."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    ALL_MASK_ATTENTION_FUNCTIONS.register(VARLEN, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+
+def packs_rows(name: str) -> bool:
+    """Whether the attention that transformers knows as ``name`` is given where the rows of a line begin."""
+    return name == VARLEN or name.startswith("flash_attention")
+
+
+def fits_varlen(config: Any) -> bool:
+    """Whether torch's own kernel computes the attention of a decoder: no bent scores, no sinks, no chunks."""
+    others = ("attn_logit_softcapping", "attention_chunk_size", "kv_lora_rank", "position_bias")
+    return config.model_type != "gpt_oss" and not any(getattr(config, name, None) for name in others)
+
+
+def _varlen_kernel() -> Callable[..., Any]:
+    """The function of torch for rows of a line; 2.11 lets heads share keys unasked, later ones do not."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    asks = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    return partial(varlen_attn, enable_gqa=True) if asks else varlen_attn
+
+
+def by_bounds(kernel: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:
+    """An attention function of transformers: rows of a line are computed by ``kernel``, and other passes by ``others``.
+
+    The kernel is flash attention (Dao 2023, arXiv:2307.08691) with the signature of ``torch.nn.attention.varlen``: heads
+    [T, H, D] and keys [T, S, D] of rows that begin at bounds int32[R + 1]. A window counts the token itself, the kernel's
+    does not.
+    """
+
+    def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+        bounds, longest = options.get("cu_seq_lens_q"), options.get("max_length_q")
+        if bounds is None:
+            return others(module, query, key, value, attention_mask, **options)
+        line = [part[0].transpose(0, 1) for part in (query, key, value)]
+        window = options.get("sliding_window")
+        back = -1 if window is None else window - 1
+        scale = options.get("scaling")
+        found = kernel(*line, bounds, bounds, longest, longest, scale=scale, window_size=(back, 0))
+        return found[None], None
+
+    return attend
 
 
 def by_mask(kernel: Callable[..., Any], masked: Callable[..., Any]) -> Callable[..., Any]:

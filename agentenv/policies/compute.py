@@ -1,6 +1,7 @@
 """Where models compute, in which precision, and with which attention. Importable without torch."""
 
 import importlib
+import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ from agentenv.errors import ConfigurationError, MissingExtra
 if TYPE_CHECKING:
     import torch
 
-Attention = Literal["auto", "sdpa", "flash_attention_2", "flash_attention_3", "flex", "eager"]
-BEST_FIRST = ("flash_attention_3", "flash_attention_2")
+Attention = Literal["auto", "sdpa", "varlen", "flash_attention_2", "flash_attention_3", "flex", "eager"]
+BEST_FIRST = ("flash_attention_3", "flash_attention_2", "varlen")
 """Attention kernels that ``auto`` takes on a CUDA device where they are installed and run; otherwise it takes ``sdpa``."""
 _HOPPER = 9
 """First number of the compute capability that FlashAttention-3 was written for; it does not run on Blackwell (10, 12)."""
@@ -32,8 +33,9 @@ class ComputeSettings(Frozen):
     float32 elsewhere. Encoders and rerankers use bfloat16 only where it is named."""
     attention: Attention = "auto"
     """How attention is computed. ``auto`` is the best that is installed on a CUDA device in bfloat16 (flash_attention_3 on
-    cards of compute capability 9, flash_attention_2, sdpa), and sdpa elsewhere. Flash and flex attention serve the learner,
-    which then packs rows into one line; the passes of the sampler have a mask of their own and use sdpa."""
+    cards of compute capability 9, flash_attention_2, and varlen, which comes with torch), and sdpa elsewhere. Flash, varlen
+    and flex attention serve the learner, which then packs rows into one line; the passes of the sampler have a mask of their
+    own and use sdpa."""
     compile: bool = False
     """Whether torch compiles the layers of a policy, for sampling and learning alike. The first passes take a minute or
     more, and log-probs change in the last digits."""
@@ -204,6 +206,8 @@ def _require_compiler(device: "torch.device") -> None:
 
 def is_installed(attention: str) -> bool:
     """Whether the kernels of flash attention by that name are installed and fit the GPU of this machine."""
+    if attention == "varlen":  # torch's own, since 2.10
+        return importlib.util.find_spec("torch.nn.attention.varlen") is not None
     utils = importlib.import_module("transformers.utils.import_utils")
     known = {
         "flash_attention_2": "is_flash_attn_2_available",

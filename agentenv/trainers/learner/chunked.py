@@ -7,7 +7,8 @@ logits x = tail(output), z = x / temperature and p = softmax(z):
     d z / d output = scale / temperature (1 - tanh(scale output / cap)^2)
 
 What is needed at a time is one or two matrices [n, V] in float32, for an entropy or a cap one more, and the gradient of the
-output layer's weights, twice where these are no plain linear layer.
+output layer's weights, twice where these are no plain linear layer. On a CUDA device ``fused_loss`` computes the same, and
+needs two matrices [n, V] in the number format of the model.
 
 Shapes: N trained tokens, n tokens of a chunk, H hidden size, V vocabulary.
 """
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from agentenv.policies.output_head import LogitTail
+from agentenv.trainers.learner import fused_loss
 
 
 def chunked_logprobs(
@@ -67,6 +69,7 @@ class _How:
     def __init__(self, layer: Any, tail: LogitTail, temperature: float, chunk: int, entropy: bool) -> None:
         self.layer, self.tail, self.temperature = layer, tail, temperature
         self.chunk, self.entropy = chunk, entropy
+        self.options = {"tail": tail, "temperature": temperature, "entropy": entropy}
 
     def note_precision(self, device: str) -> None:
         """Remembers the precision of the multiplications under way."""
@@ -85,6 +88,22 @@ class _How:
             made: Tensor = self.layer(hidden_nH)
         return made
 
+    def figures(self, outputs_nV: Tensor, targets_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probs, logarithms of the sums, and entropies [n]; the outputs are used up."""
+        if fused_loss.compiles_for(self.device):
+            found: tuple[Tensor, Tensor, Tensor] = fused_loss.compiled(fused_loss.figures)(
+                outputs_nV, targets_n, **self.options
+            )
+            return found
+        return _figures(self.scores_(outputs_nV), targets_n, self.entropy)
+
+    def output_slopes(self, kept: Sequence[Tensor], outputs_nV: Tensor) -> Tensor:
+        """The gradient with respect to the outputs of the layer [n, V], which are used up."""
+        if fused_loss.compiles_for(self.device):
+            found: Tensor = fused_loss.compiled(fused_loss.output_slopes)(outputs_nV, *kept, **self.options)
+            return found
+        return _output_slopes(self, outputs_nV, *kept)
+
     def scores_(self, outputs_nV: Tensor) -> Tensor:
         """Logits over the temperature [n, V], in float32 at least; in place where the outputs are."""
         wide = outputs_nV if outputs_nV.dtype == torch.float64 else outputs_nV.float()
@@ -100,9 +119,7 @@ class _Chunked(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         how.note_precision(hidden_NH.device.type)
         parts = zip(torch.split(hidden_NH, how.chunk), torch.split(targets_N, how.chunk), strict=True)
-        found = [
-            _figures(how.scores_(how.outputs(hidden)), targets, how.entropy) for hidden, targets in parts
-        ]
+        found = [how.figures(how.outputs(hidden), targets) for hidden, targets in parts]
         logprobs, log_sums, entropies = (torch.cat(columns) for columns in zip(*found, strict=True))
         ctx.how, ctx.count = how, len(weights)
         ctx.save_for_backward(hidden_NH, targets_N, log_sums, entropies, *weights)
@@ -121,7 +138,7 @@ class _Chunked(torch.autograd.Function):
         hidden_slopes, totals = torch.empty_like(hidden_NH), [torch.zeros_like(weight) for weight in weights]
         parts = zip(*(torch.split(values, how.chunk) for values in chunks), strict=True)
         for place, (hidden, *rest) in enumerate(parts):
-            found = back(how, hidden, partial(_output_slopes, how, *rest), weights, totals)
+            found = back(how, hidden, partial(how.output_slopes, rest), weights, totals)
             hidden_slopes[place * how.chunk :][: len(hidden)] = found
         return hidden_slopes, None, None, *totals
 
@@ -179,12 +196,12 @@ def _figures(scores_nV: Tensor, targets_n: Tensor, entropy: bool) -> tuple[Tenso
 
 def _output_slopes(
     how: _How,
+    outputs_nV: Tensor,
     targets_n: Tensor,
     log_sums_n: Tensor,
     entropies_n: Tensor,
     slopes_n: Tensor,
     entropy_slopes_n: Tensor,
-    outputs_nV: Tensor,
 ) -> Tensor:
     """The gradient with respect to the outputs of the layer [n, V], which are used up."""
     scores = how.scores_(outputs_nV)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from agentenv.errors import ConfigurationError
+from agentenv.policies.attention import VARLEN, packs_rows
 from agentenv.policies.forward import attention, logits_at, text_config
 from agentenv.policies.line_attention import line_attention
 from agentenv.policies.output_head import hidden_at, logit_tail, output_layer
@@ -33,9 +34,9 @@ def layout_of(model: Any) -> Layout:
     if scores_rows(model):
         return "rows"
     config = getattr(model, "config", None)
-    name = "" if config is None else text_config(model)._attn_implementation
+    name = "" if config is None else str(text_config(model)._attn_implementation)
     lines: dict[str, Layout] = {"flex_attention": "shared_line"}
-    return "line" if str(name).startswith("flash_attention") else lines.get(name, "padded")
+    return "line" if packs_rows(name) else lines.get(name, "padded")
 
 
 def checkpoint_layers(model: Any) -> None:
@@ -96,8 +97,8 @@ def token_logprobs(
     words = getattr(output_layer(model), "out_features", 0)
     if len(packed.targets) * words > whole and (tail := logit_tail(model)) is not None:
         hidden = hidden_at(model, ids, packed.strips, packed.before, **inputs)
-        chunk = max(1, whole // words)
         layer = output_layer(model)
+        chunk = max(1, whole // words)
         return chunked_logprobs(
             hidden, packed.targets, layer, tail, temperature, chunk=chunk, entropy=entropy
         )
@@ -110,11 +111,13 @@ def _bounds(model: Any, packed: Packed) -> dict[str, Any]:
 
     That would be several waits for the device a layer; here the lengths are known.
     """
-    if packed.bounds is None or not str(text_config(model)._attn_implementation).startswith(
-        "flash_attention"
-    ):
+    name = str(text_config(model)._attn_implementation)
+    if packed.bounds is None or not packs_rows(name):
         return {}
-    ends = {f"cu_seq_lens_{side}": packed.bounds for side in "qk"}
+    ends: dict[str, Any] = {f"cu_seq_lens_{side}": packed.bounds for side in "qk"}
+    if name == VARLEN:
+        # A mask of four dimensions is passed on as it is. Without one, transformers makes that of all pairs [T, T] for sdpa.
+        ends["attention_mask"] = packed.ids.new_empty(1, 1, 0, 0)
     return ends | {f"max_length_{side}": packed.longest for side in "qk"}
 
 

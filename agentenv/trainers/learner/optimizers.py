@@ -30,9 +30,12 @@ def make_optimizer(
     Raises:
         MissingExtra: bitsandbytes is not installed, and 8 bits are asked for.
     """
-    kind = _adamw_8bit() if settings.optimizer == "adamw_8bit" else torch.optim.AdamW
-    make = partial(kind, lr=learning_rate, weight_decay=weight_decay)
     host = settings.offload_optimizer and any(weight.device.type != "cpu" for weight in weights)
+    # One kernel for all that a step does to a weight; on a card the others read and write each of them several times.
+    fused = not host and all(weight.device.type == "cuda" for weight in weights)
+    eight = settings.optimizer == "adamw_8bit"
+    kind = _adamw_8bit() if eight else partial(torch.optim.AdamW, fused=fused or None)
+    make = partial(kind, lr=learning_rate, weight_decay=weight_decay)
     rounded = settings.master_weights and any(weight.dtype in _ROUNDED for weight in weights)
     if host or rounded:
         return MasterWeights(weights, make, device=torch.device("cpu") if host else None)
@@ -96,6 +99,16 @@ class SecondMoments:
         self._optimizer, self._state = None, dict(state)
 
 
+def _copy(targets: list[Any], sources: list[Any]) -> None:
+    """Copies tensors to others of their shapes, which may have other number formats and be on another device."""
+    if targets and targets[0].device == sources[0].device:
+        # All at once: adapters have hundreds of small weights, and a card would wait for each copy to be asked for.
+        torch._foreach_copy_(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
 def _adamw_8bit() -> Any:
     try:
         from bitsandbytes.optim import AdamW8bit
@@ -154,15 +167,16 @@ class MasterWeights:
     def step(self) -> None:
         """Moves the copies by the gradients of the weights, and the weights to the copies."""
         for pairs in self._buckets():
-            for weight, copy in pairs:
-                # The optimizer skips what has no gradient, so that a step for each bucket moves each copy once.
-                if weight.grad is not None:
-                    copy.grad = weight.grad.to(copy.device, torch.float32)
+            # The optimizer skips what has no gradient, so that a step for each bucket moves each copy once.
+            moved = [pair for pair in pairs if pair[0].grad is not None]
+            for weight, copy in moved:
+                copy.grad = torch.empty_like(copy)
+            _copy([copy.grad for _, copy in moved], [weight.grad for weight, _ in moved])
             self.inner.step()
-            for weight, copy in pairs:
-                # Dropped at once, so that the gradients in float32 of one bucket alone exist at a time.
+            # Dropped at once, so that the gradients in float32 of one bucket alone exist at a time.
+            for _, copy in moved:
                 copy.grad = None
-                weight.copy_(copy)
+            _copy([weight for weight, _ in pairs], [copy for _, copy in pairs])
 
     def _buckets(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
         bucket: list[tuple[Tensor, Tensor]] = []

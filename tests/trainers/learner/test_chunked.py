@@ -1,6 +1,7 @@
 """Log-probs in chunks: values and gradients of the plain formula, no matrix of all tokens and words, the same learner."""
 
 import math
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from agentenv.policies.fake_architectures import tiny_model
 from agentenv.policies.output_head import LogitTail
+from agentenv.trainers.learner import fused_loss
 from agentenv.trainers.learner.chunked import chunked_logprobs
 from agentenv.trainers.learner.logprobs import token_logprobs
 from agentenv.trainers.learner.packing import Packed, TrainingRow, micro_batches
@@ -62,6 +64,16 @@ def plain(
     return logprobs.gather(-1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
 
+@pytest.fixture(params=["in place", "formulas"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How chunks are computed: operations one after the other, or the formulas that are compiled for a card."""
+    if request.param == "formulas":
+        monkeypatch.setattr(fused_loss, "compiles_for", lambda _: True)
+        monkeypatch.setattr(fused_loss, "compiled", lambda formula: formula)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("bend", TAILS)
 @pytest.mark.parametrize("entropy", [False, True])
@@ -87,6 +99,31 @@ def test_values_and_gradients_are_those_of_the_plain_formula(kind: str, bend: st
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
+@pytest.mark.parametrize("entropy", [False, True])
+def test_compiled_formulas_give_the_same_for_chunks_of_any_length(
+    entropy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    layer, (hidden, targets) = nn.Linear(WIDTH, WORDS).double(), given()
+    compiled = []
+    monkeypatch.setattr(fused_loss, "compiles_for", lambda _: True)
+    for chunk in (5, 4):  # 5, 5 and 1 tokens, then 4, 4 and 3
+        found = chunked_logprobs(hidden, targets, layer, LogitTail(), 0.8, chunk=chunk, entropy=entropy)
+        wanted = plain(hidden, targets, layer, LogitTail(), 0.8)
+        torch.testing.assert_close(found[0], wanted[0], rtol=0, atol=1e-10)
+        pairs = zip(found, wanted, strict=True) if entropy else [(found[0], wanted[0])]
+        for one, other in pairs:
+            assert one is not None
+            ours, slopes = (torch.autograd.grad(v.sum(), hidden, retain_graph=True)[0] for v in (one, other))
+            torch.testing.assert_close(ours, slopes, rtol=0, atol=1e-10)
+        compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert compiled[0] == compiled[1]
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("entropy", [False, True])
 def test_gradients_are_those_of_finite_differences(entropy: bool) -> None:
     torch.manual_seed(3)
