@@ -169,7 +169,7 @@ class MasterWeights:
         for pairs in self._buckets():
             # The optimizer skips what has no gradient, so that a step for each bucket moves each copy once.
             moved = [pair for pair in pairs if pair[0].grad is not None]
-            for weight, copy in moved:
+            for _, copy in moved:
                 copy.grad = torch.empty_like(copy)
             _copy([copy.grad for _, copy in moved], [weight.grad for weight, _ in moved])
             self.inner.step()
