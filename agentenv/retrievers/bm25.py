@@ -1,7 +1,9 @@
 """Lexical retrieval: BM25 on bm25s, with the same English stemmer and stop list on both sides."""
 
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -165,7 +167,25 @@ class _Stems:
 
 def _bm25s() -> Any:
     try:
-        import bm25s
+        with _without("jax"):
+            import bm25s
     except ModuleNotFoundError as error:
         raise MissingExtra.of("bm25s", "retrieval") from error
     return bm25s
+
+
+@contextmanager
+def _without(name: str) -> Iterator[None]:
+    """In it the module ``name`` cannot be imported.
+
+    bm25s computes with JAX where it is installed, and does so once while it is imported: JAX then reserves three quarters of
+    the memory of a GPU, which the policy needs.
+    """
+    held = sys.modules.get(name)
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        if held is not None:
+            sys.modules[name] = held

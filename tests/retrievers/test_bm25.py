@@ -2,7 +2,11 @@
 
 import asyncio
 import math
+import os
 import shutil
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -156,3 +160,27 @@ def test_pairs_change_the_fingerprint_of_corpora_that_have_some_alone() -> None:
 
     assert identity(DOCUMENTS) == ""
     assert identity(CHINESE) == "other"
+
+
+def test_jax_is_not_used_where_it_is_installed(tmp_path: Path) -> None:
+    """It would reserve three quarters of the memory of a GPU. A process that has imported it goes on with it."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("")
+    (tmp_path / "jax" / "lax.py").write_text("def top_k(*_):\n    raise SystemExit('JAX reserves memory')\n")
+    program = """
+        import asyncio, sys
+        import jax
+        from agentenv.core.types import Document
+        from agentenv.retrievers.bm25 import BM25Retriever
+        retriever = BM25Retriever.build([Document("a", "Lighthouses", "Ketterby keeps lighthouses")])
+        print(asyncio.run(retriever.search(["lighthouse"], 1))[0][0].id, sys.modules["jax"] is jax)
+    """
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    assert done.stdout.split() == ["a", "True"], done.stderr
