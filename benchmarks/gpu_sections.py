@@ -121,9 +121,10 @@ def loss(plan: Plan) -> Figures:
             inputs = given(*sizes)
 
         def work(way: str = way, inputs: Any = inputs) -> Figures:
+            passed(way, *inputs)  # compiles what is compiled
             with peak_memory(plan.device) as peak:
-                passed(way, *inputs)
-                return {"peak_gib": peak()}
+                spent = seconds_of(plan.device, lambda: passed(way, *inputs), warmup=1, least_s=0.5)
+                return {"milliseconds": round(1000 * spent, 2), "peak_gib": peak()}
 
         figures[way] = tried(work)
         plan.keep(figures)
@@ -456,12 +457,15 @@ class Setup:
 
 def prepared_learner(plan: Plan, setup: "Setup") -> Any:
     """A learner of the whole model, of adapters, or of adapters over a base in 4 bits."""
+    import torch
+
     from agentenv.policies.loading import compile_layers
     from agentenv.policies.lora import adapt
     from agentenv.policies.quantized import quantize
     from agentenv.trainers.learner.learner import Learner, Objective
     from agentenv.trainers.learner.logprobs import checkpoint_layers
 
+    torch.compiler.reset()  # torch keeps eight versions of a layer's code, whatever the model, and compiles no more
     model = random_weights(setup.shape, setup.context, plan.device, plan.dtype, setup.attention)
     if setup.kind == "qlora":
         model = quantize(model)
@@ -478,11 +482,11 @@ def prepared_learner(plan: Plan, setup: "Setup") -> Any:
 SECTIONS = {
     "numerics": Section("log-probs of one set of weights, in nats apart", numerics, 60),
     "loss": Section("memory of the loss alone", loss, 40),
-    "training": Section("the learner alone, random tokens", training, 220),
+    "training": Section("the learner alone, random tokens", training, 280),
     "attention": Section("the learner alone with each attention that is installed", attention, 90),
     "sampling": Section("the policy alone, all episodes at once", sampling, 90),
     "encoder": Section("the sentence encoder alone", encoder, 40),
-    "search_run": Section("steps of a search run, random weights", search_run, 90),
+    "search_run": Section("steps of a search run, random weights", search_run, 60),
     "laptop_search": Section("the preset laptop-search from end to end", laptop_search, 240),
 }
 """In the order in which they are run."""

@@ -206,8 +206,10 @@ def _require_compiler(device: "torch.device") -> None:
 
 def is_installed(attention: str) -> bool:
     """Whether the kernels of flash attention by that name are installed and fit the GPU of this machine."""
-    if attention == "varlen":  # torch's own, since 2.10
-        return importlib.util.find_spec("torch.nn.attention.varlen") is not None
+    if attention == "varlen":  # torch's own, since 2.10, in builds for CUDA
+        backends = importlib.import_module("torch.backends.cuda")
+        there = importlib.util.find_spec("torch.nn.attention.varlen") is not None
+        return there and bool(backends.is_flash_attention_available())
     utils = importlib.import_module("transformers.utils.import_utils")
     known = {
         "flash_attention_2": "is_flash_attn_2_available",

@@ -11,6 +11,9 @@ from agentenv.policies.forward import text_config
 from agentenv.policies.lora import base_and_adapter, merged_into
 from agentenv.policies.soundness import first_not_finite, not_finite
 
+_VERSIONS = 32
+"""Most versions of a layer that torch compiles."""
+
 
 def load_model(path: Path, settings: ComputeSettings) -> tuple[Any, Any]:
     """Model and tokenizer of a local folder; a LoRA adapter's weights are added to those of its base.
@@ -48,6 +51,12 @@ def compile_layers(model: Any) -> None:
     What stands around the layers is not compiled: the hooks with which logits are picked differ from pass to pass. A copy of
     the model is not compiled.
     """
+    import torch
+
+    # Sampling and learning, with and without gradients, adapters and masks, take a version each; beyond eight torch would
+    # go on without compiling.
+    config = torch._dynamo.config
+    config.cache_size_limit = max(config.cache_size_limit, _VERSIONS)
     for layer in model.get_decoder().layers:
         layer.compile(dynamic=True)
 

@@ -59,9 +59,13 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
     # With a generator state of its own, so that making adapters moves nobody else's draws.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        # In the number format of the model: products with adapters in float32 would not be computed by the fast units of a
-        # card. The optimizer holds float32 copies of weights in bfloat16.
-        return get_peft_model(model, settings, autocast_adapter_dtype=False).eval()
+        adapted = get_peft_model(model, settings, autocast_adapter_dtype=False)
+    # In the number format of the model, also above layers in 4 bits: products in float32 would not be computed by the fast
+    # units of a card. The optimizer holds float32 copies of weights in bfloat16.
+    for name, weight in adapted.named_parameters():
+        if "lora_" in name:
+            weight.data = weight.data.to(model.dtype)
+    return adapted.eval()
 
 
 def language_part(model: Any) -> Any:

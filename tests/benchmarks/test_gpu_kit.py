@@ -82,11 +82,11 @@ def test_what_fails_in_a_cell_costs_that_cell_alone(monkeypatch: pytest.MonkeyPa
     """Out of memory, or whatever a library raises; what was measured is written each time."""
     sections, models = module("gpu_sections"), module("gpu_models")
 
-    def cell(plan: Any, shape: Any, kind: str, context: int) -> dict[str, Any]:
-        if kind != "full":
+    def cell(plan: Any, setup: Any) -> dict[str, Any]:
+        if setup.kind != "full":
             raise (
                 torch.OutOfMemoryError("CUDA out of memory.\nMore words")
-                if kind == "lora"
+                if setup.kind == "lora"
                 else ValueError("4")
             )
         return {"tokens_per_second": 1.0}
@@ -97,7 +97,7 @@ def test_what_fails_in_a_cell_costs_that_cell_alone(monkeypatch: pytest.MonkeyPa
     assert found["tiny full 128"] == {"tokens_per_second": 1.0}
     assert found["tiny lora 64"] == {"failed": "OutOfMemoryError: CUDA out of memory."}
     assert found["tiny qlora 128"] == {"failed": "ValueError: 4"}
-    assert kept == [1, 2, 3, 4, 5, 6]
+    assert kept == list(range(1, 10))
 
 
 def test_a_section_that_fails_keeps_what_it_had_measured(
@@ -264,6 +264,8 @@ def test_the_whole_kit_with_tiny_shapes(
 
     monkeypatch.setattr(gpu, "run_section", run_section)
     monkeypatch.setattr(gpu, "card_of", module("gpu_models").describe_card)
+    # Compiling takes a minute on a CPU and is tested in tests/policies/test_compiled.py.
+    monkeypatch.setattr("agentenv.policies.loading.compile_layers", lambda model: None)
     words = ["gpu.py", "--tiny", "--device", "cpu", "--threads", "1", "--out", str(path)]
     words += ["--budget", "3000"]  # no section is left out, however busy the machine is
     monkeypatch.setattr(sys, "argv", words)
@@ -282,13 +284,15 @@ def test_the_whole_kit_with_tiny_shapes(
     for name in sections:
         assert f"\n{name} (" in printed.out
     cells = [cell for cell in sections["training"].values() if isinstance(cell, dict)]
-    assert len(cells) == 6  # full, LoRA, QLoRA at two contexts
+    assert len(cells) == 9  # full, LoRA, QLoRA at two contexts, two of them compiled, and one on a small card
     assert all(cell.get("tokens_per_second", 0) > 0 or "bitsandbytes" in cell["skipped"] for cell in cells)
     by_attention = {name: cell for name, cell in sections["attention"].items() if isinstance(cell, dict)}
-    assert len(by_attention) == 12  # four kinds; rows of two lengths, and groups
+    assert len(by_attention) == 20  # five kinds; rows of two lengths and of any, and groups
     for name, cell in by_attention.items():
         assert (
-            cell["tokens_per_second"] > 0 if name.startswith("sdpa") else name.split()[0] in cell["skipped"]
+            cell["tokens_per_second"] > 0
+            if name.startswith("sdpa")
+            else name.split(",")[0] in cell["skipped"]
         )
     assert sections["numerics"]["against_cpu_float32"]["float32"]["largest_gap_nats"] < 1e-4
     gaps = sections["numerics"]["sampler_against_learner"]

@@ -49,7 +49,8 @@ def test_on_a_machine_without_a_gpu_auto_is_what_it_always_was(monkeypatch: pyte
     ("installed", "attention"),
     [
         ((), "sdpa"),
-        (("flash_attention_2",), "flash_attention_2"),
+        (("varlen",), "varlen"),
+        (("varlen", "flash_attention_2"), "flash_attention_2"),
         (("flash_attention_2", "flash_attention_3"), "flash_attention_3"),
     ],
 )
@@ -105,6 +106,7 @@ def test_a_card_that_emulates_bfloat16_computes_in_float32(monkeypatch: pytest.M
         {"device": "nonsense"},
         {"device": "meta"},
         {"device": "cpu", "attention": "flash_attention_2"},
+        {"device": "cpu", "attention": "varlen"},
         {"device": "cpu", "attention": "flex"},
     ],
 )

@@ -5,14 +5,17 @@ padded rows. What the kernel itself computes on a card is not tested here.
 """
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from agentenv.policies.attention import serve_masks
+from agentenv.policies import attention
+from agentenv.policies.attention import VARLEN, fits_varlen, serve_masks
 from agentenv.policies.fake_architectures import tiny_model
 from agentenv.policies.forward import require_support
 from agentenv.trainers.learner.logprobs import checkpoint_layers, layout_of
@@ -56,6 +59,26 @@ class Kernel:
         ]
         return torch.cat(parts)
 
+    def of_torch(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seq_q: Tensor,
+        cu_seq_k: Tensor,
+        max_q: int,
+        max_k: int,
+        *,
+        scale: float | None = None,
+        window_size: tuple[int, int] = (-1, -1),
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """The same with the signature of ``torch.nn.attention.varlen``, which looks ahead by the second number."""
+        assert enable_gqa
+        assert window_size[1] == 0
+        options: dict[str, Any] = {"softmax_scale": scale, "causal": True, "window_size": window_size}
+        return self.varlen(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **options)
+
     def _one(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int) -> Tensor:
         places = torch.arange(len(q))
         back = places[:, None] - places
@@ -85,18 +108,36 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return made
 
 
+@pytest.fixture
+def torchs(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    """The same in the place of torch's own function."""
+    from torch.nn.attention import varlen
+
+    made = Kernel()
+    monkeypatch.setattr(varlen, "varlen_attn", made.of_torch)
+    monkeypatch.setattr(attention, "_SERVED", set())
+    serve_masks(VARLEN)
+    return made
+
+
 @pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "checkpointed"])
-def test_the_kernel_is_given_the_rows_and_their_lengths(kernel: Kernel, recomputed: bool) -> None:
+@pytest.mark.parametrize("name", [NAME, VARLEN])
+def test_the_kernel_is_given_the_rows_and_their_lengths(
+    name: str, recomputed: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first layer looks at everything before, the second at six tokens."""
+    kernel = request.getfixturevalue("torchs" if name == VARLEN else "kernel")
     model = tiny_model("qwen2", **WINDOWED).double().eval()
     wanted, slopes, _ = scored(model, "padded", 1000)
-    model.config._attn_implementation = NAME
+    model.config._attn_implementation = name
+    if name == VARLEN:  # a mask of all pairs would be as large as a padded one
+        monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS, VARLEN, lambda *_, **__: pytest.fail("a mask"))
     assert layout_of(model) == "line"
     if recomputed:
         checkpoint_layers(model)
     found, ours, padding = scored(model, "line", 1000)
-    for name, logprobs in found.items():
-        torch.testing.assert_close(logprobs, wanted[name], rtol=0, atol=1e-10)
+    for row, logprobs in found.items():
+        torch.testing.assert_close(logprobs, wanted[row], rtol=0, atol=1e-10)
     torch.testing.assert_close(
         ours, slopes, rtol=0, atol=1e-6 * float(slopes.abs().max())
     )  # norms are in float32
@@ -112,3 +153,30 @@ def test_passes_with_masks_of_their_own_are_no_work_of_the_kernel(kernel: Kernel
     model.config._attn_implementation = NAME
     require_support(model, 64)
     assert kernel.calls == [([0, 6], 6)] * model.config.num_hidden_layers
+
+
+def test_torchs_own_kernel_computes_lines_alone(torchs: Kernel) -> None:
+    """Every other pass is sdpa's, the plain one with its window too."""
+    sliding = {**WINDOWED, "attn_implementation": "sdpa"}
+    model, ids = tiny_model("qwen2", **sliding).double().eval(), torch.arange(12)[None] + 7
+    with torch.no_grad():
+        wanted = model(input_ids=ids, use_cache=False).logits
+        model.config._attn_implementation = VARLEN
+        torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, wanted)
+    require_support(model, 64)
+    assert torchs.calls == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "fits"),
+    [
+        ({}, True),
+        ({"attn_logit_softcapping": 50.0}, False),
+        ({"attention_chunk_size": 8192}, False),
+        ({"kv_lora_rank": 512}, False),
+        ({"model_type": "gpt_oss"}, False),
+    ],
+)
+def test_models_whose_attention_is_another_keep_theirs(settings: dict[str, Any], fits: bool) -> None:
+    config = SimpleNamespace(**({"model_type": "qwen2", "attn_logit_softcapping": None} | settings))
+    assert fits_varlen(config) == fits

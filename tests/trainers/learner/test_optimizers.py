@@ -115,15 +115,16 @@ def test_moments_in_8_bits_move_weights_nearly_as_those_in_32() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "lora", "copied"),
-    [(torch.float32, False, False), (torch.bfloat16, False, True), (torch.bfloat16, True, False)],
+    [(torch.float32, False, False), (torch.bfloat16, False, True), (torch.bfloat16, True, True)],
 )
 def test_only_rounded_weights_that_are_trained_have_copies(
     qwen: Callable[..., Any], dtype: torch.dtype, lora: bool, copied: bool
 ) -> None:
-    """Adapters are in float32 on a base in bfloat16."""
+    """Adapters have the number format of their base."""
     model = qwen().to(dtype)
     model = adapt(model, rank=2, alpha=4) if lora else model
     learner = Learner(model, Objective(), learning_rate=RATE)
+    assert {weight.dtype for weight in model.parameters() if weight.requires_grad} == {dtype}
     assert isinstance(learner.optimizer, MasterWeights) == copied
 
 
