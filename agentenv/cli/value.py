@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 STATES = ".states.jsonl"
-"""Ending of the file of the states that were searched, after the name of the model's folder."""
+"""Ending of the file of the states that were searched, after the name of the model's file."""
+SEARCHED = ".searched.jsonl"
+"""Ending of the file of what was searched so far, which goes when the model is written."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Value:
 
     It predicts after each turn what reward the episode will earn. The strategy vm_mcts searches with it (ReST-RL), and the
     verifier process finds the first wrong step by it (SCOPE). With --search the policy of the run searches so many of its
-    training questions, where a continuation is worth its reward, and the states are kept in OUT.states.jsonl.
+    training questions, where a continuation is worth its reward, and the states are kept in OUT.states.jsonl. Until the
+    model is written, OUT.searched.jsonl holds what was found so far: the same command goes on from there.
 
     Example: agentenv value runs/rest-rl --out runs/rest-rl.safetensors
     """
@@ -57,8 +60,9 @@ class Value:
 
     def run(self) -> dict[str, Any]:
         """Trains and saves."""
-        states = self.out.with_name(f"{self.out.name}{STATES}")
-        for path in (self.out, *([states] if self.search else [])):
+        states, searched = (self.out.with_name(f"{self.out.name}{ending}") for ending in (STATES, SEARCHED))
+        # States beside what was searched so far are of a command that was ended before the model was written.
+        for path in (self.out, *([states] if self.search and not searched.exists() else [])):
             if path.exists():
                 raise ConfigurationError(f"{path} exists already; choose another --out")
         if not (isfinite(self.ridge) and self.ridge > 0):
@@ -82,7 +86,10 @@ class Value:
             episodes = self._episodes(display)
             policy = make_policy(spec, self.compute)
             found = train_value_model(policy, spec, episodes, self.out, ridge=self.ridge, display=display)
-        return found | {"out": str(self.out)}
+        if not self.search:
+            return found | {"out": str(self.out)}
+        searched.unlink()
+        return found | {"out": str(self.out), "searched": str(states)}
 
     def _episodes(self, display: "Display") -> "list[LabelledEpisode]":
         """States of known value: recorded ones, or with ``--search`` those of a search, which are kept in a file as well."""
@@ -98,8 +105,12 @@ class Value:
         )
         confirm_file(self.run_folder / CONFIG, trusted=self.trust_config)
         config = resume_config(self.run_folder)
+        searched = self.out.with_name(f"{self.out.name}{SEARCHED}")
+        display.note(
+            f"States are written to {searched} as they are found; the same command goes on from there."
+        )
         found = search_states(
-            config, f"hf:{self.run_folder / 'policy'}", self.search, strategy, self.compute, display
+            config, f"hf:{self.run_folder / 'policy'}", self.search, strategy, self.compute, display, searched
         )
         write_states(self.out.with_name(f"{self.out.name}{STATES}"), found)
         return found
@@ -112,4 +123,6 @@ class Value:
                 f"\nMean squared error on tasks that were held out: {result['squared_error']:.4f}; of a constant "
                 f"{result['constant_error']:.4f}"
             )
+        if "searched" in result:
+            said += f"\nSearched states: {result['searched']}"
         console.print(f"{said}\nValue model: {result['out']}", highlight=False)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 from typing import Any, Literal
 
@@ -150,6 +151,8 @@ class Warmstart:
                 )
         if self.steps is not None and self.steps < 1:
             raise ConfigurationError(f"--steps must be at least 1, not {self.steps}")
+        if isnan(self.least):
+            raise ConfigurationError("--least must be a reward that an episode can earn, not nan")
         if self.hops is not None and not 1 <= self.hops <= 4:
             raise ConfigurationError(f"--hops must be 1 to 4, not {self.hops}")
         self._check_named()

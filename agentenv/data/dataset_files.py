@@ -17,6 +17,7 @@ from typing import Any, TextIO, cast
 
 from agentenv.core.grammar import shortened
 from agentenv.core.io.strict_json import read_json_text
+from agentenv.core.io.tables import reason_of
 from agentenv.errors import DatasetError, MissingExtra
 
 DATA_VARIABLE = "AGENTENV_DATA"
@@ -161,7 +162,7 @@ def read_records(
     except UnicodeDecodeError as error:
         raise DatasetError(f"{path} cannot be read: {error}; save it in UTF-8.") from error
     except (OSError, EOFError, zlib.error, csv.Error) as error:
-        raise DatasetError(f"{path} cannot be read: {error}.") from error
+        raise DatasetError(f"{path} cannot be read: {reason_of(error)}.") from error
 
 
 def _open(path: Path) -> TextIO:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentenv.core.io.tables import reason_of
 from agentenv.core.types import Task
 from agentenv.data.dataset_files import RawRow, read_records
 from agentenv.errors import DatasetError, UnknownName
@@ -154,7 +155,7 @@ def _described(path: Path) -> Iterator[str]:
             if column and any(said):
                 yield f"{column}: {'; '.join(one for one in said if one)}"
     except csv.Error as error:
-        raise DatasetError(f"{path} is no table: {error}.") from error
+        raise DatasetError(f"{path} is no table: {reason_of(error)}.") from error
 
 
 SQL_SETS: Mapping[str, SqlSet] = {

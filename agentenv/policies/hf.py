@@ -8,6 +8,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -181,6 +182,11 @@ class HFPolicy:
         Raises:
             PolicyFault: they are not finite.
         """
+        # In the thread of the batches, because on the event loop the pass would keep every other episode waiting.
+        return await self._batcher.alone(partial(self._scores, ids, temperature, images))
+
+    def _scores(self, ids: Sequence[int], temperature: float, images: Sequence[PlacedImage]) -> list[float]:
+        """See ``score``."""
         with self._weights, torch.inference_mode():
             tokens = self._ids([list(ids)])
             logits = self._plain(ids, images).float()
@@ -203,11 +209,15 @@ class HFPolicy:
         images: Sequence[PlacedImage] = (),
     ) -> list[tuple[tuple[int, float], tuple[int, float]]]:
         """The two most likely tokens at each place of ``ids`` from ``first`` (at least 1) on, with their log-probs."""
-        with self._weights, torch.inference_mode():
-            logits = self._plain(ids, images)[first - 1 : -1]
-            found = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1).topk(2)
-        rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
-        return [((a, p), (b, q)) for (a, b), (p, q) in rows]
+
+        def ranked() -> list[tuple[tuple[int, float], tuple[int, float]]]:
+            with self._weights, torch.inference_mode():
+                logits = self._plain(ids, images)[first - 1 : -1]
+                found = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1).topk(2)
+            rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+            return [((a, p), (b, q)) for (a, b), (p, q) in rows]
+
+        return await self._batcher.alone(ranked)
 
     def _plain(self, ids: Sequence[int], images: Sequence[PlacedImage]) -> Tensor:
         """Logits [Q, V] after each of ``ids``, from one pass without a cache."""

@@ -101,9 +101,7 @@ class ReaderPolicy(HFPolicy):
         self._held.clear()
         super().resumed(version)
 
-    async def score(
-        self, ids: Sequence[int], *, temperature: float = 1.0, images: Sequence[PlacedImage] = ()
-    ) -> Sequence[float]:
+    def _scores(self, ids: Sequence[int], temperature: float, images: Sequence[PlacedImage]) -> list[float]:
         """Log-probability of every byte that the policy wrote in ``ids``, at a temperature of its actions."""
         # Under the lock of the weights, or an exchange in the middle would mix two versions.
         with self._weights, torch.inference_mode():

@@ -220,7 +220,7 @@ class EnvSession:
         async def work(env: Env[Any]) -> dict[str, Any]:
             if len(self._snapshots) >= self._service.limits.snapshots:
                 raise SnapshotError(f"this session holds {len(self._snapshots)} snapshots; release some")
-            snapshot = await asyncio.to_thread(env.snapshot)
+            snapshot = await _made(env.snapshot, Snapshot.release)
             id = uuid.uuid4().hex
             self._snapshots[id] = snapshot
             return {"id": id, "bytes": snapshot.bytes, "seconds": snapshot.seconds}
@@ -246,9 +246,14 @@ class EnvSession:
 
     async def _fork(self, _: str) -> dict[str, Any]:
         async def work(env: Env[Any]) -> dict[str, Any]:
-            (twin,) = await asyncio.to_thread(env.fork)
+            (twin,) = await _made(env.fork, lambda twins: twins[0].close())
+            if self.over:  # nobody would learn its id
+                await asyncio.to_thread(twin.close)
+                raise EnvFault("this session has ended; open another one")
             session = await self._service.wrap(twin, self.client)
             session._episode, session._steps = self._episode, self._steps
+            if self.over:  # while it waited for a slot
+                session.end()
             return {"id": session.id}
 
         return await self._run("fork", work)
@@ -274,3 +279,24 @@ def _close(env: Env[Any], snapshots: dict[str, Snapshot]) -> None:
         stack.callback(env.close)
         for snapshot in snapshots.values():
             stack.callback(snapshot.release)
+
+
+async def _made(make: Callable[[], T], discard: Callable[[T], object]) -> T:
+    """What ``make`` makes in a thread. The thread goes on where the call is cancelled; what it then makes is discarded."""
+    making = asyncio.ensure_future(asyncio.to_thread(make))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(partial(_discard_late, discard))
+        raise
+
+
+def _discard_late(discard: Callable[[T], object], making: asyncio.Future[T]) -> None:
+    if making.cancelled() or making.exception() is not None:
+        return
+
+    def quietly() -> None:
+        with contextlib.suppress(Exception):
+            discard(making.result())
+
+    asyncio.get_running_loop().run_in_executor(None, quietly)

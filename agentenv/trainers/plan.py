@@ -7,7 +7,7 @@ made-up rows and of one batch of sampling, scaled to the step.
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -212,7 +212,7 @@ def memory_of(
     Args:
         config: The run.
         model: The policy's.
-        token_bytes: Activations of one token.
+        token_bytes: Activations of one token of a row that fills the context.
         second: The model of the second set of weights, where there is one.
         pass_bytes: What passes take whatever their tokens.
     """
@@ -386,16 +386,32 @@ def _probing_learner(policy: HFPolicy, config: TrainConfig) -> Learner:
 
 
 def _probe_memory(policy: HFPolicy, config: TrainConfig) -> tuple[float, int]:
-    """Bytes saved a token by passes at once, on made-up rows of half the context and a quarter, and those for no token.
+    """Bytes saved by passes at once for a token of a row that fills the context, and those for no token.
 
-    The latter are joined weights and their gradients, and what passes at once keep of gradients until they are added.
+    They are measured on made-up rows of up to half the context. The latter are joined weights and their gradients, and what
+    passes at once keep of gradients until they are added.
     """
-    learner, length = _probing_learner(policy, config), _probe_length(config)
-    shorter, whole = (_saved_bytes(learner, _made_up_row(policy, n)) for n in (length // 2, length))
-    at_once, token_bytes = learner.batches_at_once, (whole - shorter) / (length - length // 2)
-    joined = max(0, int(whole - token_bytes * length))
+    learner, third = _probing_learner(policy, config), max(1, _probe_length(config) // 3)
+    saved = [_saved_bytes(learner, _made_up_row(policy, third * n)) for n in (1, 2, 3)]
+    constant, linear, square = quadratic_through(third, saved)
+    at_once, token_bytes = learner.batches_at_once, linear + square * config.rollout.context_tokens
     apart = 2 * _bytes(policy.model, trained=True) if at_once > 1 else 0
-    return at_once * token_bytes, at_once * (2 * joined + apart)
+    return at_once * token_bytes, at_once * (2 * int(constant) + apart)
+
+
+def quadratic_through(step: int, bytes_3: Sequence[int]) -> tuple[float, float, float]:
+    """Bytes a + b n + c n^2 of a row of n tokens: a, b and c, none below 0.
+
+    The square is that of attention, whose mask, and in some kernels whose weights, have an entry for each pair of tokens.
+
+    Args:
+        step: Tokens of the first row.
+        bytes_3: Of rows of ``step``, twice and three times as many tokens.
+    """
+    first, second, third = bytes_3
+    square = max(0.0, (third - 2 * second + first) / (2 * step**2))
+    linear = max(0.0, (third - first) / (2 * step) - 4 * square * step)
+    return max(0.0, third - 3 * step * linear - 9 * step**2 * square), linear, square
 
 
 def _probe_learning(policy: HFPolicy, config: TrainConfig) -> float:
@@ -455,4 +471,4 @@ def _probe_sampling(policy: HFPolicy, config: TrainConfig) -> float:
     return sampled / spent
 
 
-__all__ = ["MemoryEstimate", "available_memory", "memory_of", "plan_run"]
+__all__ = ["MemoryEstimate", "available_memory", "memory_of", "plan_run", "quadratic_through"]

@@ -10,6 +10,7 @@ from agentenv.cli.main import main
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Document
 from agentenv.data.dataset_files import read_records
+from agentenv.data.sql_sets import column_notes
 from agentenv.data.world import WorldConfig, read_world, write_world
 from agentenv.errors import AgentEnvError, CorpusError, DatasetError
 from agentenv.evaluation.records import read_records as read_episodes
@@ -104,3 +105,24 @@ def test_the_command_line_prints_no_traceback(
     said = capsys.readouterr().err
     assert "line 2" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("reader", "name", "error"),
+    [
+        (lambda path: list(read_records(path)), "questions.csv", DatasetError),
+        (load_corpus, "passages.tsv", CorpusError),
+        (lambda path: column_notes(path.parent), "columns.csv", DatasetError),
+    ],
+    ids=["questions", "corpus", "columns of BIRD"],
+)
+def test_a_quote_that_stays_open_is_named_and_not_the_limit_of_the_library(
+    tmp_path: Path, reader: Callable[[Path], Any], name: str, error: type[AgentEnvError]
+) -> None:
+    """The reader takes what follows the quote for one field, up to 131,072 characters of it."""
+    gap = "\t" if name.endswith(".tsv") else ","
+    row = gap.join("123") + "\n"
+    head = gap.join(("id", "text", "title")) + "\n"
+    (tmp_path / name).write_text(head + f'0{gap}"open{gap}a\n' + row * 30_000)
+    with pytest.raises(error, match=rf"{name}.*131,072.*quote"):
+        reader(tmp_path / name)

@@ -5,6 +5,7 @@ The reference everywhere is the model itself, asked for the whole sequence witho
 
 import asyncio
 import json
+import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -412,3 +413,21 @@ def test_a_short_prompt_beside_a_long_episode_stays_within_the_context() -> None
     done = together(policy, [(prompts[0], sampling, "long"), (prompts[1], sampling, "new")])
     for ids, one in zip(prompts, done, strict=True):
         assert_log_probs(policy, ids, one)
+
+
+@pytest.mark.parametrize("what", ["score", "top_two"])
+def test_others_go_on_while_a_sequence_is_scored(what: str) -> None:
+    """The forward pass waits for a coroutine of the same event loop."""
+    policy, let_go = fresh(), threading.Event()
+    policy.model.register_forward_pre_hook(lambda *_: seen.append(let_go.wait(5)))
+    seen: list[bool] = []
+
+    async def others() -> None:
+        let_go.set()
+
+    async def play() -> None:
+        work = policy.score([1, 2, 3]) if what == "score" else policy.top_two([1, 2, 3], 1)
+        await asyncio.gather(work, others())
+
+    run(play())
+    assert seen == [True]

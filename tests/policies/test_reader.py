@@ -1,6 +1,7 @@
 """The reader of passages as a policy: the contract, its actions, its log-probs in sampler and learner, and its folder."""
 
 import asyncio
+import threading
 import tracemalloc
 from pathlib import Path
 from typing import ClassVar
@@ -265,3 +266,19 @@ def test_weights_that_diverged_are_a_fault_and_no_answer(policy: ReaderPolicy, t
 def test_an_answer_begun_before_any_search_is_left_empty(policy: ReaderPolicy) -> None:
     """As where it is measured without a search: nothing is known to answer with."""
     assert act(policy, PROMPT + "<answer>").text == "</answer>"
+
+
+def test_others_go_on_while_bytes_are_scored() -> None:
+    """The pass of the encoder waits for a coroutine of the same event loop."""
+    mine, let_go = random_reader(TEXTS), threading.Event()
+    mine.model.encoder.register_forward_pre_hook(lambda *_: seen.append(let_go.wait(5)))
+    seen: list[bool] = []
+
+    async def others() -> None:
+        let_go.set()
+
+    async def play() -> None:
+        await asyncio.gather(mine.score(ids_of(READ + "<answer>")), others())
+
+    asyncio.run(play())
+    assert seen[0]

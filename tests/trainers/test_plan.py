@@ -11,6 +11,7 @@ import torch
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fake_architectures import tiny_model
 from agentenv.policies.fake_reader import random_reader
+from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import adapt
 from agentenv.policies.tiny import shipped_weights
@@ -18,9 +19,9 @@ from agentenv.trainers import plan as planner
 from agentenv.trainers.config.addresses import refuse_silent
 from agentenv.trainers.config.config_files import load_config, override
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.learner.learner import Learner
+from agentenv.trainers.learner.learner import Learner, Objective
 from agentenv.trainers.loop.parts import open_trained
-from agentenv.trainers.plan import MemoryEstimate, available_memory, memory_of, plan_run
+from agentenv.trainers.plan import MemoryEstimate, available_memory, memory_of, plan_run, quadratic_through
 
 GIB = 2**30
 WORDS = (
@@ -95,6 +96,29 @@ def test_a_probe_predicts_and_leaves_no_trace() -> None:
     assert "clip_high=0.5" in plan_run(override(SMALL, ["--loss.clip_high", "0.5"]))["note"]
     assert set(plan["memory_parts_gib"]) == {"weights", "optimizer", "caches", "activations", "engines"}
     assert 0 < available_memory() < 1 << 50
+
+
+def test_bytes_of_three_rows_give_a_constant_the_tokens_and_their_square() -> None:
+    """5 + 3 n + 2 n^2 at n = 10, 20 and 30; a line has no square, and one that bends down is none."""
+    assert quadratic_through(10, (235, 865, 1895)) == pytest.approx((5, 3, 2))
+    assert quadratic_through(10, (35, 65, 95)) == pytest.approx((5, 3, 0))
+    assert quadratic_through(10, (35, 65, 94))[2] == 0
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_what_attention_keeps_of_each_pair_of_tokens_counts(qwen: Callable[..., Any], kernel: str) -> None:
+    """A row that fills the context saves what is estimated from rows of up to half of it; eager attention keeps its weights.
+
+    What is saved for no token counts twice, with its gradient.
+    """
+    model = qwen(context=512)
+    model.set_attn_implementation(kernel)
+    policy = HFPolicy(model, ByteTokenizer())
+    config = override(SMALL, ["--rollout.context_tokens", "480"])
+    token_bytes, pass_bytes = planner._probe_memory(policy, config)
+    learner = Learner(model, Objective(micro_tokens=480), learning_rate=1e-9)
+    whole = planner._saved_bytes(learner, planner._made_up_row(policy, 480))
+    assert token_bytes * 480 + pass_bytes / 2 == pytest.approx(whole, rel=0.02)
 
 
 def free(config: TrainConfig, missing: str, spare: float = 0.5) -> str:

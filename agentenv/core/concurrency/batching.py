@@ -32,6 +32,7 @@ _SKIPPED_WAITS = 8  # batches without a wait after one that was in vain
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+Found = TypeVar("Found")
 
 episode_index: ContextVar[int] = ContextVar("episode_index", default=0)
 """Index of the running episode within its rollout; set by `DeterministicBatcher.episode` or by the rollout loop."""
@@ -130,6 +131,14 @@ class Batcher(Generic[In, Out]):
         if queue.task is None:
             queue.task = loop.create_task(self._drain(queue))
         return await waiter.answer
+
+    async def alone(self, work: Callable[[], Found]) -> Found:
+        """What ``work`` returns, which runs in the thread of the batcher between two batches.
+
+        Raises:
+            Exception: what it raises.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _drain(self, queue: _Queue[In, Out]) -> None:
         try:

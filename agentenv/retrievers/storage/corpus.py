@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast, overload
 
 from agentenv.core.io.strict_json import read_json_text
+from agentenv.core.io.tables import reason_of
 from agentenv.core.types import Document
 from agentenv.errors import CorpusError
 
@@ -125,6 +126,7 @@ def _read_table(path: Path) -> Iterator[Document]:
         with _open(path, newline="") as file:
             rows = csv.reader(file, delimiter="\t")
             head = next(rows, [])
+            line = rows.line_num
             if not set(COLUMNS) <= set(head):
                 raise CorpusError(
                     f"{path} needs a head line with the columns id, text and title, not {head[:5]}."
@@ -144,7 +146,7 @@ def _read_table(path: Path) -> Iterator[Document]:
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path} cannot be read after line {line}: {error}; save it in UTF-8.") from error
     except (OSError, EOFError, csv.Error) as error:
-        raise CorpusError(f"{path} cannot be read after line {line}: {error}.") from error
+        raise CorpusError(f"{path} cannot be read after line {line}: {reason_of(error)}.") from error
 
 
 def corpus_file(path: Path) -> Path:

@@ -48,7 +48,8 @@ class TieredBudget(StatelessSampler):
         require("tiers", len(self.tiers), rising, "rising numbers above 0")
         fits = len(self.thresholds) == max(1, len(self.tiers) or 3) - 1
         require("thresholds", len(self.thresholds), fits, "one for each tier but the last")
-        require("thresholds", 0, all(0 <= tau <= 1 for tau in self.thresholds), "within 0 to 1")
+        for tau in self.thresholds:
+            require("thresholds", tau, 0 <= tau <= 1, "within 0 to 1")
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """The next tier of each task that is solved too rarely, and fresh tasks for what that leaves."""

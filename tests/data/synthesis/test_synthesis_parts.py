@@ -59,7 +59,8 @@ def test_an_object_is_read_out_of_a_reply(text: str, found: dict[str, str] | Non
 
 def test_a_list_of_texts_is_read() -> None:
     assert read_object('{"a": ["x", 2]}', {"a": list}) == {"a": ["x", "2"]}
-    assert read_object('{"a": "x"}', {"a": list}) is None
+    for unfit in ('"x"', '["x", ["y"]]', '["x", {"y": 1}]', '["x", null]'):
+        assert read_object(f'{{"a": {unfit}}}', {"a": list}) is None
 
 
 @pytest.mark.parametrize(

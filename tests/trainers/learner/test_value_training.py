@@ -13,11 +13,21 @@ from agentenv.cli.main import main
 from agentenv.core.trajectory import Origin, Trajectory, Turn, to_record
 from agentenv.core.types import EndReason, Message, Task
 from agentenv.errors import ConfigurationError
+from agentenv.policies.compute import AUTOMATIC
 from agentenv.policies.fakes import random_policy
 from agentenv.policies.value_model import load_value_model
+from agentenv.progress import Display, SilentDisplay
 from agentenv.trainers.config.config_files import load_config, override
-from agentenv.trainers.learner.value_training import label_states, least_squares, read_groups, ridge_of
+from agentenv.trainers.learner.value_training import (
+    LabelledEpisode,
+    label_states,
+    least_squares,
+    read_groups,
+    ridge_of,
+)
 from agentenv.trainers.run_folder.folder import RunFolder
+from agentenv.trainers.strategies.value_search import VERIFIER, ValueSearchStrategy
+from agentenv.trainers.value_states import search_states
 
 
 def episode(name: str, actions: str, reward: float, **changes: Any) -> Trajectory:
@@ -119,6 +129,9 @@ def test_the_command_learns_from_searches_of_training_questions(tmp_path: Path) 
     RunFolder.create(run, override(load_config("own-env"), words))
     random_policy(run / "policy", ["6 * 7"], spread=0.5, context=2048)
     searches = ["--search", "3", "--iterations", "2", "--samples", "6"]
+    # A model that cannot be opened ends the first start behind its searches, and the second goes on with them.
+    assert main(["value", str(run), "--out", str(out), *searches, "--policy", f"hf:{tmp_path / 'none'}"]) != 0
+    assert (tmp_path / "value.safetensors.searched.jsonl").exists()
     assert main(["value", str(run), "--out", str(out), *searches, "--json"]) == 0
     lines = [
         json.loads(line) for line in (tmp_path / "value.safetensors.states.jsonl").read_text().splitlines()
@@ -129,9 +142,53 @@ def test_the_command_learns_from_searches_of_training_questions(tmp_path: Path) 
     assert {value for line in lines for value in line["targets"].values()} == {0.0}
     assert load_value_model(str(out)).values([("", "6 * 7")]) == pytest.approx([0.0])
     assert main(["value", str(run), "--out", str(tmp_path / "other"), "--search", "-1"]) != 0
+    assert sorted(path.name for path in tmp_path.glob("value.*")) == [
+        "value.safetensors",
+        "value.safetensors.log",
+        "value.safetensors.states.jsonl",
+    ]
     out.unlink()  # states that were searched are not written over
     assert main(["value", str(run), "--out", str(out), *searches]) != 0
     assert not out.exists()
+
+
+class Killed(SilentDisplay):
+    """Ends the work when the first searches are over, as a signal does."""
+
+    def advance(self, done: int, metrics: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+
+def test_searches_that_are_over_outlive_the_process(tmp_path: Path) -> None:
+    """Nine questions are searched eight at a time: the first eight are on the disk, and the second start plays the ninth."""
+    words = ["--train.limit", "9", "--rollout.turn_tokens", "6", "--rollout.context_tokens", "1500"]
+    config = override(load_config("own-env"), words)
+    random_policy(tmp_path / "policy", ["6 * 7"], spread=0.5, context=2048)
+    strategy = ValueSearchStrategy(value=VERIFIER, iterations=1, samples=2)
+
+    def search(
+        name: str, display: Display, strategy: ValueSearchStrategy = strategy
+    ) -> list[LabelledEpisode]:
+        spec, kept_in = f"hf:{tmp_path / 'policy'}", tmp_path / name
+        return search_states(config, spec, 9, strategy, AUTOMATIC, display, kept_in)
+
+    whole = search("whole", SilentDisplay())
+    with pytest.raises(KeyboardInterrupt):
+        search("killed", Killed())
+    head, first = (tmp_path / "killed").read_text().splitlines()
+    assert (tmp_path / "whole").read_text().splitlines()[:2] == [head, first]
+    cut_off = (tmp_path / "whole").read_text().splitlines()[2][:50]
+    (tmp_path / "killed").write_text(f"{head}\n{first}\n{cut_off}")
+    assert search("killed", SilentDisplay()) == whole
+    assert (tmp_path / "killed").read_text() == (tmp_path / "whole").read_text()
+    # What stands in the file is taken from it and not played again.
+    known = json.loads(first)
+    known["episodes"] = known["episodes"][:1]
+    (tmp_path / "killed").write_text(f"{head}\n{json.dumps(known)}\n")
+    last = [one for one in whole if one.task == whole[-1].task]
+    assert search("killed", SilentDisplay()) == [whole[0], *last]
+    with pytest.raises(ConfigurationError, match="killed"):
+        search("killed", SilentDisplay(), replace(strategy, samples=3))
 
 
 @pytest.mark.parametrize("ridge", ["0", "-1", "nan"])

@@ -80,7 +80,8 @@ def test_a_task_that_is_solved_too_rarely_gets_the_next_tier() -> None:
         ((4, 2), (0.5,), "tiers"),
         ((2, 4), (), "thresholds"),
         ((), (0.5,), "thresholds"),
-        ((2, 4), (1.5,), "thresholds"),
+        ((2, 4), (1.5,), r"thresholds.*1\.5"),
+        ((2, 4), (float("nan"),), "thresholds.*nan"),
     ],
 )
 def test_what_are_no_tiers_is_refused(
@@ -149,4 +150,6 @@ def test_the_command_makes_a_policy_or_says_that_nothing_was_learned(
     assert main([*words, "--least", "3", "--out", str(tmp_path / "none")]) == 1
     assert "earns 3" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+    assert main([*words, "--least", "nan", "--out", str(tmp_path / "none")]) == 1
+    assert "--least" in capsys.readouterr().err
     assert main([*words, "--imitate", "laptop-search", "--out", str(tmp_path / "both")]) == 1
