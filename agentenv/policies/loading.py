@@ -1,6 +1,5 @@
 """From a folder to a model on its device: weights are read once, in the number format in which they are used."""
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +58,8 @@ def compile_layers(model: Any) -> None:
     # go on without compiling.
     config = torch._dynamo.config
     config.cache_size_limit = max(config.cache_size_limit, _VERSIONS)
-    # The configuration is of this thread alone in newer versions of torch, and others sample and learn.
-    known = "recompile_limit" in inspect.signature(torch.compile).parameters
-    limit: dict[str, Any] = {"recompile_limit": _VERSIONS} if known else {}
     for layer in model.get_decoder().layers:
-        layer.compile(dynamic=True, **limit)
+        layer.compile(dynamic=True)
 
 
 def moved(model: Any, device: Any) -> Any:
