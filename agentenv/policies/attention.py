@@ -21,6 +21,8 @@ from torch.nn.functional import scaled_dot_product_attention
 VARLEN = "varlen"
 """The name under which transformers finds torch's own attention to rows of a line."""
 _SERVED: set[str] = set()
+_UNKNOWN = ("s_aux", "softcap", "position_bias", "sinks")
+"""What layers hand to their attention beyond the plain one: sinks, bent scores and biases."""
 
 
 def serve_masks(name: str) -> None:
@@ -56,7 +58,28 @@ def packs_rows(name: str) -> bool:
 def fits_varlen(config: Any) -> bool:
     """Whether torch's own kernel computes the attention of a decoder: no bent scores, no sinks, no chunks."""
     others = ("attn_logit_softcapping", "attention_chunk_size", "kv_lora_rank", "position_bias")
+    kinds = getattr(config, "layer_types", None) or ()
+    if not {"full_attention", "sliding_attention"}.issuperset(
+        kinds
+    ):  # those with a state would carry it to the next row
+        return False
     return config.model_type != "gpt_oss" and not any(getattr(config, name, None) for name in others)
+
+
+def line_inputs(name: str, ids: Tensor, bounds: Tensor, longest: int) -> dict[str, Any]:
+    """What ``forward`` takes so that the attention ``name`` knows where the rows of a line begin.
+
+    Args:
+        name: One that ``packs_rows``.
+        ids: int64[1, T].
+        bounds: int32[R + 1].
+        longest: Tokens of the longest row.
+    """
+    ends: dict[str, Any] = {f"cu_seq_lens_{side}": bounds for side in "qk"}
+    if name == VARLEN:
+        # A mask of four dimensions is passed on as it is. Without one, transformers makes that of all pairs [T, T] for sdpa.
+        ends["attention_mask"] = ids.new_empty(1, 1, 0, 0)
+    return ends | {f"max_length_{side}": longest for side in "qk"}
 
 
 def _varlen_kernel() -> Callable[..., Any]:
@@ -79,7 +102,11 @@ def by_bounds(kernel: Callable[..., Any], others: Callable[..., Any]) -> Callabl
         bounds, longest = options.get("cu_seq_lens_q"), options.get("max_length_q")
         if bounds is None:
             return others(module, query, key, value, attention_mask, **options)
-        line = [part[0].transpose(0, 1) for part in (query, key, value)]
+        if strange := [name for name in _UNKNOWN if options.get(name) is not None]:
+            raise NotImplementedError(f"torch's own attention to rows of a line knows no {strange[0]}")
+        # Under autocast, norms of queries and keys give float32, which sdpa rounds and the kernel would refuse; values come
+        # from a product.
+        line = [part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value)]
         window = options.get("sliding_window")
         back = -1 if window is None else window - 1
         scale = options.get("scaling")

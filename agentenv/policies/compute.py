@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import os
 import shutil
 from collections.abc import Iterator
@@ -161,6 +162,10 @@ def _attention(name: str, device: "torch.device", *, rounds: bool) -> str:
     flash = [kind for kind in BEST_FIRST if device.type == "cuda" and rounds and is_installed(kind)]
     if flash and not _is_hopper(device):
         flash = [kind for kind in flash if kind != "flash_attention_3"]
+    if flash and not multiplies_bfloat16(
+        str(device)
+    ):  # torch's own kernel is for Ampere and newer, and fails at its first pass
+        flash = [kind for kind in flash if kind != "varlen"]
     if name == "auto":
         return (*flash, "sdpa")[0]
     if name in BEST_FIRST and not is_installed(name):
@@ -174,7 +179,8 @@ def _attention(name: str, device: "torch.device", *, rounds: bool) -> str:
         )
     if name in BEST_FIRST and name not in flash:
         raise ConfigurationError(
-            f"compute.attention={name!r} needs a CUDA device and bfloat16, and the device is {str(device)!r} with "
+            f"compute.attention={name!r} needs a CUDA device that multiplies in bfloat16, and weights in it; "
+            f"the device is {str(device)!r} with "
             f"{'bfloat16' if rounds else 'float32'}: set it to 'auto'"
         )
     if name == "flex" and device.type != "cuda":
@@ -206,10 +212,8 @@ def _require_compiler(device: "torch.device") -> None:
 
 def is_installed(attention: str) -> bool:
     """Whether the kernels of flash attention by that name are installed and fit the GPU of this machine."""
-    if attention == "varlen":  # torch's own, since 2.10, in builds for CUDA
-        backends = importlib.import_module("torch.backends.cuda")
-        there = importlib.util.find_spec("torch.nn.attention.varlen") is not None
-        return there and bool(backends.is_flash_attention_available())
+    if attention == "varlen":
+        return _has_varlen()
     utils = importlib.import_module("transformers.utils.import_utils")
     known = {
         "flash_attention_2": "is_flash_attn_2_available",
@@ -217,6 +221,17 @@ def is_installed(attention: str) -> bool:
     }
     look = getattr(utils, known[attention], None)  # transformers may be older than the kernel
     return look is not None and bool(look())
+
+
+def _has_varlen() -> bool:
+    """Whether torch has an attention to rows of a line that knows windows and scales (from 2.11 on), built for CUDA."""
+    torch = importlib.import_module("torch")
+    if torch.version.hip is not None or importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        return False
+    if not importlib.import_module("torch.backends.cuda").is_flash_attention_available():
+        return False
+    taken = inspect.signature(importlib.import_module("torch.nn.attention.varlen").varlen_attn).parameters
+    return {"scale", "window_size"}.issubset(taken)
 
 
 _process = AUTOMATIC

@@ -5,9 +5,10 @@ from typing import Any
 
 from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.errors import CheckpointMismatch, ConfigurationError
-from agentenv.policies.attention import VARLEN, fits_varlen, serve_masks
+from agentenv.policies.attention import VARLEN, serve_masks
 from agentenv.policies.compute import Compute, ComputeSettings
 from agentenv.policies.forward import text_config
+from agentenv.policies.line_probe import take_varlen
 from agentenv.policies.lora import base_and_adapter, merged_into
 from agentenv.policies.soundness import first_not_finite, not_finite
 
@@ -109,12 +110,13 @@ def _attend(model: Any, compute: Compute, *, chosen: bool) -> None:
     serve_masks(name)
     reason = ""
     try:
-        # transformers asks nothing of a model for a function that it did not bring itself.
-        if name != VARLEN or (model._supports_sdpa and fits_varlen(text_config(model))):
+        if name == VARLEN:
+            reason = take_varlen(model)
+        else:
             model.set_attn_implementation(name)
     except (ValueError, ImportError) as error:
         reason = str(error).partition("\n")[0][:160]
-    if chosen and model.config.get_text_config(decoder=True)._attn_implementation != name:
+    if chosen and text_config(model)._attn_implementation != name:
         raise ConfigurationError(
             f"models of the type {model.config.model_type!r} cannot compute compute.attention={compute.attention!r}: set it "
             f"to 'auto'. {reason}".strip()

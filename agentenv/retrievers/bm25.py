@@ -1,7 +1,9 @@
 """Lexical retrieval: BM25 on bm25s, with the same English stemmer and stop list on both sides."""
 
+import importlib
 import re
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +31,7 @@ from agentenv.retrievers.storage.retriever_folder import Card, new_folder, read_
 INDEX_FOLDER = "bm25s"
 _CJK = re.compile(f"[{CJK}]")
 _UNCUT = re.compile(f"[{CJK}]{{3}}")
+_importing = threading.Lock()
 K1, B = 1.5, 0.75
 """The defaults of bm25s. ConvSearch-R1 takes .9 and .4 for TopiOCQA, .82 and .68 for QReCC."""
 
@@ -166,12 +169,16 @@ class _Stems:
 
 
 def _bm25s() -> Any:
-    try:
-        with _without("jax"):
-            import bm25s
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("bm25s", "retrieval") from error
-    return bm25s
+    # One thread at a time, because what is hidden is hidden from the whole process, and once, because later imports find
+    # bm25s as it is.
+    with _importing:
+        if "bm25s" in sys.modules:
+            return importlib.import_module("bm25s")
+        try:
+            with _without("jax"):
+                return importlib.import_module("bm25s")
+        except ModuleNotFoundError as error:
+            raise MissingExtra.of("bm25s", "retrieval") from error
 
 
 @contextmanager
@@ -186,6 +193,6 @@ def _without(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         if held is not None:
             sys.modules[name] = held

@@ -99,6 +99,30 @@ def test_a_card_that_emulates_bfloat16_computes_in_float32(monkeypatch: pytest.M
     assert ComputeSettings(device="cuda:0", dtype="bfloat16").resolved().dtype is torch.bfloat16
 
 
+def test_a_card_without_bfloat16_of_its_own_is_not_given_torchs_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is for Ampere and newer; on older cards sdpa computes in bfloat16 as well, where that is named."""
+    cards(monkeypatch, {"cuda:0": 7})
+    monkeypatch.setattr(module, "is_installed", lambda name: name == "varlen")
+    settings = ComputeSettings(device="cuda:0", dtype="bfloat16")
+    assert settings.resolved().attention == "sdpa"
+    with pytest.raises(ConfigurationError, match="varlen"):
+        settings.model_copy(update={"attention": "varlen"}).resolved()
+
+
+def test_torchs_kernel_of_before_it_knew_windows_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In torch 2.10 it has neither windows nor scales, and a pass that gives them would fail."""
+    from torch.nn.attention import varlen
+
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    assert module.is_installed("varlen")
+    monkeypatch.setattr(
+        varlen, "varlen_attn", lambda query, key, value, is_causal=False, return_aux=None: None
+    )
+    assert not module.is_installed("varlen")
+
+
 @pytest.mark.parametrize(
     "settings",
     [

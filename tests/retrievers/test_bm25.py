@@ -184,3 +184,33 @@ def test_jax_is_not_used_where_it_is_installed(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": paths},
     )
     assert done.stdout.split() == ["a", "True"], done.stderr
+
+
+def test_threads_may_import_bm25s_at_once_and_jax_stays_what_it_was(tmp_path: Path) -> None:
+    """The first hides JAX for a second, in which the others begin."""
+    (tmp_path / "jax.py").write_text("")
+    (tmp_path / "bm25s.py").write_text("import time\ntime.sleep(1)\n")
+    program = """
+        import sys
+        from concurrent.futures import ThreadPoolExecutor
+        from time import sleep
+        import jax
+        from agentenv.retrievers.bm25 import _bm25s
+
+        def late(place):
+            sleep(place / 10)
+            return _bm25s().__name__
+
+        with ThreadPoolExecutor(4) as threads:
+            found = set(threads.map(late, range(4)))
+        print(*found, sys.modules["jax"] is jax)
+    """
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    assert done.stdout.split() == ["bm25s", "True"], done.stderr

@@ -91,17 +91,19 @@ class _How:
     def figures(self, outputs_nV: Tensor, targets_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs, logarithms of the sums, and entropies [n]; the outputs are used up."""
         if fused_loss.compiles_for(self.device):
-            found: tuple[Tensor, Tensor, Tensor] = fused_loss.compiled(fused_loss.figures)(
-                outputs_nV, targets_n, **self.options
-            )
-            return found
+            found: tuple[Tensor, Tensor, Tensor] | None
+            found = fused_loss.compiled(fused_loss.figures)(outputs_nV, targets_n, **self.options)
+            if found is not None:
+                return found
         return _figures(self.scores_(outputs_nV), targets_n, self.entropy)
 
     def output_slopes(self, kept: Sequence[Tensor], outputs_nV: Tensor) -> Tensor:
         """The gradient with respect to the outputs of the layer [n, V], which are used up."""
         if fused_loss.compiles_for(self.device):
-            found: Tensor = fused_loss.compiled(fused_loss.output_slopes)(outputs_nV, *kept, **self.options)
-            return found
+            found: Tensor | None
+            found = fused_loss.compiled(fused_loss.output_slopes)(outputs_nV, *kept, **self.options)
+            if found is not None:
+                return found
         return _output_slopes(self, outputs_nV, *kept)
 
     def scores_(self, outputs_nV: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ Shapes: n tokens of a chunk, V vocabulary.
 import importlib.util
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -19,9 +20,17 @@ from torch import Tensor
 
 from agentenv.policies.output_head import LogitTail
 
+_given_up: list[str] = []
+"""Why torch could not compile here; it is not asked again."""
+
 
 def compiles_for(device: str) -> bool:
-    """Whether torch compiles kernels for devices of that type: for CUDA, where Triton and a C compiler are installed."""
+    """Whether torch compiles kernels for devices of that type: for CUDA, where Triton and a C compiler are installed.
+
+    False as well once it has failed to.
+    """
+    if _given_up:
+        return False
     compilers = (os.environ.get("CC"), "gcc", "clang", "cc")
     found = any(name and shutil.which(name) for name in compilers)
     return device == "cuda" and found and importlib.util.find_spec("triton") is not None
@@ -29,7 +38,11 @@ def compiles_for(device: str) -> bool:
 
 @cache
 def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """``formula``, compiled at its first call for any number of tokens, the first size of each tensor."""
+    """``formula``, compiled at its first call for any number of tokens, the first size of each tensor.
+
+    It gives None where torch cannot compile it, which no look at the machine foretells: Triton compiles against the headers
+    of Python, for a driver that it has to know, into a folder that has to be writable.
+    """
     # Rows are as many as multiprocessors and more, so each is read by one of them, and once.
     made = torch.compile(formula, options={"split_reductions": False})
 
@@ -37,7 +50,16 @@ def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
         bare = [tensor.detach() for tensor in tensors]
         for tensor in bare:  # or the last chunk, which is shorter, would be compiled anew
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return made(*bare, **options)
+        try:
+            return made(*bare, **options)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of torch, of Triton, or of a compiler, each of its own
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+            _given_up.append(reason)
+            message = "torch cannot compile the loss here, which is computed in single operations from now on, slower"
+            warnings.warn(f"{message}: {reason}", RuntimeWarning, stacklevel=2)
+            return None
 
     return call
 

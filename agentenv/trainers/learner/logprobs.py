@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from agentenv.errors import ConfigurationError
-from agentenv.policies.attention import VARLEN, packs_rows
+from agentenv.policies.attention import line_inputs, packs_rows
 from agentenv.policies.forward import attention, logits_at, text_config
 from agentenv.policies.line_attention import line_attention
 from agentenv.policies.output_head import hidden_at, logit_tail, output_layer
@@ -114,11 +114,7 @@ def _bounds(model: Any, packed: Packed) -> dict[str, Any]:
     name = str(text_config(model)._attn_implementation)
     if packed.bounds is None or not packs_rows(name):
         return {}
-    ends: dict[str, Any] = {f"cu_seq_lens_{side}": packed.bounds for side in "qk"}
-    if name == VARLEN:
-        # A mask of four dimensions is passed on as it is. Without one, transformers makes that of all pairs [T, T] for sdpa.
-        ends["attention_mask"] = packed.ids.new_empty(1, 1, 0, 0)
-    return ends | {f"max_length_{side}": packed.longest for side in "qk"}
+    return line_inputs(name, packed.ids, packed.bounds, packed.longest)
 
 
 def _of_rows(

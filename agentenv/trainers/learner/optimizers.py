@@ -35,7 +35,7 @@ def make_optimizer(
     fused = not host and all(weight.device.type == "cuda" for weight in weights)
     eight = settings.optimizer == "adamw_8bit"
     kind = _adamw_8bit() if eight else partial(torch.optim.AdamW, fused=fused or None)
-    make = partial(kind, lr=learning_rate, weight_decay=weight_decay)
+    make = _keeping_its_kernels(partial(kind, lr=learning_rate, weight_decay=weight_decay))
     rounded = settings.master_weights and any(weight.dtype in _ROUNDED for weight in weights)
     if host or rounded:
         return MasterWeights(weights, make, device=torch.device("cpu") if host else None)
@@ -99,14 +99,39 @@ class SecondMoments:
         self._optimizer, self._state = None, dict(state)
 
 
+def _keeping_its_kernels(make: Callable[..., Any]) -> Callable[..., Any]:
+    """``make``; a state that what it makes is given does not say by which kernels the steps to come are computed.
+
+    torch takes them from the state, which may have been written on another device.
+    """
+
+    def own(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+        ours = {name: optimizer.defaults[name] for name in ("fused", "foreach") if name in optimizer.defaults}
+        return {**state, "param_groups": [{**group, **ours} for group in state["param_groups"]]}
+
+    def made(weights: Any) -> Any:
+        optimizer = make(weights)
+        optimizer.register_load_state_dict_pre_hook(own)
+        return optimizer
+
+    return made
+
+
 def _copy(targets: list[Any], sources: list[Any]) -> None:
     """Copies tensors to others of their shapes, which may have other number formats and be on another device."""
+    # torch copies no list of tensors that are shared out over processes (DTensor).
+    targets, sources = list(map(_held_here, targets)), list(map(_held_here, sources))
     if targets and targets[0].device == sources[0].device:
         # All at once: adapters have hundreds of small weights, and a card would wait for each copy to be asked for.
         torch._foreach_copy_(targets, sources)
         return
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
+
+
+def _held_here(tensor: Any) -> Any:
+    """``tensor``, or what this process holds of one that is shared out over processes."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _adamw_8bit() -> Any:
@@ -205,7 +230,10 @@ class MasterWeights:
         """
         held = {place: dict(mine) for place, mine in state["state"].items()}
         if len(held) != len(self.copies) or any("master" not in mine for mine in held.values()):
-            raise ValueError("the state of the optimizer has no float32 copy for each weight")
+            raise ValueError(
+                "the state of the optimizer has no float32 copy for each weight; adapters had none before they took the "
+                "number format of their base: with compute.dtype='float32' such a run goes on"
+            )
         for place, copy in enumerate(self.copies):
             # Taken out, because what remains is the state that the inner optimizer itself would have written.
             copy.copy_(held[place].pop("master"))

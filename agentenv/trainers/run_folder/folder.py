@@ -371,7 +371,7 @@ class RunFolder:
                 load_weights(policy.model, weights)
         except (RuntimeError, ValueError) as error:
             raise CheckpointMismatch(
-                f"{checkpoint} is of another architecture than {self.config.policy}: {error}"
+                f"{checkpoint} does not fit {self.config.policy} as it is trained here: {error}"
             ) from error
         tied = {"lm_head.weight"} if policy.model.config.tie_word_embeddings else set()
         if odd - tied:

@@ -1,5 +1,6 @@
 """Log-probs in chunks: values and gradients of the plain formula, no matrix of all tokens and words, the same learner."""
 
+import importlib.util
 import math
 import shutil
 from collections.abc import Callable
@@ -121,6 +122,56 @@ def test_compiled_formulas_give_the_same_for_chunks_of_any_length(
             torch.testing.assert_close(ours, slopes, rtol=0, atol=1e-10)
         compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert compiled[0] == compiled[1]
+
+
+@pytest.mark.parametrize("broken", [fused_loss.figures, fused_loss.output_slopes])
+def test_a_machine_on_which_torch_cannot_compile_goes_on_without(
+    broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A C compiler without the headers of Python, for one; it is not asked again, and the values are the same."""
+    asked: list[Any] = []
+
+    def compile_(formula: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            asked.append(formula)
+            if formula is broken:
+                raise RuntimeError("fatal error: Python.h\nof a compiler")
+            return formula(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr(fused_loss, "_given_up", [])
+    monkeypatch.setattr(fused_loss, "compiled", fused_loss.compiled.__wrapped__)
+    installed = fused_loss.compiles_for
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(fused_loss, "compiles_for", lambda _: installed("cuda"))
+    torch.manual_seed(1)
+    layer, (hidden, targets) = nn.Linear(WIDTH, WORDS).double(), given()
+
+    def both() -> tuple[Tensor, Tensor]:
+        found = chunked_logprobs(hidden, targets, layer, LogitTail(), 0.8, chunk=4)[0]
+        return found, torch.autograd.grad(found.sum(), hidden)[0]
+
+    with pytest.warns(RuntimeWarning, match=r"RuntimeError: fatal error: Python\.h$"):
+        found, ours = both()
+    wanted = plain(hidden, targets, layer, LogitTail(), 0.8)[0]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
+    torch.testing.assert_close(ours, torch.autograd.grad(wanted.sum(), hidden)[0], rtol=0, atol=1e-10)
+    assert asked.count(broken) == 1
+
+
+def test_a_card_without_memory_for_the_loss_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch, "compile", lambda formula, **_: full)
+    monkeypatch.setattr(fused_loss, "_given_up", [])
+    monkeypatch.setattr(fused_loss, "compiled", fused_loss.compiled.__wrapped__)
+    monkeypatch.setattr(fused_loss, "compiles_for", lambda _: True)
+    with pytest.raises(torch.OutOfMemoryError):
+        chunked_logprobs(given()[0], given()[1], nn.Linear(WIDTH, WORDS).double(), LogitTail(), 0.8, chunk=4)
 
 
 @pytest.mark.usefixtures("way")

@@ -14,10 +14,13 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from agentenv.errors import ConfigurationError
 from agentenv.policies import attention
 from agentenv.policies.attention import VARLEN, fits_varlen, serve_masks
+from agentenv.policies.compute import Compute
 from agentenv.policies.fake_architectures import tiny_model
 from agentenv.policies.forward import require_support
+from agentenv.policies.loading import _attend
 from agentenv.trainers.learner.logprobs import checkpoint_layers, layout_of
 from tests.trainers.learner.test_lines import ROWS, WINDOWED, scored
 
@@ -175,8 +178,66 @@ def test_torchs_own_kernel_computes_lines_alone(torchs: Kernel) -> None:
         ({"attention_chunk_size": 8192}, False),
         ({"kv_lora_rank": 512}, False),
         ({"model_type": "gpt_oss"}, False),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, True),
+        ({"layer_types": ["linear_attention", "full_attention"]}, False),
     ],
 )
 def test_models_whose_attention_is_another_keep_theirs(settings: dict[str, Any], fits: bool) -> None:
     config = SimpleNamespace(**({"model_type": "qwen2", "attn_logit_softcapping": None} | settings))
     assert fits_varlen(config) == fits
+
+
+def test_queries_that_a_norm_left_in_float32_are_rounded_as_for_sdpa() -> None:
+    """So layer norms of queries and keys do under autocast."""
+    seen: list[torch.dtype] = []
+
+    def kernel(*parts: Any, **_: Any) -> Any:
+        seen.extend(part.dtype for part in parts[:3])
+        return parts[0]
+
+    attend = attention.by_bounds(kernel, fails)
+    wide = torch.zeros(1, 2, 6, 8)
+    bounds = {"cu_seq_lens_q": torch.tensor([0, 6], dtype=torch.int32), "max_length_q": 6}
+    attend(None, wide, wide, wide.bfloat16(), None, **bounds)
+    assert seen == [torch.bfloat16] * 3
+    with pytest.raises(NotImplementedError, match="s_aux"):
+        attend(None, wide, wide, wide, None, s_aux=torch.zeros(2), **bounds)
+
+
+def fails(*_: Any, **__: Any) -> Tensor:
+    raise RuntimeError("no kernel for heads of this size\nand a trace")
+
+
+@pytest.mark.parametrize(
+    ("kind", "kernel", "says"),
+    [
+        ("qwen2", None, ""),
+        ("nemotron", None, "attn_mask"),  # does not pass on where rows begin
+        ("gemma2", None, "not the plain one"),
+        ("qwen2", fails, "RuntimeError: no kernel for heads of this size"),
+        (
+            "qwen2",
+            lambda *args, **_: args[2].repeat_interleave(2, 1),
+            "wrong by",
+        ),  # each token sees itself alone
+    ],
+)
+def test_a_model_for_which_the_kernel_does_not_work_keeps_what_it_had(
+    kind: str, kernel: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under ``auto`` it trains as before, and where the kernel was named one sentence says why it cannot."""
+    from torch.nn.attention import varlen
+
+    monkeypatch.setattr(varlen, "varlen_attn", kernel or Kernel().of_torch)
+    monkeypatch.setattr(attention, "_SERVED", set())
+    compute = Compute(torch.device("cpu"), torch.float32, VARLEN)
+    model = tiny_model(kind, attn_implementation="sdpa").float().eval()
+    _attend(model, compute, chosen=False)
+    assert model.config._attn_implementation == ("sdpa" if says else VARLEN)
+    assert {parameter.grad for parameter in model.parameters()} == {None}
+    scored(model, layout_of(model), 1000)  # a step of the learner
+    if says:
+        with pytest.raises(ConfigurationError, match=says) as refused:
+            _attend(model, compute, chosen=True)
+        assert "\n" not in str(refused.value)
+        assert model.config._attn_implementation == "sdpa"

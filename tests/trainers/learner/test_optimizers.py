@@ -2,11 +2,15 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from agentenv.errors import ConfigurationError
 from agentenv.policies.lora import adapt
@@ -88,6 +92,37 @@ def test_a_state_comes_back_to_the_bit(before: int, kind: str) -> None:
     for a, b in zip([*one, *first.copies], [*other, *second.copies], strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(one[0], weights(size=5000)[0])
+
+
+def test_copies_of_weights_that_are_shared_out_over_processes_move(tmp_path: Path) -> None:
+    """No list of such tensors is copied by torch, and under torchrun weights in bfloat16 are such."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        plain, shared = weights(), [distribute_tensor(one.detach(), mesh, [Shard(0)]) for one in weights()]
+        first, second = made(plain), made([one.requires_grad_() for one in shared])
+        moved(first, plain, range(3))
+        for seed in range(3):
+            for weight, gradient in zip(shared, gradients(seed), strict=True):
+                weight.grad = distribute_tensor(gradient, mesh, [Shard(0)])
+            second.step()
+        for one, other in zip([*shared, *second.copies], [*plain, *first.copies], strict=True):
+            assert torch.equal(one.full_tensor(), other)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_of_another_device_does_not_choose_the_kernels(dtype: torch.dtype) -> None:
+    """Adam's step is one kernel on a card, and its state says so; a device without that kernel takes up the state too."""
+    held = weights(dtype)
+    optimizer = made(held)
+    moved(optimizer, held, range(2))
+    state = copy.deepcopy(optimizer.state_dict())
+    state["param_groups"][0] |= {"fused": True, "foreach": False, "lr": 0.5}
+    optimizer.load_state_dict(state)
+    (group,) = optimizer.param_groups
+    assert (group["fused"], group["foreach"], group["lr"]) == (None, None, 0.5)
 
 
 def test_a_state_without_copies_is_refused() -> None:
