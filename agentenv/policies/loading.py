@@ -55,7 +55,7 @@ def compile_layers(model: Any) -> None:
     import torch
 
     # Sampling and learning, with and without gradients, adapters and masks, take a version each; beyond eight torch would
-    # go on without compiling.
+    # go on without compiling. Later versions of torch keep the limit of each thread, so that others have eight there.
     config = torch._dynamo.config
     config.cache_size_limit = max(config.cache_size_limit, _VERSIONS)
     for layer in model.get_decoder().layers:
