@@ -5,7 +5,7 @@ VENV ?= .venv
 TRAIN_EXTRAS ?= train,retrieval,report
 EXTRAS ?= train,quantized,retrieval,serve,sandbox,docker,providers,gui,eval,report,tensorboard,interop,cluster,dev
 BIN := $(VENV)/bin
-# The tests' bound, where the system has timeout(1); in three processes on two busy cores they took 28 minutes.
+# The tests' bound, where the system has timeout(1); in three processes on two cores they took 24 minutes.
 BOUND := $(shell command -v timeout >/dev/null && echo timeout 65m)
 # More processes than cores, because many tests wait: for servers, jails and deadlines.
 WORKERS ?= 3
