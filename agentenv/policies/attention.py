@@ -22,7 +22,7 @@ VARLEN = "varlen"
 """The name under which transformers finds torch's own attention to rows of a line."""
 _SERVED: set[str] = set()
 _UNKNOWN = ("s_aux", "softcap", "position_bias", "sinks")
-"""What layers hand to their attention beyond the plain one: sinks, bent scores and biases."""
+"""Options of layers that the kernel does not compute: attention sinks, soft-capped scores and position biases."""
 
 
 def serve_masks(name: str) -> None:
@@ -56,12 +56,10 @@ def packs_rows(name: str) -> bool:
 
 
 def fits_varlen(config: Any) -> bool:
-    """Whether torch's own kernel computes the attention of a decoder: no bent scores, no sinks, no chunks."""
+    """Whether torch's own kernel computes the attention of a decoder: one without soft caps, sinks and chunks."""
     others = ("attn_logit_softcapping", "attention_chunk_size", "kv_lora_rank", "position_bias")
-    kinds = getattr(config, "layer_types", None) or ()
-    if not {"full_attention", "sliding_attention"}.issuperset(
-        kinds
-    ):  # those with a state would carry it to the next row
+    # Layers with a state would carry it from one row to the next.
+    if not {"full_attention", "sliding_attention"}.issuperset(getattr(config, "layer_types", None) or ()):
         return False
     return config.model_type != "gpt_oss" and not any(getattr(config, name, None) for name in others)
 

@@ -162,9 +162,8 @@ def _attention(name: str, device: "torch.device", *, rounds: bool) -> str:
     flash = [kind for kind in BEST_FIRST if device.type == "cuda" and rounds and is_installed(kind)]
     if flash and not _is_hopper(device):
         flash = [kind for kind in flash if kind != "flash_attention_3"]
-    if flash and not multiplies_bfloat16(
-        str(device)
-    ):  # torch's own kernel is for Ampere and newer, and fails at its first pass
+    # torch's own kernel is for Ampere and newer cards, and fails in its first pass on others.
+    if flash and not multiplies_bfloat16(str(device)):
         flash = [kind for kind in flash if kind != "varlen"]
     if name == "auto":
         return (*flash, "sdpa")[0]

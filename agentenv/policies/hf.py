@@ -183,7 +183,7 @@ class HFPolicy:
             PolicyFault: they are not finite.
         """
         # In the thread of the batches, because on the event loop the pass would keep every other episode waiting.
-        return await self._batcher.alone(partial(self._scores, ids, temperature, images))
+        return await self._batcher.between_batches(partial(self._scores, ids, temperature, images))
 
     def _scores(self, ids: Sequence[int], temperature: float, images: Sequence[PlacedImage]) -> list[float]:
         """See ``score``."""
@@ -217,7 +217,7 @@ class HFPolicy:
             rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
             return [((a, p), (b, q)) for (a, b), (p, q) in rows]
 
-        return await self._batcher.alone(ranked)
+        return await self._batcher.between_batches(ranked)
 
     def _plain(self, ids: Sequence[int], images: Sequence[PlacedImage]) -> Tensor:
         """Logits [Q, V] after each of ``ids``, from one pass without a cache."""

@@ -162,6 +162,18 @@ def test_pairs_change_the_fingerprint_of_corpora_that_have_some_alone() -> None:
     assert identity(CHINESE) == "other"
 
 
+def run_beside(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a process of its own, which finds the modules in ``folder`` before all others."""
+    paths = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+
+
 def test_jax_is_not_used_where_it_is_installed(tmp_path: Path) -> None:
     """It would reserve three quarters of the memory of a GPU. A process that has imported it goes on with it."""
     (tmp_path / "jax").mkdir()
@@ -175,14 +187,7 @@ def test_jax_is_not_used_where_it_is_installed(tmp_path: Path) -> None:
         retriever = BM25Retriever.build([Document("a", "Lighthouses", "Ketterby keeps lighthouses")])
         print(asyncio.run(retriever.search(["lighthouse"], 1))[0][0].id, sys.modules["jax"] is jax)
     """
-    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"PYTHONPATH": paths},
-    )
+    done = run_beside(tmp_path, program)
     assert done.stdout.split() == ["a", "True"], done.stderr
 
 
@@ -205,12 +210,5 @@ def test_threads_may_import_bm25s_at_once_and_jax_stays_what_it_was(tmp_path: Pa
             found = set(threads.map(late, range(4)))
         print(*found, sys.modules["jax"] is jax)
     """
-    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"PYTHONPATH": paths},
-    )
+    done = run_beside(tmp_path, program)
     assert done.stdout.split() == ["bm25s", "True"], done.stderr

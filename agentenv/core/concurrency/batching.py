@@ -132,7 +132,7 @@ class Batcher(Generic[In, Out]):
             queue.task = loop.create_task(self._drain(queue))
         return await waiter.answer
 
-    async def alone(self, work: Callable[[], Found]) -> Found:
+    async def between_batches(self, work: Callable[[], Found]) -> Found:
         """What ``work`` returns, which runs in the thread of the batcher between two batches.
 
         Raises:
