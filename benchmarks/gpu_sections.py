@@ -134,8 +134,8 @@ def loss(plan: Plan) -> Figures:
 def training(plan: Plan) -> Figures:
     """Tokens a second and utilisation of the learner, for each size, kind of training and context.
 
-    The smallest and the largest model are measured with compiled layers too, and QLoRA of the largest once more where it may
-    take 16 GiB.
+    Short rows are measured with compiled layers too, and QLoRA of the largest model once more where it may take 16 GiB. With
+    the tiny shapes only the smallest model is compiled, because a compiler on a CPU takes longer than all else.
     """
     short, long = (64, 128) if plan.tiny else (2048, 16384)
     cells = [
@@ -144,13 +144,13 @@ def training(plan: Plan) -> Figures:
         for kind in ("full", "lora", "qlora")
         for context in (short, long)
     ]
-    ends = (cells[0].size, cells[-1].size)
+    first, last = cells[0].size, cells[-1].size
     cells += [
         replace(cell, compiled=True)
         for cell in cells
-        if cell.size in ends and cell.context == short and cell.kind != "qlora"
+        if cell.context == short and cell.kind != "qlora" and (cell.size == first or not plan.tiny)
     ]
-    cells.append(replace(cells[0], size=ends[1], shape=plan.shapes[ends[1]], kind="qlora", memory=SMALL_CARD))
+    cells.append(replace(cells[0], size=last, shape=plan.shapes[last], kind="qlora", memory=SMALL_CARD))
     figures: Figures = {}
     for cell in cells:
         figures[cell.name] = tried(partial(training_cell, plan, cell))

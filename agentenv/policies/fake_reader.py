@@ -37,6 +37,6 @@ def random_reader(texts: Iterable[str], *, seed: int = 0, spread: float = 0.5, *
     )
     model = PassageReader(ReaderConfig(encoder.to_dict(), **({"frozen_layers": 0} | sizes)))
     for name, weights in model.named_parameters():
-        if name.startswith(("spans", "page")):
+        if name.startswith(("spans", "page", "traits")):
             weights.data.normal_(std=spread)
     return ReaderPolicy(model.eval(), words)

@@ -4,9 +4,11 @@ Question and passage are read together, one passage at a time ("[CLS] question [
 the scores of all passages are compared in one softmax (Clark and Gardner 2018, section 3.2). An action is a span to
 search for, a span to answer with, or yes or no. What was searched before stands beside the question when the passages that
 it found are read, so the second hop of a question is read with the entity of the first. Passages are read one at a time, so
-no score compares two of them: of the passages whose titles the question names, the one with the earliest year and the one
-with the latest are therefore answers with scores of their own, which say whether the question asks for either. What
-stands in the question is seldom its answer, so such spans have a score of their own as well.
+no score of a span compares two of them. Of the passages whose titles the question names, the one with the earliest year and
+the one with the latest are therefore answers with scores of their own, which say whether the question asks for either; and
+yes and no are scored by how alike two passages are in what is asked, too. Where the reader has searched for the director of
+each of two films, the pages of the directors are compared. What stands in the question is seldom its answer, so such spans
+have a score of their own as well.
 
 The encoder and the heads compute on the device of the model. What follows, a few hundred numbers of each passage and the
 texts of its spans, is computed on the CPU; only logits go back.
@@ -15,7 +17,7 @@ Shapes: S segments (the question, or a passage with it), T tokens of the longest
 C candidates.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -33,16 +35,19 @@ from agentenv.policies.reading import (
     MODEL_TYPE,
     SEARCH,
     Candidates,
+    Compared,
     FoundPassage,
     Reading,
     action,
-    dated,
+    compared,
     turns_of,
 )
 
 _AT_ONCE = 24  # segments of one forward pass
 _QUESTION_TOKENS = 64
 _IN_QUESTION = -3.0  # before anything is learned: what stands in the question is seldom its answer
+_TRAITS = 13  # columns of the heads before the traits of a passage
+_TRAIT_COUNT = 16
 _LAST_RESORT = -30.0  # score of an empty answer, which is given only where the prompt has begun one too early
 
 
@@ -57,7 +62,7 @@ class ReaderConfig(PretrainedConfig):  # type: ignore[misc]
         *,
         segment_tokens: int = 128,
         span_tokens: int = 14,
-        max_searches: int = 2,
+        max_searches: int = 3,
         frozen_layers: int = 2,
         vocab_size: int = END + 1,
         max_position_embeddings: int = 65_536,
@@ -121,7 +126,12 @@ class _Scored(NamedTuple):
 
 
 def _spans_of(
-    source: int, tag: str, segment: EncoderInput, ends: Tensor, bias: Tensor | float = 0.0
+    source: int,
+    tag: str,
+    segment: EncoderInput,
+    ends: Tensor,
+    bias: Tensor | float = 0.0,
+    done: Collection[str] = (),
 ) -> _Scored:
     """The spans of a segment as actions: score of the first token, of the last, and of the whole segment.
 
@@ -131,23 +141,44 @@ def _spans_of(
         segment: What was read.
         ends: Scores [T, 2] of the tokens as first and as last of a span.
         bias: Of the segment, or of each span [P].
+        done: Texts in lower case that are not offered.
     """
     scores = ends[segment.first, 0] + ends[segment.last, 1] + bias
-    return _Scored(source, [action(tag, text) for text in segment.texts], scores)
+    actions = [action(tag, text) for text in segment.texts]
+    if not done:
+        return _Scored(source, actions, scores)
+    new = [place for place, text in enumerate(segment.texts) if text.lower() not in done]
+    return _Scored(source, [actions[place] for place in new], scores[new])
 
 
-def _of_order(
-    known: Reading, segments: Sequence[EncoderInput], held: Mapping[EncoderInput, Tensor]
-) -> list[_Scored]:
-    """The earliest and the latest of the passages that the question names, where it names two or more with a year."""
-    named = dated(known)
-    if len({one.name for one in named}) < 2:
-        return []
-    ends = (min(named, key=lambda one: one.year), max(named, key=lambda one: one.year))
-    return [
-        _Scored(one.place, [action(ANSWER, one.name)], held[segments[one.place]][0, 8 + which : 9 + which])
-        for which, one in enumerate(ends)
-    ]
+def _of_order(pages: Sequence[Compared], first_tokens: Sequence[Tensor]) -> list[_Scored]:
+    """The earliest and the latest of what the question compares, by the first year of each passage and by the second.
+
+    Args:
+        pages: What is compared.
+        first_tokens: What the heads say of each passage that was found.
+    """
+    parts = []
+    for which, column in ((0, 8), (1, 11)):
+        dated = [one for one in pages if len(one.years) > which]
+        if len(dated) < 2:
+            continue
+        years = [one.years[which] for one in dated]
+        ends = dated[years.index(min(years))], dated[years.index(max(years))]
+        parts += [
+            _Scored(one.place, [action(ANSWER, one.name)], first_tokens[one.compared][at : at + 1])
+            for at, one in enumerate(ends, column)
+        ]
+    return parts
+
+
+def _agreement(pages: Sequence[Compared], first_tokens: Sequence[Tensor]) -> Tensor:
+    """How alike the first two passages are that the question compares, by the traits of each; 0 where it compares none."""
+    if len(pages) < 2:
+        return torch.zeros((), dtype=torch.float64)
+    first, second = (first_tokens[one.compared][_TRAITS:] for one in pages[:2])
+    agreement: Tensor = first @ second / len(first) ** 0.5
+    return agreement
 
 
 class PassageReader(PreTrainedModel):  # type: ignore[misc]
@@ -162,9 +193,12 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         width = self.encoder.config.hidden_size
         self.spans = nn.Linear(width, 4)
         """Beginning and end of an answer, beginning and end of a query."""
-        self.page = nn.Linear(width, 7)
+        self.page = nn.Linear(width, 9)
         """Of a whole segment: that it answers, that it names what to search for, yes, no, that the question asks for the
-        earliest of what it names, for the latest, and that it holds its answer itself."""
+        earliest of what it names, for the latest, that it holds its answer itself, and that it asks for the earliest and the
+        latest by the second year of each."""
+        self.traits = nn.Linear(width, _TRAIT_COUNT)
+        """Of a whole segment: what it says of that in which the question asks whether two things are alike."""
         self.stage = nn.Parameter(torch.zeros(3))
         """The question as it is for a query; searching on; an answer from a passage that was read before the last search."""
         self.words: Any = None
@@ -208,16 +242,23 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
     ) -> list["_Scored"]:
         parts, stage = [], self.stage.cpu()
         latest = known.found[-1].query if known.found else ""
+        # Passages are read without the later queries, so they would be searched for again and again.
+        searched = {found.query.lower() for found in known.found} - {""}
         for place, (found, segment) in enumerate(zip(known.found, segments, strict=False)):
             heads = held[segment]
             answering = heads[0, 4] + stage[2] * float(found.query != latest)
             biases = answering + heads[0, 10] * torch.from_numpy(segment.asked)
             parts.append(_spans_of(place, ANSWER, segment, heads[:, :2], biases))
             if known.searches < self.config.max_searches:
-                parts.append(_spans_of(place, SEARCH, segment, heads[:, 2:4], heads[0, 5] + stage[1]))
-        verdict = torch.stack([held[segment][0, 6:8] for segment in segments]).mean(0)
+                biases = heads[0, 5] + stage[1]
+                parts.append(_spans_of(place, SEARCH, segment, heads[:, 2:4], biases, searched))
+        first_tokens = [held[segment][0] for segment in segments]
+        pages = compared(known)
+        agreement = _agreement(pages, first_tokens)
+        verdict = torch.stack([one[6:8] for one in first_tokens]).mean(0)
+        verdict = verdict + torch.stack([agreement, -agreement])
         parts.append(_Scored(-1, [action(ANSWER, "yes"), action(ANSWER, "no")], verdict))
-        return [*parts, *_of_order(known, segments, held)]
+        return [*parts, *_of_order(pages, first_tokens)]
 
     def segments(self, known: Reading) -> list[EncoderInput]:
         """Every passage with the question; the question alone where there is none."""
@@ -230,9 +271,9 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         )
 
     def read(self, segments: Sequence[EncoderInput], held: dict[EncoderInput, Tensor]) -> None:
-        """Adds to ``held`` for each segment float64[T, 11] on the CPU: the spans' columns, and the page's.
+        """Adds to ``held`` for each segment float64[T, 29] on the CPU: the spans' columns, the page's and the traits.
 
-        The page's columns count at the first token.
+        Those of the page and the traits count at the first token.
         """
         # Each segment once and by length, so that little of a batch is padding.
         unique = sorted(dict.fromkeys(segments), key=lambda segment: len(segment.ids))
@@ -248,7 +289,8 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
             hidden = self.encoder(input_ids=ids, token_type_ids=kinds, attention_mask=seen).last_hidden_state
             # In double on the CPU: scores of hundreds of spans are compared in one softmax, whose digits are
             # log-probs of bytes.
-            heads = torch.cat([self.spans(hidden), self.page(hidden)], dim=-1).cpu().double()
+            said = [self.spans(hidden), self.page(hidden), self.traits(hidden)]
+            heads = torch.cat(said, dim=-1).cpu().double()
             for row, segment in enumerate(batch):
                 held[segment] = heads[row, : len(segment.ids)]
 

@@ -62,27 +62,62 @@ class Reading:
     """Searches so far."""
 
 
-class Dated(NamedTuple):
-    """A passage that the question names and that has a year."""
+class Compared(NamedTuple):
+    """Something that the question names, with the passage that is compared with those of the others."""
 
     name: str
     """As the question writes it."""
-    year: int
-    """The first in its text."""
     place: int
-    """In ``Reading.found``."""
+    """In ``Reading.found``, of the passage that bears the name."""
+    compared: int
+    """In ``Reading.found``, of the passage that is compared: the same, or one that was searched for from there."""
+    years: tuple[int, ...]
+    """The first two in that passage, such as of a birth and a death."""
 
 
-def dated(known: Reading) -> list[Dated]:
-    """The passages whose titles, without what stands in brackets behind them, are in the question, and that have a year."""
-    asked, found = known.question.lower(), []
-    for place, passage in enumerate(known.found):
-        name = bare(passage.title)
-        at = asked.find(name.lower())
-        year = _YEAR.search(passage.text)
-        if name and at >= 0 and year:
-            found.append(Dated(known.question[at : at + len(name)], int(year[0]), place))
-    return found
+def compared(known: Reading) -> list[Compared]:
+    """The passages that the question names, or those that they lead to; none where it names fewer than two.
+
+    A question about the directors of two films names the films. Where the reader has searched for somebody whom the passage
+    of each names and has found his or her page, the pages of these two are compared, and the films remain the answers.
+    """
+    asked = known.question.lower()
+    # Of several passages of one name the first whose whole title stands in the question, or else the first.
+    places = sorted(range(len(known.found)), key=lambda place: known.found[place].title.lower() not in asked)
+    named: dict[str, int] = {}
+    for place in places:
+        name = bare(known.found[place].title).lower()
+        if name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", asked):
+            named.setdefault(name, place)
+    if len(named) < 2:
+        return []
+    linked = [_led_to(known, place, asked) for place in named.values()]
+    pages = [
+        own if None in linked or led is None else led for own, led in zip(named.values(), linked, strict=True)
+    ]
+    return [
+        Compared(_as_asked(known.question, name), place, page, _years(known.found[page].text))
+        for (name, place), page in zip(named.items(), pages, strict=True)
+    ]
+
+
+def _led_to(known: Reading, place: int, asked: str) -> int | None:
+    """The passage of somebody whom the passage at ``place`` names, found by a search for the name."""
+    text = known.found[place].text.lower()
+    for other, passage in enumerate(known.found):
+        query = passage.query.lower()
+        if query and query not in asked and query in text and bare(passage.title).lower() == query:
+            return other
+    return None
+
+
+def _as_asked(question: str, name: str) -> str:
+    at = question.lower().find(name)
+    return question[at : at + len(name)]
+
+
+def _years(text: str) -> tuple[int, ...]:
+    return tuple(int(year) for year in _YEAR.findall(text)[:2])
 
 
 def bare(title: str) -> str:

@@ -1,7 +1,7 @@
 """Questions made by rules of real passages: what is read of a passage, what is left out, and that answers follow."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,8 @@ import pytest
 from agentenv.core.types import Document, Task
 from agentenv.data.overlap import FAMILY, refuse_overlap
 from agentenv.data.sources import SourceConfig
-from agentenv.data.synthesis.passage_questions import dated_things, day_of, passage_questions
+from agentenv.data.synthesis.passage_facts import facts_of
+from agentenv.data.synthesis.passage_questions import Dated, dated_things, passage_questions
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_tasks
 
@@ -22,35 +23,27 @@ MOON = Document("m", "Moon", 'Moon is a 1961 film, directed by Bo Reed and starr
 PAGES = (STONE, REED, TRAIN, MOON)
 
 
-@pytest.mark.parametrize(
-    ("text", "day"),
-    [
-        ("5 May 1901", (1901, 5, 5)),
-        ("May 5, 1901", (1901, 5, 5)),
-        ("31 December 2010", (2010, 12, 31)),
-        ("1940", (1940, 0, 0)),
-    ],
-)
-def test_a_date_is_year_month_and_day(text: str, day: tuple[int, int, int]) -> None:
-    assert day_of(text) == day
+def dated(pages: Iterable[Document], excluded: Sequence[str] = ()) -> Mapping[str, list[Dated]]:
+    return dated_things(facts_of(pages, excluded))
 
 
 def test_what_passages_say() -> None:
     found = {
         kind: [(one.name, one.date[0], one.supports) for one in things]
-        for kind, things in dated_things(PAGES).items()
+        for kind, things in dated(PAGES).items()
     }
     assert found == {
         "birth": [("Ada Stone", 1901, ("s",)), ("Bo Reed", 1920, ("r",))],
         "death": [("Ada Stone", 1980, ("s",))],
         "release": [("Night Train", 1940, ("t",)), ("Moon", 1961, ("m",))],
         "director": [("Night Train", 1901, ("t", "s")), ("Moon", 1920, ("m", "r"))],
+        "director_death": [("Night Train", 1980, ("t", "s"))],
     }
 
 
 def test_a_name_of_two_dates_and_a_page_that_is_excluded_are_left_out() -> None:
     other = Document("o", "Bo Reed (chemist)", "Bo Reed (1 May 1850 \u2013 2 June 1900) was a chemist.")
-    found = dated_things((*PAGES, other), excluded=["Night Train"])
+    found = dated((*PAGES, other), excluded=["Night Train"])
     assert [one.name for one in found["birth"]] == ["Ada Stone"]
     assert [one.name for one in found["release"]] == ["Moon"]
     assert found["director"] == []  # Moon's director is one of two Bo Reeds
@@ -58,30 +51,55 @@ def test_a_name_of_two_dates_and_a_page_that_is_excluded_are_left_out() -> None:
 
 def test_a_page_that_stands_twice_is_taken_once() -> None:
     again = Document("again", STONE.title, STONE.text)
-    assert dated_things((*PAGES, again))["birth"] == dated_things(PAGES)["birth"]
+    assert dated((*PAGES, again))["birth"] == dated(PAGES)["birth"]
 
 
 def test_answers_follow_from_the_passages() -> None:
-    tasks = passage_questions(PAGES, 15, seed=3)
+    """Every question that the four pages give, of comparisons, of directors and of persons, once."""
+    tasks = passage_questions(PAGES, 48, seed=3)
     answers = {task.question: task.answers for task in tasks}
-    assert len(answers) == 15
-    assert len({task.id for task in tasks}) == 15
-    first = {"Who was born first", "Who was born earlier", "Who is older"}
-    for question, (answer,) in answers.items():
-        kind = question.partition(",")[0]
-        if kind in first:
-            assert answer == "Ada Stone"
-        elif kind in {"Who was born later", "Who is younger"}:
-            assert answer == "Bo Reed"
-        elif kind.startswith("Which film"):
-            early = any(word in kind for word in ("first", "earlier", "older"))
-            assert answer == ("Night Train" if early else "Moon")
+    assert len(answers) == len({task.id for task in tasks}) == 48
+    birth = {
+        "Ada Stone": "5 May 1901",
+        "Night Train": "5 May 1901",
+        "Bo Reed": "March 12, 1920",
+        "Moon": "March 12, 1920",
+    }
+    for question, (answer, *others) in answers.items():
+        named = [name for name in birth if name in question]
+        if len(named) == 2:
+            early = any(word in question for word in ("first", "earlier", "older"))
+            assert answer == named[0 if early else 1]
+        elif "birthday" in question or "date of birth" in question or question.startswith("When was"):
+            assert answer == birth[named[0]]
+        elif "die" in question or "date of death" in question:
+            assert (answer, named[0] in ("Ada Stone", "Night Train")) == ("June 3, 1980", True)
         else:
-            assert answer == ("5 May 1901" if "Night Train" in question else "March 12, 1920")
+            assert (answer, named[0] in ("Bo Reed", "Moon")) == ("Ulm", True)
+        assert not others
     chain = next(
-        task for task in tasks if "Night Train" in task.question and "date of birth" in task.question
+        task
+        for task in tasks
+        if "director of film Night Train" in task.question and task.answers == ("5 May 1901",)
     )
     assert chain.data == {"family": FAMILY, "hops": 2, "supporting_ids": ("t", "s")}
+
+
+def test_whether_two_are_of_one_country() -> None:
+    """Half of the questions are answered with yes; five pages must write a nationality before it is taken for one."""
+    nations = [("French", 5), ("Dutch", 5), ("Odd", 1)]
+    named = [f"{nation} Nobody {chr(97 + i)}" for nation, count in nations for i in range(count)]
+    pages = [
+        Document(name, name, f"{name} (born 5 May 1901) is a {name.partition(' ')[0]} actor.")
+        for name in named
+    ]
+    tasks = [task for task in passage_questions(pages, 120, 0) if task.answers[0] in ("yes", "no")]
+    assert len(tasks) > 20
+    for task in tasks:
+        one, other = (page.rpartition(" ")[0] for page in task.data["supporting_ids"])
+        assert task.answers == ("yes" if one == other else "no",)
+        assert "Odd" not in task.question
+    assert 0.3 < sum(task.answers == ("yes",) for task in tasks) / len(tasks) < 0.7
 
 
 def test_the_same_seed_makes_the_same_questions() -> None:
@@ -97,9 +115,9 @@ def test_passages_without_dates_give_none() -> None:
 
 
 def test_there_are_only_so_many() -> None:
-    """Ten wordings with both orders of two persons, of two films and of their directors, and a date of each director."""
-    with pytest.raises(ConfigurationError, match=r"the passages give \d\d questions by rules, and 99 are"):
-        passage_questions(PAGES, 99, 0)
+    """Wordings with both orders of two persons, of two films and of their directors, and what pages say of single ones."""
+    with pytest.raises(ConfigurationError, match=r"the passages give \d\d questions by rules, and 999 are"):
+        passage_questions(PAGES, 999, 0)
 
 
 def sets(folder: Path) -> Path:
@@ -172,7 +190,7 @@ def test_pages_of_another_split_are_left_out(
 )
 def test_which_date_is_that_of_a_birth(opening: str, birth: str, death: str) -> None:
     page = Document("s", "Ada Stone", f"Ada Stone {opening} was a director.")
-    found = dated_things([page])
+    found = dated([page])
     assert [one.text for one in found["birth"]] == ([birth] if birth else [])
     assert [one.text for one in found["death"]] == ([death] if death else [])
 
@@ -188,7 +206,7 @@ def test_which_date_is_that_of_a_birth(opening: str, birth: str, death: str) -> 
     ],
 )
 def test_what_is_no_film_of_one_director_is_left_out(text: str) -> None:
-    found = dated_things((STONE, REED, Document("m", "Moon", text)))
+    found = dated((STONE, REED, Document("m", "Moon", text)))
     assert found["director"] == []
     assert bool(found["release"]) == ("film directed" in text or "remake" in text)
 
@@ -205,7 +223,7 @@ def test_names_within_each_other_end_the_search_for_pairs() -> None:
 def test_a_long_opening_takes_no_time() -> None:
     """It is read in steps whose number does not grow with the square of its length."""
     page = Document("a", "Abcd", "Abcd (" + "5 May 1901-" * 100_000 + ")")
-    assert dated_things([page])["birth"] == []
+    assert dated([page])["birth"] == []
 
 
 def test_ids_that_are_taken_are_not_given_again() -> None:

@@ -19,7 +19,7 @@ from agentenv.policies.policy_contract import PolicyContract
 from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.reader import ReaderPolicy
 from agentenv.policies.reader_model import EncoderInput, segment_of
-from agentenv.policies.reading import Dated, FoundPassage, Reading, dated, is_reader
+from agentenv.policies.reading import Compared, FoundPassage, Reading, compared, is_reader
 from agentenv.trainers.learner.logprobs import token_logprobs
 from agentenv.trainers.learner.packing import TrainingRow, micro_batches
 
@@ -76,7 +76,9 @@ def test_it_searches_first_then_searches_or_answers_and_answers_last(policy: Rea
 
     assert tags(PROMPT) == {"<search"}
     assert tags(READ) == {"<search", "<answer"}
-    assert tags(READ + "<search>Spielberg</search>" + PAGE) == {"<answer"}
+    twice = READ + "<search>Spielberg</search>" + PAGE
+    assert tags(twice) == {"<search", "<answer"}
+    assert tags(twice + "<search>Ohio</search>" + PAGE) == {"<answer"}
 
 
 def test_actions_are_spans_of_what_it_has_read(policy: ReaderPolicy) -> None:
@@ -209,22 +211,85 @@ def test_a_segment_is_cut_to_its_tokens(policy: ReaderPolicy) -> None:
     assert sum(kind == 0 for kind in long.kinds) > len(words("Who directed Jaws? Paris")["input_ids"]) - 2
 
 
-def test_of_what_the_question_names_the_earliest_and_the_latest_are_answers(policy: ReaderPolicy) -> None:
-    """Each with the score that its page gives; one named page with a year is compared with nothing."""
-    first, last = (
-        FoundPassage("", "Jaws (film)", "A film of 1975."),
-        FoundPassage("", "Paris", "A city since 1946 and 1990."),
+def test_what_was_searched_for_is_not_offered_again(policy: ReaderPolicy) -> None:
+    """In whatever letters it stands; other spans with the same words stay."""
+    pages = (
+        FoundPassage("", "Jaws", "Jaws is by Steven SPIELBERG."),
+        FoundPassage("Spielberg", "Paris", "A city."),
     )
+    actions = policy.model.choices(Reading("Who?", pages, 2)).candidates.actions.tolist()
+    searches = {one.decode() for one in actions if one.startswith(b"<search>")}
+    assert "<search>Steven SPIELBERG</search>" in searches
+    assert "<search>SPIELBERG</search>" not in searches
+    assert b"<answer>SPIELBERG</answer>" in actions
+
+
+JAWS = FoundPassage("", "Jaws (film)", "A film of 1975.")
+CITY = FoundPassage("", "Paris", "A city since 1946 and 1990.")
+
+
+def test_of_what_the_question_names_the_earliest_and_the_latest_are_answers(policy: ReaderPolicy) -> None:
+    """Each with the score that its page gives; one named page is compared with nothing, nor a year that one alone has."""
     other = FoundPassage("", "Steven", "Born in 1900.")
-    known = Reading("Is Jaws or Paris older?", (other, first, last), 2)
-    assert dated(known) == [Dated("Jaws", 1975, 1), Dated("Paris", 1946, 2)]
+    known = Reading("Is Jaws or Paris older?", (other, JAWS, CITY), 3)
+    assert compared(known) == [Compared("Paris", 2, 2, (1946, 1990)), Compared("Jaws", 1, 1, (1975,))]
     held: dict[EncoderInput, torch.Tensor] = {}
     choices = policy.model.choices(known, held)
     heads = [held[segment] for segment in policy.model.segments(known)]
     assert choices.candidates.actions.tolist()[-3:-1] == [b"<answer>Paris</answer>", b"<answer>Jaws</answer>"]
     assert choices.scores_C[-3:-1].tolist() == [heads[2][0, 8].item(), heads[1][0, 9].item()]
-    alone = policy.model.choices(Reading(known.question, (other, first), 2))
+    alone = policy.model.choices(Reading(known.question, (other, JAWS), 3))
     assert alone.candidates.actions.tolist()[-3:-1] == [b"<answer>yes</answer>", b"<answer>no</answer>"]
+
+
+def test_the_pages_that_named_ones_lead_to_are_compared_where_both_were_searched_for(
+    policy: ReaderPolicy,
+) -> None:
+    """The films stay the answers; the first years of their directors are compared, and then the second ones."""
+    films = (
+        FoundPassage("", "Jaws", "A film of 1975 by Ada Stone."),
+        FoundPassage("", "Moon (film)", "A film of 1961 by Bo Reed."),
+    )
+    ada = FoundPassage("Ada Stone", "Ada Stone (director)", "Born in 1901, died in 1990.")
+    bo = FoundPassage("Bo Reed", "Bo Reed", "Born in 1920, died in 1980.")
+    question = "Which film has the older director, Jaws or Moon?"
+    half = Reading(question, (*films, ada), 2)
+    assert [one.compared for one in compared(half)] == [0, 1]
+    known = Reading(question, (*films, ada, bo), 3)
+    assert compared(known) == [Compared("Jaws", 0, 2, (1901, 1990)), Compared("Moon", 1, 3, (1920, 1980))]
+    held: dict[EncoderInput, torch.Tensor] = {}
+    choices = policy.model.choices(known, held)
+    heads = [held[segment][0] for segment in policy.model.segments(known)]
+    actions = choices.candidates.actions.tolist()[-5:-1]
+    assert actions == [
+        b"<answer>Jaws</answer>",
+        b"<answer>Moon</answer>",
+        b"<answer>Moon</answer>",
+        b"<answer>Jaws</answer>",
+    ]
+    columns = [heads[2][8], heads[3][9], heads[3][11], heads[2][12]]
+    assert choices.scores_C[-5:-1].tolist() == [one.item() for one in columns]
+
+
+def test_a_name_is_a_whole_word_of_the_question_and_its_whole_title_comes_first() -> None:
+    pages = (FoundPassage("", "Moon (novel)", "Of 1950."), FoundPassage("", "Moon (film)", "Of 1961."), CITY)
+    assert compared(Reading("Is Moonlight or Parisian older?", pages, 2)) == []
+    known = Reading("Is Moon (film) or Paris older?", pages, 2)
+    assert {one.name: one.place for one in compared(known)} == {"Moon": 1, "Paris": 2}
+
+
+def test_yes_and_no_are_scored_by_how_alike_two_pages_are(policy: ReaderPolicy) -> None:
+    """By the product of their traits over the root of their number, beside the mean of what all pages say."""
+    known = Reading("Are Jaws and Paris alike?", (JAWS, CITY), 3)
+    held: dict[EncoderInput, torch.Tensor] = {}
+    actions = policy.model.choices(known, held).candidates.actions.tolist()
+    at = actions.index(b"<answer>yes</answer>")
+    one, other = (held[segment][0] for segment in policy.model.segments(known))
+    agreement = sum(a * b for a, b in zip(one[13:].tolist(), other[13:].tolist(), strict=True)) / 4
+    yes, no = ((one[column] + other[column]).item() / 2 for column in (6, 7))
+    scores = policy.model.choices(known, held).scores_C[at : at + 2].tolist()
+    assert scores == pytest.approx([yes + agreement, no - agreement])
+    assert agreement != 0
 
 
 def test_what_stands_in_the_question_has_a_score_of_its_own(policy: ReaderPolicy) -> None:

@@ -1,12 +1,12 @@
-"""Questions that rules make from the passages of a corpus: which of two came first, and what stands on the page of another.
+"""Questions that rules make from the passages of a corpus: comparisons of two things, and facts from the page of another.
 
-Sets of real questions over real passages have few for training. Encyclopedic passages begin with dates in a fixed form
-("Ada Stone (born 5 May 1901) was", "Night Train is a 1940 film directed by Ada Stone"), from which questions of the
-kinds of 2WikiMultihopQA (Ho et al. 2020, arXiv:2011.01060, section 2) are made, with answers that follow from the passages:
-comparisons of births, deaths and releases, the birth of a film's director, and which of two films has the older one.
+Sets of real questions over real passages have few for training. From what the pages say in a fixed form (``passage_facts``)
+questions of the kinds of 2WikiMultihopQA (Ho et al. 2020, arXiv:2011.01060, section 2) are made, with answers that follow
+from the passages: who of two was born or died first or last, which of two films came out first or has the older director,
+whether two persons, films or places are of the same country, and dates, places and nationality of the director of a film,
+the performer of a song or the father of a person.
 """
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count as count_from
@@ -14,35 +14,20 @@ from random import Random
 
 from agentenv.core.types import Document, Task
 from agentenv.data.overlap import FAMILY
+from agentenv.data.synthesis.passage_facts import Day, PageFacts, day_of, facts_of
 from agentenv.errors import ConfigurationError
 
-_MONTHS = (
-    "January", "February", "March", "April", "May", "June",
-    "July", "August", "September", "October", "November", "December",
-)  # fmt: skip
-_MONTH = "|".join(_MONTHS)
-_DATE = rf"(?:\d{{1,2}} (?:{_MONTH})|(?:{_MONTH}) \d{{1,2}}),? (?:1\d|20)\d\d"
-_OPENING = re.compile(
-    r"^[^()]{3,60}\(([^()]{1,160})\)"
-)  # a title's name, and what stands in brackets behind it
-_DASHES = re.compile(r"\s*[\u2013\u2014]\s*|\s-\s?|(?<=\d)-(?=\w)")
-_SHORTEST_LIFE, _LONGEST_LIFE = 15, 115
-"""Years between the dates of what is a life, and not a war or a term of office."""
-_FILM = re.compile(
-    r"^[^.]{2,80}? is an? ((?:18|19|20)\d\d)\b(?:(?!\b(?:novel|book|play|album|song|series)\b)[^.]){0,80}?\bfilm\b"
-    r"(?! director)"
-)
-_DIRECTED = re.compile(
-    r"\bdirected by ([A-Z][\w'\u2019-]+(?: (?:[A-Z]\.|[A-Z][\w'\u2019-]+|de|van|von)){1,3})"
-    r"(?=[,.]| who | starring | for | in |(?: and (?:starring|written|produced)))"
-)
-_PARTS = re.compile(rf"(\d{{4}})|({_MONTH})|(\d{{1,2}})")
-
 _FIRST = {
-    "birth": ("Who was born first, {a} or {b}?", "Who was born earlier, {a} or {b}?", "Who is older, {a} or {b}?"),
+    "birth": (
+        "Who was born first, {a} or {b}?",
+        "Who was born earlier, {a} or {b}?",
+        "Who is older, {a} or {b}?",
+        "Was {a} or {b} born first?",
+    ),
     "death": ("Who died first, {a} or {b}?", "Who died earlier, {a} or {b}?"),
     "release": (
         "Which film was released first, {a} or {b}?",
+        "Which film was released earlier, {a} or {b}?",
         "Which film came out earlier, {a} or {b}?",
         "Which film came out first, {a} or {b}?",
     ),
@@ -50,29 +35,79 @@ _FIRST = {
         "Which film has the director who was born earlier, {a} or {b}?",
         "Which film has the director born first, {a} or {b}?",
         "Which film has the director who is older, {a} or {b}?",
+        "Which film whose director was born first, {a} or {b}?",
     ),
-}  # fmt: skip
+    "director_death": (
+        "Which film has the director who died earlier, {a} or {b}?",
+        "Which film has the director died first, {a} or {b}?",
+    ),
+}
 _LAST = {
     "birth": ("Who was born later, {a} or {b}?", "Who is younger, {a} or {b}?"),
     "death": ("Who died later, {a} or {b}?",),
     "release": (
         "Which film was released more recently, {a} or {b}?",
+        "Which film was released later, {a} or {b}?",
         "Which film came out later, {a} or {b}?",
     ),
     "director": (
         "Which film has the director who was born later, {a} or {b}?",
         "Which film has the director who is younger, {a} or {b}?",
+        "Which film has the director born later, {a} or {b}?",
+    ),
+    "director_death": (
+        "Which film has the director who died later, {a} or {b}?",
+        "Which film has the director died later, {a} or {b}?",
     ),
 }
-_CHAIN = ("When was the director of film {a} born?", "What is the date of birth of the director of film {a}?")
+_SAME = {
+    "persons": (
+        "Were {a} and {b} of the same nationality?",
+        "Do {a} and {b} have the same nationality?",
+        "Are {a} and {b} from the same country?",
+        "Does {a} have the same nationality as {b}?",
+    ),
+    "films": (
+        "Did the movies {a} and {b}, originate from the same country?",
+        "Are {a} and {b} from the same country?",
+    ),
+    "places": (
+        "Are {a} and {b} located in the same country?",
+        "Are both {a} and {b} located in the same country?",
+        "Are {a} and {b} both located in the same country?",
+    ),
+    "directors": (
+        "Are the directors of both films {a} and {b} from the same country?",
+        "Do both films {a} and {b} have the directors from the same country?",
+        "Do director of film {a} and director of film {b} share the same nationality?",
+        "Are director of film {a} and director of film {b} both from the same country?",
+    ),
+}
+_CHAIN = {
+    "birth": ("When was {who} born?", "What is the date of birth of {who}?", "When is {who}'s birthday?"),
+    "death": ("When did {who} die?", "What is the date of death of {who}?"),
+    "birth_place": ("Where was {who} born?", "What is the place of birth of {who}?"),
+    "death_place": ("Where did {who} die?", "Where was the place of death of {who}?"),
+    "nationality": ("What nationality is {who}?", "Which country {who} is from?"),
+}
+_PLACES = ("birth_place", "death_place")
+_WHO = {
+    "director": "the director of film {a}",
+    "composer": "the composer of film {a}",
+    "performer": "the performer of song {a}",
+    "founder": "the founder of {a}",
+}
+_RELATIVES = {
+    ("parent", "male"): "{a}'s father",
+    ("parent", "female"): "{a}'s mother",
+    ("spouse", "male"): "{a}'s husband",
+    ("spouse", "female"): "{a}'s wife",
+}
 
 _TRIES = 1000
 """Pairs that are drawn before there is taken to be none that can be compared."""
 _OLD_ROUNDS = 200
 """Rounds without a new question after which there is taken to be none left."""
-
-Day = tuple[int, int, int]
-"""Year, month and day of a month."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +119,21 @@ class Dated:
     date: Day
     supports: tuple[str, ...]
     """Ids of the passages from which the date follows."""
-    text: str = ""
+    text: str
     """The date as its passage writes it."""
+
+
+@dataclass(frozen=True)
+class _OfCountry:
+    """Something that passages give a country."""
+
+    name: str
+    country: str
+    supports: tuple[str, ...]
+
+
+_Made = tuple[str, tuple[str, ...], tuple[str, ...], int]
+"""Question, answers, supporting passages and hops."""
 
 
 def passage_questions(
@@ -107,21 +155,19 @@ def passage_questions(
     Raises:
         ConfigurationError: the passages do not give so many.
     """
-    rng = Random(seed)
     ids = (one for one in map(f"{FAMILY}:{{}}".format, count_from(0)) if one not in set(taken))
-    known = dated_things(documents, excluded)
-    makers = [_comparisons(kind, known[kind], rng) for kind in _FIRST] + [_chains(known["director"], rng)]
+    makers = _makers(facts_of(documents, excluded), Random(seed))
     tasks: dict[str, Task] = {}
     old = 0  # rounds since the last new question
     while len(tasks) < count:
         before = len(tasks)
         for made in (next(maker, None) for maker in makers):
             if made is not None:
-                question, answer, supports, hops = made
+                question, answers, supports, hops = made
                 data = {"family": FAMILY, "hops": hops, "supporting_ids": supports}
                 # A question that is drawn twice counts once.
                 if question not in tasks:
-                    tasks[question] = Task(next(ids), question, (answer,), data=data)
+                    tasks[question] = Task(next(ids), question, answers, data=data)
         old = 0 if len(tasks) > before else old + 1
         if old > _OLD_ROUNDS:
             raise ConfigurationError(
@@ -130,88 +176,70 @@ def passage_questions(
     return tuple(tasks.values())[:count]
 
 
-def dated_things(documents: Iterable[Document], excluded: Collection[str] = ()) -> Mapping[str, list[Dated]]:
-    """Births and deaths of persons, releases of films, and films by the births of their directors.
-
-    A name that two passages give different dates is left out, because a search cannot tell which of them is meant.
-    """
-    pages: dict[str, list[Document]] = {}
-    for document in documents:
-        pages.setdefault(_bare(document.title), []).append(document)
-    shut = {_bare(title) for title in excluded}
-    own = {name: same for name, same in pages.items() if name not in shut and len(name) > 3}
-    births = _agreed(own, lambda page: _life(page, "birth"))
-    releases = _agreed(own, _release)
-    by_name = {one.name: one for one in births}
-    directed = []
-    for film in releases:
-        named = set(_DIRECTED.findall(own[film.name][0].text))
-        person = by_name.get(named.pop()) if len(named) == 1 else None
-        if person is not None:
-            directed.append(Dated(film.name, person.date, (*film.supports, *person.supports), person.text))
-    deaths = _agreed(own, lambda page: _life(page, "death"))
-    return {"birth": births, "death": deaths, "release": releases, "director": directed}
+def _makers(facts: Mapping[str, PageFacts], rng: Random) -> list[Iterator[_Made]]:
+    """A source of questions of each kind."""
+    dated, of_country = dated_things(facts), _of_country(facts)
+    return [
+        *(_comparisons(kind, dated[kind], rng) for kind in _FIRST),
+        *(_alike(kind, of_country[kind], rng) for kind in _SAME),
+        *(_chains(what, facts, rng) for what in _CHAIN),
+        *(_own_facts(what, facts, rng) for what in _CHAIN),
+    ]
 
 
-def day_of(text: str) -> Day:
-    """Year, month and day of a date such as ``5 May 1901`` or ``May 5, 1901``."""
-    day = month = year = 0
-    for four, name, number in _PARTS.findall(text):
-        if four:
-            year = int(four)
-        elif name:
-            month = _MONTHS.index(name) + 1
-        else:
-            day = int(number)
-    return year, month, day
+def dated_things(facts: Mapping[str, PageFacts]) -> Mapping[str, list[Dated]]:
+    """Births and deaths of persons, releases of films, and films by the births and deaths of their directors."""
+
+    def own(what: Callable[[PageFacts], str]) -> list[Dated]:
+        told = ((one, what(one)) for one in facts.values())
+        return [Dated(one.name, day_of(text), (one.id,), text) for one, text in told if text]
+
+    def of_director(what: Callable[[PageFacts], str]) -> list[Dated]:
+        told = ((film, person, what(person)) for film, person in _directed(facts))
+        return [
+            Dated(film.name, day_of(text), (film.id, person.id), text) for film, person, text in told if text
+        ]
+
+    return {
+        "birth": own(lambda one: one.birth),
+        "death": own(lambda one: one.death),
+        "release": own(lambda one: one.release),
+        "director": of_director(lambda one: one.birth),
+        "director_death": of_director(lambda one: one.death),
+    }
 
 
-def _agreed(pages: Mapping[str, Sequence[Document]], read: Callable[[Document], str]) -> list[Dated]:
-    """What ``read`` finds for each name, where all pages of that name say the same."""
-    found = []
-    for name, same in pages.items():
-        texts = [read(page) for page in same]
-        days = {day_of(text) for text in texts}
-        if len(days) == 1 and texts[0]:
-            found.append(Dated(name, days.pop(), (same[0].id,), texts[0]))
-    return found
+def _directed(facts: Mapping[str, PageFacts]) -> Iterator[tuple[PageFacts, PageFacts]]:
+    """Films with their directors, where both have a page."""
+    for film in facts.values():
+        person = facts.get(film.related.get("director", ""))
+        if film.release and person is not None:
+            yield film, person
 
 
-def _life(page: Document, which: str) -> str:
-    """The date of ``birth`` or of ``death`` with which a passage begins; empty where it has none, or is not about a life.
-
-    A date of birth follows the word "born", or is the first thing before a dash behind which a date or a year stands that is
-    as far away as a life is long. A date behind the dash alone says when somebody died and not when he or she was born.
-    """
-    opening = _OPENING.match(page.text)
-    parts = _DASHES.split(opening[1]) if opening else [""]
-    birth = re.search(_DATE, parts[0])
-    if birth is None or len(parts) > 2 or re.search(r"\d|\bdied\b|\bd\.", parts[0][: birth.start()]):
-        return ""
-    if len(parts) == 1:
-        return birth[0] if which == "birth" and "born" in parts[0][: birth.start()] else ""
-    end, death = re.search(r"\b(?:1\d|20)\d\d\b", parts[1]), re.search(_DATE, parts[1])
-    if end is None or not _SHORTEST_LIFE <= int(end[0]) - day_of(birth[0])[0] <= _LONGEST_LIFE:
-        return ""
-    return birth[0] if which == "birth" else death[0] if death else ""
-
-
-def _release(page: Document) -> str:
-    match = _FILM.search(page.text)
-    return match[1] if match else ""
-
-
-_Made = tuple[str, str, tuple[str, ...], int]
-"""Question, answer, supporting passages and hops."""
+def _of_country(facts: Mapping[str, PageFacts]) -> Mapping[str, list[_OfCountry]]:
+    """Persons and films by nationality, places by country, and films by the nationality of their directors."""
+    persons = [one for one in facts.values() if one.birth and one.nationality]
+    films = [one for one in facts.values() if one.release and one.nationality]
+    places = [one for one in facts.values() if one.country]
+    return {
+        "persons": [_OfCountry(one.name, one.nationality, (one.id,)) for one in persons],
+        "films": [_OfCountry(one.name, one.nationality, (one.id,)) for one in films],
+        "places": [_OfCountry(one.name, one.country, (one.id,)) for one in places],
+        "directors": [
+            _OfCountry(film.name, person.nationality, (film.id, person.id))
+            for film, person in _directed(facts)
+            if person.nationality
+        ],
+    }
 
 
 def _comparisons(kind: str, things: Sequence[Dated], rng: Random) -> Iterator[_Made]:
     """Comparisons of two, half of them for the first, without end while two are found that can be compared."""
     if len({one.date[0] for one in things}) < 2:
         return
-    drawn = list(things)
     while True:
-        pairs = (rng.sample(drawn, 2) for _ in range(_TRIES))
+        pairs = (rng.sample(list(things), 2) for _ in range(_TRIES))
         pair = next((pair for pair in pairs if _comparable(*pair)), None)
         if pair is None:
             return
@@ -221,21 +249,63 @@ def _comparisons(kind: str, things: Sequence[Dated], rng: Random) -> Iterator[_M
             (rng.choice(_FIRST[kind]), early) if rng.random() < 0.5 else (rng.choice(_LAST[kind]), late)
         )
         question = wording.format(a=one.name, b=other.name)
-        yield question, right.name, (*one.supports, *other.supports), len(one.supports + other.supports)
+        yield question, (right.name,), (*one.supports, *other.supports), len(one.supports + other.supports)
 
 
 def _comparable(one: Dated, other: Dated) -> bool:
     """Whether two things differ by a year, so that a passage that is cut behind it still answers, and by their names."""
-    apart = one.name not in other.name and other.name not in one.name
-    return apart and one.date[0] != other.date[0]
+    return _apart(one.name, other.name) and one.date[0] != other.date[0]
 
 
-def _chains(films: Sequence[Dated], rng: Random) -> Iterator[_Made]:
-    """The birth of the director of each film, in a random order."""
-    for film in rng.sample(list(films), len(films)):
-        yield rng.choice(_CHAIN).format(a=film.name), film.text, film.supports, 2
+def _apart(one: str, other: str) -> bool:
+    return one not in other and other not in one
 
 
-def _bare(title: str) -> str:
-    """A title without what tells it from others of its name: ``Jaws (film)`` is ``Jaws``."""
-    return title.strip('"').partition(" (")[0].strip()
+def _alike(kind: str, things: Sequence[_OfCountry], rng: Random) -> Iterator[_Made]:
+    """Whether two are of one country, half of them yes, without end while there are such pairs."""
+    by_country: dict[str, list[_OfCountry]] = {}
+    for one in things:
+        by_country.setdefault(one.country, []).append(one)
+    several = [group for group in by_country.values() if len({one.name for one in group}) > 1]
+    if not several or len(by_country) < 2:
+        return
+    while True:
+        same = rng.random() < 0.5
+        pairs = (rng.sample(rng.choice(several) if same else list(things), 2) for _ in range(_TRIES))
+        fit = (pair for pair in pairs if _apart(pair[0].name, pair[1].name))
+        pair = next((pair for pair in fit if (pair[0].country == pair[1].country) == same), None)
+        if pair is None:
+            return
+        one, other = pair
+        question = rng.choice(_SAME[kind]).format(a=one.name, b=other.name)
+        supports = (*one.supports, *other.supports)
+        yield question, ("yes" if same else "no",), supports, len(supports)
+
+
+def _chains(what: str, facts: Mapping[str, PageFacts], rng: Random) -> Iterator[_Made]:
+    """A fact of the director, performer, father and so on of each thing that has one, in a random order."""
+    found = []
+    for one in facts.values():
+        for relation, name in one.related.items():
+            other = facts.get(name)
+            if other is None:
+                continue
+            wording = _WHO.get(relation) or _RELATIVES.get((relation, other.sex))
+            answer: str = getattr(other, what)
+            if wording and answer and (relation in ("performer", "founder") or one.release or one.birth):
+                found.append((wording.format(a=one.name), _answers(what, answer), (one.id, other.id)))
+    for who, answers, supports in rng.sample(found, len(found)):
+        yield rng.choice(_CHAIN[what]).format(who=who), answers, supports, 2
+
+
+def _own_facts(what: str, facts: Mapping[str, PageFacts], rng: Random) -> Iterator[_Made]:
+    """A fact of each person, which one page says, in a random order."""
+    found = [one for one in facts.values() if getattr(one, what) and one.birth]
+    for one in rng.sample(found, len(found)):
+        question = rng.choice(_CHAIN[what]).format(who=one.name)
+        yield question, _answers(what, getattr(one, what)), (one.id,), 1
+
+
+def _answers(what: str, answer: str) -> tuple[str, ...]:
+    """What is right: a place with its country or state and without."""
+    return tuple(dict.fromkeys((answer, answer.partition(", ")[0] if what in _PLACES else answer)))

@@ -19,6 +19,7 @@ from agentenv.core.env import run_sync
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage, Task
 from agentenv.data.datasets import sample
+from agentenv.data.overlap import FAMILY
 from agentenv.data.sources import SourceConfig
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, corpus_of, open_tasks
 from agentenv.policies.reading import ANSWER, SEARCH, FoundPassage, Reading, action, bare
@@ -56,6 +57,12 @@ class ReaderWarmstartConfig:
     """Questions of several hops that are left to the episodes: those that ``train.limit`` draws with the same seed."""
     others: int = 1
     """Most passages without an answer of a lesson of one hop."""
+    rules: int = 600
+    """Questions that rules make of passages for each time that the sets are gone through."""
+    kept_rules: int = 120
+    """Of such questions, those that are left to the episodes: ``train.passage_questions`` with the same seed."""
+    searches: int = 3
+    """Most searches of an episode."""
     passages: int = 3
     """Most passages of a search in a lesson of several hops: the gold ones first, then others that it found."""
     segment_tokens: int = 256
@@ -206,15 +213,28 @@ def taught(tasks: tuple[Task, ...], config: ReaderWarmstartConfig) -> list[Task]
 
 
 def _several_hops(config: ReaderWarmstartConfig, rng: Random) -> Iterator[Lesson]:
+    """The lessons of the questions of several hops that are taught, and of others that rules make of the same passages."""
     given = SourceConfig(dataset=SEVERAL_HOPS, split="train", data=config.data)
     source = open_tasks(given, SearchConfig(), EnvConfig())
     corpus = corpus_of(source)
     assert corpus is not None
     retriever = BM25Retriever.build(corpus)
-    tasks = taught(source.tasks, config)
+    tasks = [*taught(source.tasks, config), *_rule_made(given, config, rng)]
     firsts = _search(retriever, [task.question for task in tasks], config.k)
     for task, found in zip(tasks, firsts, strict=True):
         yield from episode_lessons(task, found, corpus, retriever, config, rng)
+
+
+def _rule_made(given: SourceConfig, config: ReaderWarmstartConfig, rng: Random) -> list[Task]:
+    """Questions that rules make of the passages, other ones each time, but for those that are left to the episodes."""
+
+    def made(count: int, seed: int) -> list[Task]:
+        asked = given.model_copy(update={"passage_questions": count, "seed": seed})
+        tasks = open_tasks(asked, SearchConfig(), EnvConfig()).tasks
+        return [task for task in tasks if task.data.get("family") == FAMILY]
+
+    kept = {task.question for task in made(config.kept_rules, config.seed)}
+    return [task for task in made(config.rules, rng.getrandbits(32)) if task.question not in kept]
 
 
 def episode_lessons(
@@ -225,36 +245,33 @@ def episode_lessons(
     config: ReaderWarmstartConfig,
     rng: Random,
 ) -> Iterator[Lesson]:
-    """The lessons of one question: the first query, then another query or the answer, then the answer."""
+    """The lessons of one question: the first query, then further ones while gold passages are missing, then the answer."""
     golds = [corpus[corpus.row_of(one)] for one in task.data["supporting_ids"]]
     yield Lesson(Reading(task.question), frozenset([action(SEARCH, task.question).lower()]))
-    ids = {passage.id for passage in found}
-    there = [gold for gold in golds if gold.id in ids]
-    missing = [gold for gold in golds if gold.id not in ids]
-    shown = [_found(gold, "") for gold in there]
-    shown += [_found(p, "") for p in _others(found, golds, rng, config.passages - len(there))]
-    rng.shuffle(shown)
-    read = "\n".join([task.question, *(found.text for found in shown)]).lower()
-    named = [gold for gold in missing if bare(gold.title).lower() in read]
-    if not missing:
-        lesson = answer_lesson(task, Reading(task.question, tuple(shown), 1), golds)
-        if lesson is not None:
-            yield lesson
-        return
-    if not named:
-        return
-    query = bare(rng.choice(named).title)
-    yield Lesson(
-        Reading(task.question, tuple(shown), 1),
-        frozenset(action(SEARCH, bare(gold.title)).lower() for gold in named),
-    )
-    second = _search(retriever, [query], config.k)[0]
-    reached = [gold for gold in missing if gold.id in {passage.id for passage in second}]
-    shown += [_found(gold, query) for gold in reached]
-    shown += [_found(p, query) for p in _others(second, golds, rng, config.passages - 1 - len(reached))]
-    lesson = answer_lesson(task, Reading(task.question, tuple(shown), 2), golds)
-    if lesson is not None:
-        yield lesson
+    shown: list[FoundPassage] = []
+    query, missing = "", golds
+    for searches in range(1, config.searches + 1):
+        ids = {passage.id for passage in found}
+        there = [gold for gold in missing if gold.id in ids]
+        missing = [gold for gold in missing if gold.id not in ids]
+        shown += [_found(gold, query) for gold in there]
+        beside = max(config.passages - len(there) - min(searches - 1, 1), 0)
+        shown += [_found(p, query) for p in _others(found, golds, rng, beside)]
+        if searches == 1:
+            rng.shuffle(shown)
+        if not missing or searches == config.searches:
+            lesson = answer_lesson(task, Reading(task.question, tuple(shown), searches), golds)
+            if lesson is not None:
+                yield lesson
+            return
+        read = "\n".join([task.question, *(one.text for one in shown)]).lower()
+        named = [gold for gold in missing if bare(gold.title).lower() in read]
+        if not named:
+            return
+        accepted = frozenset(action(SEARCH, bare(gold.title)).lower() for gold in named)
+        yield Lesson(Reading(task.question, tuple(shown), searches), accepted)
+        query = bare(rng.choice(named).title)
+        found = _search(retriever, [query], config.k)[0]
 
 
 def window_of(text: str, answers: Sequence[str], size: int, rng: Random) -> str:

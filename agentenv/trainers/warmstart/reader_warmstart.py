@@ -39,7 +39,7 @@ from agentenv.trainers.warmstart.reader_lessons import (
 )
 from agentenv.trainers.warmstart.supervised import METRICS, Metrics
 
-EPISODES = EpisodeCard(k=5, max_turns=2, observation_tokens=12_000, turn_tokens=400, context_tokens=40_000)
+EPISODES = EpisodeCard(k=5, max_turns=3, observation_tokens=12_000, turn_tokens=400, context_tokens=40_000)
 """The form of a reader's episodes; its tokens are bytes."""
 
 
@@ -192,5 +192,5 @@ def _learned(model: PassageReader) -> list[Tensor]:
 def _groups(model: PassageReader, config: ReaderWarmstartConfig) -> list[dict[str, Any]]:
     """All parameters that are learned, with the peaks of their step sizes."""
     encoder = [p for p in model.encoder.parameters() if p.requires_grad]
-    heads = [*model.spans.parameters(), *model.page.parameters(), model.stage]
+    heads = [*model.spans.parameters(), *model.page.parameters(), *model.traits.parameters(), model.stage]
     return [{"params": encoder, "lr": config.encoder_rate}, {"params": heads, "lr": config.head_rate}]

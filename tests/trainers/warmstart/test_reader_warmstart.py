@@ -72,6 +72,21 @@ def test_a_missing_page_is_searched_for_by_its_title_and_then_answered_from() ->
     assert queries["Steven Spielberg"] == "Steven Spielberg"
 
 
+def test_two_missing_pages_are_searched_for_one_after_the_other() -> None:
+    """Either may come first; what is answered with stands on a page that was found before the last search."""
+    golds = {"supporting_ids": ("jaws", "steven", "paris")}
+    task = Task(
+        "t", "Where was the director of Jaws born, and where is Paris?", ("Cincinnati",), "train", golds
+    )
+    ask, first, second, answer = lessons_after("jaws", task=task)
+    assert ask.known.searches == 0
+    assert first.accepted == {b"<search>steven spielberg</search>", b"<search>paris</search>"}
+    assert len(second.accepted) == 1
+    assert second.accepted < first.accepted
+    assert [one.known.searches for one in (first, second, answer)] == [1, 2, 3]
+    assert answer.accepted == {b"<answer>cincinnati</answer>"}
+
+
 def test_where_all_pages_were_found_it_answers_at_once() -> None:
     _, answer = lessons_after("jaws", "steven")
     assert answer.known.searches == 1
@@ -106,6 +121,7 @@ def test_lessons_and_episodes_are_of_different_questions() -> None:
     played = {task.id for task in sample(tasks, train.limit, train.seed)}
     assert {task.id for task in taught(tasks, config)} == {task.id for task in tasks} - played
     assert len(played) == 180
+    assert (train.passage_questions, train.seed) == (config.kept_rules, config.seed)
 
 
 def test_an_answer_is_taught_wherever_a_search_finds_it() -> None:

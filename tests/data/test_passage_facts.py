@@ -1,0 +1,106 @@
+"""Facts that rules read from pages: dates, places, nationalities, countries and who made what."""
+
+import pytest
+
+from agentenv.core.types import Document
+from agentenv.data.synthesis.passage_facts import PageFacts, day_of, facts_of
+
+
+def facts(*pages: tuple[str, str]) -> dict[str, PageFacts]:
+    return dict(facts_of([Document(title, title, text) for title, text in pages]))
+
+
+@pytest.mark.parametrize(
+    ("text", "day"),
+    [
+        ("5 May 1901", (1901, 5, 5)),
+        ("May 5, 1901", (1901, 5, 5)),
+        ("31 December 2010", (2010, 12, 31)),
+        ("1940", (1940, 0, 0)),
+    ],
+)
+def test_a_date_is_year_month_and_day(text: str, day: tuple[int, int, int]) -> None:
+    assert day_of(text) == day
+
+
+@pytest.mark.parametrize(
+    ("text", "born", "died"),
+    [
+        ("Ada was born in Ulm and died in Bonn, Germany.", "Ulm", "Bonn, Germany"),
+        ("Ada (born 5 May 1901 in New York City) died on June 3, 1980 in Rome.", "New York City", "Rome"),
+        ("Ada was born in Ulm. Her son was born in Bonn.", "", ""),
+        ("Ada was born in May 1901 and died in December.", "", ""),
+        ("Born in Chile, Ada made films.", "", ""),
+    ],
+)
+def test_where_somebody_was_born_and_died(text: str, born: str, died: str) -> None:
+    """Where the page names one place; a month is none."""
+    found = facts(("Ada Stone", text))["Ada Stone"]
+    assert (found.birth_place, found.death_place) == (born, died)
+
+
+def test_a_nationality_and_a_country_are_what_several_pages_write() -> None:
+    """A capitalised word that stands in their place on a single page is not one."""
+    films = [(f"Film {i}", f"Film {i} is a {1940 + i} French film.") for i in range(5)]
+    towns = [(f"Town {i}", f"Town {i} is a small town in Ulm County, South Ruritania.") for i in range(5)]
+    odd = [
+        ("Film X", "Film X is a 1940 Gothic film."),
+        ("Town X", "Town X is a village near the river, Mainly."),
+        ("Ada Stone", "Ada Stone (born 5 May 1901) was a French actress."),
+    ]
+    found = facts(*films, *towns, *odd)
+    assert {
+        one.nationality for name, one in found.items() if name.startswith("Film ") and name != "Film X"
+    } == {"French"}
+    assert found["Ada Stone"].nationality == "French"
+    assert {one.country for name, one in found.items() if name.startswith("Town ") and name != "Town X"} == {
+        "South Ruritania"
+    }
+    assert (found["Film X"].nationality, found["Town X"].country) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "related"),
+    [
+        ("Moon is a 1961 film directed by Ada Stone.", {"director": "Ada Stone"}),
+        ("Moon is a 1961 film directed by Ada Stone and Bo Reed.", {}),
+        ("Moon is a 1961 film directed by Cy Nobody.", {}),
+        ("Moon is a song by American singer Ada Stone.", {"performer": "Ada Stone"}),
+        (
+            "Moon is a film with music by Bo Reed, directed by Ada Stone.",
+            {"composer": "Bo Reed", "director": "Ada Stone"},
+        ),
+        (
+            "Moon was the daughter of Queen Ada Stone and the wife of Bo Reed.",
+            {"parent": "Ada Stone", "spouse": "Bo Reed"},
+        ),
+        ("Moon is a company founded in 1920 by Bo Reed.", {"founder": "Bo Reed"}),
+    ],
+)
+def test_who_made_what(text: str, related: dict[str, str]) -> None:
+    """Where one name that has a page stands where it is said; the longest such name is meant."""
+    pages = [
+        ("Ada Stone", "Ada Stone was a director."),
+        ("Bo Reed (man)", "He is a man."),
+        ("Ada", "A name."),
+    ]
+    assert facts(*pages, ("Moon", text))["Moon"].related == related
+
+
+def test_pages_of_one_name_must_agree() -> None:
+    pages = [("Bo Reed (man)", "He was born in Ulm."), ("Bo Reed (lad)", "His son; he was born in Bonn.")]
+    found = facts(*pages)["Bo Reed"]
+    assert (found.birth_place, found.sex, found.related) == ("", "male", {})
+
+
+def test_long_pages_take_no_time() -> None:
+    """Every rule reads in steps whose number does not grow with the square of the length."""
+    words = "Born Of The " * 20_000
+    for text in (
+        words,
+        "directed by " + words,
+        "born in " + words,
+        "Moon is a " + "big " * 50_000,
+        "song " * 50_000,
+    ):
+        assert facts(("Moon", text))["Moon"].name == "Moon"
