@@ -154,6 +154,8 @@ def _spans_of(
 def _of_order(pages: Sequence[Compared], first_tokens: Sequence[Tensor]) -> list[_Scored]:
     """The earliest and the latest of what the question compares, by the first year of each passage and by the second.
 
+    Which of the two is asked for stands in the question, so the scores are the means of what all compared pages say of it.
+
     Args:
         pages: What is compared.
         first_tokens: What the heads say of each passage that was found.
@@ -165,9 +167,9 @@ def _of_order(pages: Sequence[Compared], first_tokens: Sequence[Tensor]) -> list
             continue
         years = [one.years[which] for one in dated]
         ends = dated[years.index(min(years))], dated[years.index(max(years))]
+        asked = torch.stack([first_tokens[one.compared][column : column + 2] for one in dated]).mean(0)
         parts += [
-            _Scored(one.place, [action(ANSWER, one.name)], first_tokens[one.compared][at : at + 1])
-            for at, one in enumerate(ends, column)
+            _Scored(one.place, [action(ANSWER, one.name)], asked[at : at + 1]) for at, one in enumerate(ends)
         ]
     return parts
 

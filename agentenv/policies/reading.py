@@ -32,7 +32,7 @@ _OBSERVED = re.compile(
     re.DOTALL,
 )
 _DOCUMENT = re.compile(r"^Doc \d+\(Title: (.*?)\) (.*?)(?=^Doc \d+\(Title: |\Z)", re.DOTALL | re.MULTILINE)
-_YEAR = re.compile(r"\b(?:1\d|20)\d\d\b")
+_YEAR = re.compile(r"(?<!\d)(?:1\d|20)\d\d(?!\d)")
 _QUERY = re.compile(rb"<search>(.*?)</search>", re.DOTALL)
 
 
