@@ -229,7 +229,10 @@ CITY = FoundPassage("", "Paris", "A city since 1946 and 1990.")
 
 
 def test_of_what_the_question_names_the_earliest_and_the_latest_are_answers(policy: ReaderPolicy) -> None:
-    """With the means of what both pages say that the question asks for; one named page is compared with nothing, nor a year that one alone has."""
+    """With the means of what both pages say that the question asks for.
+
+    One named page is compared with nothing, nor a second year that one alone has.
+    """
     other = FoundPassage("", "Steven", "Born in 1900.")
     known = Reading("Is Jaws or Paris older?", (other, JAWS, CITY), 3)
     assert compared(known) == [Compared("Paris", 2, 2, (1946, 1990)), Compared("Jaws", 1, 1, (1975,))]
