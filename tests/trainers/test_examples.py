@@ -322,6 +322,14 @@ def test_dars_has_the_budget_for_what_the_hardest_questions_ask() -> None:
     assert left >= 24 * rollout.questions
 
 
+def test_reseek_is_evaluated_with_the_verdicts_that_it_is_trained_with() -> None:
+    """Without its strategy a page that the policy has judged useless would stand unmarked in the evaluations alone."""
+    config = load_config(str(FOLDER / "reseek.toml"))
+    trained, evaluated = config.rollout, config.evaluation
+    assert evaluated.strategy == trained.strategy == "judge"
+    assert evaluated.strategy_options == trained.strategy_options != {}
+
+
 @pytest.mark.parametrize("page", ["examples/drive-expand.toml", "docs/sampling.md"])
 def test_drives_first_run_has_three_quarters_of_the_context_of_its_supervised_stage(page: str) -> None:
     """24k after 32k: 384 after 512."""
