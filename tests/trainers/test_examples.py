@@ -244,8 +244,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "loss.estimator": "dr_grpo",
         "loss.aggregation": "token_sum",
         "optimizer.max_grad_norm": 0.7,
-        "optimizer.supervised_rate": 1e-6,
-        "optimizer.supervised_batch": 128,
     },
     "think2sql": {
         "loss.objective": "gspo",
@@ -320,6 +318,13 @@ def test_dars_has_the_budget_for_what_the_hardest_questions_ask() -> None:
     left = rollout.questions * (rollout.group_size - first)
     assert hardness_allocation(0.0, first, cap=cap) == 24
     assert left >= 24 * rollout.questions
+
+
+def test_relift_makes_supervised_steps_in_its_run() -> None:
+    """Its buffer fills where one question of a hundred is failed by a whole group; of the miniature it was one of 24."""
+    config = load_config(str(FOLDER / "relift.toml"))
+    assert config.optimizer.supervised_batch <= 0.01 * config.optimizer.steps * config.rollout.questions
+    assert config.optimizer.supervised_rate == config.optimizer.learning_rate  # as published, where both are 1e-6
 
 
 def test_reseek_is_evaluated_with_the_verdicts_that_it_is_trained_with() -> None:
