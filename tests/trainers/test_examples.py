@@ -324,7 +324,9 @@ def test_relift_makes_supervised_steps_in_its_run() -> None:
     """Its buffer fills where one question of a hundred is failed by a whole group; of the miniature it was one of 24."""
     config = load_config(str(FOLDER / "relift.toml"))
     assert config.optimizer.supervised_batch <= 0.01 * config.optimizer.steps * config.rollout.questions
-    assert config.optimizer.supervised_rate == config.optimizer.learning_rate  # as published, where both are 1e-6
+    assert (
+        config.optimizer.supervised_rate == config.optimizer.learning_rate
+    )  # as published, where both are 1e-6
 
 
 def test_reseek_is_evaluated_with_the_verdicts_that_it_is_trained_with() -> None:

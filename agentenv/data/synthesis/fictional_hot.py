@@ -20,6 +20,7 @@ from agentenv.data.world_names import HEADS, MIDDLES, TAILS
 from agentenv.errors import DatasetError
 
 _WORD = re.compile(r"[^\W\d_]+")
+_TOKEN = re.compile(r"[^\W_]+")  # with digits, as in "U2"
 _SENTENCE_END = re.compile(r"[.!?:\"“(]\s*$|^\s*$")
 KEPT = frozenset(
     {
@@ -394,7 +395,7 @@ def surviving_name(item: FictionalItem) -> str | None:
     real = [*(document.title for document in item.seed.documents), *item.seed.task.answers, *item.listed]
     for name in real:
         held = any(
-            word != word.lower() and word not in KEPT and len(word) > 1 for word in _WORD.findall(name)
+            word != word.lower() and word not in KEPT and len(word) > 1 for word in _TOKEN.findall(name)
         )
         if held and re.search(rf"(?<!\w){re.escape(spelling(name))}(?!\w)", text):
             return name

@@ -333,6 +333,14 @@ def test_a_listed_name_in_capitals_is_the_same_name() -> None:
     assert document.text == "ZOR VEX is Zor Vex, and VEX is Vex. A plant grows."
 
 
+def test_a_name_of_one_letter_and_a_digit_is_no_number() -> None:
+    """Nothing replaces the letter of "U2", so that the name stands in the question as it was; "1987" is no name."""
+    seed = RealItem(Task("q", "Who?", ("U2", "1987")), (Document("1", "Ann", "x"),))
+    made = FictionalItem(seed, "Who sang in 1987?", ("U2", "1987"), (Document("1", "Vopa", "x"),), {})
+    assert surviving_name(made) == "U2"
+    assert surviving_name(replace(made, answers=("Kulo", "1987"))) is None
+
+
 @pytest.mark.parametrize("text", ["She is called Beyonce.", "She is called BEYONCÉ."])
 def test_a_name_that_survives_without_its_accents_is_refused(text: str) -> None:
     seed = RealItem(Task("q", "Who?", ("Ann",)), (Document("1", "Beyoncé", "x"),))
