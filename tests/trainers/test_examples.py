@@ -320,6 +320,26 @@ def test_dars_has_the_budget_for_what_the_hardest_questions_ask() -> None:
     assert left >= 24 * rollout.questions
 
 
+UNTAUGHT = (
+    "ikea",
+    "reseek",
+    "ssrl",
+    "hiersearch",
+    "hiersearch-local",
+    "hiersearch-web",
+    "orgforge",
+    "hybrid-deep-search",
+    "convsearch-r1",
+)
+"""Presets whose form the shipped policy was not taught: with it their rewards and tools would not act."""
+
+
+@pytest.mark.parametrize("name", UNTAUGHT)
+def test_a_preset_of_a_form_that_the_shipped_policy_does_not_write_says_who_teaches_it(name: str) -> None:
+    text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+    assert f"agentenv warmstart --imitate examples/{name}.toml" in text
+
+
 def test_relift_makes_supervised_steps_in_its_run() -> None:
     """Its buffer fills where one question of a hundred is failed by a whole group; of the miniature it was one of 24."""
     config = load_config(str(FOLDER / "relift.toml"))
