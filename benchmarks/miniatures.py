@@ -10,9 +10,9 @@ start that does not come with the package is made first. Each run is evaluated b
 tasks, and the paired difference gets the 95 % interval of `agentenv compare`. What fails is written down with its
 error, and the others go on.
 
-A run that is finished is not repeated, and the result file is written again after each. With ``--part I N`` this
-process takes each N-th preset only, so that several can share the folder of the runs. A run that was interrupted is
-done again once its folder has been deleted. `miniatures_page.py` writes the figures into `docs/methods.md`.
+A run that is finished is not repeated, and the result file, with the day of each run, is written again after each. With
+``--part I N`` this process takes each N-th preset only, so that several can share the folder of the runs. A run that was
+interrupted is done again once its folder has been deleted. `miniatures_page.py` writes the figures into `docs/methods.md`.
 """
 
 import argparse
@@ -111,7 +111,7 @@ def _make_start(how: Mapping[str, Any], out: Path) -> None:
 
 
 def run_miniature(name: str, run: str, folder: Path) -> None:
-    """Trains one preset and keeps its figures, or its error, in ``folder``."""
+    """Trains one preset and keeps its figures, or its error, and the day in ``folder``."""
     from agentenv.trainers.grpo import train
     from agentenv.trainers.run_folder.folder import RunFolder
 
@@ -127,7 +127,7 @@ def run_miniature(name: str, run: str, folder: Path) -> None:
         figures = figures_of(out, results) | {"start": start or "tiny"}
     except Exception as error:
         figures = {"error": f"{type(error).__name__}: {error}", "start": start or "tiny"}
-    figures["seconds"] = round(time.perf_counter() - began)
+    figures |= {"date": time.strftime("%Y-%m-%d"), "seconds": round(time.perf_counter() - began)}
     (folder / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
 
 

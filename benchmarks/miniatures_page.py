@@ -1,4 +1,4 @@
-"""Writes what `miniatures.py` found into the tables of methods: the last column, and how many rose.
+"""Writes what `miniatures.py` found into the tables of methods: the last column, how many rose, and when each ran.
 
     python benchmarks/miniatures_page.py
 
@@ -18,6 +18,7 @@ PAGE = HERE.parent / "docs" / "methods.md"
 RESULTS = HERE / "results" / "miniatures.json"
 NOT_YET = "Not measured yet."
 COUNTS = re.compile(r"\d+ miniatures ran: .*")
+DAYS = re.compile(r"They ran on these days: .*")
 
 
 def figure(row: Mapping[str, Any]) -> str:
@@ -64,8 +65,18 @@ def counts(summary: Mapping[str, int]) -> str:
     )
 
 
+def days(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """The presets of each day, the latest first; those of the day with the most runs are the others."""
+    by_day: dict[str, list[str]] = {}
+    for name, row in sorted(rows.items()):
+        by_day.setdefault(row["date"], []).append(f"`{name}`")
+    most = max(by_day, key=lambda day: (len(by_day[day]), day))
+    named = [f"{', '.join(by_day[day])} on {day}" for day in sorted(by_day, reverse=True) if day != most]
+    return f"They ran on these days: {'; '.join([*named, f'all others on {most}'])}."
+
+
 def filled(page: str, results: Mapping[str, Any], said: Mapping[str, Any]) -> str:
-    """``page`` with the last cell of each row, and the counts, as ``results`` have them."""
+    """``page`` with the last cell of each row, the counts and the days as ``results`` have them."""
     lines = []
     for line in page.splitlines():
         if line.startswith("| `"):
@@ -76,7 +87,8 @@ def filled(page: str, results: Mapping[str, Any], said: Mapping[str, Any]) -> st
             cells[5:] = [cell(cells[0].strip("`"), presets, results, said)]
             line = f"| {' | '.join(cells)} |"
         lines.append(line)
-    return COUNTS.sub(counts(results["summary"]), "\n".join(lines) + "\n")
+    text = COUNTS.sub(counts(results["summary"]), "\n".join(lines) + "\n")
+    return DAYS.sub(days(results["miniatures"]), text)
 
 
 def sentences() -> Mapping[str, Any]:

@@ -7,7 +7,8 @@ from functools import lru_cache
 from random import Random
 
 from agentenv.data.organisation_days import celebrate, incident, leave, plan_sprint, progress, retrospective
-from agentenv.data.organisation_log import OPENS, Engine, Organisation, OrganisationConfig
+from agentenv.data.organisation_engine import Engine
+from agentenv.data.organisation_log import OPENS, Organisation, OrganisationConfig
 from agentenv.data.organisation_routine import routine
 from agentenv.data.world_names import NameGenerator
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from agentenv.data.organisation_log import Engine, Event
+from agentenv.data.organisation_engine import Engine
+from agentenv.data.organisation_log import Event
 from agentenv.data.organisation_social import centrality, escalate, exhaust, on_call, recognise, symptom
 
 INCIDENT, ASYNCHRONOUS, SYSTEM = (1, 4), (10, 35), (2, 5)
@@ -35,7 +36,7 @@ def plan_sprint(engine: Engine, team: str) -> None:
 
 
 def _open_ticket(engine: Engine, lead: str, person: str, team: str, cause: Event) -> None:
-    number = f"TASK-{sum(event.kind == 'ticket' for event in engine.events) + 1}"
+    number = f"TASK-{len(engine.tickets) + 1}"
     service = engine.rng.choice([name for name, owner in engine.services.items() if owner == team])
     text = f"{lead} has opened ticket {number} for {person}: improve the service {service}."
     made = engine.happen(

@@ -34,6 +34,8 @@ class SocialState:
     weights: dict[Edge, float]
     stress: dict[str, int] = field(default_factory=dict)
     day: int = 1
+    stressed: set[tuple[str, str]] = field(default_factory=set)
+    """Each person with each incident that has stressed him or her."""
 
     def weight(self, one: str, other: str) -> float:
         """The strength of an edge; 0 where there is none."""
@@ -50,6 +52,18 @@ class SocialState:
     def burnt_out(self) -> list[str]:
         """Everybody whose stress is at least 72."""
         return sorted(person for person, stress in self.stress.items() if stress >= BURNOUT)
+
+    def follow(self, event: Event) -> None:
+        """Takes in the next event of the log, with the nights before it."""
+        while self.day < event.time[0]:
+            self.pass_day()
+        for a, b in combinations(sorted(set(event.actors)), 2):
+            if event.kind in BOOSTS:
+                self.weights[edge(a, b)] = self.weight(a, b) + BOOSTS[event.kind]
+        for person in event.actors if event.kind == "investigating" else ():
+            if (person, event.facts["incident"]) not in self.stressed:
+                self.stressed.add((person, event.facts["incident"]))
+                self.stress[person] = min(MOST_STRESS, self.stress.get(person, 0) + INCIDENT_STRESS)
 
     def pass_day(self) -> None:
         """A night: burnt-out key players pass stress on, then everybody recovers by 3, and every edge fades."""
@@ -89,18 +103,8 @@ def first_edges(teams: Mapping[str, Sequence[str]]) -> dict[Edge, float]:
 def social_state(teams: Mapping[str, Sequence[str]], events: Iterable[Event]) -> SocialState:
     """The state after ``events``, which stand in the order in which the engine has made them."""
     state = SocialState(first_edges(teams))
-    stressed: set[tuple[str, str]] = set()
     for event in events:
-        while state.day < event.time[0]:
-            state.pass_day()
-        for a, b in combinations(sorted(set(event.actors)), 2):
-            if event.kind in BOOSTS:
-                state.weights[edge(a, b)] = state.weight(a, b) + BOOSTS[event.kind]
-        if event.kind == "investigating":
-            for person in event.actors:
-                if (person, event.facts["incident"]) not in stressed:
-                    stressed.add((person, event.facts["incident"]))
-                    state.stress[person] = min(MOST_STRESS, state.stress.get(person, 0) + INCIDENT_STRESS)
+        state.follow(event)
     return state
 
 

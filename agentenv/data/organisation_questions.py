@@ -127,7 +127,6 @@ def _fact(organisation: Organisation, rng: Random) -> Iterator[Task]:
 def _perspective(organisation: Organisation, rng: Random) -> Iterator[Task]:
     """Whether somebody could know of an event at a time: whether he or she had seen anything that states it."""
     people = [person for team in organisation.teams.values() for person in team]
-    by_id = {event.id: event for event in organisation.events}
     for number, events in _incidents(organisation):
         for kind, said in _PAST.items():
             if kind not in events:
@@ -136,7 +135,7 @@ def _perspective(organisation: Organisation, rng: Random) -> Iterator[Task]:
             seen = organisation.seen(person, events[kind].id, time)
             question = f"On {clock(time)}, could {person} know that {said.format(incident=number)}?"
             answer = "yes" if seen else "no"
-            proof = by_id[seen[0].event] if seen else events[kind]
+            proof = organisation.by_id[seen[0].event] if seen else events[kind]
             yield _made(organisation, f"perspective, {answer}", question, answer, [proof], f"{number} {kind}")
 
 

@@ -4,7 +4,7 @@ They are noise for a search, and most of them are proposed more often than the r
 """
 
 from agentenv.data.organisation_days import everybody, present, team_of
-from agentenv.data.organisation_log import Engine
+from agentenv.data.organisation_engine import Engine
 
 _SHARE = 0.3
 """Chance that one of these events is proposed on a day."""

@@ -5,8 +5,9 @@ Every such event states what `agentenv.data.organisation_graph` computes from th
 
 from collections.abc import Sequence
 
-from agentenv.data.organisation_graph import HIGH, betweenness, named_root, shortest_paths, social_state
-from agentenv.data.organisation_log import Engine, Event
+from agentenv.data.organisation_engine import Engine
+from agentenv.data.organisation_graph import HIGH, betweenness, named_root, shortest_paths
+from agentenv.data.organisation_log import Event
 
 _PARTS = tuple(
     words.split()
@@ -57,7 +58,7 @@ def recognise(engine: Engine, found: Event, staff: Sequence[str]) -> None:
 def exhaust(engine: Engine, looked: Event, staff: Sequence[str]) -> None:
     """The lead tells the team who has burnt out by an incident, once for each of them."""
     announced = {event.facts["person"] for event in engine.events if event.kind == "burnout"}
-    burnt = social_state(engine.teams, engine.events).burnt_out()
+    burnt = engine.state.burnt_out()
     for person in dict.fromkeys(looked.actors):
         if person in burnt and person not in announced:
             number = looked.facts["incident"]
@@ -74,7 +75,7 @@ def exhaust(engine: Engine, looked: Event, staff: Sequence[str]) -> None:
 def escalate(engine: Engine, complaint: Event, lead: str) -> None:
     """A complaint goes to the lead of the team by the path of the closest colleagues, if there are others between them."""
     (reporter,) = complaint.actors
-    path = shortest_paths(social_state(engine.teams, engine.events), reporter).get(lead, ())
+    path = shortest_paths(engine.state, reporter).get(lead, ())
     if len(path) > 2 and not any(person in engine.left for person in path):
         number, way = complaint.facts["incident"], " to ".join(path)
         text = f"The complaint about {number} went from {way}."
@@ -89,7 +90,7 @@ def escalate(engine: Engine, complaint: Event, lead: str) -> None:
 
 def centrality(engine: Engine, gone: str, lead: str, notice: Event) -> None:
     """The lead notes how many pairs of colleagues somebody who leaves stood between."""
-    between = betweenness(social_state(engine.teams, engine.events))
+    between = betweenness(engine.state)
     pairs = str(int(between[gone]))
     text = f"{gone} stood between {pairs} pairs of colleagues, writes {lead}."
     staff = [person for people in engine.teams.values() for person in people if person != gone]

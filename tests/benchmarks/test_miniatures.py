@@ -29,6 +29,7 @@ def test_the_tables_have_the_figures_of_the_result_file() -> None:
     page, results = script("miniatures_page"), json.loads(RESULTS.read_text(encoding="utf-8"))
     assert page.filled(METHODS, results, page.sentences()) == METHODS
     assert page.counts(results["summary"]) in METHODS
+    assert page.days(results["miniatures"]) in METHODS
 
 
 def test_no_method_is_without_a_figure_or_a_sentence() -> None:
@@ -60,6 +61,12 @@ def test_a_cell_by_hand() -> None:
     assert page.cell("n", ["a", "c"], results, said) == "`a` .31 → .50 (+.19 [0, 1.00]); `c` Not run."
     assert page.cell("n", ["d"], results, said) == page.NOT_YET
     assert page.cell("n", ["b"], results, said) == "It ended with an error: Fault: x."
+
+
+def test_the_days_of_the_runs() -> None:
+    rows = {name: {"date": f"2026-11-{day}"} for name, day in zip("dcba", (23, 23, 25, 24), strict=True)}
+    said = "They ran on these days: `b` on 2026-11-25; `a` on 2026-11-24; all others on 2026-11-23."
+    assert script("miniatures_page").days(rows) == said
 
 
 def test_what_rose_and_what_fell() -> None:

@@ -1,6 +1,7 @@
 """Organisations: clocks, rules, causes, who saw what, and answers that are proved from the log and from the texts alone."""
 
 import re
+import sys
 from collections import Counter
 from itertools import pairwise
 from random import Random
@@ -9,13 +10,12 @@ import pytest
 
 from agentenv.core.types import Document, Task
 from agentenv.data.organisation import invent_organisation
+from agentenv.data.organisation_engine import COOLDOWN, KINDS, Engine
+from agentenv.data.organisation_graph import social_state
 from agentenv.data.organisation_log import (
     CLOSES,
-    COOLDOWN,
-    KINDS,
     OPENS,
     Artefact,
-    Engine,
     Event,
     Organisation,
     OrganisationConfig,
@@ -176,13 +176,50 @@ def test_the_first_rule_against_an_event(
         left={"Cyd": (4, 0)},
         health=39,
     )
-    engine.events = [
+    for event in (
         Event("e0", "detected", (1, 600), ("Ada",), {"incident": "INC-1"}),
         Event("e1", "retrospective", (4, 600), ("Ada",), {}),
         Event("e2", "progress", (5, 600), ("Ada",), {}),
         Event("e3", "sprint", (1, 600), ("Ada",), {"team": "t"}),
-    ]
+    ):
+        engine.record(event)
     assert engine.refusal(kind, actors, facts) == rule
+
+
+@pytest.mark.parametrize("social", [False, True])
+def test_an_event_costs_no_more_the_longer_the_log_is(social: bool) -> None:
+    """Calls of Python functions and generators for an event that is proposed, in organisations of 30 and of 120 days."""
+
+    def calls(days: int) -> float:
+        counted = Counter[str]()
+        sys.setprofile(lambda _frame, what, _argument: counted.update((what,)))
+        try:
+            made = invent_organisation.__wrapped__(OrganisationConfig(days=days, social=social))
+            questions_about(made)
+        finally:
+            sys.setprofile(None)
+        return counted["call"] / (len(made.events) + sum(made.refused.values()))
+
+    assert calls(120) < 1.5 * calls(30)
+
+
+def test_the_state_of_the_engine_is_that_of_its_log() -> None:
+    engine = Engine(
+        OrganisationConfig(social=True),
+        Random(0),
+        {"t": ("Ada", "Bob")},
+        {},
+        {"Ada": (1, OPENS), "Bob": (1, OPENS)},
+    )
+    for day in (1, 4, 4):
+        engine.record(
+            Event(f"e{day}", "investigating", (day, 600), ("Ada", "Bob"), {"incident": f"INC-{day}"})
+        )
+    assert engine.state == social_state(engine.teams, engine.events)
+    assert engine.state.stress == {
+        "Ada": 31,
+        "Bob": 31,
+    }  # 20, three nights of 3, and 20 of the second incident, once
 
 
 def test_a_team_is_thanked_only_where_morale_is_low() -> None:

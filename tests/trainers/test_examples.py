@@ -244,8 +244,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "loss.estimator": "dr_grpo",
         "loss.aggregation": "token_sum",
         "optimizer.max_grad_norm": 0.7,
-        "optimizer.supervised_rate": 1e-6,
-        "optimizer.supervised_batch": 128,
     },
     "think2sql": {
         "loss.objective": "gspo",
@@ -320,6 +318,43 @@ def test_dars_has_the_budget_for_what_the_hardest_questions_ask() -> None:
     left = rollout.questions * (rollout.group_size - first)
     assert hardness_allocation(0.0, first, cap=cap) == 24
     assert left >= 24 * rollout.questions
+
+
+UNTAUGHT = (
+    "ikea",
+    "reseek",
+    "ssrl",
+    "hiersearch",
+    "hiersearch-local",
+    "hiersearch-web",
+    "orgforge",
+    "hybrid-deep-search",
+    "convsearch-r1",
+)
+"""Presets whose form the shipped policy was not taught: with it their rewards and tools would not act."""
+
+
+@pytest.mark.parametrize("name", UNTAUGHT)
+def test_a_preset_of_a_form_that_the_shipped_policy_does_not_write_says_who_teaches_it(name: str) -> None:
+    text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+    assert f"agentenv warmstart --imitate examples/{name}.toml" in text
+
+
+def test_relift_makes_supervised_steps_in_its_run() -> None:
+    """Its buffer fills where one question of a hundred is failed by a whole group; of the miniature it was one of 24."""
+    config = load_config(str(FOLDER / "relift.toml"))
+    assert config.optimizer.supervised_batch <= 0.01 * config.optimizer.steps * config.rollout.questions
+    assert (
+        config.optimizer.supervised_rate == config.optimizer.learning_rate
+    )  # as published, where both are 1e-6
+
+
+def test_reseek_is_evaluated_with_the_verdicts_that_it_is_trained_with() -> None:
+    """Without its strategy a page that the policy has judged useless would stand unmarked in the evaluations alone."""
+    config = load_config(str(FOLDER / "reseek.toml"))
+    trained, evaluated = config.rollout, config.evaluation
+    assert evaluated.strategy == trained.strategy == "judge"
+    assert evaluated.strategy_options == trained.strategy_options != {}
 
 
 @pytest.mark.parametrize("page", ["examples/drive-expand.toml", "docs/sampling.md"])

@@ -7,6 +7,7 @@ What has to be found and combined stays as it was, and nobody can know it. Numbe
 import calendar
 import itertools
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from agentenv.data.world_names import HEADS, MIDDLES, TAILS
 from agentenv.errors import DatasetError
 
 _WORD = re.compile(r"[^\W\d_]+")
+_TOKEN = re.compile(r"[^\W_]+")  # with digits, as in "U2"
 _SENTENCE_END = re.compile(r"[.!?:\"“(]\s*$|^\s*$")
 KEPT = frozenset(
     {
@@ -139,12 +141,14 @@ class RealItem:
 
 @dataclass(frozen=True)
 class NameMap:
-    """An invented word for every word with a capital of a set of questions, the same wherever it stands."""
+    """An invented word for every word with a capital of a set of questions, the same wherever and however it is written."""
 
     statistics: WordStatistics
     """Of the corpus."""
     invented: Mapping[str, str]
+    """By `spelling`."""
     inventions: frozenset[str]
+    """The spellings of what was invented."""
 
     @classmethod
     def of(cls, items: Iterable[RealItem], statistics: WordStatistics, seed: int) -> "NameMap":
@@ -154,15 +158,26 @@ class NameMap:
             DatasetError: there are more words than inventions.
         """
         texts = (text for item in items for text in item.texts())
-        words = sorted({word for text in texts for word in _WORD.findall(text) if word[0].isupper()})
+        words = sorted(
+            {spelling(word) for text in texts for word in _WORD.findall(text) if word[0].isupper()}
+        )
         made = list(itertools.islice(invented_words(seed, statistics), len(words)))
         if len(made) < len(words):
             raise DatasetError(
                 f"{len(words)} words may have to be replaced, and there are {len(made)} inventions; give a smaller limit"
             )
-        pairs = zip(words, made, strict=True)
-        invented = {word: new.upper() if word.isupper() and len(word) > 1 else new for word, new in pairs}
-        return cls(statistics, invented, frozenset(invented.values()))
+        return cls(statistics, dict(zip(words, made, strict=True)), frozenset(map(spelling, made)))
+
+
+def spelling(name: str) -> str:
+    """``name`` without case and accents: "Beyoncé", "BEYONCÉ" and "Beyonce" are one name."""
+    parts = unicodedata.normalize("NFKD", name)
+    return "".join(part for part in parts if not unicodedata.combining(part)).casefold()
+
+
+def _written_like(invented: str, real: str) -> str:
+    """``invented`` in capitals where ``real`` is, which has more than one letter."""
+    return invented.upper() if real.isupper() and len(real) > 1 else invented
 
 
 @dataclass(frozen=True)
@@ -312,52 +327,58 @@ def wording_flaw(
         known: Of the corpus; none of its names may come in.
         real: Words of names that were replaced, none of which may come back.
     """
-    had = set(_WORD.findall(f"{document.title} {document.text}"))
-    new = (word for word in _WORD.findall(wording) if word[0].isupper() and word not in had)
-    if names := [word for word in new if word in real or (word in known and known.is_name(word))]:
+    had = set(map(spelling, _WORD.findall(f"{document.title} {document.text}")))
+    gone = set(map(spelling, real))
+    new = (word for word in _WORD.findall(wording) if word[0].isupper() and spelling(word) not in had)
+    if names := [word for word in new if spelling(word) in gone or (word in known and known.is_name(word))]:
         return f"it names {names[0]}"
     return "" if all(answer in wording for answer in needed) else "it lost an answer"
 
 
 def _phrases_replaced(text: str, chosen: Mapping[str, str], used: dict[str, str]) -> str:
+    """``text`` with the inventions of ``chosen``, also where a name stands in capitals; what begins small is no name."""
     for name in sorted(chosen, key=len, reverse=True):
-        pieces = re.split(rf"(?<!\w){re.escape(name)}(?!\w)", text)
-        if len(pieces) > 1:
-            used[name] = chosen[name]
-        text = chosen[name].join(pieces)
+
+        def one(match: re.Match[str], new: str = chosen[name]) -> str:
+            if not match[0][0].isupper():
+                return match[0]
+            used[match[0]] = _written_like(new, match[0])
+            return used[match[0]]
+
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", one, text, flags=re.IGNORECASE)
     return text
 
 
 def _words_of_phrases(invented: Mapping[str, str]) -> dict[str, str]:
-    """What stands for a word of a name that stands alone: of an invention with as many words the one in its place.
+    """What stands for a word of a name that stands alone, by its `spelling`.
 
-    A word that two names would give different inventions is left out.
+    This is the word in its place of an invention with as many words, and otherwise the whole invention, so that the word
+    still names the same. A word that two names would give different inventions is left out.
     """
     found: dict[str, set[str]] = {}
     for name, new in invented.items():
         real, made = _WORD.findall(name), _WORD.findall(new)
-        if len(real) == len(made):
-            for word, invention in zip(real, made, strict=True):
-                found.setdefault(word, set()).add(invention)
+        for word, invention in zip(real, made if len(made) == len(real) else [new] * len(real), strict=True):
+            found.setdefault(spelling(word), set()).add(invention)
     return {word: inventions.pop() for word, inventions in found.items() if len(inventions) == 1}
 
 
 def _words_replaced(
     text: str, own: frozenset[str], names: NameMap, used: dict[str, str], invented: Mapping[str, str]
 ) -> str:
-    ours = {word for invention in invented.values() for word in _WORD.findall(invention)}
-    alone = _words_of_phrases(invented)
+    ours = {spelling(word) for invention in invented.values() for word in _WORD.findall(invention)}
+    alone, known = _words_of_phrases(invented), {spelling(word) for word in own}
 
     def one(match: re.Match[str]) -> str:
-        word = match[0]
-        if word in alone and word[0].isupper() and word not in KEPT:
-            used[word] = alone[word]
-            return used[word]
-        if word not in names.invented or word in ours or word in names.inventions:
+        word, form = match[0], spelling(match[0])
+        if form in ours or form in names.inventions or not word[0].isupper() or word in KEPT:
             return word
-        if word not in own and not names.statistics.is_name(word):
+        new = alone.get(form)
+        if new is None and (form in known or names.statistics.is_name(word)):
+            new = names.invented.get(form)
+        if new is None:
             return word
-        used[word] = names.invented[word]
+        used[word] = _written_like(new, word)
         return used[word]
 
     return _WORD.sub(one, text)
@@ -366,18 +387,17 @@ def _words_replaced(
 def surviving_name(item: FictionalItem) -> str | None:
     """A title, an answer or a listed name of the real question that stands in the fictional one.
 
-    Names are looked for whole, whatever their case, in the question, the answers and the documents. What holds no word with
-    a capital (a number, a common word) is no name.
+    Names are looked for whole, whatever their case and accents, in the question, the answers and the documents. What holds
+    no word with a capital (a number, a common word) is no name.
     """
-    text = "\n".join(
-        [item.question, *item.answers, *(f"{d.title}\n{d.text}" for d in item.documents)]
-    ).lower()
+    parts = [item.question, *item.answers, *(f"{d.title}\n{d.text}" for d in item.documents)]
+    text = spelling("\n".join(parts))
     real = [*(document.title for document in item.seed.documents), *item.seed.task.answers, *item.listed]
     for name in real:
         held = any(
-            word != word.lower() and word not in KEPT and len(word) > 1 for word in _WORD.findall(name)
+            word != word.lower() and word not in KEPT and len(word) > 1 for word in _TOKEN.findall(name)
         )
-        if held and re.search(rf"(?<!\w){re.escape(name.lower())}(?!\w)", text):
+        if held and re.search(rf"(?<!\w){re.escape(spelling(name))}(?!\w)", text):
             return name
     return None
 

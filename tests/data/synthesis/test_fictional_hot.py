@@ -287,9 +287,12 @@ def test_an_invention_that_is_given_twice_is_used_for_nobody() -> None:
 
 @pytest.mark.parametrize(
     ("invention", "surname"),
-    [("Zor Vex", "Vex"), ("Zor", None)],  # of one word nobody knows what the surname is
+    [
+        ("Zor Vex", "Vex"),
+        ("Zor", "Zor"),
+    ],  # of one word nobody knows what the surname is, and the person is the same
 )
-def test_a_surname_alone_is_that_of_the_invention(invention: str, surname: str | None) -> None:
+def test_a_surname_alone_is_that_of_the_invention(invention: str, surname: str) -> None:
     """So that "Mary Plant was born in Leeds. Plant wrote ..." stays about one person."""
 
     class OneName(RuleReplacer):
@@ -300,7 +303,49 @@ def test_a_surname_alone_is_that_of_the_invention(invention: str, surname: str |
     made = run_sync(replace_names(ITEM, own, names, OneName()))
     text = made.documents[0].text
     assert text.startswith(f"{invention} was born in ")
-    assert text.partition(". ")[2].startswith(f"{surname or names.invented['Plant']} wrote ")
+    assert text.partition(". ")[2].startswith(f"{surname} wrote ")
+
+
+ALIASES = "Beyoncé Plant is known as BEYONCE, as Beyoncé and as MS PLANT."
+
+
+def test_a_name_in_capitals_or_without_accents_is_the_same_name() -> None:
+    item = RealItem(Task("q", "Who is Beyoncé Plant?", ("Ann",)), (Document("1", "Beyoncé Plant", ALIASES),))
+    made = fictional(item)
+    first, last = made.names["Beyoncé"], made.names["Plant"]
+    assert made.documents[0].text.startswith(
+        f"{first} {last} is known as {first.upper()}, as {first} and as "
+    )
+    assert made.documents[0].text.endswith(f" {last.upper()}.")
+
+
+def test_a_listed_name_in_capitals_is_the_same_name() -> None:
+    class OneName(RuleReplacer):
+        async def names(self, item: RealItem) -> FoundNames:
+            return FoundNames(("Mary Plant",), {"Mary Plant": "Zor Vex"})
+
+    text = "MARY PLANT is Mary Plant, and PLANT is Plant. A plant grows."
+    item = RealItem(TASK, (Document("1", "Mary Plant", text),))
+    names = NameMap.of([item], STATISTICS, 0)
+    (document,) = run_sync(
+        replace_names(item, name_words(item, LinkedPages(CORPUS)), names, OneName())
+    ).documents
+    assert document.text == "ZOR VEX is Zor Vex, and VEX is Vex. A plant grows."
+
+
+def test_a_name_of_one_letter_and_a_digit_is_no_number() -> None:
+    """Nothing replaces the letter of "U2", so that the name stands in the question as it was; "1987" is no name."""
+    seed = RealItem(Task("q", "Who?", ("U2", "1987")), (Document("1", "Ann", "x"),))
+    made = FictionalItem(seed, "Who sang in 1987?", ("U2", "1987"), (Document("1", "Vopa", "x"),), {})
+    assert surviving_name(made) == "U2"
+    assert surviving_name(replace(made, answers=("Kulo", "1987"))) is None
+
+
+@pytest.mark.parametrize("text", ["She is called Beyonce.", "She is called BEYONCÉ."])
+def test_a_name_that_survives_without_its_accents_is_refused(text: str) -> None:
+    seed = RealItem(Task("q", "Who?", ("Ann",)), (Document("1", "Beyoncé", "x"),))
+    made = FictionalItem(seed, "Who?", ("Kulo",), (Document("1", "Vopa", text),), {})
+    assert surviving_name(made) == "Beyoncé"
 
 
 def test_the_command_with_a_model_rewrites_and_has_a_closed_book_control(
