@@ -166,3 +166,13 @@ class SynthesisFault(Fault):
 
 class WorkerLost(Fault):
     """A worker of a cluster died, was cut off or missed its deadline; what it played is played again elsewhere."""
+
+
+def check_known(kind: str, name: str, known: Collection[str]) -> None:
+    """Refuses a name that a registry does not hold.
+
+    Raises:
+        UnknownName: ``name`` is not among ``known``; the error says which of them is nearest.
+    """
+    if name not in known:
+        raise UnknownName.among(kind, name, known)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
+from agentenv.errors import ConfigurationError, MissingExtra, check_known
 
 _RUNS, _PAGES = Path("runs/lab"), Path("docs/lab")
 
@@ -84,8 +84,7 @@ class Starts:
         from agentenv.trainers.lab.starts import STARTS, has_other_source, is_made, make_start
 
         for name in self.names:
-            if name not in STARTS:
-                raise UnknownName.among("start", name, STARTS)
+            check_known("start", name, STARTS)
         made: dict[str, Any] = {}
         older = []
         for name in self.names or STARTS:

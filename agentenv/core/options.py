@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from agentenv.core.registry import describe_error, is_class, load_own
-from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
+from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName, check_known
 
 R = TypeVar("R")
 
@@ -127,8 +127,7 @@ def bind_options(
     known, hints = option_names(function), get_type_hints(function)
     values = {}
     for key, value in options.items():
-        if key not in known:
-            raise UnknownName.among(f"option of the {kind} {name!r}:", key, known)
+        check_known(f"option of the {kind} {name!r}:", key, known)
         try:
             values[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
         except ValidationError as error:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from agentenv.core.scoring import normalize
 from agentenv.data.dataset_files import RawRow, find_file, read_records
 from agentenv.data.datasets import SETS
-from agentenv.errors import DatasetError, UnknownName
+from agentenv.errors import DatasetError, check_known
 
 Fact = tuple[str, int]
 Triple = tuple[str, ...]
@@ -127,8 +127,7 @@ def score_file(dataset: str, gold: Path | None, predictions: Path, *, split: str
         UnknownName: a set without official measures of its own.
         DatasetError: a file that cannot be read or has another layout.
     """
-    if dataset not in OFFICIAL:
-        raise UnknownName.among("official measure of the set", dataset, OFFICIAL)
+    check_known("official measure of the set", dataset, OFFICIAL)
     kind = SETS[dataset]
     pattern = kind.files.get(split or "", next(iter(kind.files.values())))
     source = find_file(dataset, kind.folder, pattern, gold)

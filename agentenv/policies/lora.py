@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.io.model_files import ADAPTER_CONFIG, check_adapter_files
-from agentenv.errors import CheckpointMismatch, MissingExtra, UnknownName
+from agentenv.errors import CheckpointMismatch, MissingExtra, check_known
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,8 +51,7 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
     linear = {name.rpartition(".")[2] for name, layer in layers.items() if layer in ours}
     others = [name for name, layer in layers.items() if layer not in ours]
     for name in modules:
-        if name not in linear:
-            raise UnknownName.among("linear layer", name, linear)
+        check_known("linear layer", name, linear)
     settings = LoraConfig(
         r=rank, lora_alpha=alpha, target_modules=sorted(modules or linear), exclude_modules=others or None
     )

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from agentenv.core.io.digests import PathState, file_digests, path_state, value_digest
 from agentenv.core.validation import sentence
-from agentenv.errors import CheckpointMismatch, ConfigurationError, MissingExtra, UnknownName
+from agentenv.errors import CheckpointMismatch, ConfigurationError, MissingExtra, UnknownName, check_known
 from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.policies.endpoint_spec import ANYLLM, OPENAI
 from agentenv.policies.lora import base_and_adapter
@@ -192,8 +192,7 @@ def compute_of(spec: str, usual: ComputeSettings) -> ComputeSettings:
     """
     options = dict(parse_qsl(_split(spec)[1], keep_blank_values=True))
     for name in options:
-        if name not in ComputeSettings.model_fields:
-            raise UnknownName.among("setting of a policy", name, ComputeSettings.model_fields)
+        check_known("setting of a policy", name, ComputeSettings.model_fields)
     try:
         return usual.changed(options)
     except ValidationError as error:

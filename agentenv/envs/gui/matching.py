@@ -15,7 +15,7 @@ from typing import Literal
 from agentenv.core.scoring.normalize import collapse
 from agentenv.envs.gui.actions import Action, ActionKind, Direction, Point
 from agentenv.envs.gui.screen import Box
-from agentenv.errors import UnknownName
+from agentenv.errors import check_known
 
 Size = tuple[int, int]
 POINTED = (ActionKind.CLICK, ActionKind.DOUBLE_CLICK, ActionKind.LONG_PRESS, ActionKind.HOVER)
@@ -256,6 +256,5 @@ def get_matcher(name: str) -> Callable[[Action, Gold, Size], MatchResult]:
     Raises:
         UnknownName: no such preset.
     """
-    if name not in MATCHERS:
-        raise UnknownName.among("matcher", name, MATCHERS)
+    check_known("matcher", name, MATCHERS)
     return MATCHERS[name]

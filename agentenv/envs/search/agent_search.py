@@ -22,7 +22,7 @@ from agentenv.envs.search.search_env import SearchEnv, SearchParts, on_small_wor
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolFunction, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, TagParser
 from agentenv.envs.search.synonyms import SIMILARITY
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 from agentenv.retrievers.rerank import Reranker, make_reranker
 from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.retrievers.storage.corpus import Corpus
@@ -292,8 +292,7 @@ def _check_tools(tools: Sequence[str], local_first: bool) -> None:
     if not tools:
         raise ConfigurationError("an agent needs tools, not []")
     for name in tools:
-        if name not in TOOLS:
-            raise UnknownName.among("tool", name, TOOLS)
+        check_known("tool", name, TOOLS)
     if local_first and not (set(tools) & set(LOCAL_TOOLS) and set(tools) & set(WEB_TOOLS)):
         raise ConfigurationError(
             f"local_first compares calls of local tools and of web tools, and tools={list(tools)} are of one kind alone"

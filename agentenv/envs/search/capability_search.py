@@ -17,7 +17,7 @@ from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.search.outcomes import answer_shown, score_of
 from agentenv.envs.search.search_state import SearchState
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 from agentenv.retrievers.fakes import InMemoryRetriever
 
 
@@ -156,8 +156,7 @@ def get_capability(name: str) -> Capability:
     Raises:
         UnknownName: there is none.
     """
-    if name not in CAPABILITIES:
-        raise UnknownName.among("capability", name, CAPABILITIES)
+    check_known("capability", name, CAPABILITIES)
     return CAPABILITIES[name]
 
 

@@ -13,7 +13,7 @@ from agentenv.core.options import bind_options
 from agentenv.core.scoring.evidence import holds_answer
 from agentenv.core.scoring.scorers import Scorer
 from agentenv.envs.search.search_state import SearchState, ToolReply
-from agentenv.errors import UnknownName
+from agentenv.errors import check_known
 
 Reward = Callable[[Any], Mapping[str, float]]
 """From the state after a turn to what the turn earns, by part."""
@@ -126,8 +126,7 @@ def get_outcome(name: str, options: Mapping[str, Any] | None = None) -> Callable
         UnknownName: there is none, or it has no such option; carries the nearest.
         ConfigurationError: an option's value is of another type.
     """
-    if name not in OUTCOMES:
-        raise UnknownName.among("outcome", name, OUTCOMES)
+    check_known("outcome", name, OUTCOMES)
     return bind_options("outcome", name, OUTCOMES[name], options or {})
 
 

@@ -37,7 +37,7 @@ from agentenv.errors import (
     Fault,
     PolicyFault,
     PolicyRefusal,
-    UnknownName,
+    check_known,
 )
 from agentenv.policies.extractive import EXTRACTIVE, ExtractivePolicy
 from agentenv.policies.model_chat import make_chat
@@ -224,8 +224,7 @@ class PlanTerms:
                 "negative"
             )
         for what, name, kind in (("process", self.process, Process), ("cost", self.cost, Cost)):
-            if name not in get_args(kind):
-                raise UnknownName.among(f"{what} of a plan", name, get_args(kind))
+            check_known(f"{what} of a plan", name, get_args(kind))
 
 
 def planner_reward(

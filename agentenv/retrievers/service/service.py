@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentenv.core.protocols import Retriever
-from agentenv.errors import UnknownName
+from agentenv.errors import check_known
 from agentenv.retrievers.base import QUERY_CHARS, batching_parts
 from agentenv.retrievers.remote import SearchReply
 from agentenv.retrievers.service.pages import Pages
@@ -184,8 +184,7 @@ class Service(Gate):
     def _queue_of(self, name: str | None) -> QueryQueue:
         if name is None:
             return next(iter(self.queues.values()))
-        if name not in self.queues:
-            raise UnknownName.among("corpus", name, self.queues)
+        check_known("corpus", name, self.queues)
         return self.queues[name]
 
     async def _search(

@@ -14,7 +14,7 @@ from agentenv.core.io.toml_files import read_toml
 from agentenv.core.trust import needs_trust
 from agentenv.core.values import read_value
 from agentenv.data.sources import OWN
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, UnknownName, check_known
 from agentenv.trainers.config.identity import IDENTITY, Identity
 from agentenv.trainers.config.train_config import TrainConfig
 
@@ -81,8 +81,7 @@ def _on_its_base(values: Mapping[str, Any], place: str) -> dict[str, Any]:
     if "base" not in values:
         return own
     base = str(values["base"])
-    if base not in presets():
-        raise UnknownName.among(f"preset to be the base of {place}:", base, presets())
+    check_known(f"preset to be the base of {place}:", base, presets())
     _check_keys(own, TrainConfig().model_dump(), place)
     above = _on_its_base(read_toml(presets()[base]), f"preset {base}")
     return merged(without_inapplicable_options(above, own), own)
