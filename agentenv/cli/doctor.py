@@ -60,9 +60,8 @@ class Doctor:
             "chromium": chromium_finding(),
             "import name": installation_finding(other_installations()),
         }
-        walls = [
-            name for name in BACKENDS if name != "unsafe-local"
-        ]  # which keeps nothing: not to be attacked here
+        # "unsafe-local" keeps nothing out of reach, so it is not attacked here.
+        walls = [name for name in BACKENDS if name != "unsafe-local"]
         findings |= {f"sandbox {name}": sandbox_finding(name) for name in walls}
         return {"findings": {name: found._asdict() for name, found in findings.items()}, "extras": extras()}
 

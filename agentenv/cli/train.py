@@ -130,9 +130,8 @@ class Train:
             f"Policy:  {result['policy']}",
         ]
         for line in (*lines, "\nNext:", *(f"  {command}" for command in next_commands(self.config, out))):
-            console.print(
-                line, highlight=False, markup=False, soft_wrap=True
-            )  # a command is copied as one line
+            # People copy a command as one line.
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def next_commands(config: TrainConfig, out: str) -> list[str]:

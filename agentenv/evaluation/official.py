@@ -190,9 +190,8 @@ class _Answered(NamedTuple):
     id: str
     answerable: bool
     sufficiency_right: bool
-    scores: tuple[
-        float, float, float
-    ]  # answer EM and F1, support F1; 0 where unanswerable, which counts nowhere
+    # Exact match and F1 of the answer, F1 of the support; 0 where a question is unanswerable, which counts nowhere.
+    scores: tuple[float, float, float]
 
 
 def _musique(golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Path) -> Report:

@@ -83,9 +83,8 @@ class EpisodeRecord(TypedDict, total=False):
     answers: Required[Sequence[str]]
     prediction: Required[str | None]
     solved: bool  # what the environment itself says; where absent the score decides
-    valid: Required[
-        bool
-    ]  # False is an infrastructure failure: excluded from every score and counted as a fault
+    # False is an infrastructure failure: excluded from every score and counted as a fault.
+    valid: Required[bool]
     end_reason: Required[str]
     searches: Required[int | None]  # queries asked; None where nothing says what was found
     reward: float

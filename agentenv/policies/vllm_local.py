@@ -31,11 +31,8 @@ _SEEDS = 2**63
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _END_S = 5.0
 _BATCH_TOKENS = 2048
-_MARKS = (
-    "VLLM::",
-    "multiprocessing.spawn",
-    "multiprocessing.resource_tracker",
-)  # in the names of its processes
+# These stand in the names of the processes that vLLM starts.
+_MARKS = ("VLLM::", "multiprocessing.spawn", "multiprocessing.resource_tracker")
 
 
 class LocalEngine:

@@ -52,6 +52,7 @@ def make_app(service: EnvService) -> Any:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         keeping = asyncio.create_task(service.housekeeping())
         yield
+        # The housekeeper goes on until here: it is what ends the sessions of a service that stops.
         keeping.cancel()
         await service.wait_until_idle(_DRAIN_S)
 
@@ -166,6 +167,7 @@ async def _converse(service: EnvService, socket: "WebSocket") -> None:
     try:
         _admit(service, socket)
     except Refusal as error:
+        # Before it is accepted, so that the caller sees a status of HTTP rather than a WebSocket that closes at once.
         await socket.send_denial_response(_refused(error))
         return
     await socket.accept()
@@ -182,6 +184,7 @@ async def _mcp(service: EnvService, request: "Request") -> "Response":
     except Refusal as error:
         return _refused(error)
     try:
+        # Read apart from the rest: an error of JSON-RPC needs the id of its message, which no broken text has.
         message = read_json(content.decode())
     except ValueError as error:
         return json_response(failure(None, PARSE_ERROR, f"this is no JSON: {error}"), 400)
@@ -208,6 +211,7 @@ async def _session_of(service: EnvService, request: "Request", method: str) -> M
         Fault: the environment broke.
     """
     if method != "initialize":
+        # The header alone says which session is meant: HTTP has no connection that belongs to one.
         return service.mcp.find(request.headers.get(SESSION_HEADER, ""))
     return await service.mcp.begin(_reset_of(request.query_params), host_of(request))
 

@@ -111,6 +111,7 @@ class CallerConnection:
                 text = message.get("text")
                 self._ahead += len(text or "")
                 self._inbox.put_nowait(text)
+        # Starlette raises RuntimeError where a socket is read after it was closed.
         except (WebSocketDisconnect, RuntimeError):
             pass
         self._gone.set()

@@ -113,9 +113,8 @@ class Link:
         text = frame(type, data)
         try:
             reply = await (self._exchange(text) if self._opened else self._first(text))
-        except (
-            BaseException
-        ) as error:  # also where the caller gave up: an answer would come that nobody reads
+        except BaseException as error:
+            # BaseException, because the caller may have given up: an answer would come then that nobody reads.
             # Shielded, because a second cancellation must not leave the socket open.
             await asyncio.shield(self._drop())
             if isinstance(error, AgentEnvError) or not isinstance(error, Exception):
@@ -130,6 +129,7 @@ class Link:
 
     async def _first(self, text: str) -> Any:
         """Opens the connection and exchanges its first frame; waits where all slots are taken."""
+        # The first frame is sent anew with each connection: a full server accepts the connection and says so only then.
         policy = RetryPolicy(pause_s=self._timeouts.pause_s, longest_pause_s=_LONGEST_PAUSE_S)
         began, tries = time.monotonic(), 0
         while True:

@@ -34,6 +34,7 @@ def register(
         from skyrl_gym.envs.registration import registry
     except ModuleNotFoundError as error:
         raise MissingExtra.of("skyrl_gym", "skyrl") from error
+    # Removed first, so that a worker that registers twice plays the newer configuration.
     registry.pop(id, None)
     episodes = Episodes(env, arguments, tasks)
     skyrl_gym.register(id=id, entry_point="agentenv.serving.skyrl:SkyRLEnv", kwargs={"episodes": episodes})
@@ -81,6 +82,7 @@ def _adapter() -> type:
             self.turns += 1
             self._invalid += not step.info["valid"]
             over = step.terminated or step.truncated
+            # A bound of SkyRL's own is a truncation too, unless the episode has just ended by itself.
             self._truncated = step.truncated or (not over and 0 < self.max_turns <= self.turns)
             facts = {name: step.info.get(name) for name in ("turn", "valid", "end_reason")}
             return BaseTextEnvStepOutput(

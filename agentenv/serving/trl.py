@@ -76,6 +76,7 @@ class EnvFactory:
         if self._class is None:
             tools = {name: _method(tool) for name, tool in toolbox(env).items()}
             name = self._episodes.env.rpartition("/")[2].partition("-v")[0] or "Remote"
+            # Made once, so that all instances are of one class, whose methods TRL reads as tools.
             self._class = type(name, (_Played,), tools)
         return self._class(env, self._episodes)
 
@@ -108,10 +109,8 @@ class _Played:
         async with self._turn:
             if self._reward is None:
                 raise EpisodeOver("a fault has ended this episode")
-            reward, self._reward = (
-                self._reward,
-                None,
-            )  # whatever goes wrong from here on that is not the policy's
+            # Without a reward until the call has succeeded: whatever goes wrong from here on is not the policy's doing.
+            reward, self._reward = (self._reward, None)
             try:
                 step = await play(self._env, name, arguments)
                 reward += step.reward
@@ -127,6 +126,8 @@ class _Played:
         return text
 
     def __del__(self) -> None:
+        # TRL never closes an instance, so the garbage collector does; at the exit of the interpreter parts may be gone
+        # already.
         with contextlib.suppress(Exception):
             self._env.close()
 

@@ -47,11 +47,13 @@ async def _play(task: Any, player: Any, episodes: Episodes) -> None:
                     interaction.trace.stop(str(steps[-1].info["end_reason"]))
                     break
                 segment = await interaction.turn(_text(steps[-1].observation))
+            # Taken within the block and scored after it: the trace is complete only when the interaction has ended.
             trace = interaction.trace
         trace.record_reward("agentenv", sum(step.reward for step in steps))
         trace.record_metric("turns", len(steps))
         trace.record_metric("invalid_turns", sum(not step.info["valid"] for step in steps))
     finally:
+        # Also after a fault, which leaves the trace without a reward.
         env.close()
 
 

@@ -177,10 +177,8 @@ def test_an_announcement_counts_the_questions_that_are_still_to_be_asked(tmp_pat
             who = open_eval_agent(f"openai:any@{server.url}", 2, STOP)
             records, _ = play_evaluation(who, few, tmp_path, Noted(), **options)
         assert len(server.bodies) == len(records) == 2
-    assert ["for 1 questions" in note for note in notes] == [
-        True,
-        True,
-    ]  # the second goes on behind the first
+    # The second goes on behind the first.
+    assert ["for 1 questions" in note for note in notes] == [True, True]
 
 
 class Spent:

@@ -269,9 +269,8 @@ def generate_domsim_tasks(
     tasks = []
     for index in range(n):
         place = index if joined > 1 else index // len(names)
-        if int((index + 1) * infeasible + 1e-9) > int(
-            index * infeasible + 1e-9
-        ):  # of floats that stand a little below
+        # A product of floats may stand a little below its whole number.
+        if int((index + 1) * infeasible + 1e-9) > int(index * infeasible + 1e-9):
             place = index
             name, key, desktop_task = _infeasible(names, f"{split} {seed}", index, held)
         elif joined == 1:

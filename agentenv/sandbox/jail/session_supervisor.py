@@ -90,6 +90,7 @@ class SessionSupervisor:
                 answer = {"refused_input": str(reason)}
             except Exception as error:
                 answer = {"fault": f"{type(error).__name__}: {error}"}
+            # Answered first: the host need not wait until trees that nobody needs any more are removed.
             frames.reply(self._host, order, answer)
             self._sweep()
 
@@ -112,6 +113,8 @@ class SessionSupervisor:
 
     def _open(self, order: dict[str, Any]) -> dict[str, Any]:
         """A new interpreter in an empty box; where the box cannot be emptied, one that its program has ended."""
+        # A box that cannot be emptied is the doing of the program in it, so the new interpreter counts as ended and not as a
+        # fault.
         if not self._put_away():
             self._died.add(order["node"])
             return {}
@@ -148,6 +151,7 @@ class SessionSupervisor:
 
     def _run_cell(self, node: Node, order: dict[str, Any]) -> dict[str, Any]:
         records = {node.out: bounded(self._limits), node.err: bounded(self._limits)}
+        # A process that has just been forked holds about as much as the supervisor, and no program is charged for that.
         watch = Watch(self._limits, records)
         watch.baseline, watch.members = self._baseline, lambda: [node.pid]
         own = [node.pid]
@@ -165,6 +169,7 @@ class SessionSupervisor:
             self._remove(order["node"])
             raise
         wall = time.monotonic() - started
+        # What the program wrote last may still stand in the pipes when it has ended.
         watch.drain_rest()
         self._settle(order["node"], answer is None)
         out, err = records.values()
@@ -196,6 +201,7 @@ class SessionSupervisor:
     def _settle(self, name: int, dead: bool) -> None:
         """Between cells nothing runs: stops what the program left behind, kills what left the program."""
         node = self._nodes[name]
+        # Stopped before anything is killed: a process that still runs could fork another one that escapes.
         self._stop_all(node)
         if dead:
             self._end_program(node)
@@ -206,6 +212,7 @@ class SessionSupervisor:
     def _stop_all(self, node: Node) -> None:
         """Stops the processes of all programs at once: none can fork another that escapes."""
         if self._setup["isolated"]:
+            # One call for all processes of this PID namespace, because one after the other a program could outrun it.
             os.kill(-1, signal.SIGSTOP)
         else:
             send_signal(node.pid, signal.SIGSTOP)
@@ -228,6 +235,7 @@ class SessionSupervisor:
 
     def _lost(self, runner: int) -> list[int]:
         """Nodes that died while another one ran; they are removed."""
+        # All others are stopped while one runs, so what ended them is the running program, or a lack of memory.
         gone = {
             name: node
             for name, node in self._nodes.items()
@@ -288,6 +296,7 @@ class SessionSupervisor:
         is settled when its child is frozen in turn, until one that it shared with is gone.
         """
         frozen = {name: node for name, node in self._nodes.items() if node.frozen}
+        # The cheap bound first: measuring what is shared costs as much as a fork.
         sizes = {name: resident(node.pid) + node.copied for name, node in frozen.items()}
         if sum(sizes.values()) < self._limits["snapshot_mb"] * MIB:
             return sizes
@@ -318,6 +327,7 @@ class SessionSupervisor:
         ``dying`` are the processes that were killed before, and ``table`` shows all that there are.
         """
         streams, link, other = new_streams(), *answers.link()
+        # The kernel then writes the sender's pid beside its message; a pid that the program told could be a lie.
         link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         fds = (*streams.theirs, other.fileno())
         own = frozenset(map(sharing.descriptor, fds))
@@ -374,6 +384,7 @@ class SessionSupervisor:
         watch.members = list
         if watch.until(link.fileno(), time.monotonic() + FORK_S) != "ready":
             return 0
+        # One message of a fixed length: whatever else arrives is no greeting.
         data, ancillary, _, _ = link.recvmsg(frames.LENGTH.size + 2, socket.CMSG_SPACE(12))
         if len(data) < frames.LENGTH.size + 2 or not ancillary:
             return 0

@@ -33,9 +33,8 @@ def rollout_count(rate: float, size: int, *, easy: float = 0.6, min_rollouts: in
         min_rollouts: Rollouts of a task that always succeeds; at most ``size`` counts.
     """
     excess = max(0.0, rate - easy) / (1 - easy)
-    return size - math.floor(
-        excess * (size - min(min_rollouts, size)) + 1e-9
-    )  # float noise must not cost a rollout
+    # Float noise must not cost a rollout.
+    return size - math.floor(excess * (size - min(min_rollouts, size)) + 1e-9)
 
 
 @dataclass(kw_only=True)

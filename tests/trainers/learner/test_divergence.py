@@ -161,9 +161,8 @@ def test_supervised_steps_that_diverge_write_nothing(tmp_path: Path, qwen: Calla
     with pytest.raises(Diverged, match=r"\b2\b.*\bnan\b"):
         fit(policy, examples(), 4, 1.0, Rates(), SilentDisplay())
     ruined = HFPolicy(qwen(), ByteTokenizer())
-    fit(
-        ruined, examples(), 1, 100.0, Rates(), SilentDisplay()
-    )  # one step, whose outcome no later one has seen
+    # One step, whose outcome no later one has seen.
+    fit(ruined, examples(), 1, 100.0, Rates(), SilentDisplay())
     with pytest.raises(Diverged):
         write_folder(ruined, tmp_path / "out", lambda part: None)
     assert not any(tmp_path.iterdir())

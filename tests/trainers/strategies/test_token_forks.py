@@ -62,11 +62,8 @@ def ranked(*pairs: tuple[str, float, str, float]) -> list[Ranked]:
             ranked(("a", 0.5, "y", 0.4), ("b", 1.0, "z", 1e-9)),
             AlternativeToken(0, ord("a"), math.log(0.5)),
         ),
-        (
-            "c",
-            ranked(("a", 0.4, "b", 0.3)),
-            AlternativeToken(0, ord("a"), math.log(0.4)),
-        ),  # neither was written
+        # Neither was written.
+        ("c", ranked(("a", 0.4, "b", 0.3)), AlternativeToken(0, ord("a"), math.log(0.4))),
         ("a", ranked(("a", 0.3, "b", 0.14)), None),  # not likely by itself
         ("a", ranked(("a", 0.6, "b", 0.3)), None),  # .3 behind
     ],

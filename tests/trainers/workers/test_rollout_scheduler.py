@@ -361,10 +361,8 @@ def test_groups_begin_no_further_ahead_than_the_bound_and_no_more_at_once_than_w
     with rollouts(policy, 1, concurrent=2) as ahead, ThreadPoolExecutor(1) as learner:
         batch = learner.submit(ahead.batch, 1)
         until(lambda: len(policy.asked) == 3 * SIZE)  # two groups at once, one of which has ended
-        assert {name.rpartition("-")[0] for name in policy.asked} == {
-            "step-1",
-            "step-2",
-        }  # 3 is for version 1
+        # 3 is for version 1.
+        assert {name.rpartition("-")[0] for name in policy.asked} == {"step-1", "step-2"}
         assert not batch.done()
         policy.held.clear()
         assert len(batch.result(10).trained) == QUESTIONS
