@@ -80,7 +80,7 @@ class EvaluationResult:
 
     @property
     def score(self) -> Score:
-        """The headline."""
+        """The score by which results are compared first."""
         return next(iter(self.scores.values()))
 
     @property

@@ -46,7 +46,7 @@ class List:
         return found
 
     def show(self, result: dict[str, Any], console: Console) -> None:
-        """Two lines each."""
+        """Prints two lines for each experiment."""
         from agentenv.trainers.lab.results_table import power_in_words
 
         for name, row in result.items():
@@ -95,7 +95,7 @@ class Starts:
         return {"minutes": made, "other_source": older, "out": str(self.out)}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
-        """A line each."""
+        """Prints one line for each start."""
         for name, minutes in result["minutes"].items():
             took = "is there" if minutes is None else f"made in {minutes:.1f} minutes"
             if name in result["other_source"]:

@@ -107,7 +107,7 @@ class Train:
     """Where it learns, and how; in float32 unless bfloat16 is named."""
 
     def run(self) -> dict[str, Any]:
-        """Trains and saves."""
+        """Trains the simulator and saves it."""
         from agentenv.policies.policy_spec import make_policy
         from agentenv.retrievers.simulation.simulation_data import read_examples
 

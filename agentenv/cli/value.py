@@ -59,7 +59,7 @@ class Value:
     """With --search, do not ask about settings of the run that execute code without a sandbox or contact a host."""
 
     def run(self) -> dict[str, Any]:
-        """Trains and saves."""
+        """Trains the value model and saves it."""
         states, searched = (self.out.with_name(f"{self.out.name}{ending}") for ending in (STATES, SEARCHED))
         # States beside what was searched so far are of a command that was ended before the model was written.
         for path in (self.out, *([states] if self.search and not searched.exists() else [])):

@@ -108,7 +108,7 @@ class Warmstart:
     """Where it learns, and how; in float32 unless bfloat16 is named. With --imitate what a run says is not read."""
 
     def run(self) -> dict[str, Any]:
-        """Trains and saves."""
+        """Trains the policy and saves it."""
         try:
             import torch  # noqa: F401 (the extra is there)
         except ModuleNotFoundError as error:

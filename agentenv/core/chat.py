@@ -72,7 +72,7 @@ class InlineFormat:
     """
 
     def __init__(self, tokenizer: Any, *, unread: bool = False) -> None:
-        """Begins.
+        """Keeps the tokenizer, and encodes nothing yet.
 
         Args:
             tokenizer: Of the policy.

@@ -81,7 +81,7 @@ def made_part(kind: str, name: str, make: Callable[[], R], methods: Sequence[str
 
 @contextmanager
 def naming_own_parts(names: Iterable[str]) -> Iterator[None]:
-    """In it an error of a part of somebody's own says whose it is, and where in that part it was raised.
+    """Within the block an error of a part of somebody's own says whose part it is, and where in it the error was raised.
 
     Args:
         names: The parts, as ``module:name``.

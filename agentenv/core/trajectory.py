@@ -81,14 +81,14 @@ class Segment:
             )
 
     def part(self, start: int, end: int) -> "Segment":
-        """Its tokens from ``start`` to before ``end``, with the images that stand there as a whole."""
+        """The tokens of the segment from ``start`` to before ``end``, with the images that stand there as a whole."""
         held = tuple(
             image.moved(-start) for image in self.images if start <= image.start and image.end <= end
         )
         return replace(self, ids=self.ids[start:end], logprobs=self.logprobs[start:end], images=held)
 
     def joined(self, other: "Segment") -> "Segment":
-        """Its tokens and those of ``other`` after them; log-probs are not looked at."""
+        """The tokens of the segment and those of ``other`` after them; log-probs are not looked at."""
         later = tuple(image.moved(len(self.ids)) for image in other.images)
         return replace(self, ids=self.ids + other.ids, images=self.images + later)
 

@@ -27,7 +27,7 @@ PROGRAM_SETS = (*CODE_SETS, *CONTEST_SETS, *SQL_SETS)
 
 
 class SourceConfig(Frozen):
-    """Which questions."""
+    """Which questions are asked."""
 
     dataset: str = WORLD
     """A name that `agentenv list` shows, a file of questions (``docs/own_data.md`` in the repository), several of these with

@@ -101,7 +101,7 @@ class Benchmark:
 
     @property
     def episode_seed(self) -> int:
-        """Of the episodes of this sample; ``seed`` alone draws the questions."""
+        """The seed of the episodes of this sample; ``seed`` alone draws the questions."""
         return self.seed + _BETWEEN_SAMPLES * self.sample
 
     def __post_init__(self) -> None:

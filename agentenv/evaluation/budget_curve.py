@@ -64,7 +64,7 @@ def cost_of(record: EpisodeRecord, kind: str) -> int | None:
 def budget_table(
     records: Sequence[EpisodeRecord], scorer: str, budgets: Mapping[str, Budget] = BUDGETS, *, seed: int = 0
 ) -> dict[str, Any]:
-    """By budget the area with its interval over questions, and the score at each whole budget.
+    """For each kind of budget the area with its interval over questions, and the score at each whole budget.
 
     Episodes that failed are left out. A curve of more than twenty budgets is given at twenty-one places.
 

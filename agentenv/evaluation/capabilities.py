@@ -39,7 +39,7 @@ class SkillReport:
     """Share of the successes among them that show it; None where there are none."""
     shown_in_failures: float | None
     missing: bool
-    """Shown less often in failures than in successes, by the margin; or never a success and hardly ever shown."""
+    """Shown less often in failures than in successes, by ``MISSING_GAP``; or never a success and hardly ever shown."""
 
 
 def capability_report(

@@ -61,7 +61,7 @@ def hotpot_support(predicted: Iterable[Fact], gold: Iterable[Fact]) -> Match:
 
 
 def wiki_support(predicted: Iterable[Fact], gold: Iterable[Fact]) -> Match:
-    """As in HotpotQA, with lower-cased titles; facts that only case tells apart still count as several."""
+    """As `hotpot_support`, with lower-cased titles; facts that only case tells apart still count as several."""
     found = [(title.lower(), sentence) for title, sentence in set(predicted)]
     wanted = [(title.lower(), sentence) for title, sentence in set(gold)]
     hits = sum(fact in wanted for fact in found)

@@ -187,7 +187,7 @@ def measure_of(name: str) -> Scorer:
 
 
 def load_measure(name: str) -> Scorer:
-    """As `measure_of`, for whoever starts an evaluation: a scorer ``module:NAME`` may lie in the current folder.
+    """`measure_of` at the start of an evaluation, where a scorer ``module:NAME`` may lie in the current folder.
 
     Raises:
         UnknownName: no such scorer.

@@ -80,7 +80,7 @@ def play(
 
 
 def valid_episodes(played: Sequence[Trajectory]) -> list[Trajectory]:
-    """Those that no infrastructure failure has ended, for means of rewards; a failure is no reward of 0.
+    """The episodes that no infrastructure failure has ended, for means of rewards; a failure is no reward of 0.
 
     Raises:
         EnvFault: there is none; with the error of the first.

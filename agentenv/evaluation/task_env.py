@@ -103,7 +103,7 @@ class TaskEnv:
 
     @property
     def searched(self) -> Retriever:
-        """The retriever.
+        """The retriever that is searched.
 
         Raises:
             ConfigurationError: the environment searches nothing.

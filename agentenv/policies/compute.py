@@ -249,7 +249,7 @@ def set_process_compute(settings: ComputeSettings) -> None:
 
 @contextmanager
 def use_compute(settings: ComputeSettings) -> Iterator[None]:
-    """In it ``process_compute`` gives ``settings``, in every thread of this process."""
+    """Within the block ``process_compute`` gives ``settings``, in every thread of this process."""
     before = _process
     set_process_compute(settings)
     try:

@@ -76,7 +76,7 @@ class OverlapReranker:
     id = "overlap:squad"
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
-        """From 0 to 1."""
+        """The share of each query's words that its passage has, from 0 to 1."""
         return [_overlap(_words(query), _words(text)) for query, text in pairs]
 
 

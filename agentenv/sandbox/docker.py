@@ -118,7 +118,7 @@ class Attached:
         never_stall(self.socket)
 
     def read(self, size: int) -> bytes:
-        """See ``Link``; what comes on stderr is put aside."""
+        """See ``ZygoteStream``; what comes on stderr is put aside."""
         while not self._left:
             head = self._exactly(CHUNK.size)
             if not head:
@@ -145,11 +145,11 @@ class Attached:
         return parts
 
     def write(self, data: bytes) -> None:
-        """See ``Link``."""
+        """See ``ZygoteStream``."""
         self.socket.sendall(data)
 
     def close(self) -> None:
-        """See ``Link``."""
+        """See ``ZygoteStream``."""
         self._stream.close()
         self.socket.close()
 

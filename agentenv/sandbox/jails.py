@@ -33,7 +33,7 @@ class Spawner(threading.Thread):
         )
 
     def run(self) -> None:
-        """Until the process ends."""
+        """Starts what is ordered until the process ends."""
         while True:
             future, command, options = self._orders.get()
             try:

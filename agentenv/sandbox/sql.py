@@ -75,7 +75,7 @@ class SqlReader:
     """
 
     def __init__(self, *, cpu_s: float = 2.0, memory_mb: int = 64, workers: int | None = None) -> None:
-        """Starts nothing yet.
+        """Checks the bounds; a worker is started with the first query.
 
         Args:
             cpu_s: Deadline of a query that is run without one of its own, in processor seconds.

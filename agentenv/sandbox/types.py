@@ -237,7 +237,7 @@ class Executor(Protocol):
         """
 
     def info(self) -> ExecutorInfo:
-        """Name and standing."""
+        """The name of the executor, and whether it isolates programs."""
 
     def close(self) -> None:
         """Ends every jail; a second call does nothing."""

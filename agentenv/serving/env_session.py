@@ -56,7 +56,7 @@ class SessionHost(Protocol):
 
     @property
     def meter(self) -> SessionMeter:
-        """Who counts."""
+        """What counts episodes, faults and requests."""
 
     def options(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """The options of ``reset`` that a caller sent, as the environment takes them."""
@@ -151,7 +151,7 @@ class EnvSession:
         return await self.act(lambda env: env.astep(data.text))
 
     async def act(self, action: Callable[[Env[Any]], Coroutine[Any, Any, Step]]) -> dict[str, Any]:
-        """As `step`, for an action that is more than its text."""
+        """Acts as `step` does, by an action that is more than its text."""
 
         async def work(env: Env[Any]) -> dict[str, Any]:
             return step_out(await action(env), env.anchor_key())
@@ -167,7 +167,7 @@ class EnvSession:
         return {"episode_id": self._episode or None, "step_count": self._steps, "env": self._service.name}
 
     async def extension(self, data: ExtensionData) -> dict[str, Any]:
-        """Our own verbs.
+        """Carries out one of our own verbs, such as a snapshot.
 
         Raises:
             SnapshotError: a snapshot that is not there, that cannot be taken, or one too many.

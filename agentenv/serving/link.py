@@ -81,7 +81,7 @@ class Link:
         return await asyncio.wrap_future(in_background(self._ask(type, answer, data)))
 
     def ask_now(self, verb: str, **data: Any) -> dict[str, Any]:
-        """As `ask`, for our own verbs, from code that is not asynchronous."""
+        """Asks one of our own verbs as `ask` does, from code that is not asynchronous."""
         # Twice the bounds of the call itself, which are told first: this one is for a loop that is blocked.
         asking = in_background(self._ask("agentenv", "agentenv", {"verb": verb, **data}))
         return asking.result(2 * (self._timeouts.call_s + self._timeouts.place_s))

@@ -132,11 +132,11 @@ class McpSession:
             return await self._reset(data)
 
     async def step(self, data: ActionData) -> dict[str, Any]:
-        """As `EnvSession.step`."""
+        """Acts as `EnvSession.step` does."""
         return await self.act(lambda env: env.astep(data.text))
 
     async def act(self, action: Callable[[Env[Any]], Coroutine[Any, Any, Step]]) -> dict[str, Any]:
-        """As `EnvSession.act`; the first time, the episode begins before."""
+        """Acts as `EnvSession.act` does; the first time, the episode begins before."""
         async with self._turn:
             session = await self._begun()
             try:

@@ -98,7 +98,7 @@ def _adapter() -> type:
             self._env.close()
 
         def get_metrics(self) -> dict[str, Any]:
-            """Of the episode."""
+            """Turns, invalid turns and truncation of the episode."""
             return {"turns": self.turns, "invalid_turns": self._invalid, "truncated": float(self._truncated)}
 
     return SkyRLEnv

@@ -39,7 +39,7 @@ class Version:
 
 @dataclass(frozen=True)
 class League:
-    """Who solved whose questions.
+    """Which version solved whose questions.
 
     Attributes:
         versions: names, in order.
@@ -53,7 +53,7 @@ class League:
     solved: tuple[tuple[float | None, ...], ...]
 
     def as_json(self) -> dict[str, Any]:
-        """For ``results.json``."""
+        """The league as plain values for ``results.json``."""
         return {
             "versions": list(self.versions),
             "questions": list(self.questions),

@@ -156,7 +156,7 @@ def _refuse_reader(config: TrainConfig, policy: HFPolicy) -> None:
 
 @contextmanager
 def _shortage_in_words(config: TrainConfig, free: int) -> Iterator[None]:
-    """In it a lack of memory is the sentence that a refusal would have been.
+    """Within the block a lack of memory becomes the sentence of a refusal.
 
     Raises:
         ConfigurationError: an allocation failed.
@@ -259,8 +259,8 @@ def _moments(config: TrainConfig, model: Any) -> int:
 
 
 def _second_moments(config: TrainConfig, model: Any) -> int:
-    """Those of the optimiser of supervised steps, which moves the same weights and copies (ReLIFT)."""
-    return _moments(config, model) if config.rollout.strategy == "demonstrate" else 0
+    """The moments of the optimiser of supervised steps, which moves the same weights and copies (ReLIFT)."""
+    return _moments(config.memory, model) if config.rollout.strategy == "demonstrate" else 0
 
 
 def _has_copy(config: TrainConfig, weight: Tensor) -> bool:

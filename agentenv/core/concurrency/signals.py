@@ -28,7 +28,7 @@ class Interruptible:
     """
 
     def __init__(self, notice: str = "") -> None:
-        """Prepares.
+        """Keeps what is said at a signal; signals are handled within the block.
 
         Args:
             notice: Printed to stderr when a signal has to wait for what the block is finishing; a block that never says

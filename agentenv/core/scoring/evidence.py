@@ -19,7 +19,7 @@ def stands_in(phrase: str, text: str) -> bool:
 
 
 def looked_up(answers: Sequence[str]) -> list[str]:
-    """Those of ``answers`` that a page can hold: neither yes nor no, nor one without a word."""
+    """The ``answers`` that a page can hold: neither yes nor no, nor one without a word."""
     return [answer for answer in answers if squad(answer) not in _NOT_LOOKED_UP]
 
 

@@ -72,7 +72,7 @@ class Editor(Protocol):
 
 
 class Reviewer(Protocol):
-    """Judges drafts."""
+    """Judges drafts of questions."""
 
     async def flaw(self, draft: Draft) -> str:
         """What is wrong with it: two questions glued together, no single answer, not to be solved from its statements."""

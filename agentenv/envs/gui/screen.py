@@ -28,12 +28,12 @@ class Box(NamedTuple):
 
     @property
     def centre(self) -> Point:
-        """Its middle."""
+        """The middle of the box."""
         return (self.x1 + self.x2) / 2, (self.y1 + self.y2) / 2
 
     @property
     def area(self) -> float:
-        """Square pixels."""
+        """The area of the box in square pixels."""
         return (self.x2 - self.x1) * (self.y2 - self.y1)
 
     def holds(self, point: Point) -> bool:

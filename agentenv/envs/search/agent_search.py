@@ -112,7 +112,7 @@ class BrowseTool:
     format: PageFormat
 
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
-        """The page."""
+        """The page that the call asks for."""
         for address in addresses_in(call.text):
             known = state.titled(address) or [state.by_id[one] for one in (address,) if one in state.by_id]
             if known:

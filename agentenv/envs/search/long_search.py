@@ -365,7 +365,7 @@ class LongSearch(SearchEnv):
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """As `SearchEnv`.
+        """Poses a task as `SearchEnv` does.
 
         Raises:
             ConfigurationError: pages are to be shortened in the conversation of a model that calls tools in its own form.
@@ -379,7 +379,7 @@ class LongSearch(SearchEnv):
         return await super().areset(seed=seed, options=options)
 
     async def astep(self, action: str) -> Step:
-        """As `SearchEnv`; where the page before was longer than what is kept of it, the observation is the whole context.
+        """Acts as `SearchEnv` does; where the page before was longer than what is kept of it, the whole context is shown.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.

@@ -18,7 +18,7 @@ def personalised_pagerank(
     damping: float = 0.5,
     rounds: int = 30,
 ) -> dict[str, float]:
-    """Where a walk over ``links`` is that goes back to the seeds with probability 1 - ``damping`` at every step.
+    """Where a walk over ``links`` is that goes back to the seeds with probability 1/2 at every step, as in HippoRAG.
 
     Args:
         links: From each node to its neighbours, with the weights of the edges; a walk at a node without any goes back to the

@@ -52,7 +52,7 @@ class Summarizer(Protocol):
     """Says what the pages of a query hold for an episode."""
 
     async def summary(self, reasoning: str, query: str, passages: Sequence[Passage], seed: int) -> str:
-        """One line.
+        """The summary, in one line.
 
         Raises:
             EnvFault: the model failed.

@@ -277,7 +277,7 @@ class SearchEnv(AsyncEnv[SearchState]):
 
 
 def thinking(thought: str, action: str) -> str:
-    """``action`` after ``thought``."""
+    """``action`` behind ``thought``, which stands between tags."""
     return f"<think>{thought}</think>{action}"
 
 

@@ -216,7 +216,7 @@ class SelfSearch(SearchEnv):
         )
 
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
-        """As they are; in the last turn a query does not end it, because an answer may follow."""
+        """The usual stop strings; in the last turn a query does not end the turn, because an answer may follow."""
         is_last = self.state.turns >= self.max_turns
         return tuple(one for one in stop if one != "</search>") if is_last else stop
 

@@ -69,7 +69,7 @@ def _table(
 
 
 def _scores(results: Json) -> dict[str, list[str]]:
-    """Scorers, then judges."""
+    """The scores of the scorers, then those of the judges."""
     every = {**results.get("scores", {}), **results.get("judged", {})}
     return {name: _cells(score) for name, score in every.items()}
 

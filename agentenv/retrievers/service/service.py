@@ -120,7 +120,7 @@ class Service(Gate):
             trim_soon()
 
     async def retrieve(self, body: RetrieveRequest, corpus: str | None) -> dict[str, Any]:
-        """Search-R1's route."""
+        """Answers Search-R1's route."""
         queue = self._queue_of(body.corpus or corpus)
         found = await self._search(queue, body.queries, body.topk or DEFAULT_K, body.partial)
         result = (retrieved(one, body.return_scores) for one in found.passages)
@@ -128,7 +128,7 @@ class Service(Gate):
         return reply | ({"complete": False, "missing": found.missing} if found.missing else {})
 
     async def search(self, body: SearchRequest, corpus: str | None) -> dict[str, Any]:
-        """Our route, versioned."""
+        """Answers our own route, which has a version."""
         queue = self._queue_of(body.corpus or corpus)
         queries = [query.query() if isinstance(query, ContextQuery) else query for query in body.queries]
         timeout_s = min(body.timeout_s or self.limits.timeout_s, self.limits.timeout_s)

@@ -145,7 +145,7 @@ def _example(place: str, line: str) -> Example:
 def measure_quality(
     simulator: Simulator, examples: Sequence[Example], known: Sequence[Example], *, limit: int = 100
 ) -> dict[str, Any]:
-    """How well a simulator does what it is told, over the first ``limit`` examples that were never trained on.
+    """How well a simulator does what it is told, over the first hundred examples that were never trained on.
 
     Args:
         simulator: Who writes.

@@ -67,7 +67,7 @@ class SessionSupervisor:
         frames.reply(self._host, first, {})
 
     def serve(self) -> None:
-        """Until the host closes the session."""
+        """Carries out orders until the host closes the session."""
         try:
             self._serve()
         finally:

@@ -225,7 +225,7 @@ def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
 
 
 def _path(flag: str) -> list[str]:
-    """``--env.options.max-turns`` as keys."""
+    """The keys that a flag such as ``--env.options.max-turns`` names."""
     return flag.removeprefix("--").replace("-", "_").split(".")
 
 

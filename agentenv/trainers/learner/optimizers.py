@@ -179,7 +179,7 @@ class MasterWeights:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of the inner optimizer, with its step size."""
+        """The groups of the inner optimizer, with its step size."""
         groups: list[dict[str, Any]] = self.inner.param_groups
         return groups
 

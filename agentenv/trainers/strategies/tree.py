@@ -199,7 +199,7 @@ class TreeStrategy:
         return BranchWindow(start, temperatures or usual, self.outside_temperature)
 
     def temperature_control(self) -> EntropyTemperatures | None:
-        """Who leads the temperatures of the window through a run; None where they stay."""
+        """What sets the temperatures of the window through a run; None where they stay as they are."""
         if not self.entropies:
             return None
         wanted = on_line(self.entropies, self.window)

@@ -111,7 +111,7 @@ class TargetedReplay:
         return self.fresh < 1
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
-        """Those of the set, then tasks of predicted success near the target, uniform ones while nothing is known."""
+        """Draws the set, then tasks of predicted success near the target, uniform ones while nothing is known."""
         probed = self._probed(step_budget)
         count = step_budget.questions - len(probed)
         drawn = np.resize(self._targeted(step_budget, count), count)

@@ -170,7 +170,7 @@ def _learn(
 def failures(
     run: TrainConfig, task_env: TaskEnv, policy: HFPolicy, taught: Sequence[Trajectory]
 ) -> list[Trajectory]:
-    """Those of ``taught`` whose tasks the policy does not solve when it decides greedily."""
+    """The episodes of ``taught`` whose tasks the policy does not solve when it decides greedily."""
     chat = make_chat_format(run.format, run.chat, policy)
     config = rollout_config(run.rollout, run.env, temperature=0.0)
     context = RolloutContext(policy, chat, config, policy.tokenizer.decode, name="arena")

@@ -79,7 +79,7 @@ class Demonstrator(Protocol):
     """Gives the next action of an episode."""
 
     def __call__(self, now: Moment, rng: Random) -> str:
-        """What is written."""
+        """The action that is written."""
 
 
 def careful(now: Moment, rng: Random) -> str:

@@ -89,7 +89,7 @@ class RecordedEpisode(Env[_Played]):
         return [turn["action"] for turn in self.record["turns"]]
 
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of ``stop`` that ended the recorded turn; one within it did not."""
+        """The stop strings that ended the recorded turn; one within it did not."""
         action = self.record["turns"][self.state.turns]["action"]
         return tuple(one for one in stop if action.find(one) == len(action) - len(one))
 

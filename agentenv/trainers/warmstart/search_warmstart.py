@@ -215,7 +215,7 @@ def _copying(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch
 
 
 def _reading(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch]]:
-    """The reader's steps."""
+    """The steps of the reading phase."""
     for demos in _exercises_and_episodes(config, 0):
         yield _batches(config, chat, demos)
 

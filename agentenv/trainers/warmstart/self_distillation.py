@@ -137,7 +137,7 @@ def own_best(
     settings: DistillationConfig,
     display: Display,
 ) -> list[Trajectory]:
-    """Of each task the best of the policy's episodes after ``shots``, without them, where it earns enough."""
+    """The best of the policy's episodes of each task after ``shots``, recorded without these, where it earns enough."""
     chat = make_chat_format(run.format, run.chat, policy)
     config = rollout_config(run.rollout, run.env, temperature=run.rollout.temperature)
     display.phase("own episodes", len(tasks))

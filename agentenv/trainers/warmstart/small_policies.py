@@ -41,7 +41,7 @@ class SmallPolicyConfig:
 
 
 def untrained_policy(texts: Sequence[str], tags: Sequence[str], config: SmallPolicyConfig) -> HFPolicy:
-    """An untrained policy.
+    """A policy with random weights and a tokenizer of its own.
 
     Args:
         texts: What the tokenizer is learned from.
