@@ -138,7 +138,7 @@ def imitate_recorded(
     refuse_measured(run, [record for records in solved for record in records], display)
     policy = trained_policy(run.policy, run.lora, run.compute.precise(), seed=run.seed)
     shown, exact = in_tokens(run, policy, list(zip(evaluations, solved, strict=True)))
-    examples = [example for trajectory in shown for example in training_examples(trajectory)]
+    examples = training_examples(shown)
     steps = learning.steps_on(len(examples))
     display.phase("imitation", steps)
     learned = learn(policy, examples, learning, run.memory, Random(run.seed), display)
