@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from agentenv.core.scoring.likeness import edit_distance
 from agentenv.core.scoring.normalize import collapse
 from agentenv.envs.gui.actions import Action, ActionKind, Direction, Point
 from agentenv.envs.gui.screen import Box
@@ -209,16 +210,6 @@ def token_f1(one: str, other: str) -> float:
     a, b = one.split(), other.split()
     common = sum((Counter(a) & Counter(b)).values())
     return 2 * common / (len(a) + len(b)) if a or b else 1.0
-
-
-def edit_distance(one: str, other: str) -> int:
-    """Levenshtein distance: insertions, deletions and substitutions of characters."""
-    row = list(range(len(other) + 1))
-    for i, a in enumerate(one, 1):
-        previous, row[0] = row[0], i
-        for j, b in enumerate(other, 1):
-            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (a != b))
-    return row[-1]
 
 
 def _on_unit(point: tuple[float, ...], size: Size) -> Point:
