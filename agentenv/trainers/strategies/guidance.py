@@ -94,9 +94,8 @@ def unguided(guided: Trajectory) -> Trajectory:
             )
         if guidance_seen and segment.kind is SegmentKind.POLICY:
             segment = replace(segment, context_mismatch=True)
-        if (
-            guidance_seen and joins and segment.kind is kept[-1].kind
-        ):  # the two halves of what the guidance was put into
+        # These are the two halves of the segment that the guidance was put into.
+        if guidance_seen and joins and segment.kind is kept[-1].kind:
             kept[-1] = kept[-1].joined(segment)
         else:
             kept.append(segment)

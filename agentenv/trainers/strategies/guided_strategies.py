@@ -221,7 +221,7 @@ async def spell(
             f"{type(context.policy).__name__} has no tokenizer to spell demonstrations in"
         )
     state = await open_episode(spec, context.policy, context.chat, context.config, episode=episode)
-    taken = await ask_expert(state, context.config, partial(actions, spec))
+    taken = await ask_expert(state, context.config.deadline_s, partial(actions, spec))
     script = ScriptedPolicy({} if taken is None else {episode: taken}, tokenizer)
     demonstration = await play(state, script, context.chat, context.config)
     segments = [

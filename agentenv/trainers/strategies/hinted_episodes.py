@@ -9,7 +9,6 @@ from agentenv.core.env_calls import call_plain
 from agentenv.core.rollout import (
     EpisodeSpec,
     EpisodeState,
-    RolloutConfig,
     never_fitted,
     open_episode,
     play,
@@ -39,7 +38,7 @@ async def play_hinted(
     """
     episode = f"{parent}-{name}"
     state = await open_episode(spec, context.policy, context.chat, context.config, episode=episode)
-    text = await ask_expert(state, context.config, partial(hint, spec)) or ""
+    text = await ask_expert(state, context.config.deadline_s, partial(hint, spec)) or ""
     if state.ended is None and not text:
         return []
     added = guide(state, context.chat, text) if text else 0
@@ -57,7 +56,7 @@ async def play_hinted(
     return [replace(unguided(guided), info=guided.info | {"strategy": did}, **lineage)]
 
 
-async def ask_expert(state: EpisodeState, config: RolloutConfig, ask: Callable[[], T]) -> T | None:
+async def ask_expert(state: EpisodeState, seconds: float, ask: Callable[[], T]) -> T | None:
     """What the environment's expert says; None where the episode has ended, or ended because that failed.
 
     Raises:
@@ -66,7 +65,7 @@ async def ask_expert(state: EpisodeState, config: RolloutConfig, ask: Callable[[
     if state.ended is not None:
         return None
     try:
-        return await call_plain("the environment's expert", config.deadline_s, ask)
+        return await call_plain("the environment's expert", seconds, ask)
     except ConfigurationError:
         raise
     except Exception as error:

@@ -91,7 +91,7 @@ class _Decoder:
         self, drafts: Sequence[tuple[EpisodeState, Completion | None]], room: int
     ) -> list[Trajectory]:
         """The leaves behind each of ``drafts``, in environments of their own; the first stays in that of the branch."""
-        envs: list[Env[Any]] = await fork(drafts[0][0], len(drafts) - 1, self.config)
+        envs: list[Env[Any]] = await fork(drafts[0][0], len(drafts) - 1, self.config.deadline_s)
         parts = len(envs) + 1
         shares = [room * (place + 1) // parts - room * place // parts for place in range(parts)]
         leaves: list[Trajectory] = []

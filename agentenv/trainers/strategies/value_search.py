@@ -285,7 +285,7 @@ class _Search:
     async def _fork(self, state: EpisodeState) -> Env[Any] | None:
         """A fork of the environment of ``state``; None where there can be none, also where a failure ended the episode."""
         async with self.forking:
-            return next(iter(await fork(state, 1, self.config)), None)
+            return next(iter(await fork(state, 1, self.config.deadline_s)), None)
 
     async def _close_idle(self) -> None:
         idle, self.idle = self.idle, []
