@@ -34,7 +34,7 @@ refines, so ``except ValueError`` keeps working.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class AgentEnvError(Exception):

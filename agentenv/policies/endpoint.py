@@ -218,9 +218,8 @@ class ChatClient:
             hint = f" (the environment variable {KEY_VARIABLE} is not set)" if unset else ""
             raise ConfigurationError(f"{endpoint.address} refuses {endpoint.model!r}: {said}{hint}")
         if response.status in _RETRIED and refused.code != "insufficient_quota":
-            if (
-                response.after_s is not None
-            ):  # the whole client waits: other requests would be refused as well
+            # The whole client waits: other requests would be refused as well.
+            if response.after_s is not None:
                 wait = min(response.after_s, endpoint.deadline_s)  # a header may ask for years
                 self._next_start = max(self._next_start, time.monotonic() + wait)
             raise TryAgain(said, response.after_s)

@@ -84,9 +84,8 @@ class HFPolicy:
         self._cache = EpisodeCache(self._shape, self.context_tokens)
         self._decoder: FusedDecoder | None = None
         self._passes: list[float] = []  # seconds of each forward pass of a batch, of several threads
-        self._weights = (
-            threading.Lock()
-        )  # held by whoever reads them for a batch, and by whoever exchanges them
+        # It is held by whoever reads the weights for a batch, and by whoever exchanges them.
+        self._weights = threading.Lock()
         self._batcher: Batcher[Request, Completion] = Batcher(self._batch, rank=1)
         # A model may have more rows than its tokenizer has tokens; untrained, it samples them.
         spare = max(int(text_config(model).vocab_size) - len(tokenizer), 0)

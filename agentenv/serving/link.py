@@ -170,9 +170,8 @@ class Link:
             if error.response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                 return False
             refused = error.response.status_code < httpx.codes.INTERNAL_SERVER_ERROR
-            kind = (
-                ConfigurationError if refused else EnvFault
-            )  # a proxy says 502 while the server starts again
+            # A proxy says 502 while the server starts again.
+            kind = ConfigurationError if refused else EnvFault
             raise kind(f"{self.url}: {reason(error.response.body)}") from error
         finally:
             self._opened = True

@@ -264,9 +264,8 @@ def test_results_say_what_was_evaluated_how_and_with_what(record: Maker) -> None
         "concurrency": 5,
         "notes": "one note",
     }
-    assert (
-        found["index_recall"]["recall@2"] == 1.0
-    )  # "founded" stands in one, "Mirwick" is the title of the other
+    # "founded" stands in one, "Mirwick" is the title of the other.
+    assert found["index_recall"]["recall@2"] == 1.0
     assert found["answer_in_corpus"] == {"share": 0.5, "n": 2}
 
 

@@ -273,9 +273,8 @@ def test_the_expert_answers_nothing_that_it_was_not_shown(retriever: Any, tmp_pa
     assert agent.policy is not None
     played = play(agent.policy, CHAT, task_env(retriever).make_env, TASKS[:3], CONFIG, name="run")
     assert em([to_record(t) for t in played])["scores"]["em_squad"]["mean"] == 0
-    assert (
-        play_expert(task_env(retriever).make_env, TASKS[:3], CONFIG)[0].reward == 1
-    )  # demonstrations stay as they were
+    # Demonstrations stay as they were.
+    assert play_expert(task_env(retriever).make_env, TASKS[:3], CONFIG)[0].reward == 1
 
 
 def test_the_bound_of_the_expert_is_the_share_of_questions_whose_documents_were_all_shown(

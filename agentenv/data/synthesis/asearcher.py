@@ -247,7 +247,7 @@ async def _direct(
     return _Direct(right, len(answers))
 
 
-def as_task(made: Synthesis, number: int, split: str = "train") -> Task:
+def as_task(made: Synthesis, number: int) -> Task:
     """The question as a task, whose ``data`` holds its statements, its documents, its edits and its difficulty.
 
     Raises:
@@ -271,7 +271,7 @@ def as_task(made: Synthesis, number: int, split: str = "train") -> Task:
     }
     if draft.path:
         data["path"] = [dict(hop) for hop in draft.path]
-    return Task(f"asearcher-{number}", draft.question, (draft.answer,), split, data)
+    return Task(f"asearcher-{number}", draft.question, (draft.answer,), "train", data)
 
 
 def roots_of(pages: LinkedPages, count: int, seed: int) -> list[Page]:

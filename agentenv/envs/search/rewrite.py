@@ -89,7 +89,6 @@ def rewrite_reward(state: RewriteState, name: RewardName = "rank", paid_ranks: i
 class Rewrite(AsyncEnv[RewriteState]):
     """One rewriting of one question."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
     reward_ceiling: float = 2.0
     reports_searches: ClassVar[bool] = True
     client_data: ClassVar[Mapping[str, Any]] = {

@@ -83,7 +83,6 @@ class SearchParts:
 class SearchEnv(AsyncEnv[SearchState]):
     """Base of the environments that search; a subclass sets ``parts`` in its constructor."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
     reports_searches: ClassVar[bool] = True
     scorers: ClassVar[tuple[str, ...]] = ("em_squad", "f1_squad")
     client_data: ClassVar[Mapping[str, Any]] = {"path": tuple[Hop, ...]}

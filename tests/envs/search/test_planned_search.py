@@ -264,9 +264,8 @@ def test_a_judge_of_answers_that_fails_is_a_fault_and_one_that_cannot_be_read_sa
         judge = f"openai:m@{server.url}#retries=0"
         with pytest.raises(EnvFault, match="judge of answers"):
             plan_rewards(SEARCHES[0], READY, answer_judge=judge, **wrong)
-        assert (
-            plan_rewards(*SEARCHES, READY, answer_judge=judge, **wrong)[-1] == 1.0
-        )  # right by the scorer: not asked
+        # Right by the scorer: not asked.
+        assert plan_rewards(*SEARCHES, READY, answer_judge=judge, **wrong)[-1] == 1.0
     with FakeEndpoint(lambda body: Answer("?")) as server:
         assert plan_rewards(SEARCHES[0], READY, answer_judge=f"openai:m@{server.url}", **wrong)[-1] == 0.0
 

@@ -74,9 +74,8 @@ def test_no_step_is_made_on_what_is_not_finite(
 )
 def test_no_step_is_made_with_log_probs_that_are_not_finite(qwen: Callable[..., Any], objective: str) -> None:
     model = qwen()
-    with (
-        torch.no_grad()
-    ):  # one logit is minus infinity: the log-prob too, which a bound on the ratio would hide
+    # One logit is minus infinity: the log-prob too, which a bound on the ratio would hide.
+    with torch.no_grad():
         model.lm_head.weight[64] = 0
         model.lm_head.bias = torch.nn.Parameter(torch.zeros(257).index_fill(0, torch.tensor([64]), -INF))
     before = state(model)
