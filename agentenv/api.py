@@ -22,7 +22,7 @@ from agentenv.evaluation.task_env import env_id_of
 from agentenv.policies.agent import Agent, AgentPolicy
 from agentenv.policies.compute import ComputeSettings, process_compute, use_compute
 from agentenv.progress import Display, LiveDisplay, LiveDisplays
-from agentenv.trainers.config.config_files import CONFIG, changed, load_config, presets, resume_config
+from agentenv.trainers.config.config_files import changed, load_confirmed, resume_confirmed
 from agentenv.trainers.config.train_config import TrainConfig
 
 DEFAULT_PRESET = "laptop-search"
@@ -161,12 +161,8 @@ def _configuration(
             raise ConfigurationError(
                 "resume=True takes the configuration of the run in `out`: give `out` and no other configuration"
             )
-        confirm_file(Path(out) / CONFIG, trusted=trusted)
-        return resume_config(Path(out))
-    name = DEFAULT_PRESET if config is None else str(config)
-    if name not in presets():
-        confirm_file(Path(name), trusted=trusted)
-    return load_config(name)
+        return resume_confirmed(Path(out), trusted=trusted)
+    return load_confirmed(DEFAULT_PRESET if config is None else str(config), trusted=trusted)
 
 
 def _dotted(overrides: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

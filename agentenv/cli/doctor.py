@@ -74,7 +74,6 @@ class Doctor:
             hint = f" [dim]({escape(found['hint'])})[/]" if found["hint"] and not found["ok"] else ""
             console.print(
                 f"{mark} {name:<16} {escape(found['value'])}{hint}",
-                highlight=False,
                 markup=True,
                 soft_wrap=True,
             )
@@ -82,7 +81,7 @@ class Doctor:
             missing = [package for package, version in packages.items() if version is None]
             mark = "[yellow]no [/]" if missing else "[green]yes[/]"
             detail = f"missing {', '.join(missing)}" if missing else "installed"
-            console.print(f"{mark} extra {extra:<12} {detail}", highlight=False, markup=True, soft_wrap=True)
+            console.print(f"{mark} extra {extra:<12} {detail}", markup=True, soft_wrap=True)
 
 
 def cores() -> int:

@@ -51,13 +51,11 @@ class List:
 
         for name, row in result.items():
             state = f"{row['finished']} runs here, {row['missing']} before the next interim analysis"
-            console.print(
-                f"{name:<14} {row['title']} ({state})", style="bold", highlight=False, soft_wrap=True
-            )
+            console.print(f"{name:<14} {row['title']} ({state})", style="bold", soft_wrap=True)
             page = row["decided"]
             none = "no published page in the folder of --pages"
             said = none if page is None else f"{page['verdict']}: {power_in_words(page)}"
-            console.print(f"{'':<15}{said}", highlight=False, soft_wrap=True)
+            console.print(f"{'':<15}{said}", soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class Starts:
             took = "is there" if minutes is None else f"made in {minutes:.1f} minutes"
             if name in result["other_source"]:
                 took += ", made by other source of agentenv: delete it to make it anew"
-            console.print(f"{result['out']}/{name}: {took}", highlight=False, soft_wrap=True)
+            console.print(f"{result['out']}/{name}: {took}", soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -166,8 +164,8 @@ class Run:
         for arm, row in result["arms"].items():
             found = row["measure"]
             mean = "" if found["mean"] is None else f"{found['mean']:.3f}"
-            console.print(f"  {arm:<20} {len(found['values'])} seeds  {mean}", highlight=False)
+            console.print(f"  {arm:<20} {len(found['values'])} seeds  {mean}")
         for family in result["families"]:
             for pair in family["pairs"]:
-                console.print(f"  {pair_verdict(pair, family['interims'])}", highlight=False, soft_wrap=True)
-        console.print(f"{result['missing_runs']} runs missing. Page: {result['page']}", highlight=False)
+                console.print(f"  {pair_verdict(pair, family['interims'])}", soft_wrap=True)
+        console.print(f"{result['missing_runs']} runs missing. Page: {result['page']}")

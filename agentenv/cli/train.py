@@ -16,13 +16,18 @@ from rich.console import Console
 from agentenv.cli.descriptions import description, joined_field_docs
 from agentenv.cli.eval import bound_lines
 from agentenv.cli.switches import plain_switches
-from agentenv.core.trust import confirm_file
 from agentenv.data.sources import WORLD
 from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.task_env import EnvConfig
 from agentenv.policies.card import EpisodeCard
-from agentenv.trainers.config.config_files import CONFIG, load_config, override, presets, resume_config
+from agentenv.trainers.config.config_files import (
+    load_config,
+    load_confirmed,
+    override,
+    presets,
+    resume_confirmed,
+)
 from agentenv.trainers.config.train_config import TrainConfig
 
 _DEFAULT = "laptop-search"
@@ -83,12 +88,10 @@ class Train:
                 raise ConfigurationError(
                     "--resume takes the run's own config.toml; give nothing else but keys to change"
                 )
-            confirm_file(known.resume / CONFIG, trusted=known.trust_config)
-            config = override(resume_config(known.resume), overrides)
-            return cls(config, known.resume, resume=True)
-        if named and argv[0] not in presets():
-            confirm_file(Path(argv[0]), trusted=known.trust_config)
-        config = override(load_config(argv[0] if named else _DEFAULT), overrides)
+            held = resume_confirmed(known.resume, trusted=known.trust_config)
+            return cls(override(held, overrides), known.resume, resume=True)
+        base = load_confirmed(argv[0] if named else _DEFAULT, trusted=known.trust_config)
+        config = override(base, overrides)
         return cls(config, known.out or Path("runs") / config.name, plan=known.plan)
 
     def run(self) -> dict[str, Any]:
@@ -108,21 +111,19 @@ class Train:
         """The headline, where everything is, and what to do next."""
         if self.plan:
             for name, value in result.items():
-                console.print(f"{name}: {value}", highlight=False)
+                console.print(f"{name}: {value}")
             return
         before, after = result["before"], result["after"]
-        console.print(
-            f"\n{result['scorer']} on {after['n']} held-out questions", style="bold", highlight=False
-        )
+        console.print(f"\n{result['scorer']} on {after['n']} held-out questions", style="bold")
         for name, score in (("before", before), ("after", after)):
             if score["mean"] is None:
                 console.print(f"  {name:<7}no score: every episode met an infrastructure failure")
                 continue
-            console.print(f"  {name:<7}{score['mean']:.3f}  {interval_text(score['ci95'])}", highlight=False)
+            console.print(f"  {name:<7}{score['mean']:.3f}  {interval_text(score['ci95'])}")
         for bound in bound_lines(result["bounds"]):
-            console.print(f"  {bound}", highlight=False, markup=False)
+            console.print(f"  {bound}", markup=False)
         for name, value in result["index_recall"].items():
-            console.print(f"  index, bare question: {name:<12}{value:.3f}", highlight=False)
+            console.print(f"  index, bare question: {name:<12}{value:.3f}")
         out = result["out"]
         lines = [
             f"\nNumbers: {out}/results.json",
@@ -131,7 +132,7 @@ class Train:
         ]
         for line in (*lines, "\nNext:", *(f"  {command}" for command in next_commands(self.config, out))):
             # People copy a command as one line.
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            console.print(line, markup=False, soft_wrap=True)
 
 
 def next_commands(config: TrainConfig, out: str) -> list[str]:

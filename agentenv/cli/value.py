@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.core.trust import confirm_file
 from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 
@@ -93,7 +92,7 @@ class Value:
 
     def _episodes(self, display: "Display") -> "list[LabelledEpisode]":
         """States of known value: recorded ones, or with ``--search`` those of a search, which are kept in a file as well."""
-        from agentenv.trainers.config.config_files import CONFIG, resume_config
+        from agentenv.trainers.config.config_files import resume_confirmed
         from agentenv.trainers.learner.value_training import recorded_episodes
         from agentenv.trainers.strategies.value_search import VERIFIER, ValueSearchStrategy
         from agentenv.trainers.value_states import search_states, write_states
@@ -103,8 +102,7 @@ class Value:
         strategy = ValueSearchStrategy(
             value=VERIFIER, iterations=self.iterations, samples=self.samples, children=self.children
         )
-        confirm_file(self.run_folder / CONFIG, trusted=self.trust_config)
-        config = resume_config(self.run_folder)
+        config = resume_confirmed(self.run_folder, trusted=self.trust_config)
         searched = self.out.with_name(f"{self.out.name}{SEARCHED}")
         display.note(
             f"States are written to {searched} as they are found; the same command goes on from there."
@@ -125,4 +123,4 @@ class Value:
             )
         if "searched" in result:
             said += f"\nSearched states: {result['searched']}"
-        console.print(f"{said}\nValue model: {result['out']}", highlight=False)
+        console.print(f"{said}\nValue model: {result['out']}")

@@ -272,14 +272,10 @@ class Warmstart:
         return reader_warmstart(config, display, self.out)
 
     def _expert(self, display: Any) -> dict[str, Any]:
-        from agentenv.core.trust import confirm_file
-        from agentenv.trainers.config.config_files import load_config, override, presets
+        from agentenv.trainers.config.config_files import load_confirmed, override
         from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
 
-        for name in self.imitate:
-            if name not in presets():
-                confirm_file(Path(name), trusted=self.trust_config)
-        runs = [load_config(name) for name in self.imitate]
+        runs = [load_confirmed(name, trusted=self.trust_config) for name in self.imitate]
         if self.context_tokens is not None:
             said = ["--rollout.context_tokens", str(self.context_tokens)]
             runs = [override(run, said) for run in runs]
@@ -310,12 +306,10 @@ class Warmstart:
         return arena_warmstart(run, settings, display, self.out)
 
     def _distilled(self, display: Any) -> dict[str, Any]:
-        from agentenv.core.trust import confirm_file
-        from agentenv.trainers.config.config_files import load_config, presets
+        from agentenv.trainers.config.config_files import load_confirmed
         from agentenv.trainers.warmstart.self_distillation import DistillationConfig, self_distillation
 
-        if self.distil not in presets():
-            confirm_file(Path(self.distil), trusted=self.trust_config)
+        run = load_confirmed(self.distil, trusted=self.trust_config)
         shots = None if self.shots is None else self.shots.read_text(encoding="utf-8")
         settings = DistillationConfig(
             samples=self.samples,
@@ -326,7 +320,7 @@ class Warmstart:
             tiers=self.tiers,
             thresholds=self.thresholds,
         )
-        run = load_config(self.distil).model_copy(update={"compute": self.compute})
+        run = run.model_copy(update={"compute": self.compute})
         return self_distillation(run, settings, display, self.out)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
@@ -354,7 +348,7 @@ class Warmstart:
                 head += f", {result['first_tries_failed']:.0%} of the first tries failed"
         read = f"{result['tokens']:,} tokens in " if "tokens" in result else ""
         spent = f"{read}{result['minutes']:.1f} minutes\n" if "minutes" in result else ""
-        console.print(f"{head}\n{spent}Policy: {result['out']}", highlight=False)
+        console.print(f"{head}\n{spent}Policy: {result['out']}")
 
 
 def _flags(names: Iterable[str]) -> str:

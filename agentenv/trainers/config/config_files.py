@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentenv.core.io.shipped_files import shipped_file
 from agentenv.core.io.toml_files import read_toml
-from agentenv.core.trust import needs_trust
+from agentenv.core.trust import confirm_file, needs_trust
 from agentenv.core.values import read_value
 from agentenv.data.sources import OWN
 from agentenv.errors import ConfigurationError, UnknownName, check_known
@@ -63,6 +63,17 @@ def load_config(name: str | Path) -> TrainConfig:
     if not path.is_file():
         raise UnknownName.among("preset or TOML file", str(name), presets())
     return config_of(read_toml(path), str(path))
+
+
+def load_confirmed(name: str, *, trusted: bool) -> TrainConfig:
+    """`load_config` of whoever starts a run: what a TOML file would run or contact is confirmed before (`confirm_file`).
+
+    Raises:
+        ConfigurationError: they are not confirmed; otherwise as `load_config`.
+    """
+    if name not in presets():
+        confirm_file(Path(name), trusted=trusted)
+    return load_config(name)
 
 
 def config_of(values: Mapping[str, Any], place: str) -> TrainConfig:
@@ -150,6 +161,16 @@ def resume_config(folder: Path) -> TrainConfig:
     if held is not None and (missing := _missing(held.nested(), values)):
         raise ConfigurationError(f"{path} is incomplete, it lacks {missing}: {way_out}")
     return config_of(values, str(path))
+
+
+def resume_confirmed(folder: Path, *, trusted: bool) -> TrainConfig:
+    """`resume_config` of whoever goes on with a run: its file is confirmed as in `load_confirmed`.
+
+    Raises:
+        ConfigurationError: it is not confirmed; otherwise as `resume_config`.
+    """
+    confirm_file(folder / CONFIG, trusted=trusted)
+    return resume_config(folder)
 
 
 def _missing(wanted: Mapping[str, Any], values: Mapping[str, Any], above: str = "") -> str:
