@@ -3,7 +3,6 @@
 The paper's thresholds are kept, and what it leaves open is said where it is filled in; ``docs/sampling.md`` has the table.
 """
 
-import gzip
 import json
 import math
 from collections import deque
@@ -15,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from agentenv.core.io.strict_json import read_json_text
+from agentenv.core.io.tables import open_text
 from agentenv.core.trajectory import Origin, Trajectory, from_record, to_record
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
@@ -182,7 +182,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
     files = sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]
     for file in files:
         try:
-            with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
+            with open_text(file) as lines:
                 yield from map(read_json_text, lines)
         except (OSError, ValueError) as error:
             raise ConfigurationError(
