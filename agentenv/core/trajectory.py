@@ -5,6 +5,7 @@ over T are computed from the segments and are never edited. Whoever changes an e
 segments.
 """
 
+import json
 import math
 import uuid
 from base64 import b64decode, b64encode
@@ -285,6 +286,12 @@ def to_record(trajectory: Trajectory, *, whole: bool = False) -> dict[str, Any]:
             for turn in trajectory.turns
         ],
     }
+
+
+def checkpoint_record(trajectory: Trajectory) -> dict[str, Any]:
+    """The whole record as a checkpoint holds it, which is read with ``weights_only`` and so takes plain values alone."""
+    record: dict[str, Any] = json.loads(json.dumps(to_record(trajectory, whole=True)))
+    return record
 
 
 def from_record(record: Mapping[str, Any], task: Task, images: Path | None = None) -> Trajectory:

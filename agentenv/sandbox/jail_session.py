@@ -213,7 +213,6 @@ class SessionGroup:
     def nearest(self, point: Point) -> tuple[JailSnapshot | None, list[Point]]:
         """The live snapshot that lies last on the way to ``point``, and the moments after it."""
         path = point.path()
-        # From the end, so that as few cells as possible are run again.
         for cut in range(len(path), 0, -1):
             for snapshot in self._live():
                 if snapshot.point is path[cut - 1]:

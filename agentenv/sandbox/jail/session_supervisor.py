@@ -13,6 +13,7 @@ later files while it does, and the outcome is checked from here before anything 
 """
 
 import base64
+import contextlib
 import errno
 import json
 import os
@@ -113,8 +114,7 @@ class SessionSupervisor:
 
     def _open(self, order: dict[str, Any]) -> dict[str, Any]:
         """A new interpreter in an empty box; where the box cannot be emptied, one that its program has ended."""
-        # A box that cannot be emptied is the doing of the program in it, so the new interpreter counts as ended and not as a
-        # fault.
+        # That is the doing of a program, so the new interpreter counts as ended and not as a fault.
         if not self._put_away():
             self._died.add(order["node"])
             return {}
@@ -210,9 +210,8 @@ class SessionSupervisor:
             self._kill_strays()
 
     def _stop_all(self, node: Node) -> None:
-        """Stops the processes of all programs at once: none can fork another that escapes."""
+        """Stops the processes of all programs by one call: one after the other, one could fork another that escapes."""
         if self._setup["isolated"]:
-            # One call for all processes of this PID namespace, because one after the other a program could outrun it.
             os.kill(-1, signal.SIGSTOP)
         else:
             send_signal(node.pid, signal.SIGSTOP)
@@ -227,11 +226,9 @@ class SessionSupervisor:
         return orphans, table
 
     def _reap(self) -> None:
-        try:
+        with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        except ChildProcessError:
-            pass
 
     def _lost(self, runner: int) -> list[int]:
         """Nodes that died while another one ran; they are removed."""
@@ -384,7 +381,6 @@ class SessionSupervisor:
         watch.members = list
         if watch.until(link.fileno(), time.monotonic() + FORK_S) != "ready":
             return 0
-        # One message of a fixed length: whatever else arrives is no greeting.
         data, ancillary, _, _ = link.recvmsg(frames.LENGTH.size + 2, socket.CMSG_SPACE(12))
         if len(data) < frames.LENGTH.size + 2 or not ancillary:
             return 0

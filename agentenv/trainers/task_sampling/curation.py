@@ -3,7 +3,6 @@
 The paper's thresholds are kept, and what it leaves open is said where it is filled in; ``docs/sampling.md`` has the table.
 """
 
-import json
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.io.tables import open_text
-from agentenv.core.trajectory import Origin, Trajectory, from_record, to_record
+from agentenv.core.trajectory import Origin, Trajectory, checkpoint_record, from_record
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.task_sampling.step_budget import Group, Selection, StepBudget, TaskDraw, require
@@ -145,7 +144,7 @@ class AdaptiveCuration:
             whole = trajectory.origin is Origin.DEMONSTRATION or not trajectory.guided
             if trajectory.valid and whole and self._is_success(trajectory.reward):
                 self._lengths[place] = max(self._lengths.get(place, 0), len(trajectory.turns))
-                self._stored[place] = json.loads(json.dumps(to_record(trajectory, whole=True)))
+                self._stored[place] = checkpoint_record(trajectory)
 
     def _fill(self, tasks: Sequence[Task]) -> None:
         places = {task.id: place for place, task in enumerate(tasks)}

@@ -3,7 +3,6 @@
 Shapes: N tasks, R of them known from their outcomes.
 """
 
-import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from agentenv.core.trajectory import Origin, Trajectory, from_record, to_record
+from agentenv.core.trajectory import Origin, Trajectory, checkpoint_record, from_record
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.encoder import make_encoder
@@ -231,4 +230,4 @@ class TargetedReplay:
 
 
 def _frozen(group: Group) -> tuple[int, list[dict[str, Any]]]:
-    return group.task, [json.loads(json.dumps(to_record(t, whole=True))) for t in group.credited]
+    return group.task, [checkpoint_record(trajectory) for trajectory in group.credited]
