@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentenv.core.protocols import ChatFormat
-from agentenv.core.rollout import EpisodeSpec, EpisodeState
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, play
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 
 def place_guidance(chat: ChatFormat, row: Sequence[int], text: str) -> tuple[int, list[int]]:
@@ -74,6 +75,18 @@ def guide(state: EpisodeState, chat: ChatFormat, text: str) -> int:
     state.segments[-1:] = [s for s in (halves[0], injected, halves[1]) if s.ids]
     state.ids[at:at] = ids
     return len(ids)
+
+
+async def play_guided(state: EpisodeState, context: RolloutContext, text: str | None) -> Trajectory:
+    """Plays ``state`` to its end with ``text`` before its next turn, for which the context is made longer.
+
+    Raises:
+        ConfigurationError: see ``place_guidance``.
+    """
+    if text is not None:
+        added = guide(state, context.chat, text)
+        context = context.with_settings(context_tokens=context.config.context_tokens + added)
+    return await play(state, context.policy, context.chat, context.config)
 
 
 def unguided(guided: Trajectory) -> Trajectory:

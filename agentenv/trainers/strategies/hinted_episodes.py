@@ -6,17 +6,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from agentenv.core.env_calls import call_plain
-from agentenv.core.rollout import (
-    EpisodeSpec,
-    EpisodeState,
-    never_fitted,
-    open_episode,
-    play,
-)
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, never_fitted
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import EndReason
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.strategies.guidance import guide, unguided
+from agentenv.trainers.strategies.guidance import play_guided, unguided
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 T = TypeVar("T")
@@ -37,15 +31,13 @@ async def play_hinted(
         hint: The hint, asked for after the reset.
     """
     episode = f"{parent}-{name}"
-    state = await open_episode(spec, context.policy, context.chat, context.config, episode=episode)
+    state = await context.open(spec, episode)
     text = await ask_expert(state, context.config.deadline_s, partial(hint, spec)) or ""
     if state.ended is None and not text:
         return []
-    added = guide(state, context.chat, text) if text else 0
     state.spec = replace(spec, seed=spec.seed + _SECOND)
-    config = context.config.model_copy(update={"context_tokens": context.config.context_tokens + added})
     try:
-        guided = await play(state, context.policy, context.chat, config)
+        guided = await play_guided(state, context, text or None)
     finally:
         context.policy.release(episode)
     if never_fitted(guided):

@@ -18,7 +18,6 @@ from agentenv.core.rollout import (
     capture,
     fork,
     observe,
-    open_episode,
     release,
     rewind,
     sample,
@@ -257,7 +256,7 @@ class _TreeBuilder:
         context, spec = self.context, self.specs[slots.start]
         async with context.slot(slots.start):
             episode = context.episode(slots.start)
-            state = await open_episode(spec, context.policy, context.chat, context.config, episode=episode)
+            state = await context.open(spec, episode)
             script = await expert_script(state, context) if self.strategy.progress else ()
             await self._grow(Branch(state, slots, self.strategy.depth, script=script), tasks)
 
