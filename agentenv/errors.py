@@ -168,6 +168,11 @@ class WorkerLost(Fault):
     """A worker of a cluster died, was cut off or missed its deadline; what it played is played again elsewhere."""
 
 
+def first_line(error: Exception) -> str:
+    """The first line of what a library says in an error, cut for a sentence; the kind of error where it says nothing."""
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+
+
 def check_known(kind: str, name: str, known: Collection[str]) -> None:
     """Refuses a name that a registry does not hold.
 

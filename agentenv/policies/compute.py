@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 from agentenv.core.validation import Frozen
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, MissingExtra, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -149,9 +149,8 @@ def _usable(name: str) -> "torch.device":
         # A tensor is made, because a device may be listed and refuse to work.
         device = torch.zeros(1, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError, ImportError, ValueError) as error:
-        reason = str(error).partition("\n")[0][:160]
         raise ConfigurationError(
-            f"the device {name!r} (compute.device) cannot be used here: {reason}"
+            f"the device {name!r} (compute.device) cannot be used here: {first_line(error)}"
         ) from error
     if device.type == "meta":
         raise ConfigurationError("the device 'meta' (compute.device) computes nothing: name another one")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from agentenv.core.images import PlacedImage, rope_positions, substitute
 from agentenv.core.io.model_files import LOCAL
-from agentenv.errors import CheckpointMismatch, EnvFault, MissingExtra
+from agentenv.errors import CheckpointMismatch, EnvFault, MissingExtra, first_line
 from agentenv.policies.forward import CacheShape, RowCache, probe, refusal, require_small, span, step
 
 _KEPT_BYTES = 2**28  # of pixel values
@@ -58,9 +58,8 @@ class PixelReader:
         try:
             return cls(AutoImageProcessor.from_pretrained(str(folder), backend="pil", **LOCAL), config)
         except Exception as error:  # a damaged file makes the library raise something of its own
-            reason = str(error).partition("\n")[0][:200]
             raise CheckpointMismatch(
-                f"{folder} holds no image processor that can be loaded: {reason}"
+                f"{folder} holds no image processor that can be loaded: {first_line(error)}"
             ) from error
 
     def save(self, folder: Path) -> None:

@@ -15,7 +15,7 @@ from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.images import PlacedImage, without_strays
 from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
-from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
+from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault, first_line
 from agentenv.policies.compute import process_compute
 from agentenv.policies.engine import COLDEST, HOTTEST, Engine, EngineConfig, EngineRequest, Sampled
 from agentenv.policies.export import write_weights
@@ -313,7 +313,8 @@ def _read(folder: Path) -> "tuple[Any, int, tuple[int, ...], PixelReader | None]
         named = (base / "generation_config.json").is_file()
         generation = GenerationConfig.from_pretrained(str(base), local_files_only=True) if named else config
     except Exception as error:  # a damaged file makes each library raise something of its own
-        reason = str(error).partition("\n")[0][:200]
-        raise CheckpointMismatch(f"{folder} holds no model that can be loaded: {reason}") from error
+        raise CheckpointMismatch(
+            f"{folder} holds no model that can be loaded: {first_line(error)}"
+        ) from error
     longest = int(config.get_text_config(decoder=True).max_position_embeddings)
     return tokenizer, longest, ends_of_turn(tokenizer, generation), PixelReader.load(base, config)

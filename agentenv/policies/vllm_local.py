@@ -19,7 +19,7 @@ import numpy as np
 
 from agentenv.core.images import PlacedImage, collapsed
 from agentenv.core.io.model_files import ADAPTER_CONFIG
-from agentenv.errors import CheckpointMismatch, MissingExtra, PolicyFault
+from agentenv.errors import CheckpointMismatch, MissingExtra, PolicyFault, first_line
 from agentenv.policies.engine import EngineConfig, EngineRequest, Sampled
 from agentenv.policies.lora import base_and_adapter
 
@@ -66,8 +66,7 @@ class LocalEngine:
             except Exception as error:
                 children.note()
                 children.end()
-                reason = str(error).partition("\n")[0][:200]
-                raise CheckpointMismatch(f"vLLM starts no engine on {folder}: {reason}") from error
+                raise CheckpointMismatch(f"vLLM starts no engine on {folder}: {first_line(error)}") from error
         children.note()
         lora = LoRARequest(adapter.name, 1, str(adapter)) if adapter else None
         return await cls(llm, lora, children).bound()
@@ -83,8 +82,7 @@ class LocalEngine:
         except BaseException as error:  # a missed deadline cancels
             await self.close()
             if isinstance(error, Exception):
-                reason = str(error).partition("\n")[0][:200]
-                raise PolicyFault(f"a vLLM engine came up and failed: {reason}") from error
+                raise PolicyFault(f"a vLLM engine came up and failed: {first_line(error)}") from error
             raise
         return self
 

@@ -23,6 +23,11 @@ def looked_up(answers: Sequence[str]) -> list[str]:
     return [answer for answer in answers if squad(answer) not in _NOT_LOOKED_UP]
 
 
+def is_yes_or_no(answers: Sequence[str]) -> bool:
+    """Whether ``answers`` are yes or no alone, which stand on no page as what they answer."""
+    return all(answer.strip().lower() in ("yes", "no") for answer in answers)
+
+
 def holds_answer(page: str, answers: Sequence[str]) -> bool:
     """Whether one of ``answers`` stands on ``page``, apart from the tags on it."""
     wanted = looked_up(answers)

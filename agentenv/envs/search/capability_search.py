@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from agentenv.core.scoring.evidence import is_yes_or_no
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import EndReason, ToolStatus
 from agentenv.data.world import FictionalWorld, WorldConfig
@@ -45,7 +46,7 @@ def _supported(state: SearchState) -> int:
 
 def _answer_found(state: SearchState) -> bool:
     """Whether a valid page holds an accepted answer; of yes and no, which none holds, whether all documents were found."""
-    if all(answer.strip().lower() in ("yes", "no") for answer in state.task.answers):
+    if is_yes_or_no(state.task.answers):
         needed = state.task.data.get("supporting_ids", ())
         return bool(needed) and set(needed) <= state.by_id.keys()
     return answer_shown(state.record, state.task.answers)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv.core.options import bind_options
-from agentenv.core.scoring.evidence import holds_answer
+from agentenv.core.scoring.evidence import holds_answer, is_yes_or_no
 from agentenv.core.scoring.scorers import Scorer
 from agentenv.envs.search.search_state import SearchState, ToolReply
 from agentenv.errors import check_known
@@ -187,7 +187,7 @@ def is_grounded(state: SearchState) -> bool:
     if needed := state.task.data.get("supporting_ids"):
         return all(one in state.by_id for one in needed)
     answers = state.task.answers
-    if answers and all(answer.strip().lower() in ("yes", "no") for answer in answers):
+    if answers and is_yes_or_no(answers):
         return any(turn.valid and turn.page for turn in state.record)
     return answer_shown(state.record, answers)
 

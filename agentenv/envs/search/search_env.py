@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.env import AsyncEnv
 from agentenv.core.protocols import Retriever
-from agentenv.core.scoring.evidence import holds_answer
+from agentenv.core.scoring.evidence import holds_answer, is_yes_or_no
 from agentenv.core.scoring.scorers import load_scorer
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.data.world import FictionalWorld, WorldConfig
@@ -263,7 +263,7 @@ class SearchEnv(AsyncEnv[SearchState]):
             lines = [self.search.format.passages([state.by_id[one]]) for one in needed if one in state.by_id]
             whole = [_NUMBER.sub("", line).strip() in seen for line in lines]
             was_shown = len(whole) == len(needed) and all(whole)
-        elif all(answer.strip().lower() in ("yes", "no") for answer in state.task.answers):
+        elif is_yes_or_no(state.task.answers):
             was_shown = bool(state.by_id)
         else:
             was_shown = holds_answer(seen, state.task.answers)
