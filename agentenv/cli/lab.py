@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.errors import ConfigurationError, MissingExtra, check_known
+from agentenv.errors import ConfigurationError, check_known, needs_extra
 
 _RUNS, _PAGES = Path("runs/lab"), Path("docs/lab")
 
@@ -74,10 +74,8 @@ class Starts:
 
     def run(self) -> dict[str, Any]:
         """The minutes that each start took, None for one that was there, and which of these were made by other source."""
-        try:
+        with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("torch", "train") from error
         from agentenv.cli.main import main
         from agentenv.trainers.lab.starts import STARTS, has_other_source, is_made, make_start
 
@@ -126,10 +124,8 @@ class Run:
 
     def run(self) -> dict[str, Any]:
         """Runs, and writes the page before the first run, so that one that cannot be written is known, and after each."""
-        try:
+        with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("torch", "train") from error
         from agentenv.core.trust import confirm_file
         from agentenv.progress import LiveDisplay
         from agentenv.trainers.lab.lab import experiments, load_experiment

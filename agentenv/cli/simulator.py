@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 
 
@@ -111,10 +111,8 @@ class Train:
         from agentenv.policies.policy_spec import make_policy
         from agentenv.retrievers.simulation.simulation_data import read_examples
 
-        try:
+        with needs_extra("train"):
             from agentenv.trainers.warmstart import simulator as maker
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of(error.name or "torch", "train") from error
         from agentenv.progress import LiveDisplay
 
         if self.out.exists():

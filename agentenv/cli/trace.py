@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, needs_extra
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,8 @@ class Trace:
             raise ConfigurationError(
                 f"passes={self.passes} and tasks={self.tasks} must be at least 1, rank={self.rank} at least 0"
             )
-        try:
+        with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("torch", "train") from error
         from agentenv.envs.search.capability_search import CAPABILITIES
         from agentenv.evaluation.records import read_evaluation
         from agentenv.policies.model_chat import make_chat

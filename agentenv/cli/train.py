@@ -17,11 +17,12 @@ from agentenv.cli.descriptions import description, joined_field_docs
 from agentenv.cli.eval import bound_lines
 from agentenv.cli.switches import plain_switches
 from agentenv.data.sources import WORLD
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.task_env import EnvConfig
 from agentenv.policies.card import EpisodeCard
 from agentenv.trainers.config.config_files import (
+    DEFAULT_PRESET,
     load_config,
     load_confirmed,
     override,
@@ -29,8 +30,6 @@ from agentenv.trainers.config.config_files import (
     resume_confirmed,
 )
 from agentenv.trainers.config.train_config import TrainConfig
-
-_DEFAULT = "laptop-search"
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,9 @@ class Train:
             print(textwrap.fill(f"Presets: {', '.join(presets())}.", shutil.get_terminal_size().columns))
             print("\nKeys and their defaults:\n")
             with joined_field_docs(TrainConfig):
-                tyro.cli(TrainConfig, default=load_config(_DEFAULT), args=["--help"], prog="agentenv train")
+                tyro.cli(
+                    TrainConfig, default=load_config(DEFAULT_PRESET), args=["--help"], prog="agentenv train"
+                )
         parser = argparse.ArgumentParser(prog="agentenv train", add_help=False, allow_abbrev=False)
         parser.add_argument("--out", type=Path)
         parser.add_argument("--resume", type=Path)
@@ -90,17 +91,15 @@ class Train:
                 )
             held = resume_confirmed(known.resume, trusted=known.trust_config)
             return cls(override(held, overrides), known.resume, resume=True)
-        base = load_confirmed(argv[0] if named else _DEFAULT, trusted=known.trust_config)
+        base = load_confirmed(argv[0] if named else DEFAULT_PRESET, trusted=known.trust_config)
         config = override(base, overrides)
         return cls(config, known.out or Path("runs") / config.name, plan=known.plan)
 
     def run(self) -> dict[str, Any]:
         """Trains, or with ``--plan`` says what the run will need."""
         if self.plan:
-            try:
+            with needs_extra("train"):
                 from agentenv.trainers.plan import plan_run
-            except ModuleNotFoundError as error:
-                raise MissingExtra.of(str(error.name), "train") from error
             return plan_run(self.config)
         from agentenv.api import train
 

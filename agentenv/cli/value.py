@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 
 if TYPE_CHECKING:
@@ -66,10 +66,8 @@ class Value:
                 raise ConfigurationError(f"{path} exists already; choose another --out")
         if not (isfinite(self.ridge) and self.ridge > 0):
             raise ConfigurationError(f"--ridge must be finite and above 0, not {self.ridge}")
-        try:
+        with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("torch", "train") from error
         from agentenv.policies.policy_spec import make_policy
         from agentenv.progress import LiveDisplay
         from agentenv.trainers.learner.value_training import train_value_model

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.policies.tiny import shipped_weights
 
@@ -109,10 +109,8 @@ class Warmstart:
 
     def run(self) -> dict[str, Any]:
         """Trains the policy and saves it."""
-        try:
+        with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("torch", "train") from error
         self._check()
         from agentenv.progress import LiveDisplay
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 from agentenv.core.validation import Frozen
-from agentenv.errors import ConfigurationError, MissingExtra, first_line
+from agentenv.errors import ConfigurationError, first_line, needs_extra
 
 if TYPE_CHECKING:
     import torch
@@ -82,10 +82,8 @@ class ComputeSettings(Frozen):
             ConfigurationError: the device, or the attention on it, cannot be used here.
             MissingExtra: torch is not installed.
         """
-        try:
+        with needs_extra("train"):
             import torch
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("torch", "train") from error
         device = _usable(self.device)
         dtype = torch.bfloat16 if self.dtype == "bfloat16" or self._automatic_bf16(device) else torch.float32
         attention = _attention(self.attention, device, rounds=dtype is torch.bfloat16)

@@ -19,7 +19,7 @@ import numpy as np
 
 from agentenv.core.images import PlacedImage, collapsed
 from agentenv.core.io.model_files import ADAPTER_CONFIG
-from agentenv.errors import CheckpointMismatch, MissingExtra, PolicyFault, first_line
+from agentenv.errors import CheckpointMismatch, PolicyFault, first_line, needs_extra
 from agentenv.policies.engine import EngineConfig, EngineRequest, Sampled
 from agentenv.policies.lora import base_and_adapter
 
@@ -54,11 +54,9 @@ class LocalEngine:
         """
         base, adapter = base_and_adapter(folder)
         with _surroundings(config):
-            try:
+            with needs_extra("vllm"):
                 from vllm.lora.request import LoRARequest
                 from vllm.v1.engine.async_llm import AsyncLLM
-            except ModuleNotFoundError as error:
-                raise MissingExtra.of(error.name or "vllm", "vllm") from error
             # Before the engine starts: what is there now belongs to others.
             children = _Children()
             try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from agentenv.core.validation import sentence
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.serving.conversation import CallerConnection, host_of
 from agentenv.serving.mcp import PARSE_ERROR, SERVER_ERROR, answer, complaint, failure, is_notification
 from agentenv.serving.mcp_sessions import McpSession
@@ -41,12 +41,10 @@ def make_app(service: EnvService) -> Any:
     Raises:
         MissingExtra: FastAPI is not installed.
     """
-    try:
+    with needs_extra("serve"):
         from fastapi import FastAPI, Request
         from starlette.responses import Response
         from starlette.websockets import WebSocket
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("fastapi", "serve") from error
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

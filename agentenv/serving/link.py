@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from agentenv.core.env import in_background
-from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault, MissingExtra
+from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault, needs_extra
 from agentenv.serving.wire import CAPACITY_REACHED, TOKEN_VARIABLE, error_in, frame, read_json
 from agentenv.web.client import bearer
 from agentenv.web.retries import RetryPolicy
@@ -150,11 +150,9 @@ class Link:
             ConfigurationError: the server does not let us in.
             EnvFault: it fails.
         """
-        try:
+        with needs_extra("serve"):
             from websockets.asyncio.client import connect
             from websockets.exceptions import InvalidStatus
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("websockets", "serve") from error
         try:
             self._socket = await connect(
                 self.url.replace("http", "ws", 1) + "/ws",

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentenv.core.env import Env
 from agentenv.core.types import Task
-from agentenv.errors import MissingExtra
+from agentenv.errors import needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes, as_messages
 
 
@@ -29,11 +29,9 @@ def register(
     Raises:
         MissingExtra: SkyRL-gym is not installed.
     """
-    try:
+    with needs_extra("skyrl"):
         import skyrl_gym
         from skyrl_gym.envs.registration import registry
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("skyrl_gym", "skyrl") from error
     # Removed first, so that a worker that registers twice plays the newer configuration.
     registry.pop(id, None)
     episodes = Episodes(env, arguments, tasks)

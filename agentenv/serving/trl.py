@@ -17,7 +17,7 @@ from agentenv.core.env import Env
 from agentenv.core.images import text_alone
 from agentenv.core.tools import Tool
 from agentenv.core.types import Task, ToolStatus
-from agentenv.errors import AgentEnvError, EpisodeOver, Fault, MissingExtra
+from agentenv.errors import AgentEnvError, EpisodeOver, Fault, needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes, rows
 from agentenv.serving.toolbox import instructions, observation_text, play, toolbox
 
@@ -49,10 +49,8 @@ def to_trl(env: str, *, tasks: Iterable[Task] = (), seeds: Iterable[int] = (), *
         MissingExtra: datasets is not installed.
         ConfigurationError: neither tasks nor seeds.
     """
-    try:
+    with needs_extra("interop"):
         from datasets import Dataset
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("datasets", "interop") from error
     prompt = [{"role": "user", "content": ""}]  # to which TRL appends what reset() returns
     posed = tuple(tasks)
     table = [{"prompt": prompt, **row} for row in rows(tasks=posed, seeds=seeds)]

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from agentenv.core.images import text_alone
 from agentenv.core.types import Observation, Step
-from agentenv.errors import MissingExtra
+from agentenv.errors import needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes
 from agentenv.serving.wire import options_in
 
@@ -59,10 +59,8 @@ async def _play(task: Any, player: Any, episodes: Episodes) -> None:
 
 @functools.cache
 def _classes() -> dict[str, type]:
-    try:
+    with needs_extra("verifiers"):
         import verifiers.v1 as vf
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("verifiers", "verifiers") from error
 
     class AgentenvData(vf.TaskData):  # type: ignore[misc,unused-ignore]
         row: DatasetRow

@@ -17,7 +17,7 @@ from typing import Any
 
 from agentenv.core.env import Env
 from agentenv.core.types import Step
-from agentenv.errors import Fault, MissingExtra
+from agentenv.errors import Fault, needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes, as_messages
 
 TRIES = 3
@@ -141,10 +141,8 @@ class _Playing:
 
 @functools.cache
 def _loop() -> type:
-    try:
+    with needs_extra("verl"):
         from verl.experimental.agent_loop.agent_loop import AgentLoopBase
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of(str(error.name), "verl") from error
 
     class AgentenvLoop(_Playing, AgentLoopBase):  # type: ignore[misc,unused-ignore]
         """Plays the episode that the row describes, in the environment that the configuration names.

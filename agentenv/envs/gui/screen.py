@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from agentenv.core.types import MessagePart
 from agentenv.envs.gui.actions import Action, Point
-from agentenv.errors import ConfigurationError, EnvFault, MissingExtra
+from agentenv.errors import ConfigurationError, EnvFault, needs_extra
 
 PATCH = 28
 """Side of an image token in pixels."""
@@ -161,10 +161,8 @@ def image_part(image: bytes | Path) -> MessagePart:
         MissingExtra: pillow is not installed.
         EnvFault: the image cannot be read.
     """
-    try:
+    with needs_extra("gui", "pillow"):
         from PIL import Image
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("pillow", "gui") from error
     try:
         with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as picture:
             size = resized(*picture.size)

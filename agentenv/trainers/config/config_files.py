@@ -19,6 +19,7 @@ from agentenv.trainers.config.identity import IDENTITY, Identity
 from agentenv.trainers.config.train_config import TrainConfig
 
 CONFIG = "config.toml"
+DEFAULT_PRESET = "laptop-search"
 _FREE_TABLES = (
     "env.options",
     "train.options",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.trajectory import Trajectory
-from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, WorkerLost, first_line
+from agentenv.errors import AgentEnvError, ConfigurationError, WorkerLost, first_line, needs_extra
 from agentenv.trainers.config.sections import ClusterSettings
 from agentenv.trainers.workers import ray_guard
 from agentenv.trainers.workers.inflight import InflightGroup
@@ -215,10 +215,8 @@ def _guard_of(session: Path) -> "subprocess.Popen[bytes] | None":
 
 def _connect(settings: ClusterSettings) -> Path:
     """Connects to Ray; returns the folder of the session."""
-    try:
+    with needs_extra("cluster"):
         import ray
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("ray", "cluster") from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     here: dict[str, Any] = {"address": settings.address}
     if settings.address == "local":
