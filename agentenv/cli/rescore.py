@@ -52,7 +52,7 @@ class Rescore:
         return self.run_with(open_judge(self.judge, self.rubric) if self.judge else None)
 
     def run_with(self, chat: "ChatClient | None") -> dict[str, Any]:
-        """As ``run``, with a judge that is open, whose budget several folders may share."""
+        """Does what ``run`` does with a judge that is open already, whose budget several folders may share."""
         suite = (self.directory / SUITE).is_file()
         names = read_suite_summary(self.directory)["sets"] if suite else []
         if chat is not None and not self.offline:

@@ -67,7 +67,7 @@ class Chat(Protocol):
         """Name for results and caches."""
 
     async def complete(self, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]) -> Reply:
-        """One reply.
+        """Asks for one reply to ``messages``.
 
         Raises:
             EndpointFault: no reply could be had.
@@ -277,7 +277,7 @@ class _Address:
         )
 
     async def send(self, body: Mapping[str, Any]) -> Response:
-        """One try.
+        """Sends a request once.
 
         Raises:
             TryAgain: the connection broke.

@@ -91,7 +91,7 @@ class ExtractivePolicy:
         """Nothing is kept."""
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
-        """Zeros."""
+        """A log-prob of 0 for each id."""
         return [0.0] * len(ids)
 
 

@@ -185,7 +185,7 @@ class HFPolicy:
         return await self._batcher.between_batches(partial(self._scores, ids, temperature, images))
 
     def _scores(self, ids: Sequence[int], temperature: float, images: Sequence[PlacedImage]) -> list[float]:
-        """See ``score``."""
+        """Does the work of ``score``."""
         with self._weights, torch.inference_mode():
             tokens = self._ids([list(ids)])
             logits = self._plain(ids, images).float()

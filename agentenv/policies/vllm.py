@@ -237,7 +237,7 @@ class VLLMPolicy:
         self._follow(self.version + 1 if version is None else version)
 
     def resumed(self, version: int) -> None:
-        """As ``set_weights``, with the number of a checkpoint's weights."""
+        """Gives every engine the weights that were loaded from a checkpoint, with their number."""
         self._follow(version)
 
     def close(self) -> None:

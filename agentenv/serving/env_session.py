@@ -48,7 +48,7 @@ class SessionHost(Protocol):
 
     @property
     def limits(self) -> ServerLimits:
-        """Its bounds."""
+        """The bounds of the service."""
 
     @property
     def expert(self) -> bool:
@@ -99,7 +99,7 @@ class EnvSession:
 
     @property
     def env(self) -> Env[Any]:
-        """The environment.
+        """The environment that is played.
 
         Raises:
             EnvFault: the session is over.

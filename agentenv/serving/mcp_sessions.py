@@ -35,7 +35,7 @@ class McpHost(Protocol):
 
     @property
     def limits(self) -> ServerLimits:
-        """Its bounds."""
+        """The bounds of the service."""
 
     @property
     def prototype(self) -> Env[Any]:
@@ -47,7 +47,7 @@ class McpHost(Protocol):
 
     @property
     def slots(self) -> ClientSlots:
-        """Its slots."""
+        """The slots of the service."""
 
     async def session(self, client: str = "") -> EnvSession:
         """A session of a fresh environment, once there is a slot."""

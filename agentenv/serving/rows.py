@@ -81,7 +81,7 @@ class Episodes:
         return {**vars(self), "_reader": None}
 
     def make(self) -> Env[Any]:
-        """Another environment.
+        """Makes a further environment of this kind.
 
         Raises:
             ConfigurationError: it cannot be made with these arguments.

@@ -67,7 +67,7 @@ def _classes() -> dict[str, type]:
         """The episode; the prompt is the environment's to give."""
 
     class AgentenvTask(vf.Task[AgentenvData]):  # type: ignore[misc,unused-ignore]
-        """One episode."""
+        """An episode as a task of verifiers."""
 
     class AgentenvConfig(vf.TasksetConfig):  # type: ignore[misc,unused-ignore]
         env: str

@@ -155,7 +155,7 @@ class ExtensionData(BaseModel):
 
 
 def read_json(text: str) -> Any:
-    """Parses ``text``.
+    """Parses ``text`` as JSON.
 
     Raises:
         ValueError: it is no JSON, holds NaN or infinity, or nests too deeply.

@@ -62,7 +62,7 @@ class Editor(Protocol):
         """An easy question about ``page``."""
 
     async def choose(self, draft: Draft, actions: Sequence[str], rng: Random) -> str:
-        """One of ``actions``, which stand in random order."""
+        """Chooses one of ``actions``, which stand in random order."""
 
     async def inject(self, draft: Draft, rng: Random) -> Draft | None:
         """``draft`` with what a further page says of an entity in the place of its name."""

@@ -76,7 +76,7 @@ class Matcher:
     """Wants the kind ``type`` where the expert answers or presses a key, as released."""
 
     def __call__(self, predicted: Action, gold: Gold, display_size: Size) -> MatchResult:
-        """Compares.
+        """Compares an action with the expert's.
 
         Args:
             predicted: The policy's action; an element id must have been made a point.

@@ -73,7 +73,7 @@ class Generator:
         self._chat = getattr(policy, "chat", None) or InlineFormat(policy.tokenizer)  # type: ignore[attr-defined]
 
     async def answer(self, question: str, passages: Sequence[Passage]) -> str | None:
-        """Its answer, greedy; None where it gives none.
+        """The answer that the policy gives greedily; None where it gives none.
 
         Passages that do not fit its context or that it refuses to read are the planner's choice, so there is no answer then:
         a failure would take the episode out of the loss.

@@ -88,7 +88,7 @@ class RolloutActor:
 
 
 class RayWorker:
-    """One actor."""
+    """A worker that is an actor of Ray."""
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
