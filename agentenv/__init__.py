@@ -145,18 +145,6 @@ __all__ = [
 ]
 
 # Imported when they are first asked for, so that ``import agentenv`` stays light.
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.api": "EvaluationResult Score SuiteResult TrainResult evaluate evaluate_suite train",
-        "agentenv.policies.agent": "Agent",
-        "agentenv.policies.policy_spec": "make_policy",
-        "agentenv.retrievers.retriever_spec": "make_retriever",
-        "agentenv.sandbox.backends": "make_executor",
-        "agentenv.sandbox.types": "Executor",
-        "agentenv.trainers.config.config_files": "load_config",
-        "agentenv.trainers.config.train_config": "TrainConfig",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)
 
 discover()

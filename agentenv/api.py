@@ -13,7 +13,7 @@ from agentenv.core.protocols import Policy, Retriever
 from agentenv.core.trust import confirm_file
 from agentenv.core.types import Task
 from agentenv.data.sources import OWN
-from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
+from agentenv.errors import ConfigurationError, UnknownName, needs_extra
 from agentenv.evaluation.benchmark import Benchmark, BenchmarkParts, run_benchmark
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation
 from agentenv.evaluation.report.report import PAGE, write_report
@@ -22,10 +22,9 @@ from agentenv.evaluation.task_env import env_id_of
 from agentenv.policies.agent import Agent, AgentPolicy
 from agentenv.policies.compute import ComputeSettings, process_compute, use_compute
 from agentenv.progress import Display, LiveDisplay, LiveDisplays
-from agentenv.trainers.config.config_files import CONFIG, changed, load_config, presets, resume_config
+from agentenv.trainers.config.config_files import DEFAULT_PRESET, changed, load_confirmed, resume_confirmed
 from agentenv.trainers.config.train_config import TrainConfig
 
-DEFAULT_PRESET = "laptop-search"
 _GIVEN_TASKS = "tasks"  # what results call tasks that were given as objects
 
 
@@ -80,7 +79,7 @@ class EvaluationResult:
 
     @property
     def score(self) -> Score:
-        """The headline."""
+        """The score by which results are compared first."""
         return next(iter(self.scores.values()))
 
     @property
@@ -161,12 +160,8 @@ def _configuration(
             raise ConfigurationError(
                 "resume=True takes the configuration of the run in `out`: give `out` and no other configuration"
             )
-        confirm_file(Path(out) / CONFIG, trusted=trusted)
-        return resume_config(Path(out))
-    name = DEFAULT_PRESET if config is None else str(config)
-    if name not in presets():
-        confirm_file(Path(name), trusted=trusted)
-    return load_config(name)
+        return resume_confirmed(Path(out), trusted=trusted)
+    return load_confirmed(DEFAULT_PRESET if config is None else str(config), trusted=trusted)
 
 
 def _dotted(overrides: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,13 +178,11 @@ def _dotted(overrides: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[s
 
 
 def _run_training(config: TrainConfig, out: Path, resume: bool, display: Display | None) -> TrainResult:
-    try:
+    with needs_extra("train"):
         from agentenv.trainers import grpo
         from agentenv.trainers.learner.sharded import is_main_process
         from agentenv.trainers.loop.run import run_follower
         from agentenv.trainers.run_folder.folder import RunFolder
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of(str(error.name), "train") from error
     if not is_main_process():
         run_follower(config)
         raise SystemExit(0)  # the first process of torchrun has the results

@@ -34,7 +34,8 @@ refines, so ``except ValueError`` keeps working.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 
 
 class AgentEnvError(Exception):
@@ -166,3 +167,35 @@ class SynthesisFault(Fault):
 
 class WorkerLost(Fault):
     """A worker of a cluster died, was cut off or missed its deadline; what it played is played again elsewhere."""
+
+
+@contextmanager
+def needs_extra(extra: str, module: str = "") -> Iterator[None]:
+    """For imports of optional dependencies.
+
+    Args:
+        extra: The extra that installs them.
+        module: What the error calls the missing one; by default the name under which it is imported.
+
+    Raises:
+        MissingExtra: one of them is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of(module or error.name or str(error), extra) from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what a library says in an error, cut for a sentence; the kind of error where it says nothing."""
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+
+
+def check_known(kind: str, name: str, known: Collection[str]) -> None:
+    """Refuses a name that a registry does not hold.
+
+    Raises:
+        UnknownName: ``name`` is not among ``known``; the error says which of them is nearest.
+    """
+    if name not in known:
+        raise UnknownName.among(kind, name, known)

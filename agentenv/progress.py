@@ -106,7 +106,7 @@ class LiveDisplay:
 
     def __init__(self, title: str, *, log: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._console = Console(file=sys.stderr, emoji=False)
+        self._console = Console(file=sys.stderr, emoji=False, highlight=False)
         self._live = self._console.is_terminal
         self._progress = _Bar(
             TextColumn("[bold]{task.description}"),
@@ -186,7 +186,7 @@ class LiveDisplay:
 
     def _say(self, line: str) -> None:
         """One line of a log, whatever the width of a terminal would be."""
-        self._console.print(line, highlight=False, markup=False, soft_wrap=not self._live)
+        self._console.print(line, markup=False, soft_wrap=not self._live)
 
     def note(self, sentence: str) -> None:
         """Shows a sentence above the bar."""
@@ -196,9 +196,7 @@ class LiveDisplay:
     def warn(self, sentence: str) -> None:
         """Shows a warning above the bar."""
         self._log.warning("%s", sentence)
-        self._console.print(
-            f"[yellow]warning:[/yellow] {escape(sentence)}", highlight=False, soft_wrap=not self._live
-        )
+        self._console.print(f"[yellow]warning:[/yellow] {escape(sentence)}", soft_wrap=not self._live)
 
 
 class LiveDisplays(ExitStack):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
+from agentenv.errors import ConfigurationError, MissingExtra, check_known
 
 
 @runtime_checkable
@@ -179,8 +179,7 @@ def check_tracker(spec: str) -> None:
         ConfigurationError: nothing stands after the colon where something must, or something where nothing may.
     """
     kind, _, rest = spec.partition(":")
-    if kind not in TRACKERS:
-        raise UnknownName.among("tracker", kind, TRACKERS)
+    check_known("tracker", kind, TRACKERS)
     if kind in _PLACES and not rest:
         raise ConfigurationError(f"The tracker {spec!r} does not say where; write {kind}:{_PLACES[kind]}.")
     if kind not in _PLACES and rest:

@@ -52,9 +52,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self.now, self.awaited = 0.0, 0
         super().__init__(_Jump(self))
-        env_calls._env_loops.add(
-            self
-        )  # environments are called on this loop: another one has a clock of its own
+        # Environments are called on this loop: another one has a clock of its own.
+        env_calls._env_loops.add(self)
 
     def time(self) -> float:
         """Simulated seconds."""

@@ -165,10 +165,10 @@ async def retry(make: Make, writer: Writer, task: Task, branches: int) -> Trajec
         state = await open_episode(EpisodeSpec(env, task, 0), writer, chat, CONFIG, episode="e")
         while len(state.turns) < writer.at:
             await take_turn(state, writer, chat, CONFIG)
-        past, snapshot = state.copy(), await capture(state, CONFIG)
+        past, snapshot = state.copy(), await capture(state, CONFIG.deadline_s)
         await play(state, writer, chat, CONFIG)
         assert snapshot is not None
-        await rewind(past, snapshot, CONFIG)
+        await rewind(past, snapshot, CONFIG.deadline_s)
         snapshot.release()
         return await play(past, writer, chat, CONFIG)
     finally:

@@ -211,12 +211,8 @@ def test_the_list_of_commands_has_every_command() -> None:
 KEYS = TrainConfig().model_dump()
 _SECTIONS = "|".join(key for key, value in KEYS.items() if isinstance(value, dict))
 KEY = re.compile(rf"(?:`|--)((?:{_SECTIONS})\.[\w.]*\w\b)(?!\()")
-OTHERS = {
-    "env.retries",
-    "dev.json",
-    "train.json",
-    "test.json",
-}  # an option of verifiers, and files of question sets
+# An option of verifiers, and files of question sets.
+OTHERS = {"env.retries", "dev.json", "train.json", "test.json"}
 
 
 def is_key(name: str) -> bool:

@@ -53,17 +53,16 @@ class BudgetCurve:
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """The area of each run under each budget."""
-        console.print(f"Area under the curve of {result['scorer']} and budget", highlight=False)
+        console.print(f"Area under the curve of {result['scorer']} and budget")
         for name, table in result["runs"].items():
-            console.print(name, highlight=False, markup=False)
+            console.print(name, markup=False)
             for kind, row in table.items():
                 if row["area"] is None:
-                    console.print(f"  {kind:<9} not recorded", highlight=False)
+                    console.print(f"  {kind:<9} not recorded")
                     continue
                 ends = "(no interval)" if row["ci95"] is None else "[{:.3f}, {:.3f}]".format(*row["ci95"])
                 low, high = row["curve"][0][0], row["curve"][-1][0]
                 console.print(
                     f"  {kind:<9} {row['area']:.3f} {ends}  {low} to {high}, n {row['n']}",
-                    highlight=False,
                     markup=False,
                 )

@@ -60,11 +60,11 @@ class Check:
 
         for row in result["checks"]:
             line = f"{MARKS[row['status']]} {row['name']:<13} {escape(row['detail'])}"
-            console.print(line.rstrip(), highlight=False, markup=True, soft_wrap=True)
+            console.print(line.rstrip(), markup=True, soft_wrap=True)
             if row["probes"]:
                 console.print(probe_table(row["probes"]))
         failed = sum(row["status"] == "failed" for row in result["checks"])
-        console.print(f"{result['env']}: {failed} of {len(result['checks'])} checks failed", highlight=False)
+        console.print(f"{result['env']}: {failed} of {len(result['checks'])} checks failed")
 
 
 def _say(sentence: str) -> None:

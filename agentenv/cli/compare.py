@@ -43,9 +43,9 @@ class Compare:
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Prints a table of the scorers, of two suites a table of the sets for each scorer."""
-        console.print(f"first: {result['a']}\nsecond: {result['b']}", highlight=False, markup=False)
+        console.print(f"first: {result['a']}\nsecond: {result['b']}", markup=False)
         for table in difference_table(result).parts("scorer" if "sets" in result else "set"):
             console.print()
             print_table(console, table)
         for name, difference in result.get("macro", {}).items():
-            console.print(f"{name}: mean difference over sets {difference:+.3f}", highlight=False)
+            console.print(f"{name}: mean difference over sets {difference:+.3f}")

@@ -60,9 +60,8 @@ class Doctor:
             "chromium": chromium_finding(),
             "import name": installation_finding(other_installations()),
         }
-        walls = [
-            name for name in BACKENDS if name != "unsafe-local"
-        ]  # which keeps nothing: not to be attacked here
+        # "unsafe-local" keeps nothing out of reach, so it is not attacked here.
+        walls = [name for name in BACKENDS if name != "unsafe-local"]
         findings |= {f"sandbox {name}": sandbox_finding(name) for name in walls}
         return {"findings": {name: found._asdict() for name, found in findings.items()}, "extras": extras()}
 
@@ -75,7 +74,6 @@ class Doctor:
             hint = f" [dim]({escape(found['hint'])})[/]" if found["hint"] and not found["ok"] else ""
             console.print(
                 f"{mark} {name:<16} {escape(found['value'])}{hint}",
-                highlight=False,
                 markup=True,
                 soft_wrap=True,
             )
@@ -83,7 +81,7 @@ class Doctor:
             missing = [package for package, version in packages.items() if version is None]
             mark = "[yellow]no [/]" if missing else "[green]yes[/]"
             detail = f"missing {', '.join(missing)}" if missing else "installed"
-            console.print(f"{mark} extra {extra:<12} {detail}", highlight=False, markup=True, soft_wrap=True)
+            console.print(f"{mark} extra {extra:<12} {detail}", markup=True, soft_wrap=True)
 
 
 def cores() -> int:

@@ -226,28 +226,25 @@ class Eval:
         else:
             _show(result, console)
         for what, value in describe_usage(result.get("judge_usage", {})).items():
-            console.print(f"  judge: {what:<24}{value}", highlight=False, markup=False)
+            console.print(f"  judge: {what:<24}{value}", markup=False)
         if "samples" not in result:
-            console.print(f"  {result['out']}/report.html", highlight=False)
+            console.print(f"  {result['out']}/report.html")
 
 
 def _show_samples(result: dict[str, Any], console: Console) -> None:
     for name, reason in result["incomplete"].items():
-        console.print(f"{name} is INCOMPLETE: {reason}", highlight=False, markup=False)
+        console.print(f"{name} is INCOMPLETE: {reason}", markup=False)
     for scorer, table in result["samples"].items():
-        console.print(
-            f"{scorer}, {table['n']} questions, {table['seeds']} samples", style="bold", highlight=False
-        )
+        console.print(f"{scorer}, {table['n']} questions, {table['seeds']} samples", style="bold")
         if table["left_out"]:
             console.print(
                 f"  {table['left_out']} further questions met an infrastructure failure in a sample and are in no score; "
-                "the same command with --retry-faults plays them again",
-                highlight=False,
+                "the same command with --retry-faults plays them again"
             )
         for name, value in table.items():
             if "@" in name:
-                console.print(f"  {name:<8}{_score(value)}", highlight=False)
-    console.print(f"  {result['out']}/samples.json", highlight=False)
+                console.print(f"  {name:<8}{_score(value)}")
+    console.print(f"  {result['out']}/samples.json")
 
 
 def read_options(pairs: Sequence[str], flag: str = "--option") -> dict[str, Any]:
@@ -294,23 +291,22 @@ def _show_suite(result: dict[str, Any], console: Console) -> None:
     print_table(console, FlatTable(f"{len(rows)} sets", columns, tuple(rows)))
     for name, part in result["suite"].items():
         if "incomplete" in part:
-            console.print(f"  {name} is INCOMPLETE: {part['incomplete']}", highlight=False, markup=False)
+            console.print(f"  {name} is INCOMPLETE: {part['incomplete']}", markup=False)
     if result["faults"]:
         console.print(
             f"  {result['faults']} episodes met an infrastructure failure and are in no score; the same command with "
             "--retry-faults plays them again",
-            highlight=False,
             markup=False,
         )
     for what, value in describe_usage(sum_usage(result["suite"].values())).items():
-        console.print(f"  {what:<24}{value}", highlight=False, markup=False)
+        console.print(f"  {what:<24}{value}", markup=False)
     for name, part in result["suite"].items():
         for judge, score in part.get("judged", {}).items():
             said = f"  {name} {judge}  {_score(score)}{ungraded_note(score)}"
-            console.print(said, highlight=False, markup=False)
+            console.print(said, markup=False)
     for scorer, means in result["scores"].items():
         for kind, n in (("macro", "sets"), ("micro", "n")):
-            console.print(f"  {scorer} {kind:<8}{_score(means[kind])}  {n} {means[kind][n]}", highlight=False)
+            console.print(f"  {scorer} {kind:<8}{_score(means[kind])}  {n} {means[kind][n]}")
 
 
 def fault_reasons(out: Path) -> dict[str, int]:
@@ -346,13 +342,12 @@ def bound_lines(bounds: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _show(result: dict[str, Any], console: Console) -> None:
     def line(text: str) -> None:
-        console.print(f"  {text}", highlight=False, markup=False)
+        console.print(f"  {text}", markup=False)
 
     console.print(
         f"{result['dataset']}{f' ({split})' if (split := result['split']) else ''}, {result['policy']}, "
         f"{played_of(result)}, {result['faults']} faults",
         style="bold",
-        highlight=False,
     )
     if "incomplete" in result:
         line(

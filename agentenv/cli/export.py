@@ -57,8 +57,6 @@ class Export:
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Prints the table as it is, or where it was written."""
         if result["out"] is None:
-            console.out(result["text"], end="", highlight=False)
+            console.out(result["text"], end="")
         else:
-            console.print(
-                f"{result['rows']} rows: {result['out']}", highlight=False, markup=False, soft_wrap=True
-            )
+            console.print(f"{result['rows']} rows: {result['out']}", markup=False, soft_wrap=True)

@@ -17,7 +17,7 @@ def print_table(console: Console, table: FlatTable) -> None:
     fit.
     """
     table = table.readable()
-    console.print(table.title, style="bold", highlight=False, markup=False)
+    console.print(table.title, style="bold", markup=False)
     left = [column.kind == "text" for column in table.columns]
     lines = [[column.heading for column in table.columns], *table.cells()]
     if _width(lines) <= console.width:
@@ -56,4 +56,4 @@ def _print(console: Console, lines: Sequence[Sequence[str]], left: Sequence[bool
         for place, (cell, width) in enumerate(zip(line, widths, strict=True)):
             room = " " * (width - cell_len(cell))
             cells.append(cell + room if place < len(left) and left[place] else room + cell)
-        console.out(_GAP.join(cells).rstrip(), highlight=False)
+        console.out(_GAP.join(cells).rstrip())

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
+from agentenv.errors import ConfigurationError, check_known, needs_extra
 
 _RUNS, _PAGES = Path("runs/lab"), Path("docs/lab")
 
@@ -46,18 +46,16 @@ class List:
         return found
 
     def show(self, result: dict[str, Any], console: Console) -> None:
-        """Two lines each."""
+        """Prints two lines for each experiment."""
         from agentenv.trainers.lab.results_table import power_in_words
 
         for name, row in result.items():
             state = f"{row['finished']} runs here, {row['missing']} before the next interim analysis"
-            console.print(
-                f"{name:<14} {row['title']} ({state})", style="bold", highlight=False, soft_wrap=True
-            )
+            console.print(f"{name:<14} {row['title']} ({state})", style="bold", soft_wrap=True)
             page = row["decided"]
             none = "no published page in the folder of --pages"
             said = none if page is None else f"{page['verdict']}: {power_in_words(page)}"
-            console.print(f"{'':<15}{said}", highlight=False, soft_wrap=True)
+            console.print(f"{'':<15}{said}", soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -76,16 +74,13 @@ class Starts:
 
     def run(self) -> dict[str, Any]:
         """The minutes that each start took, None for one that was there, and which of these were made by other source."""
-        try:
+        with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("torch", "train") from error
         from agentenv.cli.main import main
         from agentenv.trainers.lab.starts import STARTS, has_other_source, is_made, make_start
 
         for name in self.names:
-            if name not in STARTS:
-                raise UnknownName.among("start", name, STARTS)
+            check_known("start", name, STARTS)
         made: dict[str, Any] = {}
         older = []
         for name in self.names or STARTS:
@@ -96,12 +91,12 @@ class Starts:
         return {"minutes": made, "other_source": older, "out": str(self.out)}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
-        """A line each."""
+        """Prints one line for each start."""
         for name, minutes in result["minutes"].items():
             took = "is there" if minutes is None else f"made in {minutes:.1f} minutes"
             if name in result["other_source"]:
                 took += ", made by other source of agentenv: delete it to make it anew"
-            console.print(f"{result['out']}/{name}: {took}", highlight=False, soft_wrap=True)
+            console.print(f"{result['out']}/{name}: {took}", soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -129,10 +124,8 @@ class Run:
 
     def run(self) -> dict[str, Any]:
         """Runs, and writes the page before the first run, so that one that cannot be written is known, and after each."""
-        try:
+        with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("torch", "train") from error
         from agentenv.core.trust import confirm_file
         from agentenv.progress import LiveDisplay
         from agentenv.trainers.lab.lab import experiments, load_experiment
@@ -167,8 +160,8 @@ class Run:
         for arm, row in result["arms"].items():
             found = row["measure"]
             mean = "" if found["mean"] is None else f"{found['mean']:.3f}"
-            console.print(f"  {arm:<20} {len(found['values'])} seeds  {mean}", highlight=False)
+            console.print(f"  {arm:<20} {len(found['values'])} seeds  {mean}")
         for family in result["families"]:
             for pair in family["pairs"]:
-                console.print(f"  {pair_verdict(pair, family['interims'])}", highlight=False, soft_wrap=True)
-        console.print(f"{result['missing_runs']} runs missing. Page: {result['page']}", highlight=False)
+                console.print(f"  {pair_verdict(pair, family['interims'])}", soft_wrap=True)
+        console.print(f"{result['missing_runs']} runs missing. Page: {result['page']}")

@@ -51,9 +51,9 @@ class List:
     def show(self, result: dict[str, Any], console: Console) -> None:
         """One block a kind; on a narrow terminal the class of an environment stands on a line of its own."""
         for kind, names in result.items():
-            console.print(kind, style="bold", highlight=False)
+            console.print(kind, style="bold")
             for line in _rows(names, console) if isinstance(names, dict) else _filled(names, console):
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
+                console.print(line, markup=False, soft_wrap=True)
 
 
 def _rows(targets: dict[str, str], console: Console) -> list[str]:

@@ -236,7 +236,8 @@ def _run(name: str, argv: list[str], as_json: bool) -> int:
     else:
         from rich.console import Console
 
-        command.show(result, Console(emoji=False, markup=False))  # what users named is shown as it is
+        # Without rich's own marks and colours, so that what users named is shown as it is.
+        command.show(result, Console(emoji=False, markup=False, highlight=False))
     return FAILURE if result.get("ok") is False else 0
 
 

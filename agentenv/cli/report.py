@@ -39,4 +39,4 @@ class Report:
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Prints the path of the page."""
-        console.print(f"Report: {result['report']} ({result['bytes'] / 1e6:.1f} MB)", highlight=False)
+        console.print(f"Report: {result['report']} ({result['bytes'] / 1e6:.1f} MB)")

@@ -52,7 +52,7 @@ class Rescore:
         return self.run_with(open_judge(self.judge, self.rubric) if self.judge else None)
 
     def run_with(self, chat: "ChatClient | None") -> dict[str, Any]:
-        """As ``run``, with a judge that is open, whose budget several folders may share."""
+        """Does what ``run`` does with a judge that is open already, whose budget several folders may share."""
         suite = (self.directory / SUITE).is_file()
         names = read_suite_summary(self.directory)["sets"] if suite else []
         if chat is not None and not self.offline:
@@ -73,7 +73,7 @@ class Rescore:
         )
         said = f"{chat.endpoint.model} will be sent at most {answers:,} requests (retries not counted), "
         said += "fewer where answers are alike or have a grade in the folder"
-        Console(stderr=True, emoji=False).print(said, highlight=False, markup=False)
+        Console(stderr=True, emoji=False, markup=False, highlight=False).print(said)
 
     def _one(self, directory: Path, chat: "ChatClient | None") -> dict[str, Any]:
         results = rescore(directory, self.scorer) if self.scorer else {}
@@ -88,21 +88,20 @@ class Rescore:
         for part in result.get("suite", {"": result}).values():
             self._show(part, console)
         for what, value in describe_usage(result.get("judge_usage", {})).items():
-            console.print(f"{what}: {value}", highlight=False, markup=False)
+            console.print(f"{what}: {value}", markup=False)
 
     def _show(self, result: dict[str, Any], console: Console) -> None:
-        console.print(f"{result['dataset']} {result['split']}: {result['n']} questions", highlight=False)
+        console.print(f"{result['dataset']} {result['split']}: {result['n']} questions")
         tables = {name: result["scores"][name] for name in self.scorer}
         if self.judge:
             tables |= {f"judge_{self.rubric}": result["judged"][f"judge_{self.rubric}"]}
         for name, score in tables.items():
             note = ungraded_note(score)
             if score["mean"] is None:
-                console.print(f"{name} v{score['version']}: no score{note}", highlight=False)
+                console.print(f"{name} v{score['version']}: no score{note}")
                 continue
             console.print(
-                f"{name} v{score['version']}: {score['mean']:.3f} {interval_text(score['ci95'])}{note}",
-                highlight=False,
+                f"{name} v{score['version']}: {score['mean']:.3f} {interval_text(score['ci95'])}{note}"
             )
 
 

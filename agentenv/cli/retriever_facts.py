@@ -74,6 +74,6 @@ class Facts:
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many facts there are, and of how many passages there is none because a model failed."""
         said = f"{result['facts']:,} facts of {result['passages']:,} passages in {result['out']}"
-        console.print(said, highlight=False, markup=False)
+        console.print(said, markup=False)
         if result["failed"]:
-            console.print(f"  failed: {len(result['failed'])} passages", highlight=False)
+            console.print(f"  failed: {len(result['failed'])} passages")

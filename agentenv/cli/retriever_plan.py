@@ -73,7 +73,7 @@ class Plan:
                 "mapped: every search reads some finer codes from the disk, which takes longer than stated."
             )
         for sentence in result["how"]:
-            console.print(sentence, style="dim", markup=False, highlight=False)
+            console.print(sentence, style="dim", markup=False)
 
 
 def _short(number: float) -> str:

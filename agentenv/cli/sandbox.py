@@ -61,8 +61,8 @@ class Run:
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Prints what the program printed, then how it ended."""
-        console.out(result["stdout"], end="", highlight=False)
-        console.out(result["stderr"], end="", highlight=False)
+        console.out(result["stdout"], end="")
+        console.out(result["stderr"], end="")
         figures = f"{result['wall_s']:.3f} s, {result['memory_mb']:.0f} MiB"
         console.print(
             f"{result['status']} in {result['backend']}: {figures} {result['fault']}".rstrip(), markup=False

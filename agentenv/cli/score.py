@@ -73,10 +73,9 @@ class ScoreFile:
             notes.append(f"{result['unknown']} predictions of other questions left out")
         console.print(
             ", ".join([f"{result['dataset']}: {result['n']} questions", *notes]),
-            highlight=False,
             markup=False,
         )
         for name, value in result["scores"].items():
             low, high = result.get("ci95", {}).get(name, (None, None))
             interval = "" if low is None else f"  [{low:.4f}, {high:.4f}]"
-            console.print(f"  {name:<14}{value:.4f}{interval}", highlight=False, markup=False)
+            console.print(f"  {name:<14}{value:.4f}{interval}", markup=False)

@@ -67,19 +67,16 @@ class Seeds:
         found = result["comparison"]
         console.print(
             f"first less second {found['difference']:+.3f}, over questions 95 % "
-            f"{interval_text(found['questions']['ci95'], '+.3f')}",
-            highlight=False,
+            f"{interval_text(found['questions']['ci95'], '+.3f')}"
         )
         test = found["sequential"]
         more = "enough seeds" if test["enough"] else f"run {test['more_seeds']} more seeds of each"
         console.print(
-            f"over seeds, interim analysis {test['interim']} of {test['interims']}: {test['verdict']}; {more}",
-            highlight=False,
+            f"over seeds, interim analysis {test['interim']} of {test['interims']}: {test['verdict']}; {more}"
         )
         console.print(
             f"in {test['seeds']} seeds of each {test['difference']:+.3f}, over seeds 95 % "
-            f"{interval_text(test['ci95'], '+.3f')}",
-            highlight=False,
+            f"{interval_text(test['ci95'], '+.3f')}"
         )
 
 
@@ -90,8 +87,7 @@ def _show(name: str, side: dict[str, Any], scorer: str, console: Console) -> Non
         f"{name} {scorer}: {side['n']} questions, {side['seeds']} seeds from {spread['low']:.3f} "
         f"to {spread['high']:.3f}{error}",
         style="bold",
-        highlight=False,
     )
     for key, value in side.items():
         if "@" in key:
-            console.print(f"  {key:<8}{value['mean']:.3f}  {interval_text(value['ci95'])}", highlight=False)
+            console.print(f"  {key:<8}{value['mean']:.3f}  {interval_text(value['ci95'])}")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 
 
@@ -81,7 +81,7 @@ class Data:
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many examples there are, and where."""
-        console.print(f"{result['examples']:,} examples in {result['out']}", highlight=False)
+        console.print(f"{result['examples']:,} examples in {result['out']}")
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,12 @@ class Train:
     """Where it learns, and how; in float32 unless bfloat16 is named."""
 
     def run(self) -> dict[str, Any]:
-        """Trains and saves."""
+        """Trains the simulator and saves it."""
         from agentenv.policies.policy_spec import make_policy
         from agentenv.retrievers.simulation.simulation_data import read_examples
 
-        try:
+        with needs_extra("train"):
             from agentenv.trainers.warmstart import simulator as maker
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of(error.name or "torch", "train") from error
         from agentenv.progress import LiveDisplay
 
         if self.out.exists():
@@ -137,10 +135,9 @@ class Train:
         """The quality report, cost, and where the simulator is."""
         for name in ("useful_contains", "noisy_contains", "unreadable", "copy_rate", "words", "real_words"):
             value = result[name]
-            console.print(f"  {name:<18}{'-' if value is None else f'{value:.3f}'}", highlight=False)
+            console.print(f"  {name:<18}{'-' if value is None else f'{value:.3f}'}")
         console.print(
-            f"n {result['n']}; {result['tokens']:,} tokens in {result['steps']} steps\nSimulator: {result['out']}",
-            highlight=False,
+            f"n {result['n']}; {result['tokens']:,} tokens in {result['steps']} steps\nSimulator: {result['out']}"
         )
 
 
@@ -175,11 +172,11 @@ class Serve:
         app = make_chat_app(make_policy(f"hf:{self.folder}", self.compute), self.folder.name, gate)
         with listen(self.host, self.port) as listening:
             address = f"{address_of(listening)}/v1"
-            console = Console(stderr=True, emoji=False, markup=False)
-            console.print(f"{self.folder.name} answers at {address}", highlight=False)
+            console = Console(stderr=True, emoji=False, markup=False, highlight=False)
+            console.print(f"{self.folder.name} answers at {address}")
             run_app(app, gate, gate.ready, listening, self.allow_host)
         return {"address": address}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Says that it has stopped."""
-        console.print(f"{result['address']} has stopped", highlight=False)
+        console.print(f"{result['address']} has stopped")

@@ -56,4 +56,4 @@ def write_result(
 def show_failures(result: Mapping[str, Any], console: Console) -> None:
     """Prints how many records failed, by kind."""
     for kind, count in result["failures"].items():
-        console.print(f"  failed, {kind}: {count}", highlight=False)
+        console.print(f"  failed, {kind}: {count}")

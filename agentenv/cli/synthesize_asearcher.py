@@ -135,8 +135,7 @@ class ASearcher:
         failed = sum(result["failures"].values())
         console.print(
             f"{result['questions']} questions of {result['roots']} pages in {result['out']}; of {result['edits']} edits "
-            f"{result['committed']} count; {failed} pages failed",
-            highlight=False,
+            f"{result['committed']} count; {failed} pages failed"
         )
         for why, count in result["left_out"].items():
-            console.print(f"  left out, {why}: {count}", highlight=False)
+            console.print(f"  left out, {why}: {count}")

@@ -115,7 +115,7 @@ class HDSQA:
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many questions there are, and by how many features they describe."""
-        console.print(f"{result['questions']} questions in {result['out']}", highlight=False)
+        console.print(f"{result['questions']} questions in {result['out']}")
         for number, count in result["parallel"].items():
-            console.print(f"  with {number} parallel searches: {count}", highlight=False)
+            console.print(f"  with {number} parallel searches: {count}")
         show_failures(result, console)

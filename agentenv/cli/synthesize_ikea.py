@@ -49,6 +49,6 @@ class IKEA:
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many questions there are of each half."""
-        console.print(f"{result['questions']} questions in {result['out']}", highlight=False)
+        console.print(f"{result['questions']} questions in {result['out']}")
         for family, count in result["families"].items():
-            console.print(f"  {family}: {count}", highlight=False)
+            console.print(f"  {family}: {count}")

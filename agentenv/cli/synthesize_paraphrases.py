@@ -78,7 +78,6 @@ class Paraphrases:
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many questions and wordings there are."""
         console.print(
-            f"{result['questions']} questions with {result['wordings']} further wordings in {result['out']}",
-            highlight=False,
+            f"{result['questions']} questions with {result['wordings']} further wordings in {result['out']}"
         )
         show_failures(result, console)

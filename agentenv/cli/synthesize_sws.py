@@ -184,11 +184,11 @@ class SwS:
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many questions there are of each kind."""
-        console.print(f"{result['questions']} questions in {result['out']}", highlight=False)
+        console.print(f"{result['questions']} questions in {result['out']}")
         for kind, count in result["families"].items():
-            console.print(f"  {kind}: {count}", highlight=False, markup=False)
+            console.print(f"  {kind}: {count}", markup=False)
         for kind, count in result["failures"].items():
-            console.print(f"  failed, {kind}: {count}", highlight=False)
+            console.print(f"  failed, {kind}: {count}")
 
 
 def _sampled(models: ChatModels, spec: str) -> ModelWriter:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, needs_extra
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,8 @@ class Trace:
             raise ConfigurationError(
                 f"passes={self.passes} and tasks={self.tasks} must be at least 1, rank={self.rank} at least 0"
             )
-        try:
+        with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("torch", "train") from error
         from agentenv.envs.search.capability_search import CAPABILITIES
         from agentenv.evaluation.records import read_evaluation
         from agentenv.policies.model_chat import make_chat
@@ -72,27 +70,21 @@ class Trace:
 
     def _target(self) -> Any:
         """The configuration of the run, with the policy that is looked at."""
-        from agentenv.core.trust import confirm_file
-        from agentenv.trainers.config.config_files import load_config, override, presets
+        from agentenv.trainers.config.config_files import load_confirmed, override
 
-        if self.config not in presets():
-            confirm_file(Path(self.config), trusted=self.trust_config)
-        return override(load_config(self.config), ["--policy", self.policy] if self.policy else [])
+        target = load_confirmed(self.config, trusted=self.trust_config)
+        return override(target, ["--policy", self.policy] if self.policy else [])
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """One line for each capability, and the commands that come next."""
         for row in result["capabilities"]:
             said = f"{row['in_failures']:.2f} of failures, {row['in_successes']:.2f} of successes lack it"
             mark = "kept" if row["kept"] else ""
-            console.print(f"  {row['capability']:<10}{said}  {mark}", highlight=False, markup=False)
+            console.print(f"  {row['capability']:<10}{said}  {mark}", markup=False)
         for row in result["environments"]:
             rates = ", ".join(f"{rate:.2f}" for rate in row["rates"])
             found = "kept" if row["kept"] else "no world lies within the band"
-            console.print(
-                f"  {row['capability']}: success rates {rates}: {found}", highlight=False, markup=False
-            )
+            console.print(f"  {row['capability']}: success rates {rates}: {found}", markup=False)
             if row["kept"]:
                 folder = f"{result['out']}/{row['capability']}"
-                console.print(
-                    f"    agentenv train {folder}.toml --out {folder}", highlight=False, markup=False
-                )
+                console.print(f"    agentenv train {folder}.toml --out {folder}", markup=False)

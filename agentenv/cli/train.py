@@ -16,16 +16,20 @@ from rich.console import Console
 from agentenv.cli.descriptions import description, joined_field_docs
 from agentenv.cli.eval import bound_lines
 from agentenv.cli.switches import plain_switches
-from agentenv.core.trust import confirm_file
 from agentenv.data.sources import WORLD
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.task_env import EnvConfig
 from agentenv.policies.card import EpisodeCard
-from agentenv.trainers.config.config_files import CONFIG, load_config, override, presets, resume_config
+from agentenv.trainers.config.config_files import (
+    DEFAULT_PRESET,
+    load_config,
+    load_confirmed,
+    override,
+    presets,
+    resume_confirmed,
+)
 from agentenv.trainers.config.train_config import TrainConfig
-
-_DEFAULT = "laptop-search"
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,9 @@ class Train:
             print(textwrap.fill(f"Presets: {', '.join(presets())}.", shutil.get_terminal_size().columns))
             print("\nKeys and their defaults:\n")
             with joined_field_docs(TrainConfig):
-                tyro.cli(TrainConfig, default=load_config(_DEFAULT), args=["--help"], prog="agentenv train")
+                tyro.cli(
+                    TrainConfig, default=load_config(DEFAULT_PRESET), args=["--help"], prog="agentenv train"
+                )
         parser = argparse.ArgumentParser(prog="agentenv train", add_help=False, allow_abbrev=False)
         parser.add_argument("--out", type=Path)
         parser.add_argument("--resume", type=Path)
@@ -83,21 +89,17 @@ class Train:
                 raise ConfigurationError(
                     "--resume takes the run's own config.toml; give nothing else but keys to change"
                 )
-            confirm_file(known.resume / CONFIG, trusted=known.trust_config)
-            config = override(resume_config(known.resume), overrides)
-            return cls(config, known.resume, resume=True)
-        if named and argv[0] not in presets():
-            confirm_file(Path(argv[0]), trusted=known.trust_config)
-        config = override(load_config(argv[0] if named else _DEFAULT), overrides)
+            held = resume_confirmed(known.resume, trusted=known.trust_config)
+            return cls(override(held, overrides), known.resume, resume=True)
+        base = load_confirmed(argv[0] if named else DEFAULT_PRESET, trusted=known.trust_config)
+        config = override(base, overrides)
         return cls(config, known.out or Path("runs") / config.name, plan=known.plan)
 
     def run(self) -> dict[str, Any]:
         """Trains, or with ``--plan`` says what the run will need."""
         if self.plan:
-            try:
+            with needs_extra("train"):
                 from agentenv.trainers.plan import plan_run
-            except ModuleNotFoundError as error:
-                raise MissingExtra.of(str(error.name), "train") from error
             return plan_run(self.config)
         from agentenv.api import train
 
@@ -108,21 +110,19 @@ class Train:
         """The headline, where everything is, and what to do next."""
         if self.plan:
             for name, value in result.items():
-                console.print(f"{name}: {value}", highlight=False)
+                console.print(f"{name}: {value}")
             return
         before, after = result["before"], result["after"]
-        console.print(
-            f"\n{result['scorer']} on {after['n']} held-out questions", style="bold", highlight=False
-        )
+        console.print(f"\n{result['scorer']} on {after['n']} held-out questions", style="bold")
         for name, score in (("before", before), ("after", after)):
             if score["mean"] is None:
                 console.print(f"  {name:<7}no score: every episode met an infrastructure failure")
                 continue
-            console.print(f"  {name:<7}{score['mean']:.3f}  {interval_text(score['ci95'])}", highlight=False)
+            console.print(f"  {name:<7}{score['mean']:.3f}  {interval_text(score['ci95'])}")
         for bound in bound_lines(result["bounds"]):
-            console.print(f"  {bound}", highlight=False, markup=False)
+            console.print(f"  {bound}", markup=False)
         for name, value in result["index_recall"].items():
-            console.print(f"  index, bare question: {name:<12}{value:.3f}", highlight=False)
+            console.print(f"  index, bare question: {name:<12}{value:.3f}")
         out = result["out"]
         lines = [
             f"\nNumbers: {out}/results.json",
@@ -130,9 +130,8 @@ class Train:
             f"Policy:  {result['policy']}",
         ]
         for line in (*lines, "\nNext:", *(f"  {command}" for command in next_commands(self.config, out))):
-            console.print(
-                line, highlight=False, markup=False, soft_wrap=True
-            )  # a command is copied as one line
+            # People copy a command as one line.
+            console.print(line, markup=False, soft_wrap=True)
 
 
 def next_commands(config: TrainConfig, out: str) -> list[str]:

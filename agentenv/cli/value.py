@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.core.trust import confirm_file
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class Value:
     """With --search, do not ask about settings of the run that execute code without a sandbox or contact a host."""
 
     def run(self) -> dict[str, Any]:
-        """Trains and saves."""
+        """Trains the value model and saves it."""
         states, searched = (self.out.with_name(f"{self.out.name}{ending}") for ending in (STATES, SEARCHED))
         # States beside what was searched so far are of a command that was ended before the model was written.
         for path in (self.out, *([states] if self.search and not searched.exists() else [])):
@@ -67,10 +66,8 @@ class Value:
                 raise ConfigurationError(f"{path} exists already; choose another --out")
         if not (isfinite(self.ridge) and self.ridge > 0):
             raise ConfigurationError(f"--ridge must be finite and above 0, not {self.ridge}")
-        try:
+        with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("torch", "train") from error
         from agentenv.policies.policy_spec import make_policy
         from agentenv.progress import LiveDisplay
         from agentenv.trainers.learner.value_training import train_value_model
@@ -93,7 +90,7 @@ class Value:
 
     def _episodes(self, display: "Display") -> "list[LabelledEpisode]":
         """States of known value: recorded ones, or with ``--search`` those of a search, which are kept in a file as well."""
-        from agentenv.trainers.config.config_files import CONFIG, resume_config
+        from agentenv.trainers.config.config_files import resume_confirmed
         from agentenv.trainers.learner.value_training import recorded_episodes
         from agentenv.trainers.strategies.value_search import VERIFIER, ValueSearchStrategy
         from agentenv.trainers.value_states import search_states, write_states
@@ -103,8 +100,7 @@ class Value:
         strategy = ValueSearchStrategy(
             value=VERIFIER, iterations=self.iterations, samples=self.samples, children=self.children
         )
-        confirm_file(self.run_folder / CONFIG, trusted=self.trust_config)
-        config = resume_config(self.run_folder)
+        config = resume_confirmed(self.run_folder, trusted=self.trust_config)
         searched = self.out.with_name(f"{self.out.name}{SEARCHED}")
         display.note(
             f"States are written to {searched} as they are found; the same command goes on from there."
@@ -125,4 +121,4 @@ class Value:
             )
         if "searched" in result:
             said += f"\nSearched states: {result['searched']}"
-        console.print(f"{said}\nValue model: {result['out']}", highlight=False)
+        console.print(f"{said}\nValue model: {result['out']}")

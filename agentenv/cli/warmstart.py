@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.policies.tiny import shipped_weights
 
@@ -108,11 +108,9 @@ class Warmstart:
     """Where it learns, and how; in float32 unless bfloat16 is named. With --imitate what a run says is not read."""
 
     def run(self) -> dict[str, Any]:
-        """Trains and saves."""
-        try:
+        """Trains the policy and saves it."""
+        with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("torch", "train") from error
         self._check()
         from agentenv.progress import LiveDisplay
 
@@ -272,14 +270,10 @@ class Warmstart:
         return reader_warmstart(config, display, self.out)
 
     def _expert(self, display: Any) -> dict[str, Any]:
-        from agentenv.core.trust import confirm_file
-        from agentenv.trainers.config.config_files import load_config, override, presets
+        from agentenv.trainers.config.config_files import load_confirmed, override
         from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
 
-        for name in self.imitate:
-            if name not in presets():
-                confirm_file(Path(name), trusted=self.trust_config)
-        runs = [load_config(name) for name in self.imitate]
+        runs = [load_confirmed(name, trusted=self.trust_config) for name in self.imitate]
         if self.context_tokens is not None:
             said = ["--rollout.context_tokens", str(self.context_tokens)]
             runs = [override(run, said) for run in runs]
@@ -310,12 +304,10 @@ class Warmstart:
         return arena_warmstart(run, settings, display, self.out)
 
     def _distilled(self, display: Any) -> dict[str, Any]:
-        from agentenv.core.trust import confirm_file
-        from agentenv.trainers.config.config_files import load_config, presets
+        from agentenv.trainers.config.config_files import load_confirmed
         from agentenv.trainers.warmstart.self_distillation import DistillationConfig, self_distillation
 
-        if self.distil not in presets():
-            confirm_file(Path(self.distil), trusted=self.trust_config)
+        run = load_confirmed(self.distil, trusted=self.trust_config)
         shots = None if self.shots is None else self.shots.read_text(encoding="utf-8")
         settings = DistillationConfig(
             samples=self.samples,
@@ -326,7 +318,7 @@ class Warmstart:
             tiers=self.tiers,
             thresholds=self.thresholds,
         )
-        run = load_config(self.distil).model_copy(update={"compute": self.compute})
+        run = run.model_copy(update={"compute": self.compute})
         return self_distillation(run, settings, display, self.out)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
@@ -354,7 +346,7 @@ class Warmstart:
                 head += f", {result['first_tries_failed']:.0%} of the first tries failed"
         read = f"{result['tokens']:,} tokens in " if "tokens" in result else ""
         spent = f"{read}{result['minutes']:.1f} minutes\n" if "minutes" in result else ""
-        console.print(f"{head}\n{spent}Policy: {result['out']}", highlight=False)
+        console.print(f"{head}\n{spent}Policy: {result['out']}")
 
 
 def _flags(names: Iterable[str]) -> str:

@@ -109,27 +109,4 @@ __all__ = [
     "tool",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.core.chat": "InlineFormat TemplateFormat",
-        "agentenv.core.concurrency.batching": "DeterministicBatcher",
-        "agentenv.core.concurrency.tasks": "gather_all",
-        "agentenv.core.env": "AsyncEnv Env run_sync",
-        "agentenv.core.env_contract": "EnvContract check_env",
-        "agentenv.core.episodes": "EpisodeBudgets EpisodeSpec EpisodeState RolloutConfig",
-        "agentenv.core.images": "ImageReader PlacedImage",
-        "agentenv.core.protocols": "ChatFormat Policy Retriever",
-        "agentenv.core.registry": "EnvSpec discover env_class make make_vec register registered spec",
-        "agentenv.core.rollout": "run_episode",
-        "agentenv.core.scene": "TurnScene",
-        "agentenv.core.snapshot": "Snapshot",
-        "agentenv.core.tools": "Tool ToolEnv tool",
-        "agentenv.core.trajectory": "Origin Segment SegmentKind Trajectory Turn",
-        "agentenv.core.types": (
-            "Completion Document EndReason FinishReason Info Message MessagePart Observation Passage "
-            "Query QueryContext RetrieverInfo Sampling StateCapability Step Task ToolResult ToolStatus"
-        ),
-        "agentenv.core.vector": "VectorEnv",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

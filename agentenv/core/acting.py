@@ -141,15 +141,15 @@ async def step_env(env: Env[Any], action: str, config: RolloutConfig) -> tuple[S
     return checked_step(given, most_chars(config.context_tokens))
 
 
-async def capture(state: EpisodeState, config: RolloutConfig) -> Snapshot | None:
-    """The environment's present state, for ``rewind``; whoever asks releases it.
+async def capture(state: EpisodeState, seconds: float) -> Snapshot | None:
+    """The environment's present state, for ``rewind``, taken within ``seconds``; whoever asks releases it.
 
     None where it cannot be captured as it stands (a live interpreter with threads), and where that failed and ended the
     episode.
     """
     taking = state.spec.env.snapshot
     try:
-        return await call_plain("the environment's snapshot", config.deadline_s, taking)
+        return await call_plain("the environment's snapshot", seconds, taking)
     except SnapshotRefused:
         return None
     except Exception as error:
@@ -157,32 +157,32 @@ async def capture(state: EpisodeState, config: RolloutConfig) -> Snapshot | None
         return None
 
 
-async def release(snapshot: Snapshot, config: RolloutConfig) -> None:
-    """Frees a snapshot. One that cannot be freed is left to the environment's ``close``."""
+async def release(snapshot: Snapshot, seconds: float) -> None:
+    """Frees a snapshot within ``seconds``. One that cannot be freed is left to the environment's ``close``."""
     if not snapshot.holds_resources:
         snapshot.release()
         return
     with suppress(Exception):
-        await call_plain("the environment's release of a snapshot", config.deadline_s, snapshot.release)
+        await call_plain("the environment's release of a snapshot", seconds, snapshot.release)
 
 
-async def rewind(state: EpisodeState, snapshot: Snapshot, config: RolloutConfig) -> None:
-    """Takes the environment back to ``snapshot``; a failure ends the episode."""
+async def rewind(state: EpisodeState, snapshot: Snapshot, seconds: float) -> None:
+    """Takes the environment back to ``snapshot`` within ``seconds``; a failure ends the episode."""
     going = partial(state.spec.env.restore, snapshot)
     try:
-        await call_plain("the environment's restore", config.deadline_s, going)
+        await call_plain("the environment's restore", seconds, going)
     except Exception as error:
         state.fail(EndReason.ENV_FAULT, error)
 
 
-async def fork(state: EpisodeState, n: int, config: RolloutConfig) -> list[Env[Any]]:
-    """``n`` environments in the present state of that of ``state``; whoever asks closes them.
+async def fork(state: EpisodeState, n: int, seconds: float) -> list[Env[Any]]:
+    """``n`` environments in the present state of that of ``state``, made within ``seconds``; whoever asks closes them.
 
     None at all where it cannot be captured as it stands, and where that failed and ended the episode.
     """
     forking = partial(state.spec.env.fork, n)
     try:
-        return await call_plain("the environment's fork", config.deadline_s, forking)
+        return await call_plain("the environment's fork", seconds, forking)
     except SnapshotRefused:
         return []
     except Exception as error:

@@ -159,7 +159,7 @@ def contents(action: str) -> list[str]:
 
 
 def _distinct(forms: Sequence[Form]) -> tuple[Form, ...]:
-    """One of those that are equal but for their content, in the order of their first appearance."""
+    """The forms without repetition: of those that differ in nothing but their content, the first."""
     first: dict[str, Form] = {}
     for form in forms:
         first.setdefault(form.filled(""), form)

@@ -7,7 +7,7 @@ from typing import Any
 from agentenv.core.images import ImageReader, expanded, images_of, refuse_images
 from agentenv.core.model_families import family_of
 from agentenv.core.types import Message
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, first_line
 
 _SAID = "Tuvq7."  # stands in no template
 _OPENING: list[dict[str, Any]] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -72,7 +72,7 @@ class InlineFormat:
     """
 
     def __init__(self, tokenizer: Any, *, unread: bool = False) -> None:
-        """Begins.
+        """Keeps the tokenizer, and encodes nothing yet.
 
         Args:
             tokenizer: Of the policy.
@@ -267,14 +267,9 @@ def _render(tokenizer: Any, messages: list[dict[str, Any]], *, open_assistant: b
     except Exception as error:  # a template raises whatever its author wrote
         roles = ", ".join(message["role"] for message in messages)
         raise ConfigurationError(
-            f"the chat template refuses a conversation of the roles {roles} ({reason_of(error)}): {_OTHER_TEMPLATE}"
+            f"the chat template refuses a conversation of the roles {roles} ({first_line(error)}): {_OTHER_TEMPLATE}"
         ) from error
     return text
-
-
-def reason_of(error: Exception) -> str:
-    """What a chat template said when it failed, in one line."""
-    return str(error).partition("\n")[0][:200] or type(error).__name__
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:

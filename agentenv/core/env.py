@@ -185,7 +185,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         return type(self).areset is not Env.areset or type(self).astep is not Env.astep
 
     def check_running(self) -> None:
-        """For the head of ``step``, so that nothing happens in an episode that is over.
+        """Is called first by ``step``, so that nothing happens in an episode that is over.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.
@@ -346,11 +346,11 @@ class AsyncEnv(Env[StateT]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """``areset``, waited for."""
+        """Runs ``areset`` and waits for it."""
         return run_sync(self.areset(seed=seed, options=options))
 
     def step(self, action: str) -> Step:
-        """``astep``, waited for."""
+        """Runs ``astep`` and waits for it."""
         return run_sync(self.astep(action))
 
     async def areset(

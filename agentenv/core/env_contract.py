@@ -397,7 +397,7 @@ def check_floors(make: MakeEnv) -> str:
 
 
 def check_probes(make: MakeEnv) -> list[ProbeRow]:
-    """No policy that does not try earns what the expert earns, or has its episodes left out."""
+    """Checks that no policy that does not try earns what the expert earns, or has its episodes left out."""
     rows = probe_env(make)
     if farms := [row for row in rows if row.is_farm]:
         raise ProbeEarnsReward("; ".join(_complaint(row) for row in farms), rows)

@@ -5,7 +5,8 @@ One that cannot be made, and one that cannot be closed, is a failure of its own 
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -83,6 +84,16 @@ async def close_envs(envs: Sequence[Env[Any]], seconds: float) -> list[str]:
 async def close_quickly(envs: Sequence[Env[Any]], seconds: float) -> None:
     """Closes environments like `close_envs`, but waits only briefly, because the run is over."""
     await close_envs(envs, min(seconds, _CLOSING_S))
+
+
+@asynccontextmanager
+async def open_envs(makes: Sequence[MakeEnv], seconds: float) -> AsyncIterator[list[Env[Any]]]:
+    """The environments of `make_envs` for the length of a block, at whose end they are closed by `close_quickly`."""
+    envs = await make_envs(makes, seconds)
+    try:
+        yield envs
+    finally:
+        await close_quickly(envs, seconds)
 
 
 def mask_trajectory(trajectory: Trajectory, flaw: str) -> Trajectory:

@@ -163,7 +163,7 @@ def _checked(value: Any, hint: Any, what: str) -> Any:
 
 
 def _plain_adapter(hint: Any) -> Any:
-    """Of a type that has settings of its own, or None where pydantic cannot read it."""
+    """The adapter of a type that has settings of its own, or None where pydantic cannot read the type."""
     import pydantic
 
     try:

@@ -41,7 +41,7 @@ class PlacedImage:
 
     @property
     def digest(self) -> str:
-        """Of the image, by which records name it."""
+        """The digest of the image, by which records name it."""
         return image_digest(self.image)
 
     def moved(self, by: int) -> "PlacedImage":

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, UnknownName, check_known
 
 Schema = Mapping[str, Any] | bool
 
@@ -82,8 +82,7 @@ def _check(schema: Any, root: Mapping[str, Any], name: str) -> None:
     if isinstance(schema, bool):
         return
     for keyword in schema:
-        if keyword not in _KNOWN:
-            raise UnknownName.among(f"keyword of JSON Schema that tool {name!r} may use:", keyword, _KNOWN)
+        check_known(f"keyword of JSON Schema that tool {name!r} may use:", keyword, _KNOWN)
     for kind in _list(schema.get("type", [])):
         if kind not in _TYPES:
             raise UnknownName.among(f"type of JSON Schema in tool {name!r}:", str(kind), _TYPES)

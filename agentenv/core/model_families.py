@@ -19,7 +19,7 @@ from agentenv.core.call_readers import (
     mistral,
     python_calls,
 )
-from agentenv.errors import UnknownName
+from agentenv.errors import check_known
 
 TurnReaderFunction = Callable[[str, bool, Schemas], AssistantTurn]
 """From the text of a turn, whether its prompt opened the thinking, and the schemas of the tools, to what it holds."""
@@ -252,6 +252,5 @@ def get_family(name: str) -> Family:
     Raises:
         UnknownName: there is none; carries the nearest.
     """
-    if name not in FAMILIES:
-        raise UnknownName.among("model family", name, FAMILIES)
+    check_known("model family", name, FAMILIES)
     return FAMILIES[name]

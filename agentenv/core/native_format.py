@@ -13,13 +13,13 @@ from datetime import date
 from typing import Any
 
 from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
-from agentenv.core.chat import TEXT_ALONE, content_of, defused, encode_with_images, end_of_turn, reason_of
+from agentenv.core.chat import TEXT_ALONE, content_of, defused, encode_with_images, end_of_turn
 from agentenv.core.conversation import Conversation, Unrenderable
 from agentenv.core.images import ImageReader, refuse_images
 from agentenv.core.model_families import Family, family_of, get_family
 from agentenv.core.tool_replies import call_id
 from agentenv.core.types import Message
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, first_line
 
 _TODAY = date(2026, 1, 1)
 _MARK = "Tuvq7x{}z"  # stands in no template and no conversation
@@ -174,7 +174,7 @@ class NativeFormat:
             )
         except Exception as error:  # a template raises whatever its author wrote
             raise ConfigurationError(
-                f"the chat template of the family {self.family.name!r} refuses this conversation ({reason_of(error)}): use "
+                f"the chat template of the family {self.family.name!r} refuses this conversation ({first_line(error)}): use "
                 "the inline format"
             ) from error
         for mark, said in texts.items():

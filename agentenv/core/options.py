@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from agentenv.core.registry import describe_error, is_class, load_own
-from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
+from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName, check_known
 
 R = TypeVar("R")
 
@@ -81,7 +81,7 @@ def made_part(kind: str, name: str, make: Callable[[], R], methods: Sequence[str
 
 @contextmanager
 def naming_own_parts(names: Iterable[str]) -> Iterator[None]:
-    """In it an error of a part of somebody's own says whose it is, and where in that part it was raised.
+    """Within the block an error of a part of somebody's own says whose part it is, and where in it the error was raised.
 
     Args:
         names: The parts, as ``module:name``.
@@ -127,8 +127,7 @@ def bind_options(
     known, hints = option_names(function), get_type_hints(function)
     values = {}
     for key, value in options.items():
-        if key not in known:
-            raise UnknownName.among(f"option of the {kind} {name!r}:", key, known)
+        check_known(f"option of the {kind} {name!r}:", key, known)
         try:
             values[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
         except ValidationError as error:

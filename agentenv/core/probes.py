@@ -221,9 +221,8 @@ def probe_env(make: MakeEnv) -> list[ProbeRow]:
     with closing(make()) as env:
         episodes = [_expert_episode(env, seed) for seed in SEEDS]
         forms = learn_forms(episodes, env.stop, MOST_FORMS)
-    threads = DaemonThreads(
-        1, "agentenv-probes"
-    )  # a sandbox loses its processes with the thread that started them
+    # A sandbox loses its processes with the thread that started them.
+    threads = DaemonThreads(1, "agentenv-probes")
     try:
         return [_probed(make, name, forms, episodes, threads) for name in PROBES]
     finally:

@@ -203,9 +203,8 @@ def _defined_in(module: str) -> list[str]:
 def describe_error(error: BaseException) -> str:
     """``error`` in one line: its kind, what it says, and where in the code of its author it was raised."""
     place = place_of(error)
-    said = str(error).partition(" was raised from the environment creator")[
-        0
-    ]  # Gymnasium appends all arguments
+    # Gymnasium appends all arguments to its message.
+    said = str(error).partition(" was raised from the environment creator")[0]
     return f"{type(error).__name__}: {' '.join(said.split())[:500]}{f' ({place})' if place else ''}"
 
 

@@ -314,7 +314,7 @@ class ToolEnv(AsyncEnv[StateT]):
         return f"These tools can be called:\n<tools>\n{listed}\n</tools>\nTo call one, write {example}.\n"
 
     def native_tools(self) -> Sequence[Tool]:
-        """All tools."""
+        """All tools of the environment."""
         return tuple(self.tools.values())
 
     def native_action(self, turn: AssistantTurn) -> str:

@@ -5,6 +5,7 @@ over T are computed from the segments and are never edited. Whoever changes an e
 segments.
 """
 
+import json
 import math
 import uuid
 from base64 import b64decode, b64encode
@@ -81,14 +82,14 @@ class Segment:
             )
 
     def part(self, start: int, end: int) -> "Segment":
-        """Its tokens from ``start`` to before ``end``, with the images that stand there as a whole."""
+        """The tokens of the segment from ``start`` to before ``end``, with the images that stand there as a whole."""
         held = tuple(
             image.moved(-start) for image in self.images if start <= image.start and image.end <= end
         )
         return replace(self, ids=self.ids[start:end], logprobs=self.logprobs[start:end], images=held)
 
     def joined(self, other: "Segment") -> "Segment":
-        """Its tokens and those of ``other`` after them; log-probs are not looked at."""
+        """The tokens of the segment and those of ``other`` after them; log-probs are not looked at."""
         later = tuple(image.moved(len(self.ids)) for image in other.images)
         return replace(self, ids=self.ids + other.ids, images=self.images + later)
 
@@ -285,6 +286,12 @@ def to_record(trajectory: Trajectory, *, whole: bool = False) -> dict[str, Any]:
             for turn in trajectory.turns
         ],
     }
+
+
+def checkpoint_record(trajectory: Trajectory) -> dict[str, Any]:
+    """The whole record as a checkpoint holds it, which is read with ``weights_only`` and so takes plain values alone."""
+    record: dict[str, Any] = json.loads(json.dumps(to_record(trajectory, whole=True)))
+    return record
 
 
 def from_record(record: Mapping[str, Any], task: Task, images: Path | None = None) -> Trajectory:

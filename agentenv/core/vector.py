@@ -47,7 +47,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Observations, Sequence[str | None], N
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
     ) -> tuple[Observations, list[Info]]:
-        """``areset``, waited for."""
+        """Runs ``areset`` and waits for it."""
         return run_sync(self.areset(seed=seed, options=options))
 
     async def areset(
@@ -84,7 +84,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Observations, Sequence[str | None], N
         return tuple(observations), infos
 
     def step(self, actions: Sequence[str | None]) -> VectorStep:  # type: ignore[override]  # infos are a list
-        """``astep``, waited for."""
+        """Runs ``astep`` and waits for it."""
         return run_sync(self.astep(actions))
 
     async def astep(self, actions: Sequence[str | None]) -> VectorStep:

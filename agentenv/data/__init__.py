@@ -23,13 +23,4 @@ __all__ = [
     "open_source",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.data.datasets": "Dataset SETS load_dataset",
-        "agentenv.data.sources": "Source SourceConfig open_source",
-        "agentenv.data.splits": "in_split",
-        "agentenv.data.world": "FictionalWorld",
-        "agentenv.data.world_config": "WorldConfig",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

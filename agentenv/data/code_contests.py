@@ -16,7 +16,7 @@ from typing import Any
 
 from agentenv.core.types import Task
 from agentenv.data.dataset_files import RawRow, read_records
-from agentenv.errors import DatasetError, UnknownName
+from agentenv.errors import DatasetError, check_known
 from agentenv.sandbox.grading import CallTest, StdioTest, Test
 
 MAX_BYTES = 1 << 28
@@ -47,8 +47,7 @@ def load_contest_set(
         UnknownName: no such format.
         DatasetError: nothing to read there, or a malformed record.
     """
-    if name not in CONTEST_SETS:
-        raise UnknownName.among("contest set", name, CONTEST_SETS)
+    check_known("contest set", name, CONTEST_SETS)
     tasks: list[Task] = []
     for record in _records(path, problems):
         if len(tasks) == limit:

@@ -6,18 +6,17 @@ makes every answer wrong without a word.
 
 import ast
 import csv
-import gzip
 import os
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 from agentenv.core.grammar import shortened
 from agentenv.core.io.strict_json import read_json_text
-from agentenv.core.io.tables import reason_of
+from agentenv.core.io.tables import open_text, reason_of
 from agentenv.errors import DatasetError, MissingExtra
 
 DATA_VARIABLE = "AGENTENV_DATA"
@@ -145,7 +144,7 @@ def read_records(
     found: Iterator[tuple[str, Any]]
     lines = lines or ".jsonl" in name
     try:
-        with _open(path) as file:
+        with open_text(path, encoding="utf-8-sig", newline="") as file:
             if name.endswith((".csv", ".tsv")):
                 found = _table(file, path, "\t" if name.endswith(".tsv") else ",")
             elif lines:
@@ -163,13 +162,6 @@ def read_records(
         raise DatasetError(f"{path} cannot be read: {error}; save it in UTF-8.") from error
     except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise DatasetError(f"{path} cannot be read: {reason_of(error)}.") from error
-
-
-def _open(path: Path) -> TextIO:
-    # Line ends stay as they are: a quoted field of a table may hold some.
-    if path.suffix == ".gz":
-        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig", newline=""))
-    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -19,7 +19,7 @@ from agentenv.data import dataset_formats as formats
 from agentenv.data.dataset_files import RawRow, find_file, read_qrels, read_records, world_split
 from agentenv.data.hub import Hub, hub_source, is_hub, read_hub
 from agentenv.data.splits import in_split
-from agentenv.errors import ConfigurationError, DatasetError, UnknownName
+from agentenv.errors import ConfigurationError, DatasetError, UnknownName, check_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +215,7 @@ def load_dataset(
         MissingExtra: the hub is named and ``datasets`` is not installed.
         ConfigurationError: ``limit`` is below 1.
     """
-    if name not in SETS:
-        raise UnknownName.among("dataset", name, SETS)
+    check_known("dataset", name, SETS)
     if limit is not None and limit < 1:
         raise ConfigurationError(f"limit must be at least 1, not {limit}; leave it out for all questions.")
     kind = SETS[name]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.data.dataset_files import RawRow
-from agentenv.errors import DatasetError, MissingExtra
+from agentenv.errors import DatasetError, needs_extra
 
 PREFIX = "hub:"
 
@@ -53,10 +53,8 @@ def read_hub(hub: Hub, split: str) -> Iterator[RawRow]:
         MissingExtra: ``datasets`` is not installed.
         DatasetError: the hub cannot be reached, or has no such repository, configuration or split.
     """
-    try:
+    with needs_extra("eval"):
         import datasets
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of(error.name or "datasets", "eval") from error
     wanted = hub.splits.get(split, split)
     try:
         with _quiet(datasets):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import median
 
+from agentenv.core.scoring.likeness import dice
 from agentenv.data.organisation_log import Event
 
 INCIDENT_STRESS, MOST_STRESS, RECOVERY, BURNOUT = 20, 100, 3, 72
@@ -150,8 +151,7 @@ def is_key_player(person: str, between: Mapping[str, float]) -> bool:
 
 def text_score(one: str, other: str) -> float:
     """How alike two descriptions are: 2 |A and B| / (|A| + |B|) over their words (this project's measure)."""
-    a, b = set(one.lower().split()), set(other.lower().split())
-    return 2 * len(a & b) / (len(a) + len(b)) if a and b else 0.0
+    return dice(set(one.lower().split()), set(other.lower().split()))
 
 
 def named_root(symptom: str, earlier: Sequence[tuple[str, str]]) -> tuple[str, float] | None:

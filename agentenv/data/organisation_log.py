@@ -11,7 +11,7 @@ from typing import Literal
 
 from agentenv.core.types import Document
 from agentenv.data.world_config import SPLITS, Split
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 
 Channel = Literal["mail", "chat", "tickets"]
 Time = tuple[int, int]
@@ -51,8 +51,7 @@ class OrganisationConfig:
             )
         if not 0 <= self.followups <= 10:
             raise ConfigurationError(f"followups={self.followups} must be 0 to 10")
-        if self.split not in SPLITS:
-            raise UnknownName.among("split", self.split, SPLITS)
+        check_known("split", self.split, SPLITS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ PROGRAM_SETS = (*CODE_SETS, *CONTEST_SETS, *SQL_SETS)
 
 
 class SourceConfig(Frozen):
-    """Which questions."""
+    """Which questions are asked."""
 
     dataset: str = WORLD
     """A name that `agentenv list` shows, a file of questions (``docs/own_data.md`` in the repository), several of these with
@@ -112,7 +112,7 @@ def open_source(config: SourceConfig) -> Source:
     names = set_names(config.dataset)
     if len(names) > 1:
         return _merged(names, config)
-    loaded = _load(names[0], config)
+    loaded = _load(names[0], config.data, config.split)
     tasks = sample(loaded.tasks, config.limit, config.seed)
     return Source(loaded.name, loaded.split, tasks, None, loaded.corpus, loaded.notes)
 
@@ -145,16 +145,16 @@ def _space(name: str) -> str:
     return bare_name(Path(name)) if is_file_name(name) else name
 
 
-def _load(name: str, config: SourceConfig) -> Dataset:
+def _load(name: str, data: Path | None, split: str | None) -> Dataset:
     """All questions of one set or file."""
     if is_file_name(name):
         if not Path(name).is_file():
             found = "is a folder" if Path(name).is_dir() else "is no file"
             raise DatasetError(f"{name!r} {found}; give a file of questions, or the name of a set.")
-        return replace(load_dataset("jsonl", Path(name), split=config.split), name=_space(name))
+        return replace(load_dataset("jsonl", Path(name), split=split), name=_space(name))
     if name not in SETS:
         raise UnknownName.among("dataset", name, (*SETS, *PROGRAM_SETS, WORLD, OWN))
-    return load_dataset(name, config.data, split=config.split)
+    return load_dataset(name, data, split=split)
 
 
 def _merged(names: Sequence[str], config: SourceConfig) -> Source:
@@ -162,7 +162,7 @@ def _merged(names: Sequence[str], config: SourceConfig) -> Source:
 
     Sets over one corpus file share its documents, under the name of the first of them.
     """
-    parts = [_load(name, config) for name in names]
+    parts = [_load(name, config.data, config.split) for name in names]
     owners: dict[Path, str] = {}
     for part in parts:
         if part.corpus is not None:
@@ -265,7 +265,7 @@ def check_source(dataset: str, split: str | None, data: Path | None) -> None:
 def _contest_set(config: SourceConfig) -> Source:
     """The problems of a file or folder of programming contests; malformed records are left out and counted."""
     check_source(config.dataset, config.split, config.data)
-    place = _place(config)
+    place = _place(config.dataset, config.data)
     folder = place / config.dataset
     problems: list[str] = []
     tasks = load_contest_set(config.dataset, folder if folder.is_dir() else place, problems=problems)
@@ -286,7 +286,7 @@ def _left_out(problems: Sequence[str]) -> str:
 def _sql_set(config: SourceConfig) -> Source:
     """The questions of a set over databases; malformed records are left out and counted."""
     check_source(config.dataset, config.split, config.data)
-    place, problems = _place(config), list[str]()
+    place, problems = _place(config.dataset, config.data), list[str]()
     split = config.split or next(iter(SQL_SETS[config.dataset].splits))
     tasks = load_sql_set(config.dataset, place, split=split, problems=problems)
     if not tasks:
@@ -297,12 +297,12 @@ def _sql_set(config: SourceConfig) -> Source:
     return Source(config.dataset, split, drawn, None, None, _left_out(problems))
 
 
-def _place(config: SourceConfig) -> Path:
+def _place(dataset: str, data: Path | None) -> Path:
     """Where a set of programs lies: what is named, or the folder of all sets."""
-    place = config.data or os.environ.get(DATA_VARIABLE)
+    place = data or os.environ.get(DATA_VARIABLE)
     if not place:
         raise DatasetError(
-            f"Where is {config.dataset}? Pass its folder (--data PATH), or set {DATA_VARIABLE} to the folder of all sets."
+            f"Where is {dataset}? Pass its folder (--data PATH), or set {DATA_VARIABLE} to the folder of all sets."
         )
     return Path(place)
 
@@ -310,7 +310,7 @@ def _place(config: SourceConfig) -> Path:
 def _code_set(config: SourceConfig) -> Source:
     split = config.split or next(iter(CODE_SETS[config.dataset].splits))
     with closing(make_executor(str(config.options.get("executor", "bwrap")))) as executor:
-        loaded = load_code_set(config.dataset, _place(config), executor, split=split)
+        loaded = load_code_set(config.dataset, _place(config.dataset, config.data), executor, split=split)
     left_out = f"left out: {', '.join(loaded.exceptions)}" if loaded.exceptions else ""
     return Source(
         config.dataset, split, sample(loaded.tasks, config.limit, config.seed), None, None, left_out

@@ -2,7 +2,7 @@
 
 import zlib
 
-from agentenv.errors import UnknownName
+from agentenv.errors import check_known
 
 _SPLITS = {"train": range(8), "dev": range(8, 9), "test": range(9, 10)}
 
@@ -13,6 +13,5 @@ def in_split(content: str, split: str) -> bool:
     Raises:
         UnknownName: no such split.
     """
-    if split not in _SPLITS:
-        raise UnknownName.among("split", split, _SPLITS)
+    check_known("split", split, _SPLITS)
     return zlib.crc32(content.encode()) % 10 in _SPLITS[split]

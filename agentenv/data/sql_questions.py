@@ -38,7 +38,7 @@ class QuestionContext:
         self._domain, self._connection, self.rng = domain, connection, rng
 
     def pick(self, items: tuple[T, ...]) -> T:
-        """One of ``items``.
+        """Draws one of ``items``.
 
         Raises:
             TemplateMismatch: there is none.
@@ -48,7 +48,7 @@ class QuestionContext:
         return self.rng.choice(items)
 
     def table(self) -> SQLTable:
-        """Any table."""
+        """Draws a table of the domain."""
         return self.pick(self._domain)
 
     def pair(self, child: SQLTable | None = None) -> tuple[SQLTable, SQLTable]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from agentenv.core.io.tables import reason_of
 from agentenv.core.types import Task
 from agentenv.data.dataset_files import RawRow, read_records
-from agentenv.errors import DatasetError, UnknownName
+from agentenv.errors import DatasetError, check_known
 
 NOTE_CHARS = 4000
 """Characters of the notes on the columns of a database; later columns are left out."""
@@ -56,12 +56,10 @@ def load_sql_set(
         UnknownName: no such set or split.
         DatasetError: files are missing, or a record is malformed.
     """
-    if name not in SQL_SETS:
-        raise UnknownName.among("SQL set", name, SQL_SETS)
+    check_known("SQL set", name, SQL_SETS)
     kind = SQL_SETS[name]
     split = split or next(iter(kind.splits))
-    if split not in kind.splits:
-        raise UnknownName.among(f"split of {name}", split, kind.splits)
+    check_known(f"split of {name}", split, kind.splits)
     home = folder / name if (folder / name).is_dir() else folder
     files = kind.splits[split]
     present = [home / file for file in files.questions if (home / file).is_file()]

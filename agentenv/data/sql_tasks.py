@@ -21,7 +21,7 @@ from agentenv.data.sql_databases import write_databases
 from agentenv.data.sql_domains import DOMAINS, Domain
 from agentenv.data.sql_questions import TEMPLATES, QuestionContext, SQLQuestion, TemplateMismatch
 from agentenv.data.world_config import Split
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 
 LEVELS = tuple(TEMPLATES)
 MAX_ROWS = 60
@@ -54,8 +54,7 @@ def generate_sql_tasks(
         ConfigurationError: a number out of range, or more questions than the databases have.
         UnknownName: no such split.
     """
-    if split not in DOMAINS:
-        raise UnknownName.among("split", split, DOMAINS)
+    check_known("split", split, DOMAINS)
     if n < 1 or databases < 1 or not levels or not set(levels) <= set(LEVELS):
         raise ConfigurationError(
             f"n={n} and databases={databases} must be at least 1, levels={tuple(levels)} some of {LEVELS}"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 
 Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -65,8 +65,7 @@ class WorldConfig:
             raise ConfigurationError(f"hops {low}-{high} is not a range within 1-4; give for example 1-2.")
         if not MIN_DOCUMENTS <= self.documents <= MAX_DOCUMENTS:
             raise ConfigurationError(f"documents must be 200 to 1000000, not {self.documents}.")
-        if self.split not in SPLITS:
-            raise UnknownName.among("split", self.split, SPLITS)
+        check_known("split", self.split, SPLITS)
         for name, value, least, most in (
             ("seed", self.seed, 0, 2**63 - 1),
             ("questions", self.questions, 0, MAX_DOCUMENTS),
@@ -78,8 +77,7 @@ class WorldConfig:
             if not least <= value <= most:
                 raise ConfigurationError(f"{name} must be {least} to {most}, not {value}.")
         for family in self.families:
-            if family not in FAMILY_HOPS:
-                raise UnknownName.among("question family", family, FAMILY_HOPS)
+            check_known("question family", family, FAMILY_HOPS)
             if not self.hops_of(family):
                 least, most = FAMILY_HOPS[family]
                 raise ConfigurationError(

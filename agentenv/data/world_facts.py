@@ -48,9 +48,8 @@ RANGES = {
     ("event", "guests"): (100, 9999),
 }
 
-NOWHERE, PAGE_1, PAGE_2, GUEST_1, GUEST_2 = range(
-    5
-)  # where a fact stands: on a page of its subject or of its value
+# The page on which a fact stands: one of its subject or of its value.
+NOWHERE, PAGE_1, PAGE_2, GUEST_1, GUEST_2 = range(5)
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,8 @@ class NameGenerator:
             if spaced or (tries >= 8 and word not in self._crowded):
                 break
             if tries >= self._patience:
-                self._patience = max(
-                    0, self._patience - 1
-                )  # a large world soon stops looking for what is used up
+                # A large world soon stops looking for what is used up.
+                self._patience = max(0, self._patience - 1)
                 break
         self._crowded.update((word, *keys))
         return word

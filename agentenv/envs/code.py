@@ -70,7 +70,6 @@ class CodeState:
 class Code(ProgramEnv[CodeState]):
     """Write, try, hand in; the reward is given once, at the end."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
     capability: ClassVar[StateCapability] = StateCapability.PROCESS
     call_markers: ClassVar[tuple[str, ...]] = ("<python>",)
     stop: ClassVar[tuple[str, ...]] = STOP

@@ -100,5 +100,5 @@ def counted(found: ProgramGrade) -> str:
 
 
 def framed(body: str) -> str:
-    """An observation."""
+    """``body`` as an observation in its tags."""
     return f"\n<output>\n{body}\n</output>\n"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from agentenv.core.scoring import tables
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 from agentenv.sandbox.sql import SqlResult
 from agentenv.sandbox.sql_grading import same_set
 from agentenv.sandbox.sql_tokens import tokens
@@ -239,12 +239,10 @@ def get_reward(reward: str | Mapping[str, float]) -> SqlReward:
         ConfigurationError: weights that are not above 0.
     """
     if isinstance(reward, str):
-        if reward not in REWARDS:
-            raise UnknownName.among("reward of SQL-v0", reward, REWARDS)
+        check_known("reward of SQL-v0", reward, REWARDS)
         return REWARDS[reward]
     for name in reward:
-        if name not in PARTS:
-            raise UnknownName.among("part of a reward of SQL-v0", name, PARTS)
+        check_known("part of a reward of SQL-v0", name, PARTS)
     if not reward or min(reward.values()) <= 0:
         raise ConfigurationError(f"reward={dict(reward)} needs at least one part, and weights above 0")
     return SqlReward(partial(weighted, dict(reward)), not {"format", "tag_count"}.isdisjoint(reward))

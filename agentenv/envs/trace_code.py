@@ -20,7 +20,7 @@ from agentenv.core.concurrency.deadlines import short_of_time
 from agentenv.core.grammar import between, earliest_block, shortened, unfenced
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.envs.program_env import ProgramEnv, counted, describe_run, framed
-from agentenv.errors import ConfigurationError, SandboxFault, UnknownName
+from agentenv.errors import ConfigurationError, SandboxFault, check_known
 from agentenv.sandbox.grading import GRADE_S, CallTest, CaseOutcome, ProgramGrade, Test, grade
 from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor
 
@@ -121,8 +121,7 @@ class TraceCode(ProgramEnv[TraceState]):
             ConfigurationError: a bad prompt, or a bound out of range.
             UnknownName: no such reward.
         """
-        if reward not in ("solved", "progress"):
-            raise UnknownName.among("reward of TraceCode-v0", reward, ("solved", "progress"))
+        check_known("reward of TraceCode-v0", reward, ("solved", "progress"))
         if public < 1 or rounds < 0 or slips < 0 or observation_chars < 1:
             raise ConfigurationError(
                 f"public={public} and observation_chars={observation_chars} must be at least 1, rounds={rounds} and "

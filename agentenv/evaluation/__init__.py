@@ -26,13 +26,4 @@ __all__ = [
     "run_benchmark",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.evaluation.benchmark": "Benchmark run_benchmark",
-        "agentenv.evaluation.records": "EpisodeRecord Evaluation read_evaluation",
-        "agentenv.evaluation.runner": "play",
-        "agentenv.evaluation.suite": "Suite read_suite",
-        "agentenv.evaluation.task_env": "EnvConfig SearchConfig TaskEnv open_task_env",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

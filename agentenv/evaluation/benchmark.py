@@ -101,7 +101,7 @@ class Benchmark:
 
     @property
     def episode_seed(self) -> int:
-        """Of the episodes of this sample; ``seed`` alone draws the questions."""
+        """The seed of the episodes of this sample; ``seed`` alone draws the questions."""
         return self.seed + _BETWEEN_SAMPLES * self.sample
 
     def __post_init__(self) -> None:
@@ -235,7 +235,7 @@ def run_benchmark(
 
 @contextmanager
 def _open_agent(benchmark: Benchmark, policy: Policy | None) -> Iterator[EvalAgent]:
-    """Who answers; what was opened for that is closed again."""
+    """The agent that answers; what was opened for it is closed at the end of the block."""
     stop = env_class(benchmark.env).stop
     if policy is not None:
         yield _as_asked(benchmark, make_eval_agent(policy, benchmark.policy, benchmark.concurrency, stop))

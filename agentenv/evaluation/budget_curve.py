@@ -62,9 +62,9 @@ def cost_of(record: EpisodeRecord, kind: str) -> int | None:
 
 
 def budget_table(
-    records: Sequence[EpisodeRecord], scorer: str, budgets: Mapping[str, Budget] = BUDGETS, *, seed: int = 0
+    records: Sequence[EpisodeRecord], scorer: str, budgets: Mapping[str, Budget] = BUDGETS
 ) -> dict[str, Any]:
-    """By budget the area with its interval over questions, and the score at each whole budget.
+    """For each kind of budget the area with its interval over questions, and the score at each whole budget.
 
     Episodes that failed are left out. A curve of more than twenty budgets is given at twenty-one places.
 
@@ -72,7 +72,6 @@ def budget_table(
         records: Of one evaluation.
         scorer: Of answers.
         budgets: Ranges by kind.
-        seed: Of the bootstrap.
 
     Raises:
         DatasetError: no episode has a score.
@@ -90,7 +89,7 @@ def budget_table(
             continue
         values = [score_of(record, scorer) for record, _ in known]
         areas = [area(value, cost, budget) for value, (_, cost) in zip(values, known, strict=True)]
-        found = estimate(areas, clusters=clusters_of(scored), seed=seed)
+        found = estimate(areas, clusters=clusters_of(scored))
         curve = [
             [b, sum(score_under(v, cost, b) for v, (_, cost) in zip(values, known, strict=True)) / len(known)]
             for b in places(budget)

@@ -13,6 +13,9 @@ from agentenv.core.types import EndReason, ToolStatus
 from agentenv.evaluation.diagnosis import answer_shown, cause_of
 from agentenv.evaluation.records import EpisodeRecord
 
+MISSING_GAP = 0.2
+"""Gap between the shares of successes and failures from which a skill counts as missing."""
+
 
 @dataclass(frozen=True)
 class Skill:
@@ -39,15 +42,13 @@ class SkillReport:
     """Share of the successes among them that show it; None where there are none."""
     shown_in_failures: float | None
     missing: bool
-    """Shown less often in failures than in successes, by the margin; or never a success and hardly ever shown."""
+    """Shown less often in failures than in successes, by ``MISSING_GAP``; or never a success and hardly ever shown."""
 
 
 def capability_report(
     records: Sequence[EpisodeRecord],
     values: Sequence[float],
     skills: Sequence[Skill],
-    *,
-    margin: float = 0.2,
 ) -> list[dict[str, Any]]:
     """The fields of a ``SkillReport`` for each skill, those with the widest gap first.
 
@@ -55,7 +56,6 @@ def capability_report(
         records: Episodes; faults say nothing.
         values: Their scores.
         skills: What to look for.
-        margin: Gap between the shares of successes and failures from which a skill counts as missing.
     """
     solved = [
         (record, cause_of(record, value) == "correct")
@@ -70,7 +70,7 @@ def capability_report(
             for wanted in (True, False)
         )
         gap = (1.0 if good is None else good) - (1.0 if bad is None else bad)
-        missing = bool(called) and gap >= margin
+        missing = bool(called) and gap >= MISSING_GAP
         found.append((gap, SkillReport(skill.name, skill.slice, len(called), good, bad, missing)))
     return [asdict(one) for _, one in sorted(found, key=lambda pair: (-pair[0], pair[1].skill))]
 
@@ -91,8 +91,8 @@ SEARCH_SKILLS = (
     Skill("searches", lambda record: True, lambda record: (record["searches"] or 0) > 0, "any question"),
     Skill(
         "chains searches",
-        lambda record: record.get("hops", 1) > 1,
-        lambda record: (record["searches"] or 0) >= record["hops"],
+        lambda record: (record.get("hops") or 1) > 1,
+        lambda record: (record["searches"] or 0) >= (record.get("hops") or 1),
         "questions of two hops and more: agentenv world --hops 2-4",
     ),
     Skill(

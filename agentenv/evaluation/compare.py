@@ -36,7 +36,7 @@ from agentenv.evaluation.statistics.significance import (
 Pair = tuple[EpisodeRecord, EpisodeRecord]
 
 
-def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed: int = 0) -> Json:
+def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None) -> Json:
     """Compares two suites set by set; of every scorer all p-values are corrected for the number of sets (Holm).
 
     Returns:
@@ -51,7 +51,7 @@ def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed:
         raise ConfigurationError(
             f"Only suites of the same sets can be compared, not {names} against {others}."
         )
-    sets = {name: compare(dir_a / name, dir_b / name, scorer=scorer, seed=seed) for name in names}
+    sets = {name: compare(dir_a / name, dir_b / name, scorer=scorer) for name in names}
     rows: dict[str, list[Json]] = {}
     for found in sets.values():
         for name, row in found["scores"].items():

@@ -56,7 +56,7 @@ def content_digests(
 
 
 def _given(name: str, policy: Policy) -> str:
-    """Of an agent its source; of another object its class and the version of its weights, which is all that it says."""
+    """The digest of an agent's source; of another object its class and the version of its weights, all that it says."""
     return str(getattr(policy, "digest", f"{name}, version {policy.version}"))
 
 
@@ -69,7 +69,7 @@ def _corpus(source: Source) -> str:
 
 
 def _index(spec: str) -> str:
-    """Of what a retriever's spec names on this disk; of a server what it says of itself."""
+    """The digest of what a retriever's spec names on this disk, or of what a server says of itself."""
     if spec in BUILT:  # it is built over the corpus, which has a digest of its own
         return ""
     kind, _, rest = spec.partition(":")
@@ -113,7 +113,7 @@ def _neighbours(name: str) -> Iterator[str]:
 
 
 def _source_digest(module: ModuleType | None) -> str:
-    """Of the Python files of a package, or of the file of a module; empty for one without a file."""
+    """The digest of the Python files of a package, or of the file of a module; empty where there is no file."""
     folders = [Path(place) for place in getattr(module, "__path__", ())]
     files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     if not folders and (file := getattr(module, "__file__", None)):

@@ -286,7 +286,7 @@ class _Finished:
     """
 
     def __init__(self, keep: Callable[[Sequence[Trajectory]], None], limit: int, *, lived: bool) -> None:
-        """Prepares.
+        """Takes what finished episodes are written to, and none of them yet.
 
         Args:
             keep: writes episodes down.

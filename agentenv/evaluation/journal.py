@@ -121,7 +121,7 @@ def _held(path: Path) -> dict[str, Any]:
 
 
 def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
-    """As TOML gives it back: no None, no tuples, no paths."""
+    """The table as TOML gives it back: no None, no tuples, no paths."""
     kept = {name: value for name, value in table.items() if value is not None}
     return {
         name: list(v) if isinstance(v, tuple) else str(v) if isinstance(v, Path) else v

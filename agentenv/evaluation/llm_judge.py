@@ -58,7 +58,7 @@ class GradeCache:
                 ) from None
 
     def add(self, key: str, grade: Grade) -> None:
-        """Keeps ``grade``."""
+        """Writes ``grade`` down under ``key``."""
         self.grades[key] = grade
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
@@ -67,7 +67,7 @@ class GradeCache:
 
 @dataclass
 class _Turns:
-    """Those who ask about the same case; it is dropped when the last of them is done, however that ends."""
+    """The callers that ask about the same case; it is dropped when the last of them is done, however that ends."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0

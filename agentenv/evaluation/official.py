@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from agentenv.core.scoring import normalize
 from agentenv.data.dataset_files import RawRow, find_file, read_records
 from agentenv.data.datasets import SETS
-from agentenv.errors import DatasetError, UnknownName
+from agentenv.errors import DatasetError, check_known
 
 Fact = tuple[str, int]
 Triple = tuple[str, ...]
@@ -61,7 +61,7 @@ def hotpot_support(predicted: Iterable[Fact], gold: Iterable[Fact]) -> Match:
 
 
 def wiki_support(predicted: Iterable[Fact], gold: Iterable[Fact]) -> Match:
-    """As in HotpotQA, with lower-cased titles; facts that only case tells apart still count as several."""
+    """As `hotpot_support`, with lower-cased titles; facts that only case tells apart still count as several."""
     found = [(title.lower(), sentence) for title, sentence in set(predicted)]
     wanted = [(title.lower(), sentence) for title, sentence in set(gold)]
     hits = sum(fact in wanted for fact in found)
@@ -127,8 +127,7 @@ def score_file(dataset: str, gold: Path | None, predictions: Path, *, split: str
         UnknownName: a set without official measures of its own.
         DatasetError: a file that cannot be read or has another layout.
     """
-    if dataset not in OFFICIAL:
-        raise UnknownName.among("official measure of the set", dataset, OFFICIAL)
+    check_known("official measure of the set", dataset, OFFICIAL)
     kind = SETS[dataset]
     pattern = kind.files.get(split or "", next(iter(kind.files.values())))
     source = find_file(dataset, kind.folder, pattern, gold)
@@ -191,9 +190,8 @@ class _Answered(NamedTuple):
     id: str
     answerable: bool
     sufficiency_right: bool
-    scores: tuple[
-        float, float, float
-    ]  # answer EM and F1, support F1; 0 where unanswerable, which counts nowhere
+    # Exact match and F1 of the answer, F1 of the support; 0 where a question is unanswerable, which counts nowhere.
+    scores: tuple[float, float, float]
 
 
 def _musique(golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Path) -> Report:

@@ -8,7 +8,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Required, TypedDict
+from typing import Annotated, Any, Required
+
+from pydantic import BeforeValidator, Field, with_config
+from typing_extensions import TypedDict  # pydantic checks that of ``typing`` from Python 3.12 on
 
 from agentenv.core.io.files import write_text
 from agentenv.core.io.strict_json import read_json_text
@@ -16,13 +19,14 @@ from agentenv.core.scoring.scorers import check_answers
 from agentenv.data.sealed import seal, unseal
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.checksums import forget, note, verify
-from agentenv.evaluation.saved_forms import check_form
+from agentenv.evaluation.saved_forms import AS_WRITTEN, check_form
 
 EPISODES = "episodes.jsonl"
 RESULTS = "results.json"
 SUITE = "suite.json"
 
 
+@with_config(AS_WRITTEN)
 class ToolRecord(TypedDict, total=False):
     """One tool call of a turn; the values of `agentenv.core.types.ToolResult`."""
 
@@ -33,6 +37,7 @@ class ToolRecord(TypedDict, total=False):
     ids: Sequence[Sequence[str]]  # of the passages that it returned, one ranked list for each query
 
 
+@with_config(AS_WRITTEN)
 class MarkRecord(TypedDict):
     """An action on a screen; the values of `agentenv.core.scene.Mark`."""
 
@@ -44,6 +49,7 @@ class MarkRecord(TypedDict):
     expert: bool
 
 
+@with_config(AS_WRITTEN)
 class SceneRecord(TypedDict, total=False):
     """The screen on which an action was chosen."""
 
@@ -52,6 +58,7 @@ class SceneRecord(TypedDict, total=False):
     size: Sequence[int]  # width and height in pixels, to which the marks refer
 
 
+@with_config(AS_WRITTEN)
 class TurnRecord(TypedDict, total=False):
     """One turn: what the policy wrote, what it saw next, and what that was worth."""
 
@@ -62,19 +69,21 @@ class TurnRecord(TypedDict, total=False):
     tool_results: list[ToolRecord]
     policy_tokens: int  # sampled in this turn
     observation_tokens: int  # shown after it
-    scene: SceneRecord  # where there is a screen
+    scene: SceneRecord | None  # where there is a screen
 
 
+@with_config(AS_WRITTEN)
 class SegmentRecord(TypedDict, total=False):
     """A stretch of the token ids of an episode; the values of `agentenv.core.trajectory.Segment`."""
 
-    kind: Required[str]
+    kind: Required[Annotated[str, Field(pattern="^(prompt|policy|env|format|injected)$")]]
     turn: Required[int]
     row: Required[int]
     ids: Required[Sequence[int]]
     trained: bool
 
 
+@with_config(AS_WRITTEN)
 class EpisodeRecord(TypedDict, total=False):
     """One question of an evaluation, with the whole episode."""
 
@@ -83,9 +92,8 @@ class EpisodeRecord(TypedDict, total=False):
     answers: Required[Sequence[str]]
     prediction: Required[str | None]
     solved: bool  # what the environment itself says; where absent the score decides
-    valid: Required[
-        bool
-    ]  # False is an infrastructure failure: excluded from every score and counted as a fault
+    # False is an infrastructure failure: excluded from every score and counted as a fault.
+    valid: Required[bool]
     end_reason: Required[str]
     searches: Required[int | None]  # queries asked; None where nothing says what was found
     reward: float
@@ -94,15 +102,14 @@ class EpisodeRecord(TypedDict, total=False):
     canary: str  # of a set whose text may lie on disk in encrypted form only
     cluster: str  # the passage that the question shares with others: not independent of them
     retrieved_ids: Sequence[Sequence[str]]  # one ranked list for each search
-    family: str
-    hops: int
+    family: str | None
+    hops: int | None
     tokens: dict[str, int]  # "policy" sampled, "total" prompt and observations included
     error: str  # of an infrastructure failure, in words
     prompt: str
-    turns: Sequence[TurnRecord]
-    roles: Sequence[
-        Sequence[str]
-    ]  # of the opening messages, then of those after each turn; where they are unusual
+    turns: Annotated[Sequence[TurnRecord], BeforeValidator(lambda turns: [] if turns is None else turns)]
+    # The roles of the opening messages, then of those after each turn; only where they are unusual.
+    roles: Sequence[Sequence[str]]
     segments: Sequence[SegmentRecord]  # all token ids, where they were asked for
 
 
@@ -175,7 +182,7 @@ def parse_record(line: str, where: str) -> EpisodeRecord:
             check_answers(record["answers"])
     except DatasetError as error:
         raise DatasetError(f"{where}: {error}") from None
-    check_form("episode", record, where)
+    check_form(EpisodeRecord, record, where)
     result: EpisodeRecord = record
     return result
 
@@ -213,9 +220,7 @@ def read_results(directory: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: there is none, or it is not what an evaluation writes.
     """
-    results = read_json(directory / RESULTS)
-    check_form("results", results, str(directory / RESULTS))
-    return results
+    return _read_checked("results", directory / RESULTS)
 
 
 def read_suite_summary(directory: Path) -> dict[str, Any]:
@@ -224,9 +229,13 @@ def read_suite_summary(directory: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: there is none, or it is not what a suite writes.
     """
-    summary = read_json(directory / SUITE)
-    check_form("suite", summary, str(directory / SUITE))
-    return summary
+    return _read_checked("suite", directory / SUITE)
+
+
+def _read_checked(kind: str, path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    check_form(kind, value, str(path))
+    return value
 
 
 _TEXTS = ("question", "answers", "prediction", "prompt", "turns", "error")

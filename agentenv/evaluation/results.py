@@ -19,9 +19,8 @@ Json = dict[str, Any]
 
 OUTCOME = "reward"
 """Name of the score that the environment itself gave."""
-_OUTCOME = Scorer(
-    OUTCOME, 1, False, "none", lambda prediction, answers: 0.0
-)  # read off records, never called
+# Its values are read off the records, so it is never called.
+_OUTCOME = Scorer(OUTCOME, 1, False, "none", lambda prediction, answers: 0.0)
 
 
 def _of_rank(name: str, value: Callable[[int], float]) -> tuple[Scorer, Callable[[int], float]]:
@@ -188,7 +187,7 @@ def measure_of(name: str) -> Scorer:
 
 
 def load_measure(name: str) -> Scorer:
-    """As `measure_of`, for whoever starts an evaluation: a scorer ``module:NAME`` may lie in the current folder.
+    """`measure_of` at the start of an evaluation, where a scorer ``module:NAME`` may lie in the current folder.
 
     Raises:
         UnknownName: no such scorer.

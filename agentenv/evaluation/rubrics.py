@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agentenv.errors import JudgeFault, UnknownName
+from agentenv.errors import JudgeFault, check_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,5 @@ def get_rubric(name: str) -> Rubric:
     Raises:
         UnknownName: there is none.
     """
-    if name not in RUBRICS:
-        raise UnknownName.among("rubric", name, RUBRICS)
+    check_known("rubric", name, RUBRICS)
     return RUBRICS[name]

@@ -11,7 +11,14 @@ from agentenv.core.acting import step_env
 from agentenv.core.chat import InlineFormat
 from agentenv.core.env import Env
 from agentenv.core.env_calls import call_plain
-from agentenv.core.env_lifecycle import MakeEnv, close_envs, close_quickly, make_envs, mask_trajectory
+from agentenv.core.env_lifecycle import (
+    MakeEnv,
+    close_envs,
+    close_quickly,
+    make_envs,
+    mask_trajectory,
+    open_envs,
+)
 from agentenv.core.options import load_entry
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, opening_of, rollout
@@ -80,7 +87,7 @@ def play(
 
 
 def valid_episodes(played: Sequence[Trajectory]) -> list[Trajectory]:
-    """Those that no infrastructure failure has ended, for means of rewards; a failure is no reward of 0.
+    """The episodes that no infrastructure failure has ended, for means of rewards; a failure is no reward of 0.
 
     Raises:
         EnvFault: there is none; with the error of the first.
@@ -223,24 +230,22 @@ async def _script(
     make_env: MakeEnv, task: Task, seed: int, seconds: float, shown_only: bool
 ) -> Sequence[str] | Exception:
     """What the expert does on ``task``; the error where the environment failed."""
-    (env,) = await make_envs([make_env], seconds)
     config = RolloutConfig(deadline_s=seconds, context_tokens=_ROOM)
-    try:
-        await opening_of(EpisodeSpec(env, task, seed), config)
-        actions = await call_plain("the environment's expert", seconds, env.expert)
-        if shown_only and actions and type(env).expert_gives_up is not Env.expert_gives_up:
-            for action in actions[:-1]:
-                await step_env(env, action, config)
-            last = await call_plain("the environment's expert", seconds, env.expert_gives_up)
-            actions = actions if last is None else (*actions[:-1], last)
-        if actions is not None and not all(isinstance(action, str) for action in actions):
-            raise EnvFault(f"the environment's expert gave {reprlib.repr(actions)}; it must give texts")
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        return error
-    finally:
-        await close_quickly([env], seconds)
+    async with open_envs([make_env], seconds) as (env,):
+        try:
+            await opening_of(EpisodeSpec(env, task, seed), config)
+            actions = await call_plain("the environment's expert", seconds, env.expert)
+            if shown_only and actions and type(env).expert_gives_up is not Env.expert_gives_up:
+                for action in actions[:-1]:
+                    await step_env(env, action, config)
+                last = await call_plain("the environment's expert", seconds, env.expert_gives_up)
+                actions = actions if last is None else (*actions[:-1], last)
+            if actions is not None and not all(isinstance(action, str) for action in actions):
+                raise EnvFault(f"the environment's expert gave {reprlib.repr(actions)}; it must give texts")
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            return error
     if actions is None:
         raise ConfigurationError(f"{type(env).__name__} has no expert for task {task.id!r}")
     return actions

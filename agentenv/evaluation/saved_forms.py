@@ -6,84 +6,20 @@ What is read is checked before anything is computed from it; entries that are no
 import json
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from agentenv.errors import DatasetError
 
+AS_WRITTEN = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
+"""How every form is checked: types as they were written, numbers that are finite."""
+
 
 class _Form(BaseModel):
-    """Base of every form: types as they were written, numbers that are finite."""
+    """Base of the forms of whole files and of logs."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
-
-
-class _Tool(_Form):
-    name: str = ""
-    status: str = ""
-    text: str = ""
-    error_class: str = ""
-    ids: list[list[str]] = []
-
-
-class _Mark(_Form):
-    kind: str
-    label: str
-    at: list[float] | None
-    to: list[float] | None
-    box: list[float] | None
-    expert: bool
-
-
-class _Scene(_Form):
-    picture: str
-    marks: list[_Mark]
-    size: list[int] = []
-
-
-class _Turn(_Form):
-    action: str = ""
-    observation: str = ""
-    valid: bool = True
-    reward: float = 0.0
-    tool_results: list[_Tool] = []
-    policy_tokens: int = 0
-    observation_tokens: int = 0
-    scene: _Scene | None = None
-
-
-class _Segment(_Form):
-    kind: Literal["prompt", "policy", "env", "format", "injected"]
-    turn: int
-    row: int
-    ids: list[int]
-    trained: bool = True
-
-
-class _Episode(_Form):
-    id: str
-    question: str
-    answers: list[str]
-    prediction: str | None
-    solved: bool = False
-    valid: bool
-    end_reason: str
-    searches: int | None
-    reward: float = 0.0
-    rank: int | None = None
-    supporting_ids: list[str] = []
-    canary: str = ""
-    cluster: str = ""
-    retrieved_ids: list[list[str]] = []
-    family: str | None = None
-    hops: int | None = None
-    tokens: dict[str, int] = {}
-    error: str = ""
-    prompt: str = ""
-    turns: list[_Turn] | None = None
-    roles: list[list[str]] = []
-    segments: list[_Segment] = []
+    model_config = AS_WRITTEN
 
 
 class _Score(_Form):
@@ -206,7 +142,6 @@ class _Change(_Form):
 
 
 _FORMS: Mapping[str, type[_Form]] = {
-    "episode": _Episode,
     "results": _Results,
     "score": _Score,
     "suite": _Suite,
@@ -219,12 +154,12 @@ _MAY_DIVERGE = ("step", "change")
 """Kinds in which a number may be none: a log keeps what a run that diverged had computed."""
 
 
-def check_form(kind: str, value: Any, where: str) -> None:
+def check_form(kind: str | type, value: Any, where: str) -> None:
     """Looks whether ``value`` has the form of what an evaluation or a training run writes.
 
     Args:
-        kind: ``episode``, ``results``, a ``score`` of them, ``suite``; of a training run ``training``, its results, and the
-            lines of its logs: ``step``, ``question``, ``change``.
+        kind: ``results``, a ``score`` of them, ``suite``; of a training run ``training``, its results, and the lines of its
+            logs: ``step``, ``question``, ``change``. Of one episode `agentenv.evaluation.records.EpisodeRecord`.
         value: What JSON gave.
         where: The file, and the line where it has several.
 
@@ -246,5 +181,5 @@ def check_form(kind: str, value: Any, where: str) -> None:
 
 
 @cache
-def _adapter(kind: str) -> TypeAdapter[Any]:
-    return TypeAdapter(_FORMS[kind])
+def _adapter(kind: str | type) -> TypeAdapter[Any]:
+    return TypeAdapter(_FORMS[kind] if isinstance(kind, str) else kind)

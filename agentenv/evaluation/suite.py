@@ -228,7 +228,7 @@ def _freedom(errors: Sequence[float], clusters: Sequence[Sequence[Hashable]]) ->
 
 
 def _squared_error(values: Sequence[float], clusters: Sequence[Hashable]) -> float:
-    """Of the mean; where nothing varies that of one more success and failure, as none would claim certainty.
+    """The squared error of the mean; where nothing varies, that of one more success and failure, as 0 would claim certainty.
 
     Infinite where nothing varies outside [0, 1]: nothing is known of the spread there.
     """

@@ -103,7 +103,7 @@ class TaskEnv:
 
     @property
     def searched(self) -> Retriever:
-        """The retriever.
+        """The retriever that is searched.
 
         Raises:
             ConfigurationError: the environment searches nothing.
@@ -190,10 +190,10 @@ def open_tasks(
         drawn = sample(checked_tasks(tasks, "tasks"), source.limit, source.seed)
         opened = Source(source.dataset, source.split or "", drawn, None, None)
     else:
-        opened = _own_tasks(source, env) if source.dataset == OWN else open_source(source)
+        opened = _own_tasks(source, env.id) if source.dataset == OWN else open_source(source)
         opened = _with_passage_questions(opened, source)
     if search.corpus and takes(env.id, "retriever"):
-        opened = replace(opened, documents=None, corpora=(), corpus=_corpus_file(search.corpus, source))
+        opened = replace(opened, documents=None, corpora=(), corpus=_corpus_file(search.corpus, source.data))
     return opened
 
 
@@ -304,18 +304,18 @@ def _holds(corpus: Corpus, document_id: str) -> bool:
     return True
 
 
-def _own_tasks(source: SourceConfig, env: EnvConfig) -> Source:
-    make_tasks = bind_options("tasks of", env.id, env_class(env.id).make_tasks, source.options)
+def _own_tasks(source: SourceConfig, env_id: str) -> Source:
+    make_tasks = bind_options("tasks of", env_id, env_class(env_id).make_tasks, source.options)
     split, count = source.split or "train", _OWN_TASKS if source.limit is None else source.limit
     try:
         tasks = _in_time(
-            lambda: tuple(make_tasks(count, seed=source.seed, split=split)), f"make_tasks of {env.id}"
+            lambda: tuple(make_tasks(count, seed=source.seed, split=split)), f"make_tasks of {env_id}"
         )
     except AgentEnvError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigurationError(f"make_tasks of {env.id} failed: {describe_error(error)}") from error
-    return Source(env.id, split, checked_tasks(tasks, f"make_tasks of {env.id}"), None, None)
+        raise ConfigurationError(f"make_tasks of {env_id} failed: {describe_error(error)}") from error
+    return Source(env_id, split, checked_tasks(tasks, f"make_tasks of {env_id}"), None, None)
 
 
 def _in_time(work: Callable[[], T], what: str) -> T:
@@ -375,10 +375,10 @@ def _with_passage_questions(opened: Source, source: SourceConfig) -> Source:
     return replace(opened, tasks=(*opened.tasks, *(replace(task, split=opened.split) for task in made)))
 
 
-def _corpus_file(corpus: str, source: SourceConfig) -> Path:
+def _corpus_file(corpus: str, data: Path | None) -> Path:
     if corpus not in SETS:
         return Path(corpus)
-    found = load_dataset(corpus, source.data).corpus
+    found = load_dataset(corpus, data).corpus
     if found is None:
         raise ConfigurationError(f"{corpus} has no corpus that could be searched; name another set or a file")
     return found

@@ -37,18 +37,4 @@ __all__ = [
     "random_policy",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.policies.agent": "Agent AgentPolicy",
-        "agentenv.policies.card": "EpisodeCard",
-        "agentenv.policies.engine": "EngineConfig",
-        "agentenv.policies.fakes": "ByteTokenizer random_policy",
-        "agentenv.policies.hf": "HFPolicy",
-        "agentenv.policies.openai": "OpenAIPolicy",
-        "agentenv.policies.policy_contract": "PolicyContract",
-        "agentenv.policies.policy_spec": "make_policy",
-        "agentenv.policies.scripted": "ScriptedPolicy",
-        "agentenv.policies.vllm": "VLLMPolicy",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

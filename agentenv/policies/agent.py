@@ -104,7 +104,7 @@ class AgentPolicy:
 
     @property
     def digest(self) -> str:
-        """Of the agent's source, as far as it can be read: a folder is not continued with another agent."""
+        """The digest of the agent's source, as far as it can be read: a folder is not continued with another agent."""
         try:
             return value_digest(
                 inspect.getsource(self.act if inspect.isroutine(self.act) else type(self.act))
@@ -141,7 +141,7 @@ class AgentPolicy:
         """Nothing is kept for an episode."""
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
-        """Refuses.
+        """Refuses, because an agent gives no log-probs.
 
         Raises:
             ConfigurationError: always: an agent gives no log-probs.

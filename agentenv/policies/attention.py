@@ -125,7 +125,7 @@ def by_mask(kernel: Callable[..., Any], masked: Callable[..., Any]) -> Callable[
 
 
 def by_length(masked: Callable[..., Any]) -> Callable[..., Any]:
-    """As ``masked``, which is sdpa; a single new token whose heads share keys is computed by ``one_token``."""
+    """Computes as ``masked`` does, which is sdpa; a single new token whose heads share keys is computed by ``one_token``."""
 
     def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
         more = options.get("position_bias") is not None or options.get("cache") is not None

@@ -10,7 +10,7 @@ from agentenv.core.chat import InlineFormat
 from agentenv.core.protocols import Policy
 from agentenv.core.types import FinishReason, Message, Role, Sampling
 from agentenv.core.validation import sentence
-from agentenv.errors import ContextTooSmall, MissingExtra
+from agentenv.errors import ContextTooSmall, needs_extra
 from agentenv.web.gate import Gate, Refusal
 from agentenv.web.http import body_within
 
@@ -94,11 +94,9 @@ def make_chat_app(
     Raises:
         MissingExtra: FastAPI is not installed.
     """
-    try:
+    with needs_extra("serve"):
         from fastapi import FastAPI, Request
         from starlette.responses import JSONResponse
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("fastapi", "serve") from error
     app = FastAPI(title="agentenv chat")
     places = asyncio.Semaphore(at_once)  # taken once a body has arrived
     if gate is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 from agentenv.core.validation import Frozen
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, first_line, needs_extra
 
 if TYPE_CHECKING:
     import torch
@@ -82,10 +82,8 @@ class ComputeSettings(Frozen):
             ConfigurationError: the device, or the attention on it, cannot be used here.
             MissingExtra: torch is not installed.
         """
-        try:
+        with needs_extra("train"):
             import torch
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("torch", "train") from error
         device = _usable(self.device)
         dtype = torch.bfloat16 if self.dtype == "bfloat16" or self._automatic_bf16(device) else torch.float32
         attention = _attention(self.attention, device, rounds=dtype is torch.bfloat16)
@@ -149,9 +147,8 @@ def _usable(name: str) -> "torch.device":
         # A tensor is made, because a device may be listed and refuse to work.
         device = torch.zeros(1, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError, ImportError, ValueError) as error:
-        reason = str(error).partition("\n")[0][:160]
         raise ConfigurationError(
-            f"the device {name!r} (compute.device) cannot be used here: {reason}"
+            f"the device {name!r} (compute.device) cannot be used here: {first_line(error)}"
         ) from error
     if device.type == "meta":
         raise ConfigurationError("the device 'meta' (compute.device) computes nothing: name another one")
@@ -249,7 +246,7 @@ def set_process_compute(settings: ComputeSettings) -> None:
 
 @contextmanager
 def use_compute(settings: ComputeSettings) -> Iterator[None]:
-    """In it ``process_compute`` gives ``settings``, in every thread of this process."""
+    """Within the block ``process_compute`` gives ``settings``, in every thread of this process."""
     before = _process
     set_process_compute(settings)
     try:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from agentenv.core.types import Completion, Sampling
-from agentenv.errors import UnknownName
+from agentenv.errors import check_known
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import complete
 
@@ -53,8 +53,7 @@ class ConversationPolicy:
     version = 0
 
     def __init__(self, spec: str) -> None:
-        if spec not in FORMS:
-            raise UnknownName.among("policy", spec, FORMS)
+        check_known("policy", spec, FORMS)
         self.tokenizer = ByteTokenizer()
         self._form = FORMS[spec]
 
@@ -71,5 +70,5 @@ class ConversationPolicy:
         """Nothing is kept."""
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
-        """Zeros."""
+        """A log-prob of 0 for each id."""
         return [0.0] * len(ids)

@@ -166,7 +166,7 @@ class Draws:
 
     @classmethod
     def of(cls, rows: Sequence[Row], device: Any) -> Self:
-        """Those of ``rows``, of which none has sampled yet."""
+        """The draws of ``rows``, of which none has sampled yet."""
         uniforms = np.zeros((len(rows), max(row.limit for row in rows)))
         for place, row in enumerate(rows):
             uniforms[place, : row.limit] = row.uniforms
@@ -178,7 +178,7 @@ class Draws:
         )
 
     def picked(self, places: Sequence[int], rows: Sequence[Row]) -> Self:
-        """Those of the rows at ``places``, which are ``rows``."""
+        """The draws of the rows at ``places``, which are ``rows``."""
         where = torch.tensor(places, device=self.top_p.device)
         return type(self)(
             self.temperature[where],

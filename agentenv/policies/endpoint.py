@@ -67,7 +67,7 @@ class Chat(Protocol):
         """Name for results and caches."""
 
     async def complete(self, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]) -> Reply:
-        """One reply.
+        """Asks for one reply to ``messages``.
 
         Raises:
             EndpointFault: no reply could be had.
@@ -218,9 +218,8 @@ class ChatClient:
             hint = f" (the environment variable {KEY_VARIABLE} is not set)" if unset else ""
             raise ConfigurationError(f"{endpoint.address} refuses {endpoint.model!r}: {said}{hint}")
         if response.status in _RETRIED and refused.code != "insufficient_quota":
-            if (
-                response.after_s is not None
-            ):  # the whole client waits: other requests would be refused as well
+            # The whole client waits: other requests would be refused as well.
+            if response.after_s is not None:
                 wait = min(response.after_s, endpoint.deadline_s)  # a header may ask for years
                 self._next_start = max(self._next_start, time.monotonic() + wait)
             raise TryAgain(said, response.after_s)
@@ -278,7 +277,7 @@ class _Address:
         )
 
     async def send(self, body: Mapping[str, Any]) -> Response:
-        """One try.
+        """Sends a request once.
 
         Raises:
             TryAgain: the connection broke.

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, UnknownName, check_known
 from agentenv.policies.wires import WIRES, Manner, WireName
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -125,10 +125,8 @@ class Endpoint:
                 raise ConfigurationError(
                     f"The {name} of an endpoint is {value}; it must be finite and at least {least}."
                 )
-        if self.limit_field not in _LIMIT_FIELDS:
-            raise UnknownName.among("limit_field of an endpoint", self.limit_field, _LIMIT_FIELDS)
-        if self.wire not in WIRES:
-            raise UnknownName.among("wire of an endpoint", self.wire, WIRES)
+        check_known("limit_field of an endpoint", self.limit_field, _LIMIT_FIELDS)
+        check_known("wire of an endpoint", self.wire, WIRES)
         for name in self.left_out - {*CAN_BE_LEFT_OUT}:
             raise UnknownName.among("field that an endpoint can leave out:", name, CAN_BE_LEFT_OUT)
         if self.provider and (self.wire != "chat" or self.stream):
@@ -173,8 +171,7 @@ def _options(text: str) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     for name, value in parse_qsl(text, keep_blank_values=True):
-        if name not in kinds:
-            raise UnknownName.among("option of an endpoint", name, kinds)
+        check_known("option of an endpoint", name, kinds)
         try:
             found[name] = _SWITCHES[value.lower()] if kinds[name] is bool else kinds[name](value)
         except (ValueError, KeyError):

@@ -19,7 +19,7 @@ COLDEST, HOTTEST = 0.01, 2.0
 
 
 class EngineConfig(Frozen):
-    """Who samples."""
+    """What samples the episodes of a run."""
 
     kind: Literal["hf", "vllm"] = "hf"
     """``hf`` samples with the trained model itself; ``vllm`` with engines that take up its weights after every update."""
@@ -116,4 +116,4 @@ class Engine(Protocol):
         """Takes up the weights in ``folder``; requests under way go on with them, on keys and values made anew."""
 
     async def close(self) -> None:
-        """Ends it."""
+        """Ends the engine."""

@@ -91,7 +91,7 @@ class ExtractivePolicy:
         """Nothing is kept."""
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
-        """Zeros."""
+        """A log-prob of 0 for each id."""
         return [0.0] * len(ids)
 
 
@@ -128,7 +128,7 @@ def answer(question: str, pages: Sequence[Page]) -> str:
 
 
 def _choose(question: str, options: Sequence[str], pages: Sequence[Page]) -> str:
-    """Of two named things the one whose page has the earlier or later year; "" where the question is another."""
+    """The one of two named things whose page has the earlier or later year; "" where the question asks something else."""
     later = _LATER.search(question)
     if not later and not _EARLIER.search(question):
         return ""

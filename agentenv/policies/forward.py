@@ -92,7 +92,7 @@ class _Witness:
 
 
 def autocast(device: torch.device, *, enabled: bool = True) -> torch.autocast:
-    """In it matrices are multiplied in bfloat16, on devices for which torch knows how; on others nothing changes."""
+    """Within the block matrices are multiplied in bfloat16, on devices for which torch can; on others nothing changes."""
     known = device.type in ("cpu", "cuda", "xpu", "mps")
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled and known)
 
@@ -242,7 +242,7 @@ def refusal(model: Any, reason: str) -> ConfigurationError:
 
 @contextmanager
 def _narrow(config: Any) -> Iterator[None]:
-    """In it windows are so narrow that the few tokens of the probe reach beyond them."""
+    """Within the block windows are so narrow that the few tokens of the probe reach beyond them."""
     names = [name for name in ("sliding_window", "attention_chunk_size") if getattr(config, name, None)]
     held = {name: getattr(config, name) for name in names}
     try:

@@ -229,7 +229,7 @@ def _kept(cache: Any, number: int, keys: Tensor, values: Tensor) -> Iterator[Ten
 def _attend_shared(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, rows: int, tokens: int
 ) -> Tensor:
-    """As ``_Layer.attend`` for one query a row; the first ``tokens`` are read once for ``rows`` neighbours.
+    """Computes ``_Layer.attend`` for one query a row; the first ``tokens`` are read once for ``rows`` neighbours.
 
     Decoding is bounded by how fast keys and values are read.
     """

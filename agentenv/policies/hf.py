@@ -84,9 +84,8 @@ class HFPolicy:
         self._cache = EpisodeCache(self._shape, self.context_tokens)
         self._decoder: FusedDecoder | None = None
         self._passes: list[float] = []  # seconds of each forward pass of a batch, of several threads
-        self._weights = (
-            threading.Lock()
-        )  # held by whoever reads them for a batch, and by whoever exchanges them
+        # It is held by whoever reads the weights for a batch, and by whoever exchanges them.
+        self._weights = threading.Lock()
         self._batcher: Batcher[Request, Completion] = Batcher(self._batch, rank=1)
         # A model may have more rows than its tokenizer has tokens; untrained, it samples them.
         spare = max(int(text_config(model).vocab_size) - len(tokenizer), 0)
@@ -186,7 +185,7 @@ class HFPolicy:
         return await self._batcher.between_batches(partial(self._scores, ids, temperature, images))
 
     def _scores(self, ids: Sequence[int], temperature: float, images: Sequence[PlacedImage]) -> list[float]:
-        """See ``score``."""
+        """Does the work of ``score``."""
         with self._weights, torch.inference_mode():
             tokens = self._ids([list(ids)])
             logits = self._plain(ids, images).float()

@@ -43,7 +43,7 @@ def line_attention(model: Any, line: Tensor, positions: Tensor) -> Any:
 
 
 def rule(config: Any, kind: str, line: Tensor, positions: Tensor) -> Rule:
-    """Who may look at whom in layers of a kind: tokens before, of the same sequence or shared, within the window."""
+    """Which tokens a token attends to in layers of a kind: those before it, of its sequence or shared, within the window."""
     groups, sequences = line
     window = int(config.sliding_window) if kind == "sliding_attention" and config.sliding_window else 0
     chunk = int(config.attention_chunk_size) if kind == "chunked_attention" else 0

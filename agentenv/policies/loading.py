@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.io.model_files import LOCAL, check_model_files
-from agentenv.errors import CheckpointMismatch, ConfigurationError
+from agentenv.errors import CheckpointMismatch, ConfigurationError, first_line
 from agentenv.policies.attention import VARLEN, serve_masks
 from agentenv.policies.compute import Compute, ComputeSettings
 from agentenv.policies.forward import text_config
@@ -82,8 +82,7 @@ def _read(path: Path, base: Path, compute: Compute) -> tuple[Any, Any]:
         )
         tokenizer = AutoTokenizer.from_pretrained(str(base), **LOCAL)
     except Exception as error:  # a damaged file makes each library raise something of its own
-        reason = str(error).partition("\n")[0][:200]
-        raise CheckpointMismatch(f"{path} holds no model that can be loaded: {reason}") from error
+        raise CheckpointMismatch(f"{path} holds no model that can be loaded: {first_line(error)}") from error
     if report["missing_keys"] or report["unexpected_keys"]:
         odd = sorted(report["missing_keys"] or report["unexpected_keys"])[:3]
         raise CheckpointMismatch(f"the weights in {path} are of another architecture than its config: {odd}")
@@ -115,7 +114,7 @@ def _attend(model: Any, compute: Compute, *, chosen: bool) -> None:
         else:
             model.set_attn_implementation(name)
     except (ValueError, ImportError) as error:
-        reason = str(error).partition("\n")[0][:160]
+        reason = first_line(error)
     if chosen and text_config(model)._attn_implementation != name:
         raise ConfigurationError(
             f"models of the type {model.config.model_type!r} cannot compute compute.attention={compute.attention!r}: set it "

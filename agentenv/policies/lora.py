@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.io.model_files import ADAPTER_CONFIG, check_adapter_files
-from agentenv.errors import CheckpointMismatch, MissingExtra, UnknownName
+from agentenv.errors import CheckpointMismatch, check_known, needs_extra
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,10 +38,8 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
     """
     import torch
 
-    try:
+    with needs_extra("train"):
         from peft import LoraConfig, get_peft_model
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of(error.name or "peft", "train") from error
     layers = {
         name: layer
         for name, layer in model.named_modules()
@@ -51,8 +49,7 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
     linear = {name.rpartition(".")[2] for name, layer in layers.items() if layer in ours}
     others = [name for name, layer in layers.items() if layer not in ours]
     for name in modules:
-        if name not in linear:
-            raise UnknownName.among("linear layer", name, linear)
+        check_known("linear layer", name, linear)
     settings = LoraConfig(
         r=rank, lora_alpha=alpha, target_modules=sorted(modules or linear), exclude_modules=others or None
     )
@@ -208,10 +205,8 @@ def merged_into(model: Any, adapter: Path) -> Any:
         MissingExtra: peft is not installed.
         CheckpointMismatch: the adapter is of another architecture.
     """
-    try:
+    with needs_extra("train"):
         from peft import PeftModel
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of(error.name or "peft", "train") from error
     try:
         return PeftModel.from_pretrained(model, str(adapter), local_files_only=True).merge_and_unload()
     except (RuntimeError, ValueError) as error:

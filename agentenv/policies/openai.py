@@ -125,7 +125,7 @@ class OpenAIPolicy:
         """Nothing is kept."""
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
-        """Refuses.
+        """Refuses to score.
 
         Raises:
             ConfigurationError: always: an endpoint gives no log-probs of given tokens.

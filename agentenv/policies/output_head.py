@@ -105,10 +105,8 @@ def _compared(base: Any) -> LogitTail | None:
     # Without rounding, because both sides are compared by the precision of the weights.
     with _hooked(layer.register_forward_hook, keep), torch.autocast(device, enabled=False):
         logits = base.forward(input_ids=ids, use_cache=False).logits
-    for tail in (
-        LogitTail(scale, cap),
-        LogitTail(1 / scale, cap),
-    ):  # some divide by what others multiply with
+    # Some models divide by the number that others multiply with.
+    for tail in (LogitTail(scale, cap), LogitTail(1 / scale, cap)):
         if made and _equal(tail.apply_(made[0].double()), logits.double(), made[0].dtype):
             return tail
     return None

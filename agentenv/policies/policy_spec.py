@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from agentenv.core.io.digests import PathState, file_digests, path_state, value_digest
 from agentenv.core.validation import sentence
-from agentenv.errors import CheckpointMismatch, ConfigurationError, MissingExtra, UnknownName
+from agentenv.errors import CheckpointMismatch, ConfigurationError, UnknownName, check_known, needs_extra
 from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.policies.endpoint_spec import ANYLLM, OPENAI
 from agentenv.policies.lora import base_and_adapter
@@ -118,7 +118,7 @@ def make_policy(spec: str, compute: ComputeSettings | None = None) -> "HFPolicy"
             f"{spec!r} has no weights: it can be evaluated and not trained. Train with hf:PATH."
         )
     folder = policy_folder(spec)
-    try:
+    with needs_extra("train"):
         from agentenv.policies.hf import HFPolicy
         from agentenv.policies.reading import is_reader
 
@@ -127,8 +127,6 @@ def make_policy(spec: str, compute: ComputeSettings | None = None) -> "HFPolicy"
             from agentenv.policies.reader import ReaderPolicy
 
             kind = ReaderPolicy
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of(error.name or "torch", "train") from error
     return kind.load(folder, compute_of(spec, compute or process_compute()))
 
 
@@ -173,10 +171,8 @@ def make_engine_policy(spec: str) -> "VLLMPolicy":
     """
     from agentenv.policies.engine import EngineConfig
 
-    try:
+    with needs_extra("train"):
         from agentenv.policies.vllm import VLLMPolicy
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of(error.name or "torch", "train") from error
     _, _, urls = _split(spec)[0].partition("@")
     config = EngineConfig(kind="vllm", urls=tuple(urls.split(",")) if urls else ())
     rounds = compute_of(spec, process_compute()).rounds
@@ -192,8 +188,7 @@ def compute_of(spec: str, usual: ComputeSettings) -> ComputeSettings:
     """
     options = dict(parse_qsl(_split(spec)[1], keep_blank_values=True))
     for name in options:
-        if name not in ComputeSettings.model_fields:
-            raise UnknownName.among("setting of a policy", name, ComputeSettings.model_fields)
+        check_known("setting of a policy", name, ComputeSettings.model_fields)
     try:
         return usual.changed(options)
     except ValidationError as error:

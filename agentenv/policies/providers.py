@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import ValidationError
 
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, MissingExtra, needs_extra
 from agentenv.policies.endpoint_spec import Endpoint
 from agentenv.policies.refusals import without_keys
 from agentenv.web.client import Response
@@ -63,11 +63,9 @@ class Provider:
 
     def _open(self) -> Any:
         """The library's own client, which is bound to one event loop."""
-        try:
+        with needs_extra(_EXTRA):
             from any_llm import AnyLLM
             from any_llm.exceptions import AnyLLMError
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of(error.name or "any-llm-sdk", _EXTRA) from error
         logging.getLogger("any_llm").setLevel(logging.ERROR)  # it warns at each request of some services
         name, address = self._endpoint.provider, self._endpoint.url or None
         try:

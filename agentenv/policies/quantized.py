@@ -8,7 +8,7 @@ computes wrong numbers for these on a CPU.
 
 from typing import Any
 
-from agentenv.errors import MissingExtra
+from agentenv.errors import needs_extra
 from agentenv.policies.lora import language_part
 
 _BLOCK = 64
@@ -24,10 +24,8 @@ def quantize(model: Any) -> Any:
     """
     import torch
 
-    try:
+    with needs_extra("quantized"):
         import bitsandbytes
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of(error.name or "bitsandbytes", "quantized") from error
     whole = model.get_output_embeddings()
     for parent in list(language_part(model).modules()):
         for name, layer in list(parent.named_children()):

@@ -54,7 +54,7 @@ class ScriptedPolicy:
         self._played.pop(episode, None)
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
-        """Zeros."""
+        """A log-prob of 0 for each id."""
         return [0.0] * len(ids)
 
 

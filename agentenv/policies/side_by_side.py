@@ -117,6 +117,7 @@ def side_by_side(work: Callable[[T], R], items: Iterable[T], parts: int) -> Gene
     if len(first) < 2:
         yield from map(work, chain(first, rest))
         return
+    # Torch tells nobody whether the caller flushes denormal numbers, so it is tried on one.
     flushes = _DENORMAL * 1.0 == 0.0
 
     def carry_out(item: T) -> R:
@@ -128,6 +129,7 @@ def side_by_side(work: Callable[[T], R], items: Iterable[T], parts: int) -> Gene
     try:
         for item in chain(first, rest):
             waiting.append(pool.submit(carry_out, item))
+            # Two items for each part keep every thread busy while the caller takes a result; more would only hold memory.
             if len(waiting) > 2 * parts:
                 yield waiting.popleft().result()
         while waiting:
@@ -135,4 +137,5 @@ def side_by_side(work: Callable[[T], R], items: Iterable[T], parts: int) -> Gene
     finally:
         for future in waiting:
             future.cancel()
+        # What runs still reads weights and caches that the caller may change as soon as it goes on.
         wait(waiting)

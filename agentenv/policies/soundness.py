@@ -40,9 +40,8 @@ def refuse_diverged(model: Any, what: str) -> None:
     """
     import torch
 
-    if (
-        name := first_not_finite(model.named_parameters())
-    ) is not None:  # buffers may hold infinities, as masks do
+    # Buffers may hold infinities, as masks do.
+    if (name := first_not_finite(model.named_parameters())) is not None:
         raise Diverged(f"{what} hold numbers that are not finite ({name})")
     device = next(model.parameters()).device
     ids = torch.arange(

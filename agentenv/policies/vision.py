@@ -19,7 +19,7 @@ from torch import Tensor
 
 from agentenv.core.images import PlacedImage, rope_positions, substitute
 from agentenv.core.io.model_files import LOCAL
-from agentenv.errors import CheckpointMismatch, EnvFault, MissingExtra
+from agentenv.errors import CheckpointMismatch, EnvFault, first_line, needs_extra
 from agentenv.policies.forward import CacheShape, RowCache, probe, refusal, require_small, span, step
 
 _KEPT_BYTES = 2**28  # of pixel values
@@ -58,9 +58,8 @@ class PixelReader:
         try:
             return cls(AutoImageProcessor.from_pretrained(str(folder), backend="pil", **LOCAL), config)
         except Exception as error:  # a damaged file makes the library raise something of its own
-            reason = str(error).partition("\n")[0][:200]
             raise CheckpointMismatch(
-                f"{folder} holds no image processor that can be loaded: {reason}"
+                f"{folder} holds no image processor that can be loaded: {first_line(error)}"
             ) from error
 
     def save(self, folder: Path) -> None:
@@ -161,10 +160,8 @@ def opened_picture(image: bytes) -> Any:
         EnvFault: the image cannot be read.
         MissingExtra: pillow is not installed.
     """
-    try:
+    with needs_extra("gui"):
         from PIL import Image, UnidentifiedImageError
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of(error.name or "PIL", "gui") from error
     try:
         with Image.open(io.BytesIO(image)) as picture:
             if picture.mode.startswith("I;16"):  # which ``convert`` would cut off at 255
@@ -267,10 +264,8 @@ def _probe_row(
 
 def _probe_image(width: int, height: int) -> bytes:
     """A picture of many shades, as PNG."""
-    try:
+    with needs_extra("gui"):
         from PIL import Image
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of(error.name or "PIL", "gui") from error
     held = io.BytesIO()
     Image.radial_gradient("L").resize((width, height)).convert("RGB").save(held, "PNG")
     return held.getvalue()

@@ -15,7 +15,7 @@ from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.images import PlacedImage, without_strays
 from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
-from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault
+from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault, first_line
 from agentenv.policies.compute import process_compute
 from agentenv.policies.engine import COLDEST, HOTTEST, Engine, EngineConfig, EngineRequest, Sampled
 from agentenv.policies.export import write_weights
@@ -237,7 +237,7 @@ class VLLMPolicy:
         self._follow(self.version + 1 if version is None else version)
 
     def resumed(self, version: int) -> None:
-        """As ``set_weights``, with the number of a checkpoint's weights."""
+        """Gives every engine the weights that were loaded from a checkpoint, with their number."""
         self._follow(version)
 
     def close(self) -> None:
@@ -313,7 +313,8 @@ def _read(folder: Path) -> "tuple[Any, int, tuple[int, ...], PixelReader | None]
         named = (base / "generation_config.json").is_file()
         generation = GenerationConfig.from_pretrained(str(base), local_files_only=True) if named else config
     except Exception as error:  # a damaged file makes each library raise something of its own
-        reason = str(error).partition("\n")[0][:200]
-        raise CheckpointMismatch(f"{folder} holds no model that can be loaded: {reason}") from error
+        raise CheckpointMismatch(
+            f"{folder} holds no model that can be loaded: {first_line(error)}"
+        ) from error
     longest = int(config.get_text_config(decoder=True).max_position_embeddings)
     return tokenizer, longest, ends_of_turn(tokenizer, generation), PixelReader.load(base, config)

@@ -19,7 +19,7 @@ import numpy as np
 
 from agentenv.core.images import PlacedImage, collapsed
 from agentenv.core.io.model_files import ADAPTER_CONFIG
-from agentenv.errors import CheckpointMismatch, MissingExtra, PolicyFault
+from agentenv.errors import CheckpointMismatch, PolicyFault, first_line, needs_extra
 from agentenv.policies.engine import EngineConfig, EngineRequest, Sampled
 from agentenv.policies.lora import base_and_adapter
 
@@ -31,11 +31,8 @@ _SEEDS = 2**63
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _END_S = 5.0
 _BATCH_TOKENS = 2048
-_MARKS = (
-    "VLLM::",
-    "multiprocessing.spawn",
-    "multiprocessing.resource_tracker",
-)  # in the names of its processes
+# These stand in the names of the processes that vLLM starts.
+_MARKS = ("VLLM::", "multiprocessing.spawn", "multiprocessing.resource_tracker")
 
 
 class LocalEngine:
@@ -57,11 +54,9 @@ class LocalEngine:
         """
         base, adapter = base_and_adapter(folder)
         with _surroundings(config):
-            try:
+            with needs_extra("vllm"):
                 from vllm.lora.request import LoRARequest
                 from vllm.v1.engine.async_llm import AsyncLLM
-            except ModuleNotFoundError as error:
-                raise MissingExtra.of(error.name or "vllm", "vllm") from error
             # Before the engine starts: what is there now belongs to others.
             children = _Children()
             try:
@@ -69,8 +64,7 @@ class LocalEngine:
             except Exception as error:
                 children.note()
                 children.end()
-                reason = str(error).partition("\n")[0][:200]
-                raise CheckpointMismatch(f"vLLM starts no engine on {folder}: {reason}") from error
+                raise CheckpointMismatch(f"vLLM starts no engine on {folder}: {first_line(error)}") from error
         children.note()
         lora = LoRARequest(adapter.name, 1, str(adapter)) if adapter else None
         return await cls(llm, lora, children).bound()
@@ -86,8 +80,7 @@ class LocalEngine:
         except BaseException as error:  # a missed deadline cancels
             await self.close()
             if isinstance(error, Exception):
-                reason = str(error).partition("\n")[0][:200]
-                raise PolicyFault(f"a vLLM engine came up and failed: {reason}") from error
+                raise PolicyFault(f"a vLLM engine came up and failed: {first_line(error)}") from error
             raise
         return self
 

@@ -112,12 +112,8 @@ def _add(whole: dict[str, Any], delta: dict[str, Any]) -> None:
             _add(whole[name], value)
         elif isinstance(value, list):
             whole[name] = [*(whole.get(name) or ()), *value]
-        elif isinstance(value, str) and name in (
-            "id",
-            "type",
-            "role",
-            "name",
-        ):  # which come once, or each time
+        elif isinstance(value, str) and name in ("id", "type", "role", "name"):
+            # Services send these once, or again in every piece.
             whole[name] = whole.get(name) or value
         elif isinstance(value, str):
             whole[name] = (whole.get(name) or "") + value

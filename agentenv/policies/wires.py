@@ -172,7 +172,7 @@ def _parts(content: Any) -> tuple[str, str]:
 
 
 def _responses_body(manner: Manner, asked: Asked) -> dict[str, Any]:
-    """No stop strings and no seed: this form knows neither."""
+    """The body of a request, without stop strings and seed, which this form does not know."""
     body: dict[str, Any] = {
         "model": manner.model,
         "input": [item for message in asked.messages for item in _items(message)],

@@ -37,21 +37,4 @@ __all__ = [
     "open_retriever",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.retrievers.bm25": "BM25Retriever",
-        "agentenv.retrievers.cassette": "CassetteRetriever",
-        "agentenv.retrievers.encoder": "make_encoder",
-        "agentenv.retrievers.faiss": "FaissRetriever",
-        "agentenv.retrievers.fakes": "FaultyRetriever InMemoryRetriever",
-        "agentenv.retrievers.hybrid": "HybridRetriever",
-        "agentenv.retrievers.mixed": "MixedRetriever",
-        "agentenv.retrievers.oracle": "OracleRetriever",
-        "agentenv.retrievers.remote": "RemoteRetriever",
-        "agentenv.retrievers.rerank": "RerankRetriever",
-        "agentenv.retrievers.retriever_contract": "RetrieverContract",
-        "agentenv.retrievers.retriever_spec": "make_retriever open_retriever",
-        "agentenv.retrievers.web": "WebRetriever",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

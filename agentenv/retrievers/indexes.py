@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentenv.core.io.files import put_in_place
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, needs_extra
 
 Vectors = NDArray[np.float32]
 
@@ -245,8 +245,6 @@ def load_faiss() -> Any:
     Raises:
         MissingExtra: it is not installed.
     """
-    try:
+    with needs_extra("retrieval", "faiss-cpu"):
         import faiss
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("faiss-cpu", "retrieval") from error
     return faiss

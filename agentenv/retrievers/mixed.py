@@ -15,7 +15,7 @@ class Scheduled(Protocol):
     """A retriever that changes while a policy is trained."""
 
     def at(self, progress: float) -> Retriever:
-        """It at a point of training: 0 is the start, 1 the end."""
+        """The retriever at a point of training: 0 is the start, 1 the end."""
 
 
 def at_progress(retriever: Retriever, progress: float) -> Retriever:

@@ -45,7 +45,7 @@ class PartRetriever:
         return zlib.crc32(document.encode(errors="surrogatepass")) % self.count == self.number - 1
 
     def info(self) -> RetrieverInfo:
-        """Of the whole, under a name and a fingerprint of its own; the number of documents is that of the whole."""
+        """The `info` of the whole under a name and fingerprint of its own; the number of documents is that of the whole."""
         whole = self.whole.info()
         name = f"part {self.number} of {self.count} of {whole.name}"
         fingerprint = hashlib.sha256(f"{name}\n{whole.fingerprint}".encode()).hexdigest()

@@ -63,7 +63,7 @@ class RemoteRetriever:
         return (await self._search(queries, k, partial=False)).passages
 
     async def search_partial(self, queries: Sequence[Query | str], k: int) -> SearchReply:
-        """As `search`, but where shards behind the server are dead, what the others found, and who is missing."""
+        """`search` that, where shards behind the server are dead, gives what the others found, and who is missing."""
         return await self._search(queries, k, partial=True)
 
     async def documents(

@@ -11,7 +11,7 @@ from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.protocols import Retriever
 from agentenv.core.scoring.normalize import squad_words
 from agentenv.core.types import Passage, Query, RetrieverInfo
-from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, RetrieverFault
+from agentenv.errors import AgentEnvError, ConfigurationError, RetrieverFault, needs_extra
 from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.retrievers.base import passage_text, texts_of
 from agentenv.retrievers.encoder import folder_digest
@@ -49,10 +49,8 @@ class CrossEncoderReranker:
     def __init__(self, path: Path, *, max_tokens: int = 512, compute: ComputeSettings | None = None) -> None:
         if not (path / "config.json").is_file():
             raise ConfigurationError(f"{path} holds no cross-encoder (no config.json).")
-        try:
+        with needs_extra("retrieval", "sentence-transformers"):
             from sentence_transformers import CrossEncoder
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("sentence-transformers", "retrieval") from error
         check_model_files(path)
         resolved = (compute or process_compute()).precise().resolved()
         weights = {"use_safetensors": True} | ({"dtype": resolved.dtype} if resolved.rounds else {})
@@ -76,7 +74,7 @@ class OverlapReranker:
     id = "overlap:squad"
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
-        """From 0 to 1."""
+        """The share of each query's words that its passage has, from 0 to 1."""
         return [_overlap(_words(query), _words(text)) for query, text in pairs]
 
 

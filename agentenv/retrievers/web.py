@@ -16,7 +16,7 @@ import httpx
 
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.types import Passage, Query, RetrieverInfo
-from agentenv.errors import ConfigurationError, RetrieverFault, UnknownName
+from agentenv.errors import ConfigurationError, RetrieverFault, check_known
 from agentenv.retrievers.base import texts_of
 from agentenv.web.client import HTTPClient, Request
 from agentenv.web.retries import RetryPolicy
@@ -102,8 +102,7 @@ class WebRetriever:
             UnknownName: no such engine.
             ConfigurationError: the environment names no key or no address for it.
         """
-        if name not in ENGINES:
-            raise UnknownName.among("search engine", name, ENGINES)
+        check_known("search engine", name, ENGINES)
         engine = ENGINES[name]
         url = os.environ.get(engine.url_variable) or engine.url
         if url is None:

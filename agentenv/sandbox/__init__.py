@@ -38,17 +38,4 @@ __all__ = [
     "unavailable",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.sandbox.backends": "make_executor unavailable",
-        "agentenv.sandbox.executor": "JailExecutor",
-        "agentenv.sandbox.executor_contract": "ExecutorContract",
-        "agentenv.sandbox.fakes": "FakeExecutor",
-        "agentenv.sandbox.grading": "grade",
-        "agentenv.sandbox.types": (
-            "ExecResult ExecStatus ExecutionLimits Executor ExecutorInfo ExecutorSession ExecutorSnapshot "
-            "FunctionCall"
-        ),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

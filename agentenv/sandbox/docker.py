@@ -118,13 +118,14 @@ class Attached:
         never_stall(self.socket)
 
     def read(self, size: int) -> bytes:
-        """See ``Link``; what comes on stderr is put aside."""
+        """See ``ZygoteStream``; what comes on stderr is put aside."""
         while not self._left:
             head = self._exactly(CHUNK.size)
             if not head:
                 return b""
             stream, length = CHUNK.unpack(head)
             if stream == STDERR:
+                # Read and bounded, or a jail that complains without end would fill the memory of its owner.
                 said = self._exactly(length)
                 self.errors.write(said[: COMPLAINT - self.errors.tell()])
             else:
@@ -144,11 +145,11 @@ class Attached:
         return parts
 
     def write(self, data: bytes) -> None:
-        """See ``Link``."""
+        """See ``ZygoteStream``."""
         self.socket.sendall(data)
 
     def close(self) -> None:
-        """See ``Link``."""
+        """See ``ZygoteStream``."""
         self._stream.close()
         self.socket.close()
 
@@ -187,6 +188,7 @@ def hardening(client: Any, *, memory_mb: int, processes: int, runtime: str) -> d
     if runtime and runtime not in about["Runtimes"]:
         known = ", ".join(about["Runtimes"])
         raise ConfigurationError(f"the Docker engine has no runtime {runtime!r}, only {known}")
+    # Half of the memory, so that a container that fills its own leaves the machine usable.
     memory = (memory_mb << 20) or about["MemTotal"] // 2
     security = ["no-new-privileges", f"seccomp={json.dumps(seccomp.container_profile())}"]
     if any("apparmor" in one for one in about["SecurityOptions"] or ()):
@@ -291,6 +293,7 @@ def executor(
                 )
             hardened = hardening(client, memory_mb=memory_mb, processes=processes, runtime=runtime)
             reap_orphans(client)
+        # Before the reaper: what fails here leaves no process behind.
         message = boot_message(setup(imports))
         keeper = watch_over()
     except BaseException:

@@ -58,7 +58,7 @@ class JailExecutor:
         self._closed = False
 
     def info(self) -> ExecutorInfo:
-        """Name and standing."""
+        """The name of the executor, and whether it isolates programs."""
         return self._info
 
     def run(

@@ -31,7 +31,7 @@ class FakeExecutor:
         self.closed = False
 
     def info(self) -> ExecutorInfo:
-        """Name and standing."""
+        """The name of the executor, and that it isolates nothing."""
         return ExecutorInfo("fake", isolated=False)
 
     def run(
@@ -175,7 +175,7 @@ class FakeSession:
         return FakeSnapshot(self, copy.deepcopy((self.names, self.files)))
 
     def restore(self, snapshot: FakeSnapshot) -> None:
-        """Goes back."""
+        """Goes back to a snapshot."""
         if snapshot.owner is not self or snapshot.state is None:
             raise SnapshotError("this snapshot was released, or belongs to another session")
         self.names, self.files = copy.deepcopy(snapshot.state)

@@ -103,7 +103,7 @@ class ProgramGrade:
 
     @property
     def passed(self) -> int:
-        """Tests passed."""
+        """How many tests passed."""
         return sum(outcome is CaseOutcome.PASSED for outcome in self.outcomes)
 
     @property

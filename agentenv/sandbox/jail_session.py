@@ -36,6 +36,7 @@ class Point:
         """Every moment from the first to this one."""
         points: list[Point] = []
         at: Point | None = self
+        # A loop and no recursion: a session may have thousands of cells.
         while at is not None:
             points.append(at)
             at = at.before
@@ -163,6 +164,7 @@ class SessionGroup:
         answer = self.ask({"op": "fork", "node": node, "child": name, "left": list(left)})
         if reason := answer.get("refused"):
             raise SnapshotRefused(f"the session cannot be captured: {reason}")
+        # All sizes change with a fork, because what a node shares with its children counts for each by its share.
         sizes = dict(answer["sizes"])
         for snapshot in self._snapshots:
             snapshot.bytes = sizes.get(snapshot.node, snapshot.bytes)
@@ -233,6 +235,7 @@ class SessionGroup:
         """Gives back what ``join`` reserved; the last session to leave ends the group."""
         with self._lock:
             self._sessions -= 1
+            # The channel ends with the last fork and not with the first session, which may be closed long before its forks.
             if self._sessions == 0:
                 self.end()
             elif self._channel is not None:
@@ -350,6 +353,7 @@ class JailSession:
             raise SnapshotError("this snapshot belongs to another session")
         if snapshot.released:
             raise SnapshotError("this snapshot was released")
+        # Set before the attempt: a fault on the way leaves the session without its state, and the next result has to say so.
         self._untold = ExecResult(
             ExecStatus.SANDBOX_ERROR,
             fault="the state was lost when the session could not be restored",
@@ -388,6 +392,7 @@ class JailSession:
             StateLost: a cell showed something else than before, or they take too long.
         """
         missing = self._enter_nearest(snapshot.point)
+        # One deadline for all cells together: each of them alone may take as long as it once did.
         end = time.monotonic() + bounded_by_call(REBUILD_S)
         for number, point in enumerate(missing, 1):
             _, digest = self._cell(dict(point.order))
@@ -449,6 +454,7 @@ class JailSession:
 
     def _twin(self, snapshot: JailSnapshot) -> "JailSession":
         """A fork of ``snapshot``: beside it, or built again in another jail where this one has no room for its processes."""
+        # Joined before the fork: the processes of the twin are reserved before there are any.
         if snapshot.node is None or not self._group.join():
             return self._twin_elsewhere(snapshot.point)
         try:

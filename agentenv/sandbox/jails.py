@@ -33,7 +33,7 @@ class Spawner(threading.Thread):
         )
 
     def run(self) -> None:
-        """Until the process ends."""
+        """Starts what is ordered until the process ends."""
         while True:
             future, command, options = self._orders.get()
             try:
@@ -231,17 +231,17 @@ class Jail:
         self._link.close()
         self._errors.close()
 
-    def await_ready(self, timeout_s: float = START_S) -> None:
+    def await_ready(self) -> None:
         """Waits until the zygote takes orders.
 
         Raises:
             SandboxFault: it does not start, or not in time.
         """
         try:
-            self._ready.result(timeout_s)
+            self._ready.result(START_S)
         except FutureTimeout:
             self.close()
-            raise SandboxFault(f"a jail did not start within {timeout_s:.0f} s") from None
+            raise SandboxFault(f"a jail did not start within {START_S:.0f} s") from None
 
     def channel(self, processes: int = 1, *, session: bool = False) -> Channel:
         """A new supervisor, which begins with the first order: that of a run, or of a session.

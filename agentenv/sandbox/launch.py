@@ -28,9 +28,8 @@ def reachable(sources: list[str]) -> list[str]:
         return sources
     # Private first, or the mounts that follow would appear in the host's own table.
     mount("none", "/", None, MS_REC | MS_PRIVATE)
-    handles = [
-        os.open(source, os.O_PATH) for source in sources
-    ]  # a source may lie in the folder that is covered next
+    # A source may lie in the folder that is covered next.
+    handles = [os.open(source, os.O_PATH) for source in sources]
     mount("tmpfs", "/tmp", "tmpfs", 0)
     os.chmod("/tmp", 0o755)
     copies = []

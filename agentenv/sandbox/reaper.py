@@ -37,9 +37,8 @@ def sweep(labels: list[str]) -> None:
             for one in found:
                 engine.remove_container(one["Id"], force=True, v=True)
             engine.close()
-        except (
-            Exception
-        ):  # an engine that is away comes back, and what is being removed already is as good as gone
+        except Exception:
+            # An engine that is away comes back, and what is being removed already is as good as gone.
             quiet = 0
         time.sleep(EVERY_S)
 

@@ -227,17 +227,14 @@ def _compile(lib: Any, *, session: bool) -> bytes:
 
 def _add_session_rules(lib: Any, made: Any, deny: Callable[..., None], beside: Any) -> None:
     """What binds a session beyond a run: its forks live side by side, under one supervisor."""
-    made.add_rule(
-        lib.NOTIFY, "clone", beside
-    )  # the supervisor lets an interpreter fork so when it is told to
+    # The supervisor is asked about such a fork, and lets it happen where it has ordered it itself.
+    made.add_rule(lib.NOTIFY, "clone", beside)
     for name in SIGNALS:
         made.add_rule(lib.NOTIFY, name)
     for name in ADDRESSED:
         deny(name)
-    for kind in (
-        2,
-        3,
-    ):  # SOCK_DGRAM, SOCK_RAW: what can be sent to by a name, and take one by being sent from
+    # SOCK_DGRAM, SOCK_RAW: what can be sent to by a name, and take one by being sent from.
+    for kind in (2, 3):
         deny("socketpair", lib.Arg(1, lib.MASKED_EQ, 0xF, kind))
     for name in QUERIES:
         deny(name, lib.Arg(0, lib.NE, 0))

@@ -28,7 +28,7 @@ COMMON = {
 
 
 class CheckRow(NamedTuple):
-    """One capability."""
+    """A capability, and whether it is there."""
 
     name: str
     ok: bool

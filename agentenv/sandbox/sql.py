@@ -75,7 +75,7 @@ class SqlReader:
     """
 
     def __init__(self, *, cpu_s: float = 2.0, memory_mb: int = 64, workers: int | None = None) -> None:
-        """Starts nothing yet.
+        """Checks the bounds; a worker is started with the first query.
 
         Args:
             cpu_s: Deadline of a query that is run without one of its own, in processor seconds.
@@ -117,6 +117,7 @@ class SqlReader:
         Raises:
             SandboxFault: the file cannot be read, or no worker could be had.
         """
+        # A longer one might not fit the pipe, and writing to a worker that does not read would block.
         if len(query) > MAX_QUERY:
             text = f"the query has {len(query)} characters, {MAX_QUERY} at most"
             return SqlResult(ToolStatus.ERROR, error_class="TooLong", message=text)
@@ -224,6 +225,7 @@ class _Worker:
         assert self._process.stdout is not None
         pipe, ready, found = self._process.stdout.fileno(), select.poll(), bytearray()
         ready.register(pipe, select.POLLIN)
+        # Polled, because a plain read would wait for a worker that is silent for ever.
         while b"\n" not in found:
             if not ready.poll(max(0.0, end - time.monotonic()) * 1000):
                 raise TimeoutError

@@ -79,9 +79,8 @@ class ExecResult:
     exit_code: int | None = None
     signal: int | None = None
     truncated: bool = False  # the middle of stdout or stderr is missing
-    returned: tuple[
-        str, ...
-    ] = ()  # a line for each call that was answered, as the program wrote it: see ``plain.decode``
+    # A line for each call that was answered, as the program wrote it: see ``plain.decode``.
+    returned: tuple[str, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)  # asked files that did not cross the wall: why
     state_lost: bool = False  # the interpreter died; the next cell starts a new one
@@ -238,7 +237,7 @@ class Executor(Protocol):
         """
 
     def info(self) -> ExecutorInfo:
-        """Name and standing."""
+        """The name of the executor, and whether it isolates programs."""
 
     def close(self) -> None:
         """Ends every jail; a second call does nothing."""

@@ -19,13 +19,4 @@ __all__ = [
     "make_app",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.serving.app": "make_app",
-        "agentenv.serving.remote": "RemoteEnv",
-        "agentenv.serving.rows": "DatasetRow",
-        "agentenv.serving.limits": "ServerLimits",
-        "agentenv.serving.service": "EnvService",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

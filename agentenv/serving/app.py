@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from agentenv.core.validation import sentence
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.serving.conversation import CallerConnection, host_of
 from agentenv.serving.mcp import PARSE_ERROR, SERVER_ERROR, answer, complaint, failure, is_notification
 from agentenv.serving.mcp_sessions import McpSession
@@ -41,17 +41,16 @@ def make_app(service: EnvService) -> Any:
     Raises:
         MissingExtra: FastAPI is not installed.
     """
-    try:
+    with needs_extra("serve"):
         from fastapi import FastAPI, Request
         from starlette.responses import Response
         from starlette.websockets import WebSocket
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("fastapi", "serve") from error
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         keeping = asyncio.create_task(service.housekeeping())
         yield
+        # The housekeeper goes on until here: it is what ends the sessions of a service that stops.
         keeping.cancel()
         await service.wait_until_idle(_DRAIN_S)
 
@@ -166,6 +165,7 @@ async def _converse(service: EnvService, socket: "WebSocket") -> None:
     try:
         _admit(service, socket)
     except Refusal as error:
+        # Before it is accepted, so that the caller sees a status of HTTP rather than a WebSocket that closes at once.
         await socket.send_denial_response(_refused(error))
         return
     await socket.accept()
@@ -182,6 +182,7 @@ async def _mcp(service: EnvService, request: "Request") -> "Response":
     except Refusal as error:
         return _refused(error)
     try:
+        # Read apart from the rest: an error of JSON-RPC needs the id of its message, which no broken text has.
         message = read_json(content.decode())
     except ValueError as error:
         return json_response(failure(None, PARSE_ERROR, f"this is no JSON: {error}"), 400)
@@ -208,6 +209,7 @@ async def _session_of(service: EnvService, request: "Request", method: str) -> M
         Fault: the environment broke.
     """
     if method != "initialize":
+        # The header alone says which session is meant: HTTP has no connection that belongs to one.
         return service.mcp.find(request.headers.get(SESSION_HEADER, ""))
     return await service.mcp.begin(_reset_of(request.query_params), host_of(request))
 

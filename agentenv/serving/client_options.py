@@ -46,6 +46,7 @@ class ClientOptions:
             ConfigurationError: another task has the id of one of them already, or too many are held.
         """
         made = {task.id: task for task in tasks}
+        # Looked for before any is held, so that a refusal leaves the tasks that clients may name as they were.
         taken = next((id for id, task in made.items() if self._held.get(id, task) != task), None)
         if taken is not None:
             raise ConfigurationError(
@@ -96,6 +97,7 @@ class ClientOptions:
                 f"there is no task {str(id)[:_MOST_NAMED]!r} here; of its own the environment holds {held}"
             )
         task = self._held[id]
+        # An id may mean another task at a server of another version; its answers would then score the wrong question.
         if question is not None and question != task.question:
             raise ConfigurationError(
                 f"task {id[:_MOST_NAMED]!r} asks another question here than the one that was sent with its id"

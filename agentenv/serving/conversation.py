@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 def host_of(asking: "HTTPConnection") -> str:
-    """By what a caller is told from others: its address (``network_of``), or nothing where there is none."""
+    """What tells a caller from others: its address (``network_of``), or nothing where there is none."""
     return network_of(asking.client.host) if asking.client else ""
 
 
@@ -111,6 +111,7 @@ class CallerConnection:
                 text = message.get("text")
                 self._ahead += len(text or "")
                 self._inbox.put_nowait(text)
+        # Starlette raises RuntimeError where a socket is read after it was closed.
         except (WebSocketDisconnect, RuntimeError):
             pass
         self._gone.set()

@@ -48,7 +48,7 @@ class SessionHost(Protocol):
 
     @property
     def limits(self) -> ServerLimits:
-        """Its bounds."""
+        """The bounds of the service."""
 
     @property
     def expert(self) -> bool:
@@ -56,7 +56,7 @@ class SessionHost(Protocol):
 
     @property
     def meter(self) -> SessionMeter:
-        """Who counts."""
+        """What counts episodes, faults and requests."""
 
     def options(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """The options of ``reset`` that a caller sent, as the environment takes them."""
@@ -99,7 +99,7 @@ class EnvSession:
 
     @property
     def env(self) -> Env[Any]:
-        """The environment.
+        """The environment that is played.
 
         Raises:
             EnvFault: the session is over.
@@ -151,7 +151,7 @@ class EnvSession:
         return await self.act(lambda env: env.astep(data.text))
 
     async def act(self, action: Callable[[Env[Any]], Coroutine[Any, Any, Step]]) -> dict[str, Any]:
-        """As `step`, for an action that is more than its text."""
+        """Acts as `step` does, by an action that is more than its text."""
 
         async def work(env: Env[Any]) -> dict[str, Any]:
             return step_out(await action(env), env.anchor_key())
@@ -167,7 +167,7 @@ class EnvSession:
         return {"episode_id": self._episode or None, "step_count": self._steps, "env": self._service.name}
 
     async def extension(self, data: ExtensionData) -> dict[str, Any]:
-        """Our own verbs.
+        """Carries out one of our own verbs, such as a snapshot.
 
         Raises:
             SnapshotError: a snapshot that is not there, that cannot be taken, or one too many.
@@ -194,10 +194,12 @@ class EnvSession:
         # Before anything else, so that no call that waits for its turn is made on it any more, and the slot is given
         # back once.
         self._env = None
+        # Not waited for here: closing may take as long as the call that is given up.
         return self._service.close_later(partial(_close, env, self._snapshots), self._call, self.client)
 
     async def _run(self, what: str, work: Callable[[Env[Any]], Coroutine[Any, Any, T]]) -> T:
         began, status = time.perf_counter(), "ok"
+        # An environment is for one thread at a time; `asyncio.Lock` serves those who wait in the order in which they came.
         async with self._turn:
             self.expires = time.monotonic() + self._service.limits.idle_s
             with deadline_of(self._service.limits.call_s) as deadline:
@@ -220,6 +222,7 @@ class EnvSession:
         async def work(env: Env[Any]) -> dict[str, Any]:
             if len(self._snapshots) >= self._service.limits.snapshots:
                 raise SnapshotError(f"this session holds {len(self._snapshots)} snapshots; release some")
+            # Whatever was captured after the deadline would hold its memory for good, because nobody has its id.
             snapshot = await _made(env.snapshot, Snapshot.release)
             id = uuid.uuid4().hex
             self._snapshots[id] = snapshot
@@ -238,6 +241,7 @@ class EnvSession:
 
     async def _release(self, id: str) -> dict[str, Any]:
         async def work(env: Env[Any]) -> dict[str, Any]:
+            # Taken out before it is released: a second release of the same id then finds nothing.
             if (snapshot := self._snapshots.pop(id, None)) is not None:
                 await asyncio.to_thread(snapshot.release)
             return {}

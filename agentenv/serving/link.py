@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from agentenv.core.env import in_background
-from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault, MissingExtra
+from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault, needs_extra
 from agentenv.serving.wire import CAPACITY_REACHED, TOKEN_VARIABLE, error_in, frame, read_json
 from agentenv.web.client import bearer
 from agentenv.web.retries import RetryPolicy
@@ -81,7 +81,7 @@ class Link:
         return await asyncio.wrap_future(in_background(self._ask(type, answer, data)))
 
     def ask_now(self, verb: str, **data: Any) -> dict[str, Any]:
-        """As `ask`, for our own verbs, from code that is not asynchronous."""
+        """Asks one of our own verbs as `ask` does, from code that is not asynchronous."""
         # Twice the bounds of the call itself, which are told first: this one is for a loop that is blocked.
         asking = in_background(self._ask("agentenv", "agentenv", {"verb": verb, **data}))
         return asking.result(2 * (self._timeouts.call_s + self._timeouts.place_s))
@@ -113,9 +113,8 @@ class Link:
         text = frame(type, data)
         try:
             reply = await (self._exchange(text) if self._opened else self._first(text))
-        except (
-            BaseException
-        ) as error:  # also where the caller gave up: an answer would come that nobody reads
+        except BaseException as error:
+            # BaseException, because the caller may have given up: an answer would come then that nobody reads.
             # Shielded, because a second cancellation must not leave the socket open.
             await asyncio.shield(self._drop())
             if isinstance(error, AgentEnvError) or not isinstance(error, Exception):
@@ -130,6 +129,7 @@ class Link:
 
     async def _first(self, text: str) -> Any:
         """Opens the connection and exchanges its first frame; waits where all slots are taken."""
+        # The first frame is sent anew with each connection: a full server accepts the connection and says so only then.
         policy = RetryPolicy(pause_s=self._timeouts.pause_s, longest_pause_s=_LONGEST_PAUSE_S)
         began, tries = time.monotonic(), 0
         while True:
@@ -150,11 +150,9 @@ class Link:
             ConfigurationError: the server does not let us in.
             EnvFault: it fails.
         """
-        try:
+        with needs_extra("serve"):
             from websockets.asyncio.client import connect
             from websockets.exceptions import InvalidStatus
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("websockets", "serve") from error
         try:
             self._socket = await connect(
                 self.url.replace("http", "ws", 1) + "/ws",
@@ -170,9 +168,8 @@ class Link:
             if error.response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                 return False
             refused = error.response.status_code < httpx.codes.INTERNAL_SERVER_ERROR
-            kind = (
-                ConfigurationError if refused else EnvFault
-            )  # a proxy says 502 while the server starts again
+            # A proxy says 502 while the server starts again.
+            kind = ConfigurationError if refused else EnvFault
             raise kind(f"{self.url}: {reason(error.response.body)}") from error
         finally:
             self._opened = True

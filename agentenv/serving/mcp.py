@@ -123,6 +123,7 @@ async def _call(session: "Played", params: dict[str, Any]) -> dict[str, Any]:
         return steps[0]
 
     try:
+        # The step is kept beside the reply, which is JSON already: the statuses of its tools are needed below.
         reply = await session.act(action)
     except EpisodeOver as error:
         return _content(f"{error}", wrong=True)

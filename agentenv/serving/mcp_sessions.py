@@ -35,7 +35,7 @@ class McpHost(Protocol):
 
     @property
     def limits(self) -> ServerLimits:
-        """Its bounds."""
+        """The bounds of the service."""
 
     @property
     def prototype(self) -> Env[Any]:
@@ -47,7 +47,7 @@ class McpHost(Protocol):
 
     @property
     def slots(self) -> ClientSlots:
-        """Its slots."""
+        """The slots of the service."""
 
     async def session(self, client: str = "") -> EnvSession:
         """A session of a fresh environment, once there is a slot."""
@@ -110,6 +110,7 @@ class McpSession:
             ConfigurationError: an option that callers may not give.
             Fault: the environment broke.
         """
+        # Reset now and not at the first call: the opening of the episode is part of the answer to `initialize`.
         session = await self._service.session(self.client)
         try:
             await session.reset(self._asked)
@@ -131,11 +132,11 @@ class McpSession:
             return await self._reset(data)
 
     async def step(self, data: ActionData) -> dict[str, Any]:
-        """As `EnvSession.step`."""
+        """Acts as `EnvSession.step` does."""
         return await self.act(lambda env: env.astep(data.text))
 
     async def act(self, action: Callable[[Env[Any]], Coroutine[Any, Any, Step]]) -> dict[str, Any]:
-        """As `EnvSession.act`; the first time, the episode begins before."""
+        """Acts as `EnvSession.act` does; the first time, the episode begins before."""
         async with self._turn:
             session = await self._begun()
             try:
@@ -200,6 +201,7 @@ def eviction_order(sessions: Sequence[McpSession]) -> list[McpSession]:
     ranked: list[tuple[int, int]] = []
     for age, session in enumerate(sessions):
         ranked.append((-left[session.client], age))
+        # Counted down, so that clients with many sessions give way in turn rather than one of them alone.
         left[session.client] -= 1
     return [sessions[age] for _, age in sorted(ranked)]
 
@@ -228,6 +230,7 @@ class McpSessions:
         session = McpSession(self._service, asked, client)
         await session.begin()
         self._sessions[session.id] = session
+        # At once, because a session that nobody has used must not keep anybody waiting.
         if self._service.slots.wanted(client):
             session.give_way()
         unused = [one for one in self._sessions.values() if not one.held and not one.busy]
@@ -277,6 +280,8 @@ class McpSessions:
                 has been idle for long.
         """
         client, limits = session.client, self._service.limits
+        # The client's own share is looked at first: a client that has used it up takes the place of its own session, and of
+        # nobody else's.
         holding = sorted((one for one in self._sessions.values() if one.held), key=lambda one: -one.idle_s)
         own = [one for one in holding if one.client == client]
         if len(own) + self._taking[client] >= limits.mcp_share:

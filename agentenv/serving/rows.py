@@ -77,10 +77,11 @@ class Episodes:
         self._reader: ClientOptions | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        # The reader holds models that pydantic made at run time, which cannot be pickled.
         return {**vars(self), "_reader": None}
 
     def make(self) -> Env[Any]:
-        """Another environment.
+        """Makes a further environment of this kind.
 
         Raises:
             ConfigurationError: it cannot be made with these arguments.
@@ -109,6 +110,8 @@ class Episodes:
         if "answers" in given or "data" in given:
             whole = TaskData.read(given)
             held = self._reader.held(whole.id)
+            # Compared as they travel, because tuples and numbers of numpy come back from a column as lists and plain
+            # numbers.
             if held is not None and _as_sent(held) == whole:
                 return {"task": held}
             declared = {name: whole.data[name] for name in env.client_data if name in whole.data}

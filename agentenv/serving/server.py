@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from agentenv.core.env import Env
-from agentenv.errors import MissingExtra
+from agentenv.errors import needs_extra
 from agentenv.serving.app import make_app
 from agentenv.serving.service import THREADS, EnvService
 from agentenv.web.connections import ConnectionLimits
@@ -38,10 +38,8 @@ def run(
         AgentEnvError: the first environment could not be made; the server has stopped.
         MissingExtra: FastAPI, uvicorn or websockets is not installed.
     """
-    try:
+    with needs_extra("serve"):
         import websockets  # noqa: F401  # uvicorn speaks WebSocket through it
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("websockets", "serve") from error
     run_app(
         make_app(service),
         service,

@@ -131,9 +131,8 @@ class EnvService(Gate):
             # deadline.
             making = asyncio.ensure_future(asyncio.to_thread(made))
         self._making += 1
-        making.add_done_callback(
-            self._made
-        )  # not before: a call that is given up has its thread until it ends
+        # Not before: a call that is given up has its thread until it ends.
+        making.add_done_callback(self._made)
         tasks = await self.await_call(making, "making tasks", deadline)
         options.hold(tasks)
         answers = {task.id: list(task.answers) if self.expert else [] for task in tasks}

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentenv.core.env import Env
 from agentenv.core.types import Task
-from agentenv.errors import MissingExtra
+from agentenv.errors import needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes, as_messages
 
 
@@ -29,11 +29,10 @@ def register(
     Raises:
         MissingExtra: SkyRL-gym is not installed.
     """
-    try:
+    with needs_extra("skyrl"):
         import skyrl_gym
         from skyrl_gym.envs.registration import registry
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("skyrl_gym", "skyrl") from error
+    # Removed first, so that a worker that registers twice plays the newer configuration.
     registry.pop(id, None)
     episodes = Episodes(env, arguments, tasks)
     skyrl_gym.register(id=id, entry_point="agentenv.serving.skyrl:SkyRLEnv", kwargs={"episodes": episodes})
@@ -81,6 +80,7 @@ def _adapter() -> type:
             self.turns += 1
             self._invalid += not step.info["valid"]
             over = step.terminated or step.truncated
+            # A bound of SkyRL's own is a truncation too, unless the episode has just ended by itself.
             self._truncated = step.truncated or (not over and 0 < self.max_turns <= self.turns)
             facts = {name: step.info.get(name) for name in ("turn", "valid", "end_reason")}
             return BaseTextEnvStepOutput(
@@ -96,7 +96,7 @@ def _adapter() -> type:
             self._env.close()
 
         def get_metrics(self) -> dict[str, Any]:
-            """Of the episode."""
+            """Turns, invalid turns and truncation of the episode."""
             return {"turns": self.turns, "invalid_turns": self._invalid, "truncated": float(self._truncated)}
 
     return SkyRLEnv

@@ -12,7 +12,7 @@ from agentenv.core.env import Env
 from agentenv.core.images import text_alone
 from agentenv.core.tools import Tool, ToolEnv
 from agentenv.core.types import Step
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 
 
 def submit(answer: str) -> str:
@@ -63,8 +63,8 @@ async def play(env: Env[Any], name: str, arguments: Mapping[str, Any]) -> Step:
         Fault: the environment broke.
     """
     tools = toolbox(env)
-    if name not in tools:
-        raise UnknownName.among("tool", name, tools)
+    check_known("tool", name, tools)
+    # Checked here, because these two are not the environment's: nobody behind this point knows their form.
     if name in ("submit", "act"):
         (argument,) = tools[name].json_schema["properties"]
         if set(arguments) != {argument} or not isinstance(text := arguments[argument], str):

@@ -17,7 +17,7 @@ from agentenv.core.env import Env
 from agentenv.core.images import text_alone
 from agentenv.core.tools import Tool
 from agentenv.core.types import Task, ToolStatus
-from agentenv.errors import AgentEnvError, EpisodeOver, Fault, MissingExtra
+from agentenv.errors import AgentEnvError, EpisodeOver, Fault, needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes, rows
 from agentenv.serving.toolbox import instructions, observation_text, play, toolbox
 
@@ -49,10 +49,8 @@ def to_trl(env: str, *, tasks: Iterable[Task] = (), seeds: Iterable[int] = (), *
         MissingExtra: datasets is not installed.
         ConfigurationError: neither tasks nor seeds.
     """
-    try:
+    with needs_extra("interop"):
         from datasets import Dataset
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("datasets", "interop") from error
     prompt = [{"role": "user", "content": ""}]  # to which TRL appends what reset() returns
     posed = tuple(tasks)
     table = [{"prompt": prompt, **row} for row in rows(tasks=posed, seeds=seeds)]
@@ -76,6 +74,7 @@ class EnvFactory:
         if self._class is None:
             tools = {name: _method(tool) for name, tool in toolbox(env).items()}
             name = self._episodes.env.rpartition("/")[2].partition("-v")[0] or "Remote"
+            # Made once, so that all instances are of one class, whose methods TRL reads as tools.
             self._class = type(name, (_Played,), tools)
         return self._class(env, self._episodes)
 
@@ -108,10 +107,8 @@ class _Played:
         async with self._turn:
             if self._reward is None:
                 raise EpisodeOver("a fault has ended this episode")
-            reward, self._reward = (
-                self._reward,
-                None,
-            )  # whatever goes wrong from here on that is not the policy's
+            # Without a reward until the call has succeeded: whatever goes wrong from here on is not the policy's doing.
+            reward, self._reward = (self._reward, None)
             try:
                 step = await play(self._env, name, arguments)
                 reward += step.reward
@@ -127,6 +124,8 @@ class _Played:
         return text
 
     def __del__(self) -> None:
+        # TRL never closes an instance, so the garbage collector does; at the exit of the interpreter parts may be gone
+        # already.
         with contextlib.suppress(Exception):
             self._env.close()
 

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from agentenv.core.images import text_alone
 from agentenv.core.types import Observation, Step
-from agentenv.errors import MissingExtra
+from agentenv.errors import needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes
 from agentenv.serving.wire import options_in
 
@@ -47,27 +47,27 @@ async def _play(task: Any, player: Any, episodes: Episodes) -> None:
                     interaction.trace.stop(str(steps[-1].info["end_reason"]))
                     break
                 segment = await interaction.turn(_text(steps[-1].observation))
+            # Taken within the block and scored after it: the trace is complete only when the interaction has ended.
             trace = interaction.trace
         trace.record_reward("agentenv", sum(step.reward for step in steps))
         trace.record_metric("turns", len(steps))
         trace.record_metric("invalid_turns", sum(not step.info["valid"] for step in steps))
     finally:
+        # Also after a fault, which leaves the trace without a reward.
         env.close()
 
 
 @functools.cache
 def _classes() -> dict[str, type]:
-    try:
+    with needs_extra("verifiers"):
         import verifiers.v1 as vf
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("verifiers", "verifiers") from error
 
     class AgentenvData(vf.TaskData):  # type: ignore[misc,unused-ignore]
         row: DatasetRow
         """The episode; the prompt is the environment's to give."""
 
     class AgentenvTask(vf.Task[AgentenvData]):  # type: ignore[misc,unused-ignore]
-        """One episode."""
+        """An episode as a task of verifiers."""
 
     class AgentenvConfig(vf.TasksetConfig):  # type: ignore[misc,unused-ignore]
         env: str

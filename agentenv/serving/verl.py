@@ -17,7 +17,7 @@ from typing import Any
 
 from agentenv.core.env import Env
 from agentenv.core.types import Step
-from agentenv.errors import Fault, MissingExtra
+from agentenv.errors import Fault, needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes, as_messages
 
 TRIES = 3
@@ -62,6 +62,7 @@ class _Playing:
         """
         episode = DatasetRow.read(row.get("extra_info") or {})
         for tries in range(1, TRIES + 1):
+            # A fresh one for each try: nobody knows in which state a fault leaves an environment.
             env = self.episodes.make()
             try:
                 return self._output(*await self._play_episode(env, episode, sampling_params))
@@ -94,6 +95,7 @@ class _Playing:
         sampled = await self.server_manager.generate(
             request_id=request, prompt_ids=record.ids, sampling_params=sampling_params
         )
+        # The first answer decides whether the record of the episode has log-probs.
         before = record.logprobs if record.mask else ([] if sampled.log_probs else None)
         merged, record.mask, record.logprobs = await self.ct_merge_assistant_token(
             record.ids,
@@ -118,6 +120,7 @@ class _Playing:
         from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
         room, info = self.rollout_config.response_length, step.info if step else {}
+        # The last observation may reach beyond the room, so ids, mask and log-probs are cut alike.
         start = len(record.ids) - len(record.mask)
         return AgentLoopOutput(
             prompt_ids=record.ids[:start],
@@ -138,10 +141,8 @@ class _Playing:
 
 @functools.cache
 def _loop() -> type:
-    try:
+    with needs_extra("verl"):
         from verl.experimental.agent_loop.agent_loop import AgentLoopBase
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of(str(error.name), "verl") from error
 
     class AgentenvLoop(_Playing, AgentLoopBase):  # type: ignore[misc,unused-ignore]
         """Plays the episode that the row describes, in the environment that the configuration names.

@@ -92,6 +92,7 @@ class TaskData(BaseModel):
             ConfigurationError: it is malformed, or a text in it holds half a surrogate pair, which no tokenizer takes.
         """
         try:
+            # Tried here: pydantic takes half a surrogate pair, and the tokenizer would fail on it within an episode.
             json.dumps(given, ensure_ascii=False).encode()
             task = cls.model_validate(given)
         except ValidationError as error:
@@ -154,7 +155,7 @@ class ExtensionData(BaseModel):
 
 
 def read_json(text: str) -> Any:
-    """Parses ``text``.
+    """Parses ``text`` as JSON.
 
     Raises:
         ValueError: it is no JSON, holds NaN or infinity, or nests too deeply.
@@ -171,6 +172,7 @@ def read_json(text: str) -> Any:
 
 def frame(type: str, data: Mapping[str, Any]) -> str:
     """A message as text; characters beyond ASCII are escaped, so that half a surrogate pair travels too."""
+    # NaN in a frame would be read as no JSON by some clients, so it fails here, where the reason is known.
     return json.dumps({"type": type, "data": data}, allow_nan=False)
 
 
@@ -180,6 +182,7 @@ def plain(value: Any) -> Any:
     Raises:
         EnvFault: NaN, infinity or an object that JSON has no form for; null in its place would read as no reward.
     """
+    # Before text and numbers, because the enums of this package are texts or numbers as well.
     if isinstance(value, Enum):
         return plain(value.value)
     if value is None or isinstance(value, str | bool | int):
@@ -312,6 +315,7 @@ def error_in(data: Mapping[str, Any], sender: str) -> AgentEnvError:
     """The error that a server sent, as the class it was; one that we do not know is an `EnvFault`."""
     kind = getattr(agentenv.errors, str(data.get("kind", "")), None)
     said = str(data.get("message", "an error without a message"))[:_SAID]
+    # The name of a class comes from outside, so only errors of this package are made of it.
     if isinstance(kind, type) and issubclass(kind, AgentEnvError) and data.get("code") == EXECUTION_ERROR:
         return kind(said)
     return EnvFault(f"{sender} says {data.get('code')}: {said}")

@@ -21,13 +21,4 @@ __all__ = [
     "train",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.trainers.config.config_files": "changed load_config override",
-        "agentenv.trainers.config.train_config": "TrainConfig",
-        "agentenv.trainers.grpo": "train",
-        "agentenv.trainers.plan": "plan_run",
-        "agentenv.trainers.run_folder.folder": "RunFolder",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

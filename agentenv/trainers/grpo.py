@@ -130,7 +130,7 @@ def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
 
 @contextmanager
 def _explain_divergence(folder: RunFolder) -> Iterator[None]:
-    """In it a training that diverges says what is left of it and what to try."""
+    """Within the block a training that diverges says what is left of it and what to try."""
     try:
         yield
     except Diverged as error:

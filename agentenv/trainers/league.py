@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentenv.core.env_lifecycle import close_quickly, make_envs
+from agentenv.core.env_lifecycle import open_envs
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Trajectory
@@ -39,7 +39,7 @@ class Version:
 
 @dataclass(frozen=True)
 class League:
-    """Who solved whose questions.
+    """Which version solved whose questions.
 
     Attributes:
         versions: names, in order.
@@ -53,7 +53,7 @@ class League:
     solved: tuple[tuple[float | None, ...], ...]
 
     def as_json(self) -> dict[str, Any]:
-        """For ``results.json``."""
+        """The league as plain values for ``results.json``."""
         return {
             "versions": list(self.versions),
             "questions": list(self.questions),
@@ -106,20 +106,15 @@ def play_proposers(
     )
 
     async def games_of() -> list[list[Trajectory]]:
-        envs = await make_envs([task_env.make_env] * (slots * len(topics)), config.deadline_s)
-        starts = [
-            [
-                EpisodeSpec(
-                    envs[slots * number + slot], topic, seed + slots * number + slot, f"game-{number}"
-                )
-                for slot in range(slots)
+        async with open_envs([task_env.make_env] * (slots * len(topics)), config.deadline_s) as envs:
+            starts = [
+                [
+                    EpisodeSpec(envs[place], topic, seed + place, f"game-{number}")
+                    for place in range(slots * number, slots * (number + 1))
+                ]
+                for number, topic in enumerate(topics)
             ]
-            for number, topic in enumerate(topics)
-        ]
-        try:
             return await play_groups(starts, strategy, context)
-        finally:
-            await close_quickly(envs, config.deadline_s)
 
     played = asyncio.run(games_of())
     return [outcome["task"] for outcome in outcomes(played) if outcome["admitted"]]

@@ -34,6 +34,7 @@ from agentenv.trainers.config.addresses import refuse_silent
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow, rows_of
 from agentenv.trainers.learner.logprobs import checkpoint_layers, scores_rows
+from agentenv.trainers.learner.settings import MemorySettings
 from agentenv.trainers.loop.parts import (
     make_objective,
     open_second_policy,
@@ -88,10 +89,10 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
     # Before the weights are loaded, which are part of the estimate.
     compute = compute_of(config.policy, config.compute).resolved()
     free = available_memory(compute.device) if available is None else available
-    _refuse_unloadable(config, compute, free)
+    _refuse_unloadable(config.policy, compute, free)
     with _shortage_in_words(config, free):
         policy = open_trained(config)
-        _refuse_reader(config, policy)
+        _refuse_reader(config.policy, policy)
         second = open_second_policy(config)
         if config.memory.gradient_checkpointing:
             checkpoint_layers(policy.model)
@@ -126,13 +127,13 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
     } | ({"note": "; ".join(notes)} if notes else {})
 
 
-def _refuse_unloadable(config: TrainConfig, compute: Compute, free: int) -> None:
+def _refuse_unloadable(spec: str, compute: Compute, free: int) -> None:
     """Refuses a policy whose weights alone do not fit, before they are read.
 
     Raises:
         ConfigurationError: they do not.
     """
-    base, _ = base_and_adapter(policy_folder(config.policy))
+    base, _ = base_and_adapter(policy_folder(spec))
     if not (base / "config.json").is_file():  # said when it is opened
         return
     stored = sum(file.stat().st_size for file in base.glob("*.safetensors"))
@@ -141,22 +142,22 @@ def _refuse_unloadable(config: TrainConfig, compute: Compute, free: int) -> None
     width = 2 if halves and compute.dtype is torch.float32 else 1
     if stored * width > free:
         raise ConfigurationError(
-            f"the weights of {config.policy} take {_gib(stored * width)} GiB and {_gib(free)} GiB are free: take a smaller "
+            f"the weights of {spec} take {_gib(stored * width)} GiB and {_gib(free)} GiB are free: take a smaller "
             "policy"
         )
 
 
-def _refuse_reader(config: TrainConfig, policy: HFPolicy) -> None:
+def _refuse_reader(spec: str, policy: HFPolicy) -> None:
     if scores_rows(policy.model):
         raise ConfigurationError(
-            f"{config.policy} is a reader of passages, whose memory and speed depend on what its searches find: a plan "
+            f"{spec} is a reader of passages, whose memory and speed depend on what its searches find: a plan "
             "cannot measure it on made-up tokens. Train it without --plan; on a small machine lower memory.micro_tokens."
         )
 
 
 @contextmanager
 def _shortage_in_words(config: TrainConfig, free: int) -> Iterator[None]:
-    """In it a lack of memory is the sentence that a refusal would have been.
+    """Within the block a lack of memory becomes the sentence of a refusal.
 
     Raises:
         ConfigurationError: an allocation failed.
@@ -221,7 +222,7 @@ def memory_of(
     sampled_here = config.engine.kind == "hf"
     return MemoryEstimate(
         weights=sum(_weights(config, one) for one in models),
-        optimizer=sum(_optimizer(config, one) for one in models) + _second_moments(config, model),
+        optimizer=sum(_optimizer(config.memory, one) for one in models) + _second_moments(config, model),
         caches=_caches(config, model) if sampled_here else 0,
         activations=int(token_bytes * tokens) + pass_bytes,
         engines=0 if sampled_here else _engines(config, model),
@@ -234,37 +235,37 @@ def _bytes(model: Any, *, trained: bool = False) -> int:
     return sum(int(p.numel() * p.element_size()) for p in parameters)
 
 
-def _optimizer(config: TrainConfig, model: Any) -> int:
+def _optimizer(memory: MemorySettings, model: Any) -> int:
     """Gradients, moments and copies of what is trained."""
     trained = (weight for weight in model.parameters() if weight.requires_grad)
-    copies = sum(4 * int(weight.numel()) for weight in trained if _has_copy(config, weight))
-    copies = 0 if _on_host(config, model) else copies
-    return _bytes(model, trained=True) + copies + _moments(config, model)
+    copies = sum(4 * int(weight.numel()) for weight in trained if _has_copy(memory, weight))
+    copies = 0 if _on_host(memory, model) else copies
+    return _bytes(model, trained=True) + copies + _moments(memory, model)
 
 
-def _on_host(config: TrainConfig, model: Any) -> bool:
+def _on_host(memory: MemorySettings, model: Any) -> bool:
     """Whether moments and copies stand in another memory than the model."""
-    return bool(config.memory.offload_optimizer and model.device.type != "cpu")
+    return bool(memory.offload_optimizer and model.device.type != "cpu")
 
 
-def _moments(config: TrainConfig, model: Any) -> int:
+def _moments(memory: MemorySettings, model: Any) -> int:
     """Adam's two moments, which are those of the float32 copy where a weight has one."""
-    if _on_host(config, model):
+    if _on_host(memory, model):
         return 0
     total = 0
     for weight in (weight for weight in model.parameters() if weight.requires_grad):
-        width = 4 if _has_copy(config, weight) else weight.element_size()
-        total += 2 * weight.numel() * (1 if config.memory.optimizer == "adamw_8bit" else width)
+        width = 4 if _has_copy(memory, weight) else weight.element_size()
+        total += 2 * weight.numel() * (1 if memory.optimizer == "adamw_8bit" else width)
     return total
 
 
 def _second_moments(config: TrainConfig, model: Any) -> int:
-    """Those of the optimiser of supervised steps, which moves the same weights and copies (ReLIFT)."""
-    return _moments(config, model) if config.rollout.strategy == "demonstrate" else 0
+    """The moments of the optimiser of supervised steps, which moves the same weights and copies (ReLIFT)."""
+    return _moments(config.memory, model) if config.rollout.strategy == "demonstrate" else 0
 
 
-def _has_copy(config: TrainConfig, weight: Tensor) -> bool:
-    return config.memory.master_weights and weight.element_size() < 4
+def _has_copy(memory: MemorySettings, weight: Tensor) -> bool:
+    return memory.master_weights and weight.element_size() < 4
 
 
 def _weights(config: TrainConfig, model: Any) -> int:
@@ -374,14 +375,16 @@ def _gib(size: float) -> float:
     return round(size / 2**30, 2)
 
 
-def _probe_length(config: TrainConfig) -> int:
+def _probe_length(context_tokens: int) -> int:
     """Tokens of a made-up row."""
-    return max(int(config.rollout.context_tokens * _TYPICAL_FILL), 2)
+    return max(int(context_tokens * _TYPICAL_FILL), 2)
 
 
 def _probing_learner(policy: HFPolicy, config: TrainConfig) -> Learner:
     """One that reads a row at a time, and is never asked for a step."""
-    objective = Objective(micro_tokens=_probe_length(config) + 1, precision=config.memory.precision)
+    objective = Objective(
+        micro_tokens=_probe_length(config.rollout.context_tokens) + 1, precision=config.memory.precision
+    )
     return Learner(policy.model, objective, learning_rate=1e-9)
 
 
@@ -391,7 +394,10 @@ def _probe_memory(policy: HFPolicy, config: TrainConfig) -> tuple[float, int]:
     They are measured on made-up rows of up to half the context. The latter are joined weights and their gradients, and what
     passes at once keep of gradients until they are added.
     """
-    learner, third = _probing_learner(policy, config), max(1, _probe_length(config) // 3)
+    learner, third = (
+        _probing_learner(policy, config),
+        max(1, _probe_length(config.rollout.context_tokens) // 3),
+    )
     saved = [_saved_bytes(learner, _made_up_row(policy, third * n)) for n in (1, 2, 3)]
     constant, linear, square = quadratic_through(third, saved)
     at_once, token_bytes = learner.batches_at_once, linear + square * config.rollout.context_tokens
@@ -416,7 +422,7 @@ def quadratic_through(step: int, bytes_3: Sequence[int]) -> tuple[float, float, 
 
 def _probe_learning(policy: HFPolicy, config: TrainConfig) -> float:
     """Tokens a second through forward and backward, on made-up rows of half the context."""
-    learner, length = _probing_learner(policy, config), _probe_length(config)
+    learner, length = _probing_learner(policy, config), _probe_length(config.rollout.context_tokens)
     row = _made_up_row(policy, length)
     began = time.perf_counter()
     learner.accumulate([row] * _PROBE_ROWS)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agentenv.errors import MissingExtra
+from agentenv.errors import needs_extra
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _Connection
@@ -236,10 +236,8 @@ def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
     Raises:
         MissingExtra: uvicorn or httptools is not installed.
     """
-    try:
+    with needs_extra("serve"):
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of(error.name or "uvicorn", "serve") from error
     most = most_connections(limits.connections)
     bounds = {
         "limits": limits,

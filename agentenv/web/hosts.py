@@ -13,10 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Seque
 from typing import Any
 
 ANY = "*"
-_OTHER_SITES = (
-    b"cross-site",
-    b"same-site",
-)  # values of Sec-Fetch-Site; the second is another port of this machine
+# Values of Sec-Fetch-Site; the second is another port of this machine.
+_OTHER_SITES = (b"cross-site", b"same-site")
 _SCHEMES = ("http", "https")
 _PORT = re.compile(r"(:[0-9]*)?")
 Scope = MutableMapping[str, Any]

@@ -28,7 +28,7 @@ class TryAgain(Exception):
 
 
 class GaveUp(Exception):
-    """No try succeeded; says how the last one ended.
+    """Raised when no try succeeded; says how the last one ended.
 
     Args:
         reason: of the last try.

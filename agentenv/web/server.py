@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from agentenv.errors import ConfigurationError, MissingExtra
+from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.web.connections import ConnectionLimits, bounded_protocol
 from agentenv.web.gate import STOPPING, Gate
 from agentenv.web.hosts import HostCheck
@@ -94,10 +94,8 @@ def run_app(
 
 def _make_server(app: Any, gate: Gate, failures: Sequence[Exception], options: Mapping[str, Any]) -> Any:
     """A server of uvicorn that runs until ``gate`` has answered what it took, or until there are ``failures``."""
-    try:
+    with needs_extra("serve"):
         import uvicorn
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("uvicorn", "serve") from error
 
     class Server(uvicorn.Server):
         """Uvicorn, which would drop its listening socket before what comes in meanwhile got its 503."""

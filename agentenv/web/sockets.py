@@ -4,7 +4,7 @@ import asyncio
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from agentenv.errors import MissingExtra
+from agentenv.errors import needs_extra
 from agentenv.web.connections import ConnectionLimits, UpgradedConnection
 
 if TYPE_CHECKING:
@@ -87,8 +87,6 @@ def bounded_socket(limits: ConnectionLimits) -> type[Any]:
     Raises:
         MissingExtra: uvicorn or websockets is not installed.
     """
-    try:
+    with needs_extra("serve"):
         from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of(error.name or "websockets", "serve") from error
     return type("BoundedSocket", (_Bounds, WebSocketsSansIOProtocol), {"limits": limits})

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from agentenv.errors import MissingExtra
+from agentenv.errors import needs_extra
 from agentenv.web.gate import READY, Gate
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -19,10 +19,8 @@ class Meter:
     """
 
     def __init__(self, gate: Gate) -> None:
-        try:
+        with needs_extra("serve", "prometheus-client"):
             from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("prometheus-client", "serve") from error
         self._registry = CollectorRegistry()
         self._requests = self._named(Counter, "requests", "Requests answered.", ("route", "status"))
         self._latency = self._named(

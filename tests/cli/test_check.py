@@ -177,9 +177,8 @@ def test_what_a_user_named_is_shown_as_it_is(
     (tmp_path / "bank.py").write_text(NAMED)
     monkeypatch.chdir(tmp_path)
     assert main(["check", "bank:Bank"]) == 0
-    assert (
-        capsys.readouterr().out.splitlines()[-1].startswith("bank:Bank: 0 of")
-    )  # ":Bank:" is the name of an emoji
+    # ":Bank:" is the name of an emoji.
+    assert capsys.readouterr().out.splitlines()[-1].startswith("bank:Bank: 0 of")
 
 
 @pytest.mark.parametrize(("env", "hint"), [("bank2", "bank2:Class"), ("bank2:Bnak", "'bank2:Bank'")])

@@ -104,9 +104,8 @@ def test_a_random_model_scores_zero_beside_its_bounds(
     found = evaluate(tmp_path / "one", capsys, *words)
     assert (found["n"], found["faults"]) == (3, 0)
     assert found["scores"]["em_squad"]["mean"] == 0
-    assert found["bounds"]["expert"]["mean"] == pytest.approx(
-        1 / 3
-    )  # of three questions one is found by words
+    # Of three questions one is found by words.
+    assert found["bounds"]["expert"]["mean"] == pytest.approx(1 / 3)
     assert found["bounds"]["closed_book"]["mean"] == found["bounds"]["oracle"]["mean"] == 0
     evaluate(tmp_path / "two", capsys, *words)
     assert (tmp_path / "one" / "results.json").read_bytes() == (

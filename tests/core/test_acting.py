@@ -152,11 +152,11 @@ def test_a_snapshot_brings_the_environment_back_any_number_of_times() -> None:
     file = File()
     state = begun(Counter(nothing, file))
     assert said(state) == "1"
-    snapshot = asyncio.run(capture(state, CONFIG))
+    snapshot = asyncio.run(capture(state, CONFIG.deadline_s))
     assert snapshot is not None
     for _ in range(2):
         assert [said(state), said(state)] == ["2", "3"]
-        asyncio.run(rewind(state, snapshot, CONFIG))
+        asyncio.run(rewind(state, snapshot, CONFIG.deadline_s))
         assert file.lines == ("on",)
     assert state.ended is None
     assert state.reward == 5 * 0.25  # the record is the caller's to wind back
@@ -165,7 +165,7 @@ def test_a_snapshot_brings_the_environment_back_any_number_of_times() -> None:
 def test_forks_are_as_many_as_asked_for_and_go_their_own_ways() -> None:
     state = begun(Counter())
     assert said(state) == "1"
-    twins = asyncio.run(fork(state, 3, CONFIG))
+    twins = asyncio.run(fork(state, 3, CONFIG.deadline_s))
     assert len(twins) == 3
     assert [twin.step("on").observation[0].text for twin in twins] == ["2"] * 3
     assert twins[0].step("on").observation[0].text == "3"
@@ -177,9 +177,9 @@ Ask = Callable[[EpisodeState], Coroutine[Any, Any, object]]
 
 def asked(name: str, snapshot: Snapshot) -> Ask:
     calls: dict[str, Ask] = {
-        "snapshot": lambda state: capture(state, CONFIG),
-        "restore": lambda state: rewind(state, snapshot, CONFIG),
-        "fork": lambda state: fork(state, 2, CONFIG),
+        "snapshot": lambda state: capture(state, CONFIG.deadline_s),
+        "restore": lambda state: rewind(state, snapshot, CONFIG.deadline_s),
+        "fork": lambda state: fork(state, 2, CONFIG.deadline_s),
     }
     return calls[name]
 
@@ -221,7 +221,7 @@ def test_going_back_to_what_was_released_is_a_failure_of_that_episode() -> None:
     state = begun(env)
     snapshot = env.snapshot()
     snapshot.release()
-    asyncio.run(rewind(state, snapshot, CONFIG))
+    asyncio.run(rewind(state, snapshot, CONFIG.deadline_s))
     assert state.ended is not None
     assert state.ended.end_reason is EndReason.ENV_FAULT
     assert SnapshotError.__name__ in state.ended.error
@@ -231,15 +231,15 @@ def test_a_release_frees_what_is_held_in_a_thread_of_the_environments() -> None:
     """Freeing files may take long, so that the loop of the run must not do it; without any there is nothing to wait for."""
     file = File()
     state = begun(Counter(nothing, file))
-    snapshot = asyncio.run(capture(state, CONFIG))
+    snapshot = asyncio.run(capture(state, CONFIG.deadline_s))
     assert snapshot is not None
     assert file.held == 1
-    asyncio.run(release(snapshot, CONFIG))
+    asyncio.run(release(snapshot, CONFIG.deadline_s))
     assert (file.held, snapshot.released) == (0, True)
     assert file.released_in != threading.current_thread().name
-    bare = asyncio.run(capture(begun(Counter()), CONFIG))
+    bare = asyncio.run(capture(begun(Counter()), CONFIG.deadline_s))
     assert bare is not None
-    asyncio.run(release(bare, CONFIG))
+    asyncio.run(release(bare, CONFIG.deadline_s))
     assert bare.released
 
 
@@ -247,9 +247,9 @@ def test_a_release_frees_what_is_held_in_a_thread_of_the_environments() -> None:
 def test_a_release_that_fails_or_hangs_hurts_nobody(trouble: Callable[[], None]) -> None:
     file = File(trouble)
     state = begun(Counter(nothing, file))
-    snapshot = asyncio.run(capture(state, CONFIG))
+    snapshot = asyncio.run(capture(state, CONFIG.deadline_s))
     assert snapshot is not None
-    asyncio.run(release(snapshot, CONFIG))
+    asyncio.run(release(snapshot, CONFIG.deadline_s))
     assert file.held == 1  # what could not be freed is left to the environment's close
     assert state.ended is None
 

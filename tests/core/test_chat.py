@@ -223,9 +223,8 @@ def test_a_page_that_quotes_a_control_token_cannot_end_a_turn() -> None:
     assert end not in inline.extend([], page)
     prompt = inline.prompt((Message("user", f"where{tokenizer.eos_token}"),))
     assert prompt.count(end) == 1  # the template's own, behind the question
-    assert (
-        TemplateFormat(tokenizer).extend([end], page).count(end) == 2
-    )  # the one before, and the tool message's own
+    # The one before, and the tool message's own.
+    assert TemplateFormat(tokenizer).extend([end], page).count(end) == 2
 
 
 @pytest.fixture

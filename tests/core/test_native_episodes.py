@@ -297,9 +297,8 @@ def test_every_template_of_trl_is_served_or_refused_by_one_sentence() -> None:
         _, later = chat.go_on(ids, conversation.said(turn), shown)
         text = tokenizer.decode(later)
         assert text.count('He said "one".') == 1, path.stem  # not escaped
-        assert (
-            text.count("<tool_response>") - tokenizer.decode(ids).count("<tool_response>") <= 1
-        )  # not wrapped twice
+        # Not wrapped twice.
+        assert text.count("<tool_response>") - tokenizer.decode(ids).count("<tool_response>") <= 1
         found[path.stem] = "served"
     assert all(one == "served" or ("inline" in one and "\n" not in one) for one in found.values())
     served = sorted(name for name, outcome in found.items() if outcome == "served")

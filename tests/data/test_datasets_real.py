@@ -38,9 +38,10 @@ COUNTS = {
     ("bamboogle", "test"): (63, 0),
     ("frames", "test"): (412, 0),
 }
+# Not among the sets' files.
 NOT_HERE = {("triviaqa", "dev"), ("simpleqa", "test"), ("browsecomp", "test")} | {
     (name, split) for name in ("topiocqa", "topiocqa_dpr", "qrecc") for split in ("train", "dev", "test")
-}  # not among the sets' files
+}
 JUDGED = {"hotpotqa", "2wiki", "2wiki_hippo", "musique", "nq_oracle", "squad"}
 each_split = pytest.mark.parametrize(("name", "split"), COUNTS)
 

@@ -176,10 +176,8 @@ def test_a_gold_query_says_what_its_question_says(
         (SQLQuestion("", "SELECT max(a) FROM t WHERE a > 5"), False),  # NULL on the first
         (SQLQuestion("", "SELECT count(*) FROM t WHERE a > 5"), False),  # zero on the first
         (SQLQuestion("", "SELECT count(*) FROM t"), False),  # the same on both
-        (
-            SQLQuestion("", "SELECT a FROM t ORDER BY b LIMIT 1", "SELECT b FROM t ORDER BY b", 2),
-            False,
-        ),  # a tie
+        # A tie.
+        (SQLQuestion("", "SELECT a FROM t ORDER BY b LIMIT 1", "SELECT b FROM t ORDER BY b", 2), False),
         (SQLQuestion("", "SELECT a FROM t ORDER BY b LIMIT 1", "SELECT b FROM t ORDER BY b", 1), True),
         (SQLQuestion("", "SELECT a FROM t ORDER BY b", "SELECT b FROM t ORDER BY b"), False),
     ],

@@ -278,9 +278,8 @@ def test_sop_of_the_expert_and_of_one_that_stops_following() -> None:
 
 
 def test_faults_count_nowhere_in_sop() -> None:
-    episodes = played(
-        [RIGHT, RIGHT[:2]], patch_budget=0
-    )  # the second script is exhausted: a fault of the policy's engine
+    # The second script is exhausted: a fault of the policy's engine.
+    episodes = played([RIGHT, RIGHT[:2]], patch_budget=0)
     measured = sop(episodes)
     assert measured == Sop(1.0, 1.0, 1, 1)
     assert measured.void

@@ -176,9 +176,8 @@ def test_bad_arguments_and_tasks_are_named(task: Task, tmp_path: Path) -> None:
 def test_the_expert_earns_all_that_a_reward_pays_but_for_looking(task: Task, reward: str) -> None:
     env = begun(task, reward=reward)
     earned = sum(env.step(action).reward for action in env.expert())
-    bonus = (
-        1 + 0.5 * sum(len(action.split()) for action in env.expert()) / 2048
-    )  # its answer is the query alone
+    # Its answer is the query alone.
+    bonus = 1 + 0.5 * sum(len(action.split()) for action in env.expert()) / 2048
     most = {"reex": 8 / 9, "sql_r1_length": 1 + bonus / 6}  # it looks once, and reex asks for two looks
     assert earned == pytest.approx(most.get(reward, 1.0))
 

@@ -9,7 +9,9 @@ from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.report.tables import tables
 
 
-def record(prediction: str | None, *, searches: int, page: str, hops: int = 2, **more: Any) -> EpisodeRecord:
+def record(
+    prediction: str | None, *, searches: int, page: str, hops: int | None = 2, **more: Any
+) -> EpisodeRecord:
     turns = [{"action": "a", "observation": page, "valid": True}] * searches
     return {
         "id": "q", "question": "q?", "answers": ["Bay"], "prediction": prediction, "valid": True,
@@ -58,6 +60,12 @@ def test_a_skill_that_no_success_shows_is_missing_where_failures_hardly_show_it(
     assert found["searches"]["shown_in_successes"] is None
     assert found["answers in time"]["missing"]
     assert not found["chains searches"]["missing"]  # no question of two hops
+
+
+def test_questions_of_unknown_hops_count_as_those_of_one() -> None:
+    """Sets without hops leave them out of a record, or write null."""
+    found = report([record("Bay", searches=1, page="in Bay", hops=None)], [1.0])
+    assert found["chains searches"]["episodes"] == 0
 
 
 @pytest.mark.parametrize(

@@ -113,9 +113,8 @@ def test_votes_that_cannot_be_read_are_none() -> None:
     ]
     chat = Replies([*replies, *["no"] * 4])
     labels = asyncio.run(label_by_model(chat, [record(0), record(1)], [0.0, 0.0], CAPABILITIES, passes=4))
-    assert [dict(one.lacks) for one in labels] == [
-        {"chain": 1.0, "form": 0.5}
-    ]  # of the second nothing is known
+    # Of the second nothing is known.
+    assert [dict(one.lacks) for one in labels] == [{"chain": 1.0, "form": 0.5}]
     assert "It chains." in chat.asked[0]
     assert '"a"' not in chat.asked[0]
 

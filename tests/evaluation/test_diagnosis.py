@@ -36,17 +36,11 @@ MISSED = {
         ("", {"turns": [SAW]}, "gave_up"),
         ("the", {"turns": [SAW]}, "gave_up"),
         (None, {"turns": [SAW]}, "gave_up"),
-        (
-            None,
-            {"turns": [SAW, SAW | {"valid": False}], "end_reason": "turn_limit"},
-            "gave_up",
-        ),  # searched once more
+        # Searched once more.
+        (None, {"turns": [SAW, SAW | {"valid": False}], "end_reason": "turn_limit"}, "gave_up"),
         (None, {"turns": [{"action": "<answer>Paris", "valid": False}]}, "format"),
-        (
-            None,
-            {"turns": [{"action": "<answer>Paris"}]},
-            "gave_up",
-        ),  # a turn counts as valid where it says nothing
+        # A turn counts as valid where it says nothing.
+        (None, {"turns": [{"action": "<answer>Paris"}]}, "gave_up"),
         (None, {"turns": []}, "gave_up"),
         ("Paris", {"valid": False}, "fault"),
     ],

@@ -49,9 +49,8 @@ def test_over_several_golds_each_figure_takes_its_own_best() -> None:
 
 def test_support_of_hotpotqa_by_hand() -> None:
     gold = [("A", 0), ("B", 1)]
-    assert hotpot_support([("B", 1), ("A", 0), ("A", 0)], gold) == pytest.approx(
-        (1.0, 1.0, 1.0, 1.0)
-    )  # a set
+    # A set.
+    assert hotpot_support([("B", 1), ("A", 0), ("A", 0)], gold) == pytest.approx((1.0, 1.0, 1.0, 1.0))
     # One of three is right and one of two found: P = 1/3, R = 1/2, F1 = 2/5.
     found = hotpot_support([("A", 0), ("A", 1), ("C", 0)], gold)
     assert found == pytest.approx((0.0, 0.4, 1 / 3, 0.5))

@@ -177,10 +177,8 @@ def test_an_announcement_counts_the_questions_that_are_still_to_be_asked(tmp_pat
             who = open_eval_agent(f"openai:any@{server.url}", 2, STOP)
             records, _ = play_evaluation(who, few, tmp_path, Noted(), **options)
         assert len(server.bodies) == len(records) == 2
-    assert ["for 1 questions" in note for note in notes] == [
-        True,
-        True,
-    ]  # the second goes on behind the first
+    # The second goes on behind the first.
+    assert ["for 1 questions" in note for note in notes] == [True, True]
 
 
 class Spent:
@@ -266,9 +264,8 @@ def test_results_say_what_was_evaluated_how_and_with_what(record: Maker) -> None
         "concurrency": 5,
         "notes": "one note",
     }
-    assert (
-        found["index_recall"]["recall@2"] == 1.0
-    )  # "founded" stands in one, "Mirwick" is the title of the other
+    # "founded" stands in one, "Mirwick" is the title of the other.
+    assert found["index_recall"]["recall@2"] == 1.0
     assert found["answer_in_corpus"] == {"share": 0.5, "n": 2}
 
 

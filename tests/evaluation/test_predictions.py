@@ -27,12 +27,8 @@ def score(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return found
 
 
-PREDICTED = {
-    "a": "rome",
-    "b": "the city of Paris",
-    "c": None,
-    "z": "x",
-}  # right, covered, silent, of no question
+# Right, covered, silent, of no question.
+PREDICTED = {"a": "rome", "b": "the city of Paris", "c": None, "z": "x"}
 
 
 def _write(path: Path, field: str) -> Path:

@@ -90,9 +90,8 @@ def test_two_systems_over_seeds(
     words = ["seeds", *map(str, good[:3]), "--against", *map(str, bad[:3]), "--json"]
     assert main(words) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (
-        result["comparison"]["sequential"]["more_seeds"] == 2
-    )  # three of the five of the first interim analysis
+    # Three of the five of the first interim analysis.
+    assert result["comparison"]["sequential"]["more_seeds"] == 2
     assert result["comparison"]["sequential"]["verdict"] == "undecided"
     assert result["first"]["pass@2"]["mean"] == pytest.approx(8 / 9)
     assert main(words[:-1]) == 0

@@ -199,9 +199,10 @@ def test_the_record_of_an_episode() -> None:
     assert record["turns"][0]["tool_results"][0]["status"] == "ok"
     assert record["turns"][1]["tool_results"][0]["status"] == "format_error"
     assert record["turns"][0]["tool_results"][0]["ids"] == record["retrieved_ids"]
+    # The nonsense ends with an end-of-turn token.
     assert [turn["policy_tokens"] for turn in record["turns"]] == [
         len(turn["action"].encode()) + (index == 1) for index, turn in enumerate(record["turns"])
-    ]  # the nonsense ends with an end-of-turn token
+    ]
     assert record["turns"][0]["observation_tokens"] == len(record["turns"][0]["observation"].encode())
     spent = sum(turn["policy_tokens"] + turn["observation_tokens"] for turn in record["turns"])
     assert record["tokens"]["total"] == spent + len(record["prompt"].encode()) + 1
@@ -259,9 +260,8 @@ def test_bounds_stand_beside_a_score(tmp_path: Path) -> None:
     }
     assert bounds["closed_book"]["mean"] == 0
     assert bounds["oracle"]["mean"] == pytest.approx(1 / 3)
-    assert bounds["expert"]["mean"] == pytest.approx(
-        1 / 3
-    )  # two of the three lack a document that word overlap misses
+    # Two of the three lack a document that word overlap misses.
+    assert bounds["expert"]["mean"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("retriever", [FixedRetriever([]), InMemoryRetriever(WORLD.documents[:1])])
@@ -273,9 +273,8 @@ def test_the_expert_answers_nothing_that_it_was_not_shown(retriever: Any, tmp_pa
     assert agent.policy is not None
     played = play(agent.policy, CHAT, task_env(retriever).make_env, TASKS[:3], CONFIG, name="run")
     assert em([to_record(t) for t in played])["scores"]["em_squad"]["mean"] == 0
-    assert (
-        play_expert(task_env(retriever).make_env, TASKS[:3], CONFIG)[0].reward == 1
-    )  # demonstrations stay as they were
+    # Demonstrations stay as they were.
+    assert play_expert(task_env(retriever).make_env, TASKS[:3], CONFIG)[0].reward == 1
 
 
 def test_the_bound_of_the_expert_is_the_share_of_questions_whose_documents_were_all_shown(

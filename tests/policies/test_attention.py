@@ -61,9 +61,8 @@ def test_no_token_copies_the_cache() -> None:
     policy = HFPolicy(random_model(257, context=256), ByteTokenizer())
     ids = [65 + i % 20 for i in range(200)]
     (first,) = policy._batch([Request(ids, Sampling(1, seed=1), "a")])
-    policy._batch(
-        [Request([*ids, *first.ids], Sampling(1, seed=1), "a")]
-    )  # slots are long enough from here on
+    # Slots are long enough from here on.
+    policy._batch([Request([*ids, *first.ids], Sampling(1, seed=1), "a")])
     with Largest() as largest:
         policy._batch([Request([*ids, *first.ids, 66][:202], Sampling(1, seed=1), "a")])
     assert largest.values < 200 * 4 * 8

@@ -122,9 +122,8 @@ def test_a_row_that_fails_leaves_its_neighbours_alone() -> None:
     assert isinstance(broken, PolicyFault)
     assert isinstance(first, Completion)
     assert first.ids == last.ids == alone.ids
-    again, recovered = generate(
-        policy, [[65, 66], [65, 8]], temperature=0.0
-    )  # the failed episode left nothing
+    # The failed episode left nothing.
+    again, recovered = generate(policy, [[65, 66], [65, 8]], temperature=0.0)
     assert again.ids == alone.ids
     assert len(recovered.ids) > 0
 

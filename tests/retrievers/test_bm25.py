@@ -57,9 +57,8 @@ def test_the_constants_are_those_of_the_index_and_of_its_card(tmp_path: Path) ->
     write_card(tmp_path / "saved", replace(card, k1=1.2))
     with pytest.raises(IndexMismatch, match=r"k1=0\.9.*1\.2"):
         BM25Retriever.load(tmp_path / "saved")
-    write_card(
-        tmp_path / "saved", replace(card, k1=None, b=None)
-    )  # a card of before, whose constants were the defaults
+    # A card of before, whose constants were the defaults.
+    write_card(tmp_path / "saved", replace(card, k1=None, b=None))
     with pytest.raises(IndexMismatch, match=r"k1=0\.9"):
         BM25Retriever.load(tmp_path / "saved")
 

@@ -172,9 +172,8 @@ def test_a_cross_encoder_scores_pairs_as_transformers_does(cross_encoder: Path) 
     model = transformers.AutoModelForSequenceClassification.from_pretrained(cross_encoder).eval()
     features = tokenizer([q for q, _ in pairs], [p for _, p in pairs], padding=True, return_tensors="pt")
     with torch.no_grad():
-        expected = torch.sigmoid(
-            model(**features).logits[:, 0]
-        ).tolist()  # one label: a cross-encoder gives the sigmoid
+        # One label: a cross-encoder gives the sigmoid.
+        expected = torch.sigmoid(model(**features).logits[:, 0]).tolist()
     assert reranker.score(pairs) == pytest.approx(expected, abs=1e-5)
     assert reranker.score(pairs[::-1]) == pytest.approx(expected[::-1], abs=1e-5)
 

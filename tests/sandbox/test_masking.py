@@ -88,9 +88,8 @@ def test_a_session_that_sends_descriptors_is_no_failure(box: JailExecutor, each:
             except SnapshotRefused:
                 pytest.fail("the session pays for its fork")
             assert session.run("x").value == "1"
-            ended = fork.run(
-                "import os; os._exit(0)", wall_s=0.5
-            )  # its children keep the link of who has ended
+            # Its children keep the link of who has ended.
+            ended = fork.run("import os; os._exit(0)", wall_s=0.5)
             assert ended.status is ExecStatus.KILLED
             assert fork.run("6 * 7").value == "42"
 

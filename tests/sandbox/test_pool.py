@@ -384,9 +384,8 @@ def test_no_name_of_a_jail_tells_the_number_of_its_owner(bwrap: JailExecutor, un
     number = re.compile(rf"(?<!\d){os.getpid()}(?!\d)")
     read = 0
     for pid in own:
-        with contextlib.suppress(
-            FileNotFoundError, ProcessLookupError
-        ):  # a jail of an earlier test that ends now
+        # A jail of an earlier test that ends now.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
             assert not number.search(words), words
             read += 1

@@ -131,9 +131,8 @@ def test_what_clients_may_set_is_plain_and_is_played_without_opening_it(
     task = {"id": place, "question": place, "answers": [place], "split": place, "data": data}
     given = ClientOptions(env, whole_tasks=True).read({"task": task})
     assert given is not None
-    with contextlib.suppress(
-        ConfigurationError
-    ):  # no such template or passage, which it says without looking there
+    # No such template or passage, which it says without looking there.
+    with contextlib.suppress(ConfigurationError):
         run_sync(env.areset(seed=0, options=given))
     assert secret[1] == []
     env.close()

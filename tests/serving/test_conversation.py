@@ -194,10 +194,8 @@ def test_a_step_that_misses_its_deadline_ends_its_session(serving: Any, house: A
         assert (answer["type"], answer["data"]["kind"]) == ("error", "EnvFault")
         assert "0.5 s" in answer["data"]["message"]
         assert closed(line) == 1011
-        assert (served.service.active, house.shared.closes) == (
-            1,
-            0,
-        )  # it holds its place as long as it works
+        # It holds its place as long as it works.
+        assert (served.service.active, house.shared.closes) == (1, 0)
         house.shared.opened.set()
         served.until_open(0)
         assert house.shared.closes == 1

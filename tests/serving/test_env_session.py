@@ -129,9 +129,8 @@ def test_a_fork_whose_caller_goes_while_it_waits_for_a_slot_is_closed(house: Any
         fork.let_go.set()
         caller = asyncio.ensure_future(EnvSession(host, house).extension(ExtensionData(verb="fork")))
         assert await until(lambda: fork.made is not None)
-        await asyncio.sleep(
-            0.05
-        )  # the call is at the slot then; were it not, the fork would be closed as above
+        # The call is at the slot then; were it not, the fork would be closed as above.
+        await asyncio.sleep(0.05)
         caller.cancel()
         await asyncio.gather(caller, return_exceptions=True)
         host.slot.set_result(None)

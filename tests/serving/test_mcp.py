@@ -297,9 +297,8 @@ def test_an_environment_is_reset_once_for_an_episode(serving: Any) -> None:
         """Has a count of its own."""
 
     with serving(Counted, per_client=2) as served:
-        for episode in range(
-            1, 5
-        ):  # the sessions that are not used make room for the next of the same client
+        # The sessions that are not used make room for the next of the same client.
+        for episode in range(1, 5):
             client = Client(served.url)
             client.begin()
             client.ask("tools/list")

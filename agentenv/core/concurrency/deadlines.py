@@ -186,9 +186,8 @@ async def within(seconds: float, work: Awaitable[T], fault: Fault) -> T:
         # Within the block, because a task copies the context when it is made: calls within `work` find this deadline
         # in it.
         task = asyncio.ensure_future(guarded(work, fault))
-    if isinstance(
-        work, Coroutine
-    ):  # of a task that is cancelled before it begins, Python warns that nobody awaited it
+    # Python warns of a task that is cancelled before it begins, because nobody awaited its coroutine.
+    if isinstance(work, Coroutine):
         # On a coroutine that has ended, to close it does nothing.
         task.add_done_callback(lambda _: work.close())
     try:

@@ -28,7 +28,7 @@ class Interruptible:
     """
 
     def __init__(self, notice: str = "") -> None:
-        """Prepares.
+        """Keeps what is said at a signal; signals are handled within the block.
 
         Args:
             notice: Printed to stderr when a signal has to wait for what the block is finishing; a block that never says
@@ -55,9 +55,8 @@ class Interruptible:
         self.asked = number
         if not self._waits:
             raise Interrupted(number)
-        os.write(
-            2, f"{signal.Signals(number).name}: {self._notice}\n".encode()
-        )  # print() may be under way already
+        # `print` may be under way already, and may not be entered twice.
+        os.write(2, f"{signal.Signals(number).name}: {self._notice}\n".encode())
 
     def check(self) -> None:
         """Ends the work here if a signal has asked for it.

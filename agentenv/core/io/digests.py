@@ -51,15 +51,15 @@ def file_digests(folder: Path, *, whole: int = WHOLE) -> dict[str, str]:
     return {name.as_posix(): file_digest(path, whole=whole) for name, path in sorted(visible.items())}
 
 
-def path_digest(path: Path, *, whole: int = WHOLE) -> str:
+def path_digest(path: Path) -> str:
     """One digest of a file's content, or of the names and contents of all files below a folder.
 
     Raises:
         OSError: it is neither, or cannot be read.
     """
     if path.is_dir():
-        return value_digest(file_digests(path, whole=whole))
-    return file_digest(path, whole=whole)
+        return value_digest(file_digests(path))
+    return file_digest(path)
 
 
 def path_state(path: Path) -> PathState:

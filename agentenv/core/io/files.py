@@ -14,9 +14,8 @@ from pathlib import Path
 
 _PART = ".part"
 _OLD = ".old"
-_ERRNO = re.compile(
-    r"\(os error (\d+)\)"
-)  # how libraries written in Rust, such as safetensors, name an errno
+# Libraries written in Rust, such as safetensors, name an errno so.
+_ERRNO = re.compile(r"\(os error (\d+)\)")
 _LISTED = re.compile(r"\[Errno (\d+)\]")  # what went wrong with each file of a tree that shutil copied
 _SQLITE = {8: errno.EROFS, 10: errno.EIO, 13: errno.ENOSPC, 14: errno.EACCES}
 """System errors by SQLite's result code: READONLY, IOERR, FULL, CANTOPEN (sqlite.org/rescode.html)."""

@@ -37,11 +37,8 @@ _LORA_NAMES = {
     "revision",
     "task_type",
 }
-_LORA_UNREAD = {
-    "auto_mapping",
-    "megatron_core",
-    "qalora_group_size",
-}  # without megatron_config, which is refused
+# `megatron_config` does not stand here, because it is refused.
+_LORA_UNREAD = {"auto_mapping", "megatron_core", "qalora_group_size"}
 _LORA_KEYS = _LORA_NUMBERS | _LORA_SWITCHES | _LORA_LAYERS | _LORA_NAMES | _LORA_UNREAD
 """What an adapter may set; other settings of peft name modules to import or files to open."""
 _LAYERS = re.compile(r"[\w.]*|all-linear")

@@ -1,6 +1,25 @@
-"""Why a table of separated values cannot be read, in words for its owner."""
+"""Tables of separated values and lines of records: opened, also compressed, and why one cannot be read."""
 
 import csv
+import gzip
+from pathlib import Path
+from typing import TextIO, cast
+
+
+def open_text(path: Path, *, encoding: str = "utf-8", newline: str | None = None) -> TextIO:
+    """The text of a file, which is decompressed where its name ends in ``.gz``.
+
+    Args:
+        path: The file.
+        encoding: ``utf-8-sig`` leaves out a mark that some programs write first.
+        newline: As of `open`; "" keeps line ends as they are, of which a quoted field of a table may hold some.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    if path.suffix == ".gz":
+        return cast(TextIO, gzip.open(path, "rt", encoding=encoding, newline=newline))
+    return path.open(encoding=encoding, newline=newline)
 
 
 def reason_of(error: Exception) -> str:
@@ -13,4 +32,4 @@ def reason_of(error: Exception) -> str:
     )
 
 
-__all__ = ["reason_of"]
+__all__ = ["open_text", "reason_of"]

@@ -13,9 +13,4 @@ __all__ = [
     "get_scorer",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.core.scoring.scorers": "SCORERS Scorer get_scorer",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

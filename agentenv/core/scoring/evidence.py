@@ -19,8 +19,13 @@ def stands_in(phrase: str, text: str) -> bool:
 
 
 def looked_up(answers: Sequence[str]) -> list[str]:
-    """Those of ``answers`` that a page can hold: neither yes nor no, nor one without a word."""
+    """The ``answers`` that a page can hold: neither yes nor no, nor one without a word."""
     return [answer for answer in answers if squad(answer) not in _NOT_LOOKED_UP]
+
+
+def is_yes_or_no(answers: Sequence[str]) -> bool:
+    """Whether ``answers`` are yes or no alone, which stand on no page as what they answer."""
+    return all(answer.strip().lower() in ("yes", "no") for answer in answers)
 
 
 def holds_answer(page: str, answers: Sequence[str]) -> bool:

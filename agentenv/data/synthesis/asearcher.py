@@ -62,7 +62,7 @@ class Editor(Protocol):
         """An easy question about ``page``."""
 
     async def choose(self, draft: Draft, actions: Sequence[str], rng: Random) -> str:
-        """One of ``actions``, which stand in random order."""
+        """Chooses one of ``actions``, which stand in random order."""
 
     async def inject(self, draft: Draft, rng: Random) -> Draft | None:
         """``draft`` with what a further page says of an entity in the place of its name."""
@@ -72,7 +72,7 @@ class Editor(Protocol):
 
 
 class Reviewer(Protocol):
-    """Judges drafts."""
+    """Judges drafts of questions."""
 
     async def flaw(self, draft: Draft) -> str:
         """What is wrong with it: two questions glued together, no single answer, not to be solved from its statements."""
@@ -247,7 +247,7 @@ async def _direct(
     return _Direct(right, len(answers))
 
 
-def as_task(made: Synthesis, number: int, split: str = "train") -> Task:
+def as_task(made: Synthesis, number: int) -> Task:
     """The question as a task, whose ``data`` holds its statements, its documents, its edits and its difficulty.
 
     Raises:
@@ -271,7 +271,7 @@ def as_task(made: Synthesis, number: int, split: str = "train") -> Task:
     }
     if draft.path:
         data["path"] = [dict(hop) for hop in draft.path]
-    return Task(f"asearcher-{number}", draft.question, (draft.answer,), split, data)
+    return Task(f"asearcher-{number}", draft.question, (draft.answer,), "train", data)
 
 
 def roots_of(pages: LinkedPages, count: int, seed: int) -> list[Page]:

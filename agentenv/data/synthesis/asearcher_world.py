@@ -65,7 +65,7 @@ class WorldEditor:
         return substituted(draft, question, _said(hop), page, path=(hop, *draft.path))
 
     async def fuzz(self, draft: Draft, rng: Random) -> Draft | None:
-        """None."""
+        """Always None: no phrase of an invented world can be made vaguer."""
         return None
 
     def _leading_to(self, entity: Entity) -> Iterator[tuple[Relation, dict[str, str]]]:

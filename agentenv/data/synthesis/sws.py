@@ -80,8 +80,8 @@ def is_accepted(first: Rating, second: Rating) -> bool:
     return "bad" not in (first, second) and "perfect" in (first, second)
 
 
-def agreed_answer(answers: Sequence[str], asked: int, *, least: float = 0.5) -> str | None:
-    """The answer that more than ``least`` of the ``asked`` samples give, as it was written first; None without one (SwS).
+def agreed_answer(answers: Sequence[str], asked: int) -> str | None:
+    """The answer that more than half of the ``asked`` samples give, as it was written first; None without one (SwS).
 
     Answers are compared as SQuAD's exact match does. What could not be read counts as asked. The share was not found.
     """
@@ -89,7 +89,7 @@ def agreed_answer(answers: Sequence[str], asked: int, *, least: float = 0.5) -> 
     if not counts:
         return None
     answer, votes = counts.most_common(1)[0]
-    if not answer or votes <= least * asked:
+    if not answer or votes <= asked / 2:
         return None
     return next(one for one in answers if squad(one) == answer)
 

@@ -13,10 +13,4 @@ __all__ = [
     "Site",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.envs.browser.env": "Browser",
-        "agentenv.envs.browser.sites": "Site",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -104,11 +104,10 @@ class Chromium:
 class Driver:
     """Opens pages; one a process."""
 
-    def __init__(self, *, executable: str | None = None, recycle_after: int = 250, spares: int = 2) -> None:
+    def __init__(self, *, recycle_after: int = 250, spares: int = 2) -> None:
         """Starts the thread; the browser starts with the first page.
 
         Args:
-            executable: Path of a Chromium; None takes ``find_chromium()``.
             recycle_after: Pages after which a browser is replaced.
             spares: Pages kept ready; a page for an address that was opened before is ready there.
 
@@ -122,7 +121,7 @@ class Driver:
             raise ConfigurationError(
                 f"recycle_after={recycle_after} must be at least 1, spares={spares} at least 0"
             )
-        found = executable or find_chromium()
+        found = find_chromium()
         if found is None:
             raise ConfigurationError(f"no Chromium is installed; install one or name it in {VARIABLE}")
         self._executable, self._recycle_after, self._spares = found, recycle_after, spares

@@ -37,7 +37,7 @@ from agentenv.envs.gui.actions import STOP, Action, ActionKind, action_text, par
 from agentenv.envs.gui.observation import PROMPT, ScreenFormat, opening
 from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Screen
-from agentenv.errors import ConfigurationError, DatasetError, EnvFault, SnapshotError, UnknownName
+from agentenv.errors import ConfigurationError, DatasetError, EnvFault, SnapshotError, check_known
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -156,13 +156,11 @@ class Browser(AsyncEnv[BrowserState]):
         Raises:
             UnknownName: no such split or page.
         """
-        if split not in SPLITS:
-            raise UnknownName.among("split", split, SPLITS)
+        check_known("split", split, SPLITS)
         known = [task.id.partition("/")[2] for task in miniwob_tasks()]
         names = sorted(Path(page).stem for page in EXPERTS) if pages is None else list(pages)
         for name in names:
-            if name not in known:
-                raise UnknownName.among("page", name, known)
+            check_known("page", name, known)
         seeds = np.random.default_rng(seed).integers(SEEDS // len(SPLITS), size=n)
         return tuple(
             miniwob_task(names[i % len(names)], int(one) * len(SPLITS) + SPLITS.index(split), split)

@@ -11,9 +11,4 @@ __all__ = [
     "DomSim",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.envs.domsim.env": "DomSim",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -4,7 +4,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from agentenv.envs.gui.screen import Element, Screen
-from agentenv.errors import MissingExtra
+from agentenv.errors import needs_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,10 +27,8 @@ def draw(screen: Screen) -> "Image":
     Raises:
         MissingExtra: pillow is not installed.
     """
-    try:
+    with needs_extra("gui", "pillow"):
         from PIL import Image, ImageDraw, ImageFont
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("pillow", "gui") from error
     picture = Image.new("RGB", (screen.width, screen.height), PAPER)
     pen, font = ImageDraw.Draw(picture), ImageFont.load_default()
     for element in screen.elements or ():

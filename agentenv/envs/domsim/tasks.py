@@ -19,7 +19,7 @@ from agentenv.envs.domsim.records import Move, TaskDraft, without
 from agentenv.envs.domsim.widgets import Widget
 from agentenv.envs.domsim.world import App, DesktopView, World
 from agentenv.envs.gui.actions import Action, ActionKind
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 
 APPS: Mapping[str, App] = {
     "mail": mail.Mail(),
@@ -90,8 +90,7 @@ class DesktopTask:
         feasible = template.removeprefix(INFEASIBLE)
         names = feasible.split(JOIN)
         for name in names:
-            if name not in TEMPLATES:
-                raise UnknownName.among("template", name, TEMPLATES)
+            check_known("template", name, TEMPLATES)
         rng = Random(f"domsim {feasible} {seed}")
         self.start = DESKTOP.start(rng)
         draft = TEMPLATES[names[0]](self.start.data, rng)
@@ -261,8 +260,7 @@ def generate_domsim_tasks(
         UnknownName: no such template or split, or no such argument in ``apart_from``.
     """
     names, held = tuple(templates), _held_out(apart_from, joined)
-    if split not in SPLITS:
-        raise UnknownName.among("split", split, SPLITS)
+    check_known("split", split, SPLITS)
     if n < 1 or not names or not 1 <= joined <= len(names) or not 0 <= infeasible <= 1:
         raise ConfigurationError(
             f"n={n} must be at least 1, joined={joined} from 1 to the {len(names)} templates, and "
@@ -271,9 +269,8 @@ def generate_domsim_tasks(
     tasks = []
     for index in range(n):
         place = index if joined > 1 else index // len(names)
-        if int((index + 1) * infeasible + 1e-9) > int(
-            index * infeasible + 1e-9
-        ):  # of floats that stand a little below
+        # A product of floats may stand a little below its whole number.
+        if int((index + 1) * infeasible + 1e-9) > int(index * infeasible + 1e-9):
             place = index
             name, key, desktop_task = _infeasible(names, f"{split} {seed}", index, held)
         elif joined == 1:
@@ -302,8 +299,7 @@ def _held_out(apart_from: Mapping[str, Any] | None, joined: int) -> HeldOutTasks
             f"apart_from={dict(apart_from)} needs joined above 1: a task of one template is its own kind in every split"
         )
     for name in apart_from:
-        if name not in HELD_OUT:
-            raise UnknownName.among("argument of apart_from", name, HELD_OUT)
+        check_known("argument of apart_from", name, HELD_OUT)
     tests = generate_domsim_tasks(**{"n": 100, "split": "test", **apart_from})
     return HeldOutTasks(DesktopTask(test.data["template"], test.data["seed"]) for test in tests)
 

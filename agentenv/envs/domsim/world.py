@@ -93,7 +93,7 @@ class App(Protocol):
     name: ClassVar[str]
 
     def start(self, rng: Random) -> dict[str, Any]:
-        """Its part of a new database; every name begins with the app's."""
+        """The app's part of a new database; every name begins with the name of the app."""
 
     def view(self, world: World) -> list[Row]:
         """The page that ``world.page`` names."""

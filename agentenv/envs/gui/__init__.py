@@ -11,9 +11,4 @@ __all__ = [
     "MATCHERS",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.envs.gui.matching": "MATCHERS",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from agentenv.core.scoring.likeness import edit_distance
 from agentenv.core.scoring.normalize import collapse
 from agentenv.envs.gui.actions import Action, ActionKind, Direction, Point
 from agentenv.envs.gui.screen import Box
-from agentenv.errors import UnknownName
+from agentenv.errors import check_known
 
 Size = tuple[int, int]
 POINTED = (ActionKind.CLICK, ActionKind.DOUBLE_CLICK, ActionKind.LONG_PRESS, ActionKind.HOVER)
@@ -75,7 +76,7 @@ class Matcher:
     """Wants the kind ``type`` where the expert answers or presses a key, as released."""
 
     def __call__(self, predicted: Action, gold: Gold, display_size: Size) -> MatchResult:
-        """Compares.
+        """Compares an action with the expert's.
 
         Args:
             predicted: The policy's action; an element id must have been made a point.
@@ -211,16 +212,6 @@ def token_f1(one: str, other: str) -> float:
     return 2 * common / (len(a) + len(b)) if a or b else 1.0
 
 
-def edit_distance(one: str, other: str) -> int:
-    """Levenshtein distance: insertions, deletions and substitutions of characters."""
-    row = list(range(len(other) + 1))
-    for i, a in enumerate(one, 1):
-        previous, row[0] = row[0], i
-        for j, b in enumerate(other, 1):
-            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (a != b))
-    return row[-1]
-
-
 def _on_unit(point: tuple[float, ...], size: Size) -> Point:
     return point[0] / size[0], point[1] / size[1]
 
@@ -256,6 +247,5 @@ def get_matcher(name: str) -> Callable[[Action, Gold, Size], MatchResult]:
     Raises:
         UnknownName: no such preset.
     """
-    if name not in MATCHERS:
-        raise UnknownName.among("matcher", name, MATCHERS)
+    check_known("matcher", name, MATCHERS)
     return MATCHERS[name]

@@ -108,7 +108,7 @@ def load_recordings(
 
 
 def _checked_recording(record: RawRow, semantics: Semantics, screenshots: Path | None) -> Recording:
-    """As `_recording`, where a value of another type than the format has may stand anywhere."""
+    """Reads as `_recording` does, where any value may be of another type than the format has."""
     try:
         return _recording(record, semantics, screenshots)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:

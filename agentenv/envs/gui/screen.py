@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from agentenv.core.types import MessagePart
 from agentenv.envs.gui.actions import Action, Point
-from agentenv.errors import ConfigurationError, EnvFault, MissingExtra
+from agentenv.errors import ConfigurationError, EnvFault, needs_extra
 
 PATCH = 28
 """Side of an image token in pixels."""
@@ -28,12 +28,12 @@ class Box(NamedTuple):
 
     @property
     def centre(self) -> Point:
-        """Its middle."""
+        """The middle of the box."""
         return (self.x1 + self.x2) / 2, (self.y1 + self.y2) / 2
 
     @property
     def area(self) -> float:
-        """Square pixels."""
+        """The area of the box in square pixels."""
         return (self.x2 - self.x1) * (self.y2 - self.y1)
 
     def holds(self, point: Point) -> bool:
@@ -161,10 +161,8 @@ def image_part(image: bytes | Path) -> MessagePart:
         MissingExtra: pillow is not installed.
         EnvFault: the image cannot be read.
     """
-    try:
+    with needs_extra("gui", "pillow"):
         from PIL import Image
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("pillow", "gui") from error
     try:
         with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as picture:
             size = resized(*picture.size)

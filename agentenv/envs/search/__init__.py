@@ -53,25 +53,4 @@ __all__ = [
     "submit_answer",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.envs.search.agent_search": "AgentSearch",
-        "agentenv.envs.search.hierarchical_search": "HierarchicalSearch",
-        "agentenv.envs.search.hybrid_search": "HybridSearch",
-        "agentenv.envs.search.judged_search": "JudgedSearch",
-        "agentenv.envs.search.local_search": "LocalSearch",
-        "agentenv.envs.search.long_search": "LongSearch",
-        "agentenv.envs.search.organisation_search": "OrganisationSearch",
-        "agentenv.envs.search.outcomes": "OUTCOMES Reward answer_reward",
-        "agentenv.envs.search.page_format": "PageFormat QuestionPrompt",
-        "agentenv.envs.search.planned_search": "PlannedSearch",
-        "agentenv.envs.search.rewrite": "Rewrite",
-        "agentenv.envs.search.search_env": "SearchEnv SearchParts",
-        "agentenv.envs.search.search_state": "SearchState TagCall ToolReply",
-        "agentenv.envs.search.search_tools": "ReadTool SearchTool TagParser submit_answer",
-        "agentenv.envs.search.self_play": "SearchProposer SearchSolver",
-        "agentenv.envs.search.self_search": "SelfSearch",
-        "agentenv.envs.search.simulated_search": "SimulatedSearch",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -5,7 +5,7 @@
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,14 +15,14 @@ from agentenv.core.grammar import written_block
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
 from agentenv.envs.search.fact_graph import FactGraph, fact_graph
-from agentenv.envs.search.hierarchical_rewards import HierarchicalState, hierarchical_reward
+from agentenv.envs.search.hierarchical_rewards import HierarchicalState, hierarchical_parts
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt
 from agentenv.envs.search.page_graph import PageGraph
-from agentenv.envs.search.search_env import SearchEnv, SearchParts, on_small_world, thinking
+from agentenv.envs.search.search_env import SearchEnv, on_small_world, thinking
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolFunction, ToolReply
-from agentenv.envs.search.search_tools import SearchTool, TagParser
+from agentenv.envs.search.search_tools import SearchTool
 from agentenv.envs.search.synonyms import SIMILARITY
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 from agentenv.retrievers.rerank import Reranker, make_reranker
 from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.retrievers.storage.corpus import Corpus
@@ -112,7 +112,7 @@ class BrowseTool:
     format: PageFormat
 
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
-        """The page."""
+        """The page that the call asks for."""
         for address in addresses_in(call.text):
             known = state.titled(address) or [state.by_id[one] for one in (address,) if one in state.by_id]
             if known:
@@ -222,25 +222,9 @@ class AgentSearch(SearchEnv):
         offered = "; ".join(TOOLS[name] for name in tools)
         opening = prompt.replace("{tools}", offered).replace("information>", f"{frame}>")
         late = WEB_TOOLS if local_first else ()
-        self.parts = self._parts(tuple(tools), QuestionPrompt(opening), self._tools(made), late)
+        counted = {name: CountedTool(tool) for name, tool in self._tools(made).items() if name in tools}
+        self.parts = hierarchical_parts(self, QuestionPrompt(opening), counted, tuple(tools), late)
         self._check_corpus(tools)
-
-    def _parts(
-        self,
-        tools: tuple[str, ...],
-        opening: QuestionPrompt,
-        made: Mapping[str, ToolFunction],
-        late: tuple[str, ...],
-    ) -> SearchParts:
-        return SearchParts(
-            opening=opening,
-            parser=TagParser((*tools, "answer"), filled=tools),
-            tools={name: CountedTool(tool) for name, tool in made.items() if name in tools},
-            reward=partial(
-                hierarchical_reward, answer=self.answer_reward, scorer=self.scorer, tools=tools, late=late
-            ),
-            state=HierarchicalState,
-        )
 
     def _check_corpus(self, tools: Sequence[str]) -> None:
         if missing := [name for name in tools if name not in self.parts.tools]:
@@ -292,8 +276,7 @@ def _check_tools(tools: Sequence[str], local_first: bool) -> None:
     if not tools:
         raise ConfigurationError("an agent needs tools, not []")
     for name in tools:
-        if name not in TOOLS:
-            raise UnknownName.among("tool", name, TOOLS)
+        check_known("tool", name, TOOLS)
     if local_first and not (set(tools) & set(LOCAL_TOOLS) and set(tools) & set(WEB_TOOLS)):
         raise ConfigurationError(
             f"local_first compares calls of local tools and of web tools, and tools={list(tools)} are of one kind alone"

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from agentenv.core.scoring.evidence import is_yes_or_no
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import EndReason, ToolStatus
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.search.outcomes import answer_shown, score_of
 from agentenv.envs.search.search_state import SearchState
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 from agentenv.retrievers.fakes import InMemoryRetriever
 
 
@@ -45,7 +46,7 @@ def _supported(state: SearchState) -> int:
 
 def _answer_found(state: SearchState) -> bool:
     """Whether a valid page holds an accepted answer; of yes and no, which none holds, whether all documents were found."""
-    if all(answer.strip().lower() in ("yes", "no") for answer in state.task.answers):
+    if is_yes_or_no(state.task.answers):
         needed = state.task.data.get("supporting_ids", ())
         return bool(needed) and set(needed) <= state.by_id.keys()
     return answer_shown(state.record, state.task.answers)
@@ -156,8 +157,7 @@ def get_capability(name: str) -> Capability:
     Raises:
         UnknownName: there is none.
     """
-    if name not in CAPABILITIES:
-        raise UnknownName.among("capability", name, CAPABILITIES)
+    check_known("capability", name, CAPABILITIES)
     return CAPABILITIES[name]
 
 

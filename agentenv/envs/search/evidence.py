@@ -96,7 +96,7 @@ class Refiner:
         return passages
 
     def of_agent(self, searches: Sequence[FoundEvidence], conclusions: Sequence[str]) -> list[Passage]:
-        """Of each search the best for its thought, and of the rest the best for the conclusions."""
+        """The best passages of each search for its thought, and of the rest the best for the conclusions."""
         kept: dict[str, Passage] = {}
         for search in searches:
             for passage in refine(search.passages, [search.thought], self.reranker, self.share):

@@ -2,10 +2,14 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from agentenv.core.scoring.scorers import Scorer
 from agentenv.envs.search.outcomes import Reward, is_one_action, score_of
-from agentenv.envs.search.search_state import SearchState
+from agentenv.envs.search.page_format import QuestionPrompt
+from agentenv.envs.search.search_env import SearchEnv, SearchParts
+from agentenv.envs.search.search_state import SearchState, ToolFunction
+from agentenv.envs.search.search_tools import TagParser
 
 
 def is_complete(actions: Sequence[str], tools: Sequence[str]) -> bool:
@@ -83,3 +87,24 @@ def hierarchical_reward(
     if late and complete and score > 0:
         parts["local_first"] = local_first_penalty(state.calls, late)
     return parts
+
+
+def hierarchical_parts(
+    env: SearchEnv,
+    opening: QuestionPrompt,
+    tools: Mapping[str, ToolFunction],
+    names: tuple[str, ...],
+    late: Collection[str],
+) -> SearchParts:
+    """What an environment is made of whose policy calls ``tools`` and is paid by `hierarchical_reward`.
+
+    Args:
+        env: Whose rewards and scorer count.
+        opening: From a task to the first message.
+        tools: By tag.
+        names: Their tags in the order in which they are offered.
+        late: Tags of those that cost the `local_first_penalty`.
+    """
+    reward = partial(hierarchical_reward, answer=env.answer_reward, scorer=env.scorer, tools=names, late=late)
+    parser = TagParser((*names, "answer"), filled=names)
+    return SearchParts(opening=opening, parser=parser, tools=tools, reward=reward, state=HierarchicalState)

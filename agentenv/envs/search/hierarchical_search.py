@@ -8,7 +8,7 @@ rest of each agent's evidence.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from agentenv.core.assistant_turns import AssistantTurn
@@ -21,12 +21,11 @@ from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
 from agentenv.envs.search.agent_search import LOCAL_TOOLS, AgentSearch
 from agentenv.envs.search.agent_search import PROMPT as AGENT_PROMPT
 from agentenv.envs.search.evidence import FoundEvidence, Refiner, thought_of
-from agentenv.envs.search.hierarchical_rewards import HierarchicalState, hierarchical_reward
+from agentenv.envs.search.hierarchical_rewards import HierarchicalState, hierarchical_parts
 from agentenv.envs.search.local_search import SURE, UNSURE, LocalSearch
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_passages
-from agentenv.envs.search.search_env import SearchEnv, SearchParts, on_small_world, thinking
+from agentenv.envs.search.search_env import SearchEnv, on_small_world, thinking
 from agentenv.envs.search.search_state import TagCall, ToolReply
-from agentenv.envs.search.search_tools import TagParser
 from agentenv.envs.search.synonyms import SIMILARITY
 from agentenv.errors import ConfigurationError, EnvFault
 from agentenv.policies.extractive import EXTRACTIVE, ExtractivePolicy
@@ -300,24 +299,7 @@ class HierarchicalSearch(SearchEnv):
         pages = self.search.format.framed(frame)
         tools = {tag: AgentsTool(some, refiner, pages) for tag, some in asked.items()}
         opening = QuestionPrompt(prompt.replace("information>", f"{frame}>"))
-        self.parts = self._parts(opening, tools, far)
-
-    def _parts(
-        self, opening: QuestionPrompt, tools: Mapping[str, AgentsTool], late: tuple[str, ...]
-    ) -> SearchParts:
-        return SearchParts(
-            opening=opening,
-            parser=TagParser((*tools, "answer"), filled=tuple(tools)),
-            tools=tools,
-            reward=partial(
-                hierarchical_reward,
-                answer=self.answer_reward,
-                scorer=self.scorer,
-                tools=tuple(tools),
-                late=late,
-            ),
-            state=HierarchicalState,
-        )
+        self.parts = hierarchical_parts(self, opening, tools, tuple(tools), far)
 
     def native_action(self, turn: AssistantTurn) -> str:
         """The text of ``turn`` with its thinking in tags, which the reward asks for."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentenv.core.scoring.evidence import holds_answer
+from agentenv.core.scoring.evidence import holds_answer, is_yes_or_no
 from agentenv.core.types import EndReason, ToolResult, ToolStatus
 from agentenv.envs.search.local_search import as_turns
 from agentenv.envs.search.page_format import QuestionPrompt
@@ -202,5 +202,4 @@ class HybridSearch(SearchEnv):
             return None if super().expert_gives_up() is None else f"{_BOX}}}"
         state = self.state
         shown = holds_answer("\n".join(state.pages), state.task.answers)
-        yes_or_no = all(answer.strip().lower() in ("yes", "no") for answer in state.task.answers)
-        return None if shown or (yes_or_no and state.by_id) else f"{_BOX}}}"
+        return None if shown or (is_yes_or_no(state.task.answers) and state.by_id) else f"{_BOX}}}"

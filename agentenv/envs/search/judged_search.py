@@ -23,7 +23,7 @@ from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.search.outcomes import Reward
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
 from agentenv.envs.search.search_tools import submit_answer
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 from agentenv.retrievers.rerank import Reranker, make_reranker
 
 PROMPT = """\
@@ -211,8 +211,7 @@ class JudgedSearch(LocalSearch):
         """
         usual = AGAIN_PROMPT if search_again else PROMPT
         super().__init__(prompt=usual if prompt is None else prompt, **options)
-        if verdicts not in TOTALS:
-            raise UnknownName.among("total of verdicts", verdicts, TOTALS)
+        check_known("total of verdicts", verdicts, TOTALS)
         if not 0 <= false_yes < float("inf"):
             raise ConfigurationError(
                 f"false_yes={false_yes} is a cost: it must be a finite number of at least 0"

@@ -24,7 +24,7 @@ from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolFunction, ToolReply
 from agentenv.envs.search.search_tools import TagParser
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 from agentenv.retrievers.remote import RemoteRetriever
 from agentenv.retrievers.service.pages import Pages
 from agentenv.retrievers.storage.corpus import Corpus
@@ -335,8 +335,7 @@ class LongSearch(SearchEnv):
         self.search = replace(self.search, format=page_format)
         self.access = AccessTool(retriever, page_format, part_chars, parts, _pages_of(retriever))
         force = partial(Forcing, documents=force_documents, turns=force_turns)
-        if doubt not in DOUBTS:
-            raise UnknownName.among("rule for a doubt", doubt, DOUBTS)
+        check_known("rule for a doubt", doubt, DOUBTS)
         charge = partial(long_reward, doubt_penalty=doubt_penalty, doubts=DOUBTS[doubt])
         self.parts = self._parts(prompt, force, certain_share, charge)
 
@@ -366,7 +365,7 @@ class LongSearch(SearchEnv):
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """As `SearchEnv`.
+        """Poses a task as `SearchEnv` does.
 
         Raises:
             ConfigurationError: pages are to be shortened in the conversation of a model that calls tools in its own form.
@@ -380,7 +379,7 @@ class LongSearch(SearchEnv):
         return await super().areset(seed=seed, options=options)
 
     async def astep(self, action: str) -> Step:
-        """As `SearchEnv`; where the page before was longer than what is kept of it, the observation is the whole context.
+        """Acts as `SearchEnv` does; where the page before was longer than what is kept of it, the whole context is shown.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.

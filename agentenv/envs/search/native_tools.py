@@ -75,7 +75,7 @@ class NativeActions:
 
     @property
     def tools(self) -> tuple[NativeTool, ...]:
-        """The tools."""
+        """The actions as tools that a model calls in its own form."""
         return tuple(SEARCH_TOOLS[tag] for tag in self.tags)
 
     @classmethod

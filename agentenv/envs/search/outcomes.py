@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv.core.options import bind_options
-from agentenv.core.scoring.evidence import holds_answer
+from agentenv.core.scoring.evidence import holds_answer, is_yes_or_no
 from agentenv.core.scoring.scorers import Scorer
 from agentenv.envs.search.search_state import SearchState, ToolReply
-from agentenv.errors import UnknownName
+from agentenv.errors import check_known
 
 Reward = Callable[[Any], Mapping[str, float]]
 """From the state after a turn to what the turn earns, by part."""
@@ -126,8 +126,7 @@ def get_outcome(name: str, options: Mapping[str, Any] | None = None) -> Callable
         UnknownName: there is none, or it has no such option; carries the nearest.
         ConfigurationError: an option's value is of another type.
     """
-    if name not in OUTCOMES:
-        raise UnknownName.among("outcome", name, OUTCOMES)
+    check_known("outcome", name, OUTCOMES)
     return bind_options("outcome", name, OUTCOMES[name], options or {})
 
 
@@ -188,7 +187,7 @@ def is_grounded(state: SearchState) -> bool:
     if needed := state.task.data.get("supporting_ids"):
         return all(one in state.by_id for one in needed)
     answers = state.task.answers
-    if answers and all(answer.strip().lower() in ("yes", "no") for answer in answers):
+    if answers and is_yes_or_no(answers):
         return any(turn.valid and turn.page for turn in state.record)
     return answer_shown(state.record, answers)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from agentenv.core.scoring.normalize import apart
 from agentenv.core.tool_results import passage_lines
 from agentenv.core.types import Passage, Task
-from agentenv.errors import ConfigurationError, DatasetError, UnknownName
+from agentenv.errors import ConfigurationError, DatasetError, check_known
 
 
 def as_question(text: str) -> str:
@@ -133,8 +133,7 @@ class PageFormat:
         Raises:
             UnknownName: no such frame.
         """
-        if frame not in FRAMES:
-            raise UnknownName.among("frame of pages", frame, FRAMES)
+        check_known("frame of pages", frame, FRAMES)
         return replace(self, wrap=FRAMES[frame])
 
     def passages(self, passages: Sequence[Passage]) -> str:

@@ -10,34 +10,32 @@ from agentenv.core.types import Document, Passage
 from agentenv.data.synthesis.pages import LinkedPages
 from agentenv.retrievers.storage.corpus import Corpus
 
+_DAMPING = 0.5
+_ROUNDS = 30  # of the power iteration; each halves what is still to move
+
 
 def personalised_pagerank(
     links: Mapping[str, Mapping[str, float]],
     seeds: Mapping[str, float],
-    *,
-    damping: float = 0.5,
-    rounds: int = 30,
 ) -> dict[str, float]:
-    """Where a walk over ``links`` is that goes back to the seeds with probability 1 - ``damping`` at every step.
+    """Where a walk over ``links`` is that goes back to the seeds with probability 1/2 at every step, as in HippoRAG.
 
     Args:
         links: From each node to its neighbours, with the weights of the edges; a walk at a node without any goes back to the
             seeds.
         seeds: Weights of the nodes where it begins, above 0.
-        damping: HippoRAG takes .5.
-        rounds: Of the power iteration.
     """
     total = sum(seeds.values())
     start = {node: weight / total for node, weight in seeds.items()}
     rank = dict(start)
-    for _ in range(rounds):
-        following = {node: (1 - damping) * weight for node, weight in start.items()}
+    for _ in range(_ROUNDS):
+        following = {node: (1 - _DAMPING) * weight for node, weight in start.items()}
         for node, mass in rank.items():
             neighbours = links.get(node, {})
             weight = sum(neighbours.values())
             targets = {other: one / weight for other, one in neighbours.items()} or start
             for other, share in targets.items():
-                following[other] = following.get(other, 0.0) + damping * mass * share
+                following[other] = following.get(other, 0.0) + _DAMPING * mass * share
         rank = following
     return rank
 

@@ -12,6 +12,7 @@ from hashlib import sha256
 from typing import Protocol
 
 from agentenv.core.concurrency.tasks import gather_all
+from agentenv.core.scoring.likeness import dice
 from agentenv.core.scoring.normalize import apart
 from agentenv.core.types import Passage
 from agentenv.envs.search.search_state import SearchState
@@ -52,7 +53,7 @@ class Summarizer(Protocol):
     """Says what the pages of a query hold for an episode."""
 
     async def summary(self, reasoning: str, query: str, passages: Sequence[Passage], seed: int) -> str:
-        """One line.
+        """The summary, in one line.
 
         Raises:
             EnvFault: the model failed.
@@ -64,15 +65,10 @@ def words_of(text: str) -> set[str]:
     return set(apart(text).lower().translate(_PUNCTUATION).split())
 
 
-def likeness(one: set[str], other: set[str]) -> float:
-    """F1 of two sets of words, 2 |A and B| / (|A| + |B|); 0 where they share none."""
-    return 2 * len(one & other) / (len(one) + len(other)) if one & other else 0.0
-
-
 def best_sentence(text: str, query: str) -> str | None:
     """The sentence of ``text`` most like ``query``, the first of equals; None where none is above .2 (as published)."""
     wanted = words_of(query)
-    rated = [(likeness(words_of(one), wanted), one) for one in _SENTENCE.split(text)]
+    rated = [(dice(words_of(one), wanted), one) for one in _SENTENCE.split(text)]
     value, sentence = max(rated, key=lambda pair: pair[0])
     return sentence if value > _LEAST_LIKENESS else None
 

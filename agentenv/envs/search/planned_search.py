@@ -37,13 +37,15 @@ from agentenv.errors import (
     Fault,
     PolicyFault,
     PolicyRefusal,
-    UnknownName,
+    check_known,
 )
 from agentenv.policies.extractive import EXTRACTIVE, ExtractivePolicy
 from agentenv.policies.model_chat import make_chat
 from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy
 
 _MEMORY = 100_000  # answers that a generator remembers
+_ANSWER_TOKENS = 64  # of a generator
+_VERDICT_TOKENS = 256  # of a judge
 
 PROMPT = """\
 Plan the search for the question below; somebody else will answer it from what your searches find.
@@ -63,16 +65,15 @@ class Generator:
 
     Args:
         policy: Who answers; has a tokenizer.
-        tokens: Bound of its answer.
     """
 
-    def __init__(self, policy: Policy, *, tokens: int = 64) -> None:
-        self._policy, self._tokens = policy, tokens
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
         self._known: dict[tuple[str, tuple[Passage, ...]], str | None] = {}
         self._chat = getattr(policy, "chat", None) or InlineFormat(policy.tokenizer)  # type: ignore[attr-defined]
 
     async def answer(self, question: str, passages: Sequence[Passage]) -> str | None:
-        """Its answer, greedy; None where it gives none.
+        """The answer that the policy gives greedily; None where it gives none.
 
         Passages that do not fit its context or that it refuses to read are the planner's choice, so there is no answer then:
         a failure would take the episode out of the loss.
@@ -91,7 +92,7 @@ class Generator:
     async def _answer(self, question: str, passages: Sequence[Passage]) -> str | None:
         asked = READER_PROMPT.replace("{question}", as_question(question))
         page = information(format_passages(passages))
-        sampling = Sampling(self._tokens, temperature=0.0, stop=("</answer>",))
+        sampling = Sampling(_ANSWER_TOKENS, temperature=0.0, stop=("</answer>",))
         try:
             ids = self._chat.prompt((Message("user", asked + page),))
             completion = await self._policy.generate(ids, sampling)
@@ -224,8 +225,7 @@ class PlanTerms:
                 "negative"
             )
         for what, name, kind in (("process", self.process, Process), ("cost", self.cost, Cost)):
-            if name not in get_args(kind):
-                raise UnknownName.among(f"{what} of a plan", name, get_args(kind))
+            check_known(f"{what} of a plan", name, get_args(kind))
 
 
 def planner_reward(
@@ -262,9 +262,9 @@ def planner_reward(
     return parts
 
 
-def _model_writer(spec: str, tokens: int) -> ModelWriter:
+def _model_writer(spec: str) -> ModelWriter:
     """The model that ``spec`` names, which decides greedily."""
-    return ModelWriter(make_chat(spec), temperature=0.0, tokens=tokens)
+    return ModelWriter(make_chat(spec), temperature=0.0, tokens=_VERDICT_TOKENS)
 
 
 def _make_judge(judge: PlanJudge | Generator | str) -> PlanJudge:
@@ -275,13 +275,13 @@ def _make_judge(judge: PlanJudge | Generator | str) -> PlanJudge:
         raise ConfigurationError(
             "process='judge' needs a language model that rates plans: name judge='openai:MODEL@URL' or 'hf:PATH'"
         )
-    return PlanJudge(_model_writer(judge, tokens=256))
+    return PlanJudge(_model_writer(judge))
 
 
 def _make_answer_judge(judge: AnswerJudge | str) -> AnswerJudge | None:
     if isinstance(judge, AnswerJudge):
         return judge
-    return AnswerJudge(_model_writer(judge, tokens=256)) if judge else None
+    return AnswerJudge(_model_writer(judge)) if judge else None
 
 
 class PlannedSearch(LocalSearch):

@@ -26,7 +26,7 @@ from agentenv.core.types import (
 )
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.data.world_grammar import RELATIONS
-from agentenv.errors import ConfigurationError, DatasetError, UnknownName
+from agentenv.errors import ConfigurationError, DatasetError, check_known
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.retriever_spec import make_retriever
 
@@ -89,7 +89,6 @@ def rewrite_reward(state: RewriteState, name: RewardName = "rank", paid_ranks: i
 class Rewrite(AsyncEnv[RewriteState]):
     """One rewriting of one question."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
     reward_ceiling: float = 2.0
     reports_searches: ClassVar[bool] = True
     client_data: ClassVar[Mapping[str, Any]] = {
@@ -131,8 +130,7 @@ class Rewrite(AsyncEnv[RewriteState]):
             ConfigurationError: ``paid_ranks`` out of range.
         """
         super().__init__(render_mode=render_mode)
-        if reward not in get_args(RewardName):
-            raise UnknownName.among("reward", reward, get_args(RewardName))
+        check_known("reward", reward, get_args(RewardName))
         if not 1 <= paid_ranks <= 100:
             raise ConfigurationError(f"paid_ranks={paid_ranks} must be 1 to 100")
         if reward == "curriculum":

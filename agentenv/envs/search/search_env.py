@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.env import AsyncEnv
 from agentenv.core.protocols import Retriever
-from agentenv.core.scoring.evidence import holds_answer
+from agentenv.core.scoring.evidence import holds_answer, is_yes_or_no
 from agentenv.core.scoring.scorers import load_scorer
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.data.world import FictionalWorld, WorldConfig
@@ -83,7 +83,6 @@ class SearchParts:
 class SearchEnv(AsyncEnv[SearchState]):
     """Base of the environments that search; a subclass sets ``parts`` in its constructor."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
     reports_searches: ClassVar[bool] = True
     scorers: ClassVar[tuple[str, ...]] = ("em_squad", "f1_squad")
     client_data: ClassVar[Mapping[str, Any]] = {"path": tuple[Hop, ...]}
@@ -264,7 +263,7 @@ class SearchEnv(AsyncEnv[SearchState]):
             lines = [self.search.format.passages([state.by_id[one]]) for one in needed if one in state.by_id]
             whole = [_NUMBER.sub("", line).strip() in seen for line in lines]
             was_shown = len(whole) == len(needed) and all(whole)
-        elif all(answer.strip().lower() in ("yes", "no") for answer in state.task.answers):
+        elif is_yes_or_no(state.task.answers):
             was_shown = bool(state.by_id)
         else:
             was_shown = holds_answer(seen, state.task.answers)
@@ -277,7 +276,7 @@ class SearchEnv(AsyncEnv[SearchState]):
 
 
 def thinking(thought: str, action: str) -> str:
-    """``action`` after ``thought``."""
+    """``action`` behind ``thought``, which stands between tags."""
     return f"<think>{thought}</think>{action}"
 
 

@@ -87,7 +87,7 @@ class SearchSolver(LocalSearch):
     """
 
     def __init__(self, *, setup: Mapping[str, Any] | None = None, **options: Any) -> None:
-        """As ``LocalSearch``.
+        """Builds an environment as ``LocalSearch`` does.
 
         Args:
             setup: The fields of the ``GameSetup`` of a game on this environment; of no use to the solver itself.
@@ -98,7 +98,7 @@ class SearchSolver(LocalSearch):
         self.parts = replace(self.parts, reward=partial(solver_reward, answer=self.answer_reward))
 
     async def astep(self, action: str) -> Step:
-        """As ``LocalSearch.astep``; the last info holds ``success`` where there is an answer."""
+        """Acts as ``LocalSearch.astep`` does; the last info holds ``success`` where there is an answer."""
         step = await super().astep(action)
         if step.info.get("end_reason") is EndReason.ANSWERED:
             step.info["success"] = step.reward >= self.reward_ceiling and not is_spam(action)

@@ -20,7 +20,7 @@ from agentenv.envs.search.page_format import LAYOUTS, QuestionPrompt, informatio
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, TagParser
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 from agentenv.retrievers.prefixes import PrefixRetriever
 
 Real = Literal["never", "first", "entropy", "always"]
@@ -196,10 +196,8 @@ class SelfSearch(SearchEnv):
             UnknownName: no such mode or layout.
             ConfigurationError: no first search.
         """
-        if layout not in LAYOUTS:
-            raise UnknownName.among("layout of search results", layout, LAYOUTS)
-        if real not in get_args(Real):
-            raise UnknownName.among("mode of real search", real, get_args(Real))
+        check_known("layout of search results", layout, LAYOUTS)
+        check_known("mode of real search", real, get_args(Real))
         super().__init__(max_turns=max_turns, **options)
         if first < 1:
             raise ConfigurationError(f"first={first} must be at least 1; real='never' searches nothing")
@@ -218,7 +216,7 @@ class SelfSearch(SearchEnv):
         )
 
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
-        """As they are; in the last turn a query does not end it, because an answer may follow."""
+        """The usual stop strings; in the last turn a query does not end the turn, because an answer may follow."""
         is_last = self.state.turns >= self.max_turns
         return tuple(one for one in stop if one != "</search>") if is_last else stop
 

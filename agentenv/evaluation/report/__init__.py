@@ -11,9 +11,4 @@ __all__ = [
     "write_report",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.evaluation.report.report": "write_report",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

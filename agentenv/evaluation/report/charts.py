@@ -46,9 +46,9 @@ class _Axis:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
-def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """About ``count`` round numbers (1, 2 or 5 times a power of ten apart) within [low, high]."""
-    rough = (high - low) / count
+def ticks(low: float, high: float) -> list[float]:
+    """About four round numbers (1, 2 or 5 times a power of ten apart) within [low, high]."""
+    rough = (high - low) / 4
     power = 10.0 ** floor(log10(rough))
     step = min((m * power for m in (1, 2, 5, 10)), key=lambda m: abs(log10(m / rough)))
     first = -int(-low / step // 1)
@@ -106,15 +106,14 @@ def level_chart(levels: Sequence[Level], *, width: float = 860) -> str:
     return _svg(width, height, "".join(parts), "scores with 95 % intervals")
 
 
-def comparison_chart(curves: Sequence[Curve], label: str, *, width: float = 720, height: float = 320) -> str:
+def comparison_chart(curves: Sequence[Curve], label: str) -> str:
     """Several curves over one pair of axes with their bands and a legend: a whole SVG file with colours of its own.
 
     Args:
         curves: At least one, each of at least one point; colours and dashes repeat after eight.
         label: What stands on the x axis.
-        width: Of the picture, in user units.
-        height: Of the picture.
     """
+    width, height = 720.0, 320.0
     xs = [step for curve in curves for step in curve.steps]
     ys = [
         value for curve in curves for value in (*curve.values, *(end for pair in curve.band for end in pair))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 from agentenv.evaluation.compare import compare, compare_suites
 from agentenv.evaluation.records import EPISODES, RESULTS, SUITE, read_results, read_suite_summary
 from agentenv.evaluation.report.flat_tables import Column, FlatTable
@@ -85,8 +85,7 @@ def _under(table: FlatTable, scorers: Sequence[str]) -> FlatTable:
     place = [column.name for column in table.columns].index("scorer")
     known = {row[place] for row in table.rows}
     for scorer in scorers:
-        if scorer not in known:
-            raise UnknownName.among("score in these folders:", scorer, known)
+        check_known("score in these folders:", scorer, known)
     return replace(table, rows=tuple(row for row in table.rows if not scorers or row[place] in scorers))
 
 

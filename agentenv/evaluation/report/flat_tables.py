@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from agentenv.errors import UnknownName
+from agentenv.errors import check_known
 
 Kind = Literal["text", "count", "share", "difference", "interval", "signed interval", "p"]
 
@@ -174,6 +174,5 @@ def as_text(table: FlatTable, form: str) -> str:
     Raises:
         UnknownName: no such format.
     """
-    if form not in FORMATS:
-        raise UnknownName.among("format", form, FORMATS)
+    check_known("format", form, FORMATS)
     return FORMATS[form](table)

@@ -36,9 +36,8 @@ class Page:
     episodes: list[Json]
     paired: Json | None = None
     curves: list[tuple[str, str, str]] = field(default_factory=list)  # title, last value, SVG
-    constants: list[tuple[str, str]] = field(
-        default_factory=list
-    )  # title and value of figures that never changed
+    # Title and value of figures that never changed.
+    constants: list[tuple[str, str]] = field(default_factory=list)
     seconds: list[tuple[str, float]] = field(default_factory=list)
     config: str = ""
     note: str = ""  # on the episodes

@@ -8,6 +8,7 @@ from agentenv.evaluation.endpoint_usage import describe_usage
 
 Json = dict[str, Any]
 
+_QUESTIONS = 48  # of self-play that are shown
 _SHOWN_RETRIEVAL = ("support_recall", "all_support", "answer_shown")
 
 
@@ -40,7 +41,7 @@ def league_tables(league: Json | None) -> list[Json]:
     return [{"title": title, "groups": ["solver"], "span": len(versions), "head": versions, "rows": rows}]
 
 
-def question_tables(questions: Sequence[Json], most: int = 48) -> list[Json]:
+def question_tables(questions: Sequence[Json]) -> list[Json]:
     """The last questions that self-play posed, one a row, the newest first."""
     if not questions:
         return []
@@ -48,7 +49,7 @@ def question_tables(questions: Sequence[Json], most: int = 48) -> list[Json]:
     head = [*keys, "solved"]
     rows = [
         [f"step {row['step']}", *(str(row[key]) for key in keys), _blank(row.get("solve_rate"))]
-        for row in questions[: -most - 1 : -1]
+        for row in questions[: -_QUESTIONS - 1 : -1]
     ]
     title = f"Questions of self-play: the last {len(rows)} of {len(questions)}"
     return [{"title": title, "groups": [""], "span": len(head), "head": head, "rows": rows}]
@@ -69,7 +70,7 @@ def _table(
 
 
 def _scores(results: Json) -> dict[str, list[str]]:
-    """Scorers, then judges."""
+    """The scores of the scorers, then those of the judges."""
     every = {**results.get("scores", {}), **results.get("judged", {})}
     return {name: _cells(score) for name, score in every.items()}
 

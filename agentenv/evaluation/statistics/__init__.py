@@ -33,15 +33,4 @@ __all__ = [
     "wilson_interval",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.evaluation.statistics.equivalence": "equivalence_p",
-        "agentenv.evaluation.statistics.power": "detectable_difference",
-        "agentenv.evaluation.statistics.sequential": "compare_sequentially",
-        "agentenv.evaluation.statistics.significance": (
-            "Estimate bootstrap_ci estimate holm mcnemar_clustered mcnemar_exact paired_bootstrap "
-            "wilson_interval"
-        ),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -14,6 +14,7 @@ Floats = NDArray[np.float64]
 
 _TINY = 1e-30
 _HALVINGS = 60
+_DRAWS = 10_000  # of signs
 _ALL_SIGNS = 20  # sums, from which on signs are drawn: there are 2^n choices
 _STEPS = 300  # of the continued fraction, which needs a multiple of sqrt(max(a, b))
 
@@ -154,21 +155,21 @@ def difference_interval(d: Floats, members: Sequence[Sequence[int]], level: floa
     return max(-1.0, float(d.mean()) - below), min(1.0, float(d.mean()) + above)
 
 
-def sign_flip_p(d: Floats, members: Sequence[Sequence[int]], draws: int = 10_000, seed: int = 0) -> float:
+def sign_flip_p(d: Floats, members: Sequence[Sequence[int]]) -> float:
     """Two-sided p-value of a mean of 0, where the sign of a cluster's sum is a fair coin (Fisher 1935).
 
-    Exact for fewer than 20 sums other than 0, by all choices of their signs. For more it is the share of ``draws`` random
+    Exact for fewer than 20 sums other than 0, by all choices of their signs. For more it is the share of 10,000 random
     choices, with the one that was seen added so that it is never 0 (Phipson and Smyth 2010).
     """
     sums = np.array([total for rows in members if (total := float(d[list(rows)].sum()))])
     # Rounding must not make the choice that was seen less extreme than itself.
     least = abs(sums.sum()) - 1e-12
     if sums.size >= _ALL_SIGNS:
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(0)
         extreme = sum(
-            abs(np.where(rng.random(sums.size) < 0.5, sums, -sums).sum()) >= least for _ in range(draws)
+            abs(np.where(rng.random(sums.size) < 0.5, sums, -sums).sum()) >= least for _ in range(_DRAWS)
         )
-        return float((extreme + 1) / (draws + 1))
+        return float((extreme + 1) / (_DRAWS + 1))
     # All sums of the signs chosen so far; each cluster doubles them, to 2^19 = 524,288 at most.
     reached = np.zeros(1)
     for total in sums:
@@ -176,8 +177,8 @@ def sign_flip_p(d: Floats, members: Sequence[Sequence[int]], draws: int = 10_000
     return float((abs(reached) >= least).mean())
 
 
-def welch_interval(a: Floats, b: Floats, level: float = 0.95) -> tuple[float, float]:
-    """Interval of the difference of two means, of ``a`` [A] less ``b`` [B], two values of each at least (Welch 1947).
+def welch_interval(a: Floats, b: Floats) -> tuple[float, float]:
+    """95 % interval of the difference of two means, of ``a`` [A] less ``b`` [B], two values of each at least (Welch 1947).
 
     With squared errors v = s^2 / n it has (v_a + v_b)^2 / (v_a^2 / (A - 1) + v_b^2 / (B - 1)) degrees of freedom.
     """
@@ -187,10 +188,10 @@ def welch_interval(a: Floats, b: Floats, level: float = 0.95) -> tuple[float, fl
     if total == 0:
         return difference, difference
     df = total**2 / float((errors**2 / np.array([a.size - 1, b.size - 1])).sum())
-    half = t_quantile((1 + level) / 2, df) * sqrt(total)
+    half = t_quantile(0.975, df) * sqrt(total)
     return difference - half, difference + half
 
 
-def few_differ(x: Floats, most: int = 20) -> bool:
-    """Whether fewer than ``most`` values of ``x`` differ from the commonest one: resampling has too little to draw from."""
-    return bool(x.size - np.unique(x, return_counts=True)[1].max() < most)
+def few_differ(x: Floats) -> bool:
+    """Whether fewer than twenty values of ``x`` differ from the commonest one: resampling has too little to draw from."""
+    return bool(x.size - np.unique(x, return_counts=True)[1].max() < 20)

@@ -59,7 +59,7 @@ class PairedDifference:
 
     @property
     def ci95(self) -> list[float] | None:
-        """As in `Estimate`."""
+        """Both ends of the 95 % interval, as in `Estimate`."""
         return finite_ends(self.low, self.high)
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentenv.core.protocols import Retriever
 from agentenv.core.validation import sentence
-from agentenv.errors import ConfigurationError, Fault, MissingExtra, UnknownName
+from agentenv.errors import ConfigurationError, Fault, UnknownName, needs_extra
 from agentenv.retrievers.service.query_queue import QueueFull
 from agentenv.retrievers.service.service import Service
 from agentenv.retrievers.service.wire import VERSION, AccessRequest, RetrieveRequest, SearchRequest
@@ -30,11 +30,9 @@ def make_app(service: Service) -> Any:
     Raises:
         MissingExtra: FastAPI is not installed.
     """
-    try:
+    with needs_extra("serve"):
         from fastapi import APIRouter, FastAPI, Request
         from starlette.responses import Response
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("fastapi", "serve") from error
     app = FastAPI(title="agentenv retriever", version=VERSION)
     router = APIRouter()
 

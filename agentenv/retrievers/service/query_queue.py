@@ -29,7 +29,7 @@ Key = tuple[Any, ...]
 
 
 class QueueFull(AgentEnvError):
-    """No place is free; try again later."""
+    """The queue has no free place; the caller may try again later."""
 
 
 class QueryMetrics(Protocol):

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentenv.core.protocols import Retriever
-from agentenv.errors import UnknownName
+from agentenv.errors import check_known
 from agentenv.retrievers.base import QUERY_CHARS, batching_parts
 from agentenv.retrievers.remote import SearchReply
 from agentenv.retrievers.service.pages import Pages
@@ -120,7 +120,7 @@ class Service(Gate):
             trim_soon()
 
     async def retrieve(self, body: RetrieveRequest, corpus: str | None) -> dict[str, Any]:
-        """Search-R1's route."""
+        """Answers Search-R1's route."""
         queue = self._queue_of(body.corpus or corpus)
         found = await self._search(queue, body.queries, body.topk or DEFAULT_K, body.partial)
         result = (retrieved(one, body.return_scores) for one in found.passages)
@@ -128,7 +128,7 @@ class Service(Gate):
         return reply | ({"complete": False, "missing": found.missing} if found.missing else {})
 
     async def search(self, body: SearchRequest, corpus: str | None) -> dict[str, Any]:
-        """Our route, versioned."""
+        """Answers our own route, which has a version."""
         queue = self._queue_of(body.corpus or corpus)
         queries = [query.query() if isinstance(query, ContextQuery) else query for query in body.queries]
         timeout_s = min(body.timeout_s or self.limits.timeout_s, self.limits.timeout_s)
@@ -184,8 +184,7 @@ class Service(Gate):
     def _queue_of(self, name: str | None) -> QueryQueue:
         if name is None:
             return next(iter(self.queues.values()))
-        if name not in self.queues:
-            raise UnknownName.among("corpus", name, self.queues)
+        check_known("corpus", name, self.queues)
         return self.queues[name]
 
     async def _search(

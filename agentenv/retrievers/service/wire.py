@@ -56,7 +56,7 @@ class ContextQuery(BaseModel):
     context: Context | None = None
 
     def query(self) -> Query:
-        """As the retriever takes it."""
+        """The query as the retriever takes it."""
         return Query(self.text, None if self.context is None else QueryContext(**self.context.model_dump()))
 
 

@@ -15,11 +15,4 @@ __all__ = [
     "make_simulator",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.retrievers.simulation.lossy": "LossyRetriever",
-        "agentenv.retrievers.simulation.simulated": "SimulatedRetriever",
-        "agentenv.retrievers.simulation.simulators": "make_simulator",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -24,6 +24,7 @@ from agentenv.retrievers.simulation.simulated import TRAINING, read_documents
 from agentenv.retrievers.simulation.simulators import Brief, Simulator
 
 _ASKED_AT_ONCE = 256
+_MOST_JUDGED = 100  # examples that the quality is measured on
 _DEEPER = 4  # times as many passages are searched as a page holds, for a noisy page beside the useful one
 
 Page = tuple[tuple[str, str], ...]
@@ -48,10 +49,10 @@ class Example:
         """Whether the query is after the answer itself."""
         return self.answer in self.wanted
 
-    def brief(self, *, useful: bool, seed: int = 0) -> Brief:
+    def brief(self, *, useful: bool) -> Brief:
         """What a simulator is told of it."""
         documents = len(self.useful if useful else self.noisy)
-        return Brief(self.query, documents, useful, self.question, self.answer, seed)
+        return Brief(self.query, documents, useful, self.question, self.answer, seed=0)
 
 
 def collect_examples(tasks: Sequence[Task], retriever: Retriever, k: int) -> Iterator[Example]:
@@ -143,15 +144,14 @@ def _example(place: str, line: str) -> Example:
 
 
 def measure_quality(
-    simulator: Simulator, examples: Sequence[Example], known: Sequence[Example], *, limit: int = 100
+    simulator: Simulator, examples: Sequence[Example], known: Sequence[Example]
 ) -> dict[str, Any]:
-    """How well a simulator does what it is told, over the first ``limit`` examples that were never trained on.
+    """How well a simulator does what it is told, over the first hundred examples that were never trained on.
 
     Args:
         simulator: Who writes.
         examples: Held-out ones.
         known: Those it was trained on, for the copy rate.
-        limit: Most examples.
 
     Returns:
         ``n``; ``useful_contains`` and ``noisy_contains``, the shares of pages with the answer, over queries after the answer
@@ -162,7 +162,7 @@ def measure_quality(
     Raises:
         Fault: the simulator failed.
     """
-    examples = list(islice(examples, limit))
+    examples = list(islice(examples, _MOST_JUDGED))
     briefs = [example.brief(useful=useful) for useful in (True, False) for example in examples]
     written = run_sync(simulator.write(briefs))
     pages = [read_documents(page, brief) for page, brief in zip(written, briefs, strict=True)]

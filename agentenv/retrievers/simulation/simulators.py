@@ -19,7 +19,7 @@ from agentenv.core.io.cassette import Cassette
 from agentenv.core.io.model_files import read_settings
 from agentenv.core.types import Message, Sampling
 from agentenv.data.world_grammar import RELATIONS
-from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointRefusal, MissingExtra, UnknownName
+from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointRefusal, UnknownName, needs_extra
 from agentenv.policies.endpoint import Chat, ChatClient
 from agentenv.policies.endpoint_spec import Endpoint
 from agentenv.policies.policy_spec import is_endpoint
@@ -311,10 +311,8 @@ def make_simulator(spec: str, draw: SamplingOptions, form: Form | None) -> Simul
 def _local(folder: Path, draw: SamplingOptions, form: Form | None) -> LocalSimulator:
     from agentenv.retrievers.encoder import folder_digest
 
-    try:
+    with needs_extra("train"):
         from agentenv.policies.hf import HFPolicy
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of(error.name or "torch", "train") from error
     return LocalSimulator(HFPolicy.load(folder), draw, form or read_form(folder), folder_digest(folder))
 
 

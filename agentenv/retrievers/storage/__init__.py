@@ -14,9 +14,4 @@ __all__ = [
     "read_documents",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.retrievers.storage.corpus": "Corpus as_corpus load_corpus read_documents",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -20,9 +20,8 @@ from agentenv.errors import IndexMismatch
 BLOCK_BYTES = 64 << 20
 WHOLE_BYTES = 4 << 30  # folders up to this size are read whole at every opening
 SAMPLED_BLOCKS = 16
-_PIECE_BYTES = (
-    64 << 10
-)  # read at a time, into one buffer: blocks of a megabyte would stay with every worker process
+# Bytes that are read at a time, into one buffer: blocks of a megabyte would stay with every worker process.
+_PIECE_BYTES = 64 << 10
 _THREADS = 4  # hashing releases the interpreter's lock
 
 

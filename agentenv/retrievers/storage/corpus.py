@@ -1,15 +1,14 @@
 """A corpus: documents in a fixed order, read from JSON lines, with a fingerprint of their content."""
 
 import csv
-import gzip
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO, cast, overload
+from typing import Any, overload
 
 from agentenv.core.io.strict_json import read_json_text
-from agentenv.core.io.tables import reason_of
+from agentenv.core.io.tables import open_text, reason_of
 from agentenv.core.types import Document
 from agentenv.errors import CorpusError
 
@@ -104,7 +103,7 @@ def read_documents(path: Path) -> Iterator[Document]:
         return
     number = 0
     try:
-        with _open(path) as file:
+        with open_text(path) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield parse_document(line, f"{path}, line {number}")
@@ -123,7 +122,7 @@ def _read_table(path: Path) -> Iterator[Document]:
     prefix = next((prefix for name, prefix in ID_PREFIXES.items() if path.name.startswith(name)), "")
     line = 0
     try:
-        with _open(path, newline="") as file:
+        with open_text(path, newline="") as file:
             rows = csv.reader(file, delimiter="\t")
             head = next(rows, [])
             line = rows.line_num
@@ -161,12 +160,6 @@ def corpus_file(path: Path) -> Path:
         if (path / name).is_file():
             return path / name
     raise CorpusError(f"{path} holds no {' or '.join(CORPUS_FILES)}; name the corpus file itself.")
-
-
-def _open(path: Path, newline: str | None = None) -> TextIO:
-    if path.suffix == ".gz":
-        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8", newline=newline))
-    return path.open(encoding="utf-8", newline=newline)
 
 
 def parse_document(line: str | bytes, place: str) -> Document:

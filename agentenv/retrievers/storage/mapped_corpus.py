@@ -175,9 +175,8 @@ class _Tables:
 
 
 def _refuse_duplicates(corpus: MappedCorpus, hashes: Table, rows: Table, source: str) -> None:
-    for place in np.flatnonzero(
-        hashes[1:] == hashes[:-1]
-    ):  # almost always equal ids, else equal hashes of two
+    # Almost always these are equal ids; otherwise they are two ids of one hash.
+    for place in np.flatnonzero(hashes[1:] == hashes[:-1]):
         first, second = (int(row) for row in rows[place : place + 2])
         document_id = corpus[first].id
         if corpus[second].id == document_id:

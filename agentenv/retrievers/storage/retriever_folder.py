@@ -168,7 +168,7 @@ def _parts_of(folder: Path) -> list[Path]:
 
 
 def _digest_of(values: dict[str, Any]) -> str:
-    """Of a card without the place of its encoder, which may move: the encoder's own id is compared at opening."""
+    """The digest of a card without the place of its encoder, which may move: the encoder's own id is compared at opening."""
     fixed = {name: value for name, value in values.items() if name != "encoder_spec"}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 

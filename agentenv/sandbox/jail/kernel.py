@@ -33,9 +33,8 @@ CLONE = {"x86_64": 56, "aarch64": 220}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 for _name in ("capset", "ioctl", "mount", "prctl", "socket", "syscall", "umount2", "unshare"):
-    getattr(
-        _libc, _name
-    )  # found once, here: a search goes through every library, and a fork would touch all of them
+    # Found once, here: a search goes through every library, and a fork would touch all of them.
+    getattr(_libc, _name)
 _under_lock = ctypes.PyDLL(None, use_errno=True)
 """The same, for calls in which no other thread of Python may run."""
 

@@ -11,7 +11,7 @@ from agentenv.sandbox.jail.once import pipe
 
 @dataclass
 class Node:
-    """One interpreter."""
+    """An interpreter in the tree of forks."""
 
     link: socket.socket
     pid: int

@@ -149,9 +149,8 @@ def hand_over(process: Waiting, request: dict[str, Any]) -> None:
     """Gives the process its standard input and its program, with which it begins."""
     frames.write_all(process.stdin, base64.b64decode(request["stdin"]))
     os.lseek(process.stdin, 0, os.SEEK_SET)
-    fcntl.fcntl(
-        process.stdin, F_ADD_SEALS, SEALS
-    )  # or else it were memory of the program's own that nobody counts
+    # Sealed, because a program could write to it otherwise, into memory that nobody counts.
+    fcntl.fcntl(process.stdin, F_ADD_SEALS, SEALS)
     os.close(process.stdin)
     order = {name: request.get(name) for name in ("code", "calls", "limits", "variables")}
     try:

@@ -50,10 +50,11 @@ class Bounded:
         return head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
 
 
-def drain(fd: int, into: Bounded, most: int = 1 << 20) -> bool:
-    """Reads what is there, at most ``most`` bytes; False once the stream has ended."""
+def drain(fd: int, into: Bounded) -> bool:
+    """Reads what is there, at most 1 MiB; False once the stream has ended."""
     # Bounded, because a program that writes without end would keep its watcher from looking at time and memory.
-    while most > 0:
+    left = 1 << 20
+    while left > 0:
         try:
             data = os.read(fd, 65536)
         except BlockingIOError:
@@ -61,5 +62,5 @@ def drain(fd: int, into: Bounded, most: int = 1 << 20) -> bool:
         if not data:
             return False
         into.add(data)
-        most -= len(data)
+        left -= len(data)
     return True

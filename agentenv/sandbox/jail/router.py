@@ -53,7 +53,7 @@ class Router:
             self._poll.register(fd, select.POLLIN)
 
     def serve(self) -> NoReturn:
-        """Until the host is gone; as the jail's first process it takes everything with it.
+        """Serves until the host is gone; as the jail's first process it takes everything with it.
 
         Raises:
             Closed: the host or the template is gone.

@@ -13,6 +13,7 @@ later files while it does, and the outcome is checked from here before anything 
 """
 
 import base64
+import contextlib
 import errno
 import json
 import os
@@ -67,7 +68,7 @@ class SessionSupervisor:
         frames.reply(self._host, first, {})
 
     def serve(self) -> None:
-        """Until the host closes the session."""
+        """Carries out orders until the host closes the session."""
         try:
             self._serve()
         finally:
@@ -90,6 +91,7 @@ class SessionSupervisor:
                 answer = {"refused_input": str(reason)}
             except Exception as error:
                 answer = {"fault": f"{type(error).__name__}: {error}"}
+            # Answered first: the host need not wait until trees that nobody needs any more are removed.
             frames.reply(self._host, order, answer)
             self._sweep()
 
@@ -112,6 +114,7 @@ class SessionSupervisor:
 
     def _open(self, order: dict[str, Any]) -> dict[str, Any]:
         """A new interpreter in an empty box; where the box cannot be emptied, one that its program has ended."""
+        # That is the doing of a program, so the new interpreter counts as ended and not as a fault.
         if not self._put_away():
             self._died.add(order["node"])
             return {}
@@ -148,6 +151,7 @@ class SessionSupervisor:
 
     def _run_cell(self, node: Node, order: dict[str, Any]) -> dict[str, Any]:
         records = {node.out: bounded(self._limits), node.err: bounded(self._limits)}
+        # A process that has just been forked holds about as much as the supervisor, and no program is charged for that.
         watch = Watch(self._limits, records)
         watch.baseline, watch.members = self._baseline, lambda: [node.pid]
         own = [node.pid]
@@ -165,6 +169,7 @@ class SessionSupervisor:
             self._remove(order["node"])
             raise
         wall = time.monotonic() - started
+        # What the program wrote last may still stand in the pipes when it has ended.
         watch.drain_rest()
         self._settle(order["node"], answer is None)
         out, err = records.values()
@@ -196,6 +201,7 @@ class SessionSupervisor:
     def _settle(self, name: int, dead: bool) -> None:
         """Between cells nothing runs: stops what the program left behind, kills what left the program."""
         node = self._nodes[name]
+        # Stopped before anything is killed: a process that still runs could fork another one that escapes.
         self._stop_all(node)
         if dead:
             self._end_program(node)
@@ -204,7 +210,7 @@ class SessionSupervisor:
             self._kill_strays()
 
     def _stop_all(self, node: Node) -> None:
-        """Stops the processes of all programs at once: none can fork another that escapes."""
+        """Stops the processes of all programs by one call: one after the other, one could fork another that escapes."""
         if self._setup["isolated"]:
             os.kill(-1, signal.SIGSTOP)
         else:
@@ -220,14 +226,13 @@ class SessionSupervisor:
         return orphans, table
 
     def _reap(self) -> None:
-        try:
+        with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        except ChildProcessError:
-            pass
 
     def _lost(self, runner: int) -> list[int]:
         """Nodes that died while another one ran; they are removed."""
+        # All others are stopped while one runs, so what ended them is the running program, or a lack of memory.
         gone = {
             name: node
             for name, node in self._nodes.items()
@@ -288,6 +293,7 @@ class SessionSupervisor:
         is settled when its child is frozen in turn, until one that it shared with is gone.
         """
         frozen = {name: node for name, node in self._nodes.items() if node.frozen}
+        # The cheap bound first: measuring what is shared costs as much as a fork.
         sizes = {name: resident(node.pid) + node.copied for name, node in frozen.items()}
         if sum(sizes.values()) < self._limits["snapshot_mb"] * MIB:
             return sizes
@@ -318,6 +324,7 @@ class SessionSupervisor:
         ``dying`` are the processes that were killed before, and ``table`` shows all that there are.
         """
         streams, link, other = new_streams(), *answers.link()
+        # The kernel then writes the sender's pid beside its message; a pid that the program told could be a lie.
         link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         fds = (*streams.theirs, other.fileno())
         own = frozenset(map(sharing.descriptor, fds))

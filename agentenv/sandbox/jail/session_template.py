@@ -60,9 +60,8 @@ def request(template: SessionTemplate, limits: dict[str, Any], fds: list[int]) -
 def _serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
     try:
         os.setsid()
-        signal.signal(
-            signal.SIGCHLD, signal.SIG_IGN
-        )  # the kernel reaps interpreters: nobody learns how one ended
+        # The kernel reaps interpreters: nobody learns how one ended.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         null = os.open(os.devnull, os.O_RDWR)
         become([null, null, null, link.detach()])
         link = socket.socket(fileno=LINK)

@@ -189,7 +189,7 @@ class Interpreter:
         self._folder = folder
 
     def serve(self) -> NoReturn:
-        """Until the supervisor is gone."""
+        """Runs cells until the supervisor is gone."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while True:
             try:

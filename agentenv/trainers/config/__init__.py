@@ -27,12 +27,4 @@ __all__ = [
     "presets",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.trainers.config.config_files": (
-            "changed config_of dump_config load_config override parse_config presets"
-        ),
-        "agentenv.trainers.config.train_config": "TrainConfig",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

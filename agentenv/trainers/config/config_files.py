@@ -11,14 +11,15 @@ from pydantic import BaseModel, ValidationError
 
 from agentenv.core.io.shipped_files import shipped_file
 from agentenv.core.io.toml_files import read_toml
-from agentenv.core.trust import needs_trust
+from agentenv.core.trust import confirm_file, needs_trust
 from agentenv.core.values import read_value
 from agentenv.data.sources import OWN
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, UnknownName, check_known
 from agentenv.trainers.config.identity import IDENTITY, Identity
 from agentenv.trainers.config.train_config import TrainConfig
 
 CONFIG = "config.toml"
+DEFAULT_PRESET = "laptop-search"
 _FREE_TABLES = (
     "env.options",
     "train.options",
@@ -65,6 +66,17 @@ def load_config(name: str | Path) -> TrainConfig:
     return config_of(read_toml(path), str(path))
 
 
+def load_confirmed(name: str, *, trusted: bool) -> TrainConfig:
+    """`load_config` of whoever starts a run: what a TOML file would run or contact is confirmed before (`confirm_file`).
+
+    Raises:
+        ConfigurationError: they are not confirmed; otherwise as `load_config`.
+    """
+    if name not in presets():
+        confirm_file(Path(name), trusted=trusted)
+    return load_config(name)
+
+
 def config_of(values: Mapping[str, Any], place: str) -> TrainConfig:
     """The configuration of plain values, of which ``base`` may name the preset to start from.
 
@@ -81,8 +93,7 @@ def _on_its_base(values: Mapping[str, Any], place: str) -> dict[str, Any]:
     if "base" not in values:
         return own
     base = str(values["base"])
-    if base not in presets():
-        raise UnknownName.among(f"preset to be the base of {place}:", base, presets())
+    check_known(f"preset to be the base of {place}:", base, presets())
     _check_keys(own, TrainConfig().model_dump(), place)
     above = _on_its_base(read_toml(presets()[base]), f"preset {base}")
     return merged(without_inapplicable_options(above, own), own)
@@ -151,6 +162,16 @@ def resume_config(folder: Path) -> TrainConfig:
     if held is not None and (missing := _missing(held.nested(), values)):
         raise ConfigurationError(f"{path} is incomplete, it lacks {missing}: {way_out}")
     return config_of(values, str(path))
+
+
+def resume_confirmed(folder: Path, *, trusted: bool) -> TrainConfig:
+    """`resume_config` of whoever goes on with a run: its file is confirmed as in `load_confirmed`.
+
+    Raises:
+        ConfigurationError: it is not confirmed; otherwise as `resume_config`.
+    """
+    confirm_file(folder / CONFIG, trusted=trusted)
+    return resume_config(folder)
 
 
 def _missing(wanted: Mapping[str, Any], values: Mapping[str, Any], above: str = "") -> str:
@@ -226,7 +247,7 @@ def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
 
 
 def _path(flag: str) -> list[str]:
-    """``--env.options.max-turns`` as keys."""
+    """The keys that a flag such as ``--env.options.max-turns`` names."""
     return flag.removeprefix("--").replace("-", "_").split(".")
 
 

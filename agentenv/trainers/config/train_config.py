@@ -254,7 +254,7 @@ class TrainConfig(Frozen):
         return self
 
     def _unweighable(self, sampler: TaskSampler) -> str:
-        """Whose tokens of another context cannot be weighed under ``correction.off_context``; empty where nobody's."""
+        """The part whose tokens of another context ``correction.off_context`` cannot weigh; empty where there is none."""
         off_context, strategy = self.resolved_loss.correction.off_context, self.rollout.strategy
         if not self.resolved_loss.correction.weighs or off_context == "weight":
             return ""

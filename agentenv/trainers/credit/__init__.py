@@ -16,11 +16,4 @@ __all__ = [
     "shape_rewards",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.trainers.credit.estimators": "ESTIMATORS get_estimator",
-        "agentenv.trainers.credit.outcome": "group_relative",
-        "agentenv.trainers.credit.shaping": "shape_rewards",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

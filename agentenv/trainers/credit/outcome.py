@@ -224,7 +224,7 @@ def measured(trajectory: Trajectory) -> tuple[float, float]:
 
 
 def _norm(trajectory: Trajectory, norm: Literal["gradient", "logits", "length"]) -> float:
-    """Of the gradient of the trajectory's log-prob, up to a factor; tokens of another context have no p here and count 1."""
+    """Norm of the gradient of the trajectory's log-prob, up to a factor; tokens of another context have no p and count 1."""
     # exp(-inf) is 0, so that a token without a log-prob of this context counts as if it were unlikely.
     away = 1 - np.exp(
         np.where(trajectory.context_mismatch, -np.inf, trajectory.logprobs)[trajectory.loss_mask]

@@ -238,7 +238,7 @@ def tree(
 
 
 def _best_siblings(trunk: Tree, rewards: Mapping[Path, float], share: float) -> set[Path]:
-    """Of the turns taken in each state the best share, the first of equal ones."""
+    """The best share of the turns taken in each state, the first of equal ones."""
     ranked = (sorted(family, key=lambda path: -rewards[path]) for family in trunk.children.values())
     return {path for family in ranked for path in family[: ceil(share * len(family))]}
 

@@ -13,9 +13,4 @@ __all__ = [
     "load_experiment",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.trainers.lab.lab": "Experiment experiments load_experiment",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

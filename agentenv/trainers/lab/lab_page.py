@@ -65,7 +65,7 @@ def measure_title(figures: Json, key: str = "claim_measure") -> str:
 
 
 def page(figures: Json) -> str:
-    """The page."""
+    """The page of an experiment in Markdown."""
     name = figures["name"]
     lines = [
         f"# {figures['title']}",

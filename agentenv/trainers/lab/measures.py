@@ -119,9 +119,10 @@ def agreement(answers: Sequence[Sequence[str | None]]) -> float:
     return sum(shares) / len(shares)
 
 
-def sign_flips(
-    rewards_G: Sequence[float], advantages_G: Sequence[float], value: float, *, tolerance: float = 1e-9
-) -> tuple[int, int]:
+_NO_SIGN = 1e-9  # what a true advantage of 0 is off by rounding
+
+
+def sign_flips(rewards_G: Sequence[float], advantages_G: Sequence[float], value: float) -> tuple[int, int]:
     """How many advantages of a group have the opposite sign of the true one, and how many could have.
 
     After MC-GRPO, Kim 2026, arXiv:2601.22582: the baseline of a small group is so uncertain that an episode that was better
@@ -132,7 +133,6 @@ def sign_flips(
         rewards_G: The outcomes of the group.
         advantages_G: What the estimator made of them.
         value: The mean outcome of the question under the policy that sampled the group.
-        tolerance: True advantages up to this size have no sign.
 
     Returns:
         Flips, and episodes whose true advantage has a sign.
@@ -140,7 +140,7 @@ def sign_flips(
     signed = [
         (reward - value, advantage)
         for reward, advantage in zip(rewards_G, advantages_G, strict=True)
-        if abs(reward - value) > tolerance
+        if abs(reward - value) > _NO_SIGN
     ]
     return sum(true * advantage < 0 for true, advantage in signed), len(signed)
 

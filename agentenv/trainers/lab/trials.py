@@ -47,7 +47,7 @@ class Trial:
     seed: int
 
     def folder(self, out: Path) -> Path:
-        """Where it lies."""
+        """The folder of the run."""
         return out / self.arm / f"seed-{self.seed}"
 
 

@@ -19,11 +19,4 @@ __all__ = [
     "rows_of",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.trainers.learner.learner": "Learner Objective rows_of",
-        "agentenv.trainers.learner.losses": "OBJECTIVES get_objective",
-        "agentenv.trainers.learner.packing": "TrainingRow micro_batches",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -1,12 +1,11 @@
 """The supervised step that ReLIFT puts between those of reinforcement learning, and the demonstrations that wait for it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from agentenv.core.trajectory import Trajectory, from_record, to_record
+from agentenv.core.trajectory import Trajectory, checkpoint_record, from_record
 from agentenv.core.types import Task
 from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.trainers.learner.learner import Learner, Objective, rows_of
@@ -47,9 +46,7 @@ class DemonstrationBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """The demonstrations that wait, and the moments of the supervised steps so far."""
-        # Through JSON, because a checkpoint is read with `weights_only`, which takes plain values alone.
-        held = [json.loads(json.dumps(to_record(t, whole=True))) for t in self._held]
-        return {"held": held, "moments": self.moments.state_dict()}
+        return {"held": list(map(checkpoint_record, self._held)), "moments": self.moments.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up where ``state_dict`` stood.

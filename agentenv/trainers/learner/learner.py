@@ -133,7 +133,7 @@ class Learner:
         return trained_state(self.model)
 
     def optimizer_state(self) -> dict[str, Any]:
-        """What ``load`` takes."""
+        """The state of the optimiser, which ``load`` takes."""
         state: dict[str, Any] = self.optimizer.state_dict()
         return state
 
@@ -344,7 +344,7 @@ class Learner:
         return _Part(sums, ratios if counts else [], gradients, time.perf_counter() - began)
 
     def _gradients(self, goal: Tensor) -> list[Tensor | None]:
-        """Of the trained parameters; None for those that have been frozen since, and for those that the goal is not of."""
+        """The gradients of the trained parameters; None for frozen ones, and for those that the goal does not depend on."""
         moved = [parameter for parameter in self._trained if parameter.requires_grad]
         found = iter(torch.autograd.grad(goal, moved, allow_unused=True))
         return [next(found) if parameter.requires_grad else None for parameter in self._trained]

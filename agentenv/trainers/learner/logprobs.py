@@ -120,7 +120,7 @@ def _bounds(model: Any, packed: Packed) -> dict[str, Any]:
 def _of_rows(
     model: Any, packed: Packed, temperature: float, *, entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """As ``token_logprobs``, where the model itself applies the temperature; rows share what it has read."""
+    """Computes ``token_logprobs`` where the model itself applies the temperature; rows share what it has read."""
     held: dict[Any, Tensor] = {}
     logits = [
         model.row_logits(row.ids.tolist(), row.trained - 1, temperature=temperature, held=held)

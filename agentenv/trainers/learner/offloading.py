@@ -13,7 +13,7 @@ _SMALLEST = 2**16
 
 @contextmanager
 def offloaded_activations() -> Iterator[None]:
-    """In it tensors that autograd keeps go to the host, but for weights, small ones, and what is there anyway."""
+    """Within the block tensors that autograd keeps go to the host, but for weights, small ones, and what is there anyway."""
     with torch.autograd.graph.saved_tensors_hooks(_pack, _unpack):
         yield
 

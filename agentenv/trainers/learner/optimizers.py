@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentenv.errors import CheckpointMismatch, MissingExtra
+from agentenv.errors import CheckpointMismatch, needs_extra
 from agentenv.policies.lora import on_host
 from agentenv.trainers.learner.settings import MemorySettings
 
@@ -135,10 +135,8 @@ def _held_here(tensor: Any) -> Any:
 
 
 def _adamw_8bit() -> Any:
-    try:
+    with needs_extra("quantized"):
         from bitsandbytes.optim import AdamW8bit
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of(error.name or "bitsandbytes", "quantized") from error
     return AdamW8bit
 
 
@@ -179,7 +177,7 @@ class MasterWeights:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of the inner optimizer, with its step size."""
+        """The groups of the inner optimizer, with its step size."""
         groups: list[dict[str, Any]] = self.inner.param_groups
         return groups
 

@@ -181,9 +181,8 @@ class Packed:
     age: Tensor  # int64[N]
     proximal: Tensor | None  # [N]
     padding: int  # tokens of [B, T] that belong to no strip
-    positions: (
-        Tensor | None
-    )  # [B, T]; None where no strip holds several rows, and attention is plainly causal
+    # [B, T]; None where no strip holds several rows, and attention is plainly causal.
+    positions: Tensor | None
     attends: Tensor | None  # bool[B, 1, T, T]: query, key
     line: Tensor | None = None  # int64[2, T] where B is 1: strip and row of each token, row -1 where shared
     bounds: Tensor | None = (

@@ -13,7 +13,7 @@ from agentenv.trainers.learner.learner import Learner
 
 @dataclass
 class SecondPolicy:
-    """Who plays with the second set, and what learns it."""
+    """The policy that plays with the second set of weights, and the learner that trains them."""
 
     roles: tuple[str, ...]
     policy: HFPolicy

@@ -92,7 +92,7 @@ class ShardedLearner(Learner):
         reference: Any | None = None,
         image_reader: PixelReader | None = None,
     ) -> None:
-        """As ``Learner``; ``model`` is sharded in place, and equal in every process before.
+        """Takes what ``Learner`` takes; ``model`` is sharded in place, and equal in every process before.
 
         Raises:
             ConfigurationError: a setting of the section ``memory`` is for one process.
@@ -224,7 +224,7 @@ def _sharded_logprobs(
 
 
 def _backend(device: torch.device) -> str:
-    """Who carries tensors of the device between processes, and beside it who carries orders, which are not on any."""
+    """The backends that carry tensors of the device between processes, and orders, which are on no device."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 

@@ -189,7 +189,7 @@ def _make_run(
 
 
 def _temperatures(rollout: RolloutSettings) -> EntropyTemperatures | None:
-    """Who leads the temperatures of a tree's window, where they follow the entropy."""
+    """What sets the temperatures of a tree's window, where they follow the entropy."""
     strategy = get_strategy(rollout.strategy, rollout.strategy_options)
     return strategy.temperature_control() if isinstance(strategy, TreeStrategy) else None
 
@@ -211,7 +211,7 @@ def _make_group_runner(
     sampler: TaskSampler | None = None,
     second: SecondPolicy | None = None,
 ) -> GroupRunner:
-    """Who plays groups; ``sampler`` and ``second`` have a say in how where the learner is."""
+    """The runner of groups; where the learner is, ``sampler`` and ``second`` decide part of how they are played."""
     return GroupRunner(
         config.rollout,
         rollout_config(config.rollout, config.env, temperature=config.rollout.temperature),
@@ -227,7 +227,7 @@ def _make_group_runner(
 
 
 def _open_worker_pool(settings: ClusterSettings, open_runner: Callable[[], GroupRunner]) -> WorkerPool | None:
-    """Those who play in a cluster, where the configuration names one; close it afterwards."""
+    """The workers of a cluster, where the configuration names one; the caller closes the pool."""
     if not settings.address:
         return None
     cluster = RayCluster(settings, open_runner)
@@ -235,7 +235,7 @@ def _open_worker_pool(settings: ClusterSettings, open_runner: Callable[[], Group
 
 
 def open_group_runner(config: TrainConfig) -> GroupRunner:
-    """Who plays on a worker of a cluster: a policy of its own over the training questions.
+    """The runner of groups on a worker of a cluster: a policy of its own over the training questions.
 
     Raises:
         AgentEnvError: the configuration cannot be used there.

@@ -11,9 +11,4 @@ __all__ = [
     "RunFolder",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.trainers.run_folder.folder": "RunFolder",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

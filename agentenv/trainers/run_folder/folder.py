@@ -259,11 +259,7 @@ class RunFolder:
         Raises:
             Diverged: the weights, or the logits that they give, are not finite; nothing is written.
         """
-        refuse_diverged(policy.model, f"the weights after step {step}")
-        with new_folder(self.path / "best" / f"step-{step:06d}", replace=True) as part:
-            write_weights(policy.model, part)
-            write_readers(policy, part)
-            write_card(part, card)
+        self._keep("best", step, policy, card)
 
     def keep_version(self, step: int, policy: TrainedPolicy) -> None:
         """Writes the weights after ``step`` steps to ``league/``, where they stay.
@@ -271,10 +267,15 @@ class RunFolder:
         Raises:
             Diverged: the weights, or the logits that they give, are not finite; nothing is written.
         """
+        self._keep("league", step, policy)
+
+    def _keep(self, folder: str, step: int, policy: TrainedPolicy, card: EpisodeCard | None = None) -> None:
         refuse_diverged(policy.model, f"the weights after step {step}")
-        with new_folder(self.path / "league" / f"step-{step:06d}", replace=True) as part:
+        with new_folder(self.path / folder / f"step-{step:06d}", replace=True) as part:
             write_weights(policy.model, part)
             write_readers(policy, part)
+            if card is not None:
+                write_card(part, card)
 
     def results(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
         """What the finished run has found; None where there is no such file, or it or the trained policy is damaged."""

@@ -63,9 +63,8 @@ class RunLogs:
                 warn(f"{path} was damaged; it is restored from {kept}")
             elif not copied and name == "metrics" and _steps(wanted) != [*range(1, step + 1)]:
                 warn(f"{path} lacks lines of steps up to {step}, of which there is no copy; the run goes on")
-            if raw != wanted and (
-                wanted or raw is not None or name != "questions"
-            ):  # no self-play: no such log
+            # A run without self-play has no log of questions.
+            if raw != wanted and (wanted or raw is not None or name != "questions"):
                 write_bytes(path, wanted)
             self._lines[name] = _parsed(wanted)
 

@@ -13,9 +13,4 @@ __all__ = [
     "get_game",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.trainers.selfplay.games": "GAMES Game get_game",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 
 MINE = "own"
 """Paid by the environment itself."""
@@ -366,8 +366,7 @@ def get_game(name: str, evaluations: int = 1) -> Game:
         UnknownName: there is none.
         ConfigurationError: other evaluations than one in a game that is no discussion, or fewer.
     """
-    if name not in GAMES:
-        raise UnknownName.among("game", name, GAMES)
+    check_known("game", name, GAMES)
     if evaluations == 1:
         return GAMES[name]
     if evaluations < 1 or name not in DISCUSSIONS:

@@ -32,7 +32,7 @@ from agentenv.envs.search.self_play import (
     SearchSolver,
     is_spam,
 )
-from agentenv.errors import ConfigurationError, EndpointFault, JudgeFault, UnknownName
+from agentenv.errors import ConfigurationError, EndpointFault, JudgeFault, UnknownName, check_known
 from agentenv.evaluation.llm_judge import Judge
 from agentenv.evaluation.rubrics import get_rubric
 from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy
@@ -108,12 +108,10 @@ class SelfPlayStrategy:
                     f"check of the game {self.game!r}:", name, [m for m in turns if turns[m].optional]
                 )
         for name in self.prompts:
-            if name not in turns:
-                raise UnknownName.among(f"move of the game {self.game!r}:", name, turns)
+            check_known(f"move of the game {self.game!r}:", name, turns)
         roles = {turn.role for turn in game.turns} | set(agent_names(self.agents))
         for role in self.role_policies:
-            if role not in roles:
-                raise UnknownName.among(f"role of the game {self.game!r}:", role, roles)
+            check_known(f"role of the game {self.game!r}:", role, roles)
         if self.agents < 0 or (self.imitate and not game.taught):
             raise ConfigurationError(
                 f"self_play needs agents of at least 0, not {self.agents}, and imitate = false in the game {self.game!r} "

@@ -125,19 +125,18 @@ def failed_kinds(
     return sorted(found, key=lambda weakness: (-weakness.failure_rate, weakness.kind))
 
 
-def weaknesses(rates: Mapping[str, float], *, at_most: float = 0.5, least: int = 2) -> list[Weakness]:
-    """The kinds with at least ``least`` tasks and a mean solve rate of at most ``at_most``, the weakest first.
+def weaknesses(rates: Mapping[str, float], *, least: int = 2) -> list[Weakness]:
+    """The kinds with at least ``least`` tasks and a mean solve rate of at most .5, the weakest first.
 
     Args:
         rates: Share of solved attempts by question.
-        at_most: Solve rate above which a kind is no weakness.
         least: Tasks below which nothing is said of a kind.
     """
     kinds: dict[str, list[str]] = defaultdict(list)
     for question in rates:
         kinds[frame(question)].append(question)
     failed = {kind: sum(1 - rates[q] for q in asked) / len(asked) for kind, asked in kinds.items()}
-    weak = [kind for kind, asked in kinds.items() if len(asked) >= least and 1 - failed[kind] <= at_most]
+    weak = [kind for kind, asked in kinds.items() if len(asked) >= least and 1 - failed[kind] <= 0.5]
     total = sum(failed[kind] for kind in weak)
     found = [
         Weakness(

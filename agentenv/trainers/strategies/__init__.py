@@ -18,11 +18,4 @@ __all__ = [
     "play_groups",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.trainers.strategies.rollout_context": "RolloutContext",
-        "agentenv.trainers.strategies.step_verifiers": "VERIFIERS Verifier",
-        "agentenv.trainers.strategies.strategies": "STRATEGIES get_strategy play_groups",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -52,7 +52,7 @@ class BranchWindow:
         return self.start <= turn < self.start + len(self.temperatures)
 
     def temperature(self, turn: int) -> float:
-        """At which a turn is sampled."""
+        """The temperature at which a turn is sampled."""
         return self.temperatures[turn - self.start] if turn in self else self.outside
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentenv.core.concurrency.tasks import gather_all
-from agentenv.core.rollout import EpisodeSpec, play
+from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.errors import ConfigurationError, SnapshotRefused
 from agentenv.trainers.credit.preference_pairs import preference
-from agentenv.trainers.strategies.guidance import guide, is_guided, reopened, unguided
+from agentenv.trainers.strategies.guidance import is_guided, play_guided, reopened, unguided
 from agentenv.trainers.strategies.retry import play_marked
 from agentenv.trainers.strategies.rewind import Rewinder
 from agentenv.trainers.strategies.rollout_context import RolloutContext
@@ -114,11 +114,7 @@ class _Search:
                 await self.rewinder.back_to(state)
             except SnapshotRefused:
                 return None
-            config = self.context.config
-            if hint:
-                added = guide(state, self.context.chat, hint)
-                config = config.model_copy(update={"context_tokens": config.context_tokens + added})
-            played = await play(state, self.context.policy, self.context.chat, config)
+            played = await play_guided(state, self.context, hint or None)
             self.sampled += played.response_tokens - self.base.cut(turn).response_tokens
             acted = len(played.turns) > turn  # a refusal of the policy's service may end the try before
             if acted and played.valid and played.reward >= self.spec.env.reward_ceiling:

@@ -28,7 +28,7 @@ async def expert_script(state: EpisodeState, context: RolloutContext) -> tuple[s
         raise ConfigurationError(
             f"{type(context.policy).__name__} has no tokenizer to spell what the expert does in"
         )
-    return tuple(await ask_expert(state, context.config, partial(_actions, state.spec)) or ())
+    return tuple(await ask_expert(state, context.config.deadline_s, partial(_actions, state.spec)) or ())
 
 
 def _actions(spec: EpisodeSpec) -> Sequence[str]:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentenv.core.protocols import ChatFormat
-from agentenv.core.rollout import EpisodeSpec, EpisodeState
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, play
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
+from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 
 def place_guidance(chat: ChatFormat, row: Sequence[int], text: str) -> tuple[int, list[int]]:
@@ -76,6 +77,18 @@ def guide(state: EpisodeState, chat: ChatFormat, text: str) -> int:
     return len(ids)
 
 
+async def play_guided(state: EpisodeState, context: RolloutContext, text: str | None) -> Trajectory:
+    """Plays ``state`` to its end with ``text`` before its next turn, for which the context is made longer.
+
+    Raises:
+        ConfigurationError: see ``place_guidance``.
+    """
+    if text is not None:
+        added = guide(state, context.chat, text)
+        context = context.with_settings(context_tokens=context.config.context_tokens + added)
+    return await play(state, context.policy, context.chat, context.config)
+
+
 def unguided(guided: Trajectory) -> Trajectory:
     """``guided`` without its guidance; what was sampled after it is flagged, and not an id is changed.
 
@@ -94,9 +107,8 @@ def unguided(guided: Trajectory) -> Trajectory:
             )
         if guidance_seen and segment.kind is SegmentKind.POLICY:
             segment = replace(segment, context_mismatch=True)
-        if (
-            guidance_seen and joins and segment.kind is kept[-1].kind
-        ):  # the two halves of what the guidance was put into
+        # These are the two halves of the segment that the guidance was put into.
+        if guidance_seen and joins and segment.kind is kept[-1].kind:
             kept[-1] = kept[-1].joined(segment)
         else:
             kept.append(segment)

@@ -13,9 +13,7 @@ from functools import partial
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.rollout import (
     EpisodeSpec,
-    open_episode,
     play,
-    run_episode,
 )
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.core.types import Task
@@ -92,8 +90,7 @@ class AdaptiveHintStrategy:
             spec, first, name = specs[number * slots + place], context.episode(place), f"round-{number}"
             if share:
                 return await play_hinted(spec, context, first, name, partial(leading_hint, share=share))
-            playing = (context.policy, context.chat, context.config)
-            return [await run_episode(spec, *playing, episode=f"{first}-{name}")]
+            return [await context.run(spec, f"{first}-{name}")]
 
         return _flat(await run_rounds(context, slots, partial(_plain, specs, context), then))
 
@@ -188,8 +185,7 @@ class DemonstrateStrategy:
 
 async def _plain(specs: Sequence[EpisodeSpec], context: RolloutContext, place: int) -> Played:
     """One episode, inside its slot."""
-    episode = context.episode(place)
-    return [await run_episode(specs[place], context.policy, context.chat, context.config, episode=episode)]
+    return [await context.run(specs[place], context.episode(place))]
 
 
 def _flat(rounds: Sequence[Sequence[Played]]) -> Played:
@@ -220,8 +216,8 @@ async def spell(
         raise ConfigurationError(
             f"{type(context.policy).__name__} has no tokenizer to spell demonstrations in"
         )
-    state = await open_episode(spec, context.policy, context.chat, context.config, episode=episode)
-    taken = await ask_expert(state, context.config, partial(actions, spec))
+    state = await context.open(spec, episode)
+    taken = await ask_expert(state, context.config.deadline_s, partial(actions, spec))
     script = ScriptedPolicy({} if taken is None else {episode: taken}, tokenizer)
     demonstration = await play(state, script, context.chat, context.config)
     segments = [

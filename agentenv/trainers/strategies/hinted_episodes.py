@@ -6,18 +6,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from agentenv.core.env_calls import call_plain
-from agentenv.core.rollout import (
-    EpisodeSpec,
-    EpisodeState,
-    RolloutConfig,
-    never_fitted,
-    open_episode,
-    play,
-)
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, never_fitted
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import EndReason
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.strategies.guidance import guide, unguided
+from agentenv.trainers.strategies.guidance import play_guided, unguided
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 T = TypeVar("T")
@@ -38,15 +31,13 @@ async def play_hinted(
         hint: The hint, asked for after the reset.
     """
     episode = f"{parent}-{name}"
-    state = await open_episode(spec, context.policy, context.chat, context.config, episode=episode)
-    text = await ask_expert(state, context.config, partial(hint, spec)) or ""
+    state = await context.open(spec, episode)
+    text = await ask_expert(state, context.config.deadline_s, partial(hint, spec)) or ""
     if state.ended is None and not text:
         return []
-    added = guide(state, context.chat, text) if text else 0
     state.spec = replace(spec, seed=spec.seed + _SECOND)
-    config = context.config.model_copy(update={"context_tokens": context.config.context_tokens + added})
     try:
-        guided = await play(state, context.policy, context.chat, config)
+        guided = await play_guided(state, context, text or None)
     finally:
         context.policy.release(episode)
     if never_fitted(guided):
@@ -57,7 +48,7 @@ async def play_hinted(
     return [replace(unguided(guided), info=guided.info | {"strategy": did}, **lineage)]
 
 
-async def ask_expert(state: EpisodeState, config: RolloutConfig, ask: Callable[[], T]) -> T | None:
+async def ask_expert(state: EpisodeState, seconds: float, ask: Callable[[], T]) -> T | None:
     """What the environment's expert says; None where the episode has ended, or ended because that failed.
 
     Raises:
@@ -66,7 +57,7 @@ async def ask_expert(state: EpisodeState, config: RolloutConfig, ask: Callable[[
     if state.ended is not None:
         return None
     try:
-        return await call_plain("the environment's expert", config.deadline_s, ask)
+        return await call_plain("the environment's expert", seconds, ask)
     except ConfigurationError:
         raise
     except Exception as error:

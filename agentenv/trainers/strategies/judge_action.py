@@ -8,7 +8,7 @@ from agentenv.core.grammar import earliest_block
 from agentenv.core.rollout import EpisodeSpec, EpisodeState, act, observe, sample
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory, Turn
 from agentenv.core.types import Message, MessagePart, Observation
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, check_known
 from agentenv.trainers.strategies.rollout_context import RolloutContext, gather_slots
 
 NOTE = "\n[The last result was of no use and is left out.]\n"
@@ -33,8 +33,7 @@ class JudgeStrategy:
     """What becomes of it: ``note`` leaves a note in its place, ``mark`` keeps it with a mark (version 3 of the paper)."""
 
     def __post_init__(self) -> None:
-        if self.drop not in DROPS:
-            raise UnknownName.among("way to drop an observation", self.drop, DROPS)
+        check_known("way to drop an observation", self.drop, DROPS)
         if not self.verdict:
             raise ConfigurationError("judge needs a verdict that the policy can write, not an empty one")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from agentenv.core.concurrency.tasks import gather_all
-from agentenv.core.rollout import EpisodeSpec, run_episode
+from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.scoring.scorers import get_scorer, load_scorer
 from agentenv.core.trajectory import Trajectory
 from agentenv.data.paraphrases import paraphrases_of
@@ -63,9 +63,7 @@ class ParaphraseStrategy:
 
     async def _episode(self, place: int, spec: EpisodeSpec, context: RolloutContext) -> Trajectory:
         async with context.slot(place):
-            return await run_episode(
-                spec, context.policy, context.chat, context.config, episode=context.episode(place)
-            )
+            return await context.run(spec, context.episode(place))
 
 
 def compared(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentenv.core.protocols import Policy
-from agentenv.core.rollout import EpisodeSpec, run_episode
+from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import PolicyFault
@@ -64,8 +64,8 @@ async def play_from(spec: EpisodeSpec, context: RolloutContext, episode: str) ->
     """The episode that goes on from ``spec.prefix``; only what the policy sampled now is trained."""
     assert spec.prefix is not None
     prefix = spec.prefix
-    policy = PrefixPolicy(context.policy, prefix)
-    played = await run_episode(spec, policy, context.chat, context.config, episode=f"{episode}-continued")
+    context = replace(context, policy=PrefixPolicy(context.policy, prefix))
+    played = await context.run(spec, f"{episode}-continued")
     count = len(prefix.turns)
     segments = [
         replace(s, trained=False) if s.kind is SegmentKind.POLICY and s.turn < count else s

@@ -161,7 +161,7 @@ class Reflection:
 
 
 class Reflector(Protocol):
-    """Writes reports."""
+    """Writes reports on finished episodes."""
 
     async def reflect(self, trajectory: Trajectory, ceiling: float, *, episode: str, seed: int) -> Reflection:
         """Reflects on a finished episode.

@@ -19,14 +19,12 @@ from agentenv.core.rollout import (
     EpisodeSpec,
     EpisodeState,
     never_fitted,
-    open_episode,
-    play,
     take_turn,
 )
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError, SnapshotRefused
-from agentenv.trainers.strategies.guidance import guide, is_guided, pivot_masked, reopened, unguided
+from agentenv.trainers.strategies.guidance import is_guided, pivot_masked, play_guided, reopened, unguided
 from agentenv.trainers.strategies.reflection import Reflector, failed_reflection, pivot_of, validate_report
 from agentenv.trainers.strategies.reflectors import check_reflected_tasks, check_reflector, make_reflector
 from agentenv.trainers.strategies.rewind import Rewinder
@@ -146,9 +144,7 @@ class ReflectRetryStrategy:
 
     async def _go_on(self, state: EpisodeState, guidance: str, context: RolloutContext) -> Trajectory | None:
         """The retry to its end, guidance and all; None where the guidance leaves no room for a turn."""
-        added = guide(state, context.chat, guidance) if self.guidance else 0
-        config = context.config.model_copy(update={"context_tokens": context.config.context_tokens + added})
-        guided = await play(state, context.policy, context.chat, config)
+        guided = await play_guided(state, context, guidance if self.guidance else None)
         return None if never_fitted(guided) else guided
 
 
@@ -162,7 +158,7 @@ async def play_marked(
     spec: EpisodeSpec, rewinder: Rewinder, context: RolloutContext, episode: str
 ) -> Trajectory:
     """One episode with the state of each turn kept."""
-    state = await open_episode(spec, context.policy, context.chat, context.config, episode=episode)
+    state = await context.open(spec, episode)
     while state.ended is None:
         await rewinder.mark(state)
         if state.ended is None:

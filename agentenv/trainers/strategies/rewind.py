@@ -44,7 +44,7 @@ class Rewinder:
         A state that refuses to be captured is left to replay.
         """
         possible = self.start.env.capability >= StateCapability.MEMORY
-        self._snapshots.append(await capture(state, self.config) if possible else None)
+        self._snapshots.append(await capture(state, self.config.deadline_s) if possible else None)
 
     async def back_to(self, state: EpisodeState) -> None:
         """Brings the environment to where ``state`` stands, at the beginning of its next turn; a failure ends it.
@@ -57,7 +57,7 @@ class Rewinder:
         """
         snapshot = self._snapshots[len(state.turns)]
         if snapshot is not None:
-            await rewind(state, snapshot, self.config)
+            await rewind(state, snapshot, self.config.deadline_s)
             return
         try:
             await self._replay(state)
@@ -81,7 +81,7 @@ class Rewinder:
         snapshots, self._snapshots = self._snapshots, []
         for snapshot in snapshots:
             if snapshot is not None:
-                await release(snapshot, self.config)
+                await release(snapshot, self.config.deadline_s)
 
 
 def observation_hash(observation: Observation) -> str:

@@ -94,7 +94,7 @@ class _Episode:
     async def _turn(self) -> None:
         config, clean = self.context.config, self.record.copy()
         completion = await self._sample(self.record, config)
-        snapshot = await capture(self.record, config) if completion and self.enabled else None
+        snapshot = await capture(self.record, config.deadline_s) if completion and self.enabled else None
         if completion is None or self.record.ended is not None:
             return
         try:
@@ -107,7 +107,7 @@ class _Episode:
                 self._observe(self.record, observation)
         finally:
             if snapshot is not None:
-                await release(snapshot, config)
+                await release(snapshot, config.deadline_s)
 
     def _is_taken_back(self) -> bool:
         turn, markers = self.record.turns[-1], self.record.spec.env.call_markers
@@ -120,7 +120,7 @@ class _Episode:
         """Tries the failed turn again from ``clean`` and ``snapshot``, which are of the moment before it."""
         self.counts["triggered"] += 1
         first, config = self.record, self.context.config
-        kept = await capture(first, config) if self.strategy.commit == "on_success" else None
+        kept = await capture(first, config.deadline_s) if self.strategy.commit == "on_success" else None
         try:
             for attempt in range(1, self.strategy.retries + 1):
                 if self.record.ended is not None or await self._try_again(clean, snapshot, attempt):
@@ -128,12 +128,12 @@ class _Episode:
             self.counts["failed"] += 1
             self.enabled = False
             if kept is not None:
-                await rewind(first, kept, config)
+                await rewind(first, kept, config.deadline_s)
                 self.record = first
             self._observe(self.record, error_of(self.record.turns[-1], failures=self.strategy.retries + 1))
         finally:
             if kept is not None:
-                await release(kept, config)
+                await release(kept, config.deadline_s)
 
     async def _try_again(self, clean: EpisodeState, snapshot: Snapshot, attempt: int) -> bool:
         """One correction of the failed turn; whether the turn is settled."""
@@ -148,7 +148,7 @@ class _Episode:
         if completion is None or not is_call(completion.text, self.record.spec.env.call_markers):
             await self._follow(noisy, completion)
             return True
-        await rewind(self.record, snapshot, config)
+        await rewind(self.record, snapshot, config.deadline_s)
         if self.record.ended is not None:
             return True
         self.record, action = self._spliced(clean, noisy, completion.text)

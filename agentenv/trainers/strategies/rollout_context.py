@@ -15,8 +15,8 @@ so which slots are live must never depend on time:
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Self, TypeVar
 
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.tasks import gather_all, task_group
@@ -57,6 +57,18 @@ class RolloutContext:
         """The episode id that belongs to the group's slot ``place``; a trajectory of a group has one of these."""
         return f"{self.name}-{self.first + place}"
 
+    def with_settings(self, **settings: object) -> Self:
+        """This context with other ``settings`` of its configuration, such as ``temperature``."""
+        return replace(self, config=self.config.model_copy(update=settings))
+
+    async def open(self, spec: EpisodeSpec, episode: str) -> EpisodeState:
+        """`open_episode` with what the group is played with."""
+        return await open_episode(spec, self.policy, self.chat, self.config, episode=episode)
+
+    async def run(self, spec: EpisodeSpec, episode: str) -> Trajectory:
+        """`run_episode` with what the group is played with."""
+        return await run_episode(spec, self.policy, self.chat, self.config, episode=episode)
+
     @asynccontextmanager
     async def slot(self, place: int) -> AsyncIterator[None]:
         """Makes the running task the live episode of slot ``place``, on a worker; waits only where every worker is taken.
@@ -76,8 +88,7 @@ class RolloutContext:
 async def play_alone(spec: EpisodeSpec, context: RolloutContext, place: int) -> list[Trajectory]:
     """One episode in slot ``place``, and nothing that follows from it."""
     async with context.slot(place):
-        playing = (context.policy, context.chat, context.config)
-        return [await run_episode(spec, *playing, episode=context.episode(place))]
+        return [await context.run(spec, context.episode(place))]
 
 
 async def gather_slots(
@@ -96,7 +107,7 @@ async def gather_slots(
     async def alone(place: int, spec: EpisodeSpec) -> Trajectory:
         async with context.slot(place):
             episode = context.episode(place)
-            state = await open_episode(spec, context.policy, context.chat, context.config, episode=episode)
+            state = await context.open(spec, episode)
             try:
                 return await play(state)
             finally:

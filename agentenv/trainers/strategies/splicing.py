@@ -29,7 +29,7 @@ class SampledTurn:
 
     @property
     def ids(self) -> list[int]:
-        """Its token ids."""
+        """The token ids of the turn."""
         return [i for segment in self.segments for i in segment.ids]
 
 

@@ -138,6 +138,9 @@ def reading_on(name: str) -> str:
     return f"The answer stands in the passage on {name}." if name else ""
 
 
+_CLEARLY_LESS = 0.1  # the smallest fall of the predicted reward that is a flaw
+
+
 def first_drop(values: Sequence[float], margin: float) -> int | None:
     """The first step t with V_(t + 1) - V_t < -margin, V_t the value of the state before it; None where there is none.
 
@@ -152,17 +155,15 @@ class ProcessVerifier:
     """A process reward model: the first step of a failure after which a value model expects clearly less reward than before.
 
     A value model that learned from the outcomes of recorded episodes is a process reward model whose labels are Monte Carlo
-    estimates (Math-Shepherd, Wang et al. 2023, arXiv:2312.08935). Where no step lowers the value by ``margin`` the last one
+    estimates (Math-Shepherd, Wang et al. 2023, arXiv:2312.08935). Where no step lowers the value by .1 the last one
     is the flaw. An episode with the full reward has none.
 
     Args:
         value: The value model: a file of ``agentenv value``, or ``tiny``, which is shipped.
-        margin: Smallest fall of the predicted reward that is a flaw.
     """
 
-    def __init__(self, value: str = SHIPPED, margin: float = 0.1) -> None:
+    def __init__(self, value: str = SHIPPED) -> None:
         self._value = value
-        self._margin = margin
 
     def check_tasks(self, tasks: Sequence[Task]) -> None:
         """Loads the value model, so that a run without one ends before it begins.
@@ -183,7 +184,7 @@ class ProcessVerifier:
         if not turns or trajectory.reward >= ceiling:
             return None
         values = load_value_model(self._value).values(state_pieces(trajectory.task.question, turns))
-        step = first_drop(values, self._margin)
+        step = first_drop(values, _CLEARLY_LESS)
         if step is None:
             last = len(turns) - 1
             return Flaw(last, "the last action was wrong", f"This was wrong: {turns[last].action}")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.options import bind_options, load_part, made_part
-from agentenv.core.rollout import EpisodeSpec, run_episode
+from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.trainers.strategies.hinted_episodes import play_hinted
@@ -61,8 +61,7 @@ class PlainStrategy:
                 return [await play_from(spec, context, episode)]
             if spec.guidance:
                 return await play_hinted(spec, context, episode, "seeded", lambda _: spec.guidance)
-            playing = (context.policy, context.chat, context.config)
-            return [await run_episode(spec, *playing, episode=episode)]
+            return [await context.run(spec, episode)]
 
 
 STRATEGIES: Mapping[str, str] = {

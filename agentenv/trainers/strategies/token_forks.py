@@ -7,6 +7,7 @@ from math import exp
 from typing import NamedTuple, Protocol
 
 from agentenv.core.protocols import Policy
+from agentenv.core.scoring.likeness import edit_distance
 
 Ranked = tuple[tuple[int, float], tuple[int, float]]
 """The two most likely tokens of a place with their log-probs, the likelier first."""
@@ -123,17 +124,6 @@ def rouge_l(a: Sequence[int], b: Sequence[int]) -> float:
         for j, y in enumerate(b):
             row.append(before[j] + 1 if x == y else max(row[j], before[j + 1]))
     return 2 * row[-1] / (len(a) + len(b))
-
-
-def edit_distance(a: Sequence[int], b: Sequence[int]) -> int:
-    """Fewest insertions, deletions and substitutions that make ``a`` into ``b`` (Levenshtein 1966)."""
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a, start=1):
-        before = row
-        row = [i]
-        for j, y in enumerate(b):
-            row.append(min(before[j] + (x != y), before[j + 1] + 1, row[j] + 1))
-    return row[-1]
 
 
 def share_at(schedule: Schedule, step: int) -> float:

@@ -18,7 +18,6 @@ from agentenv.core.rollout import (
     capture,
     fork,
     observe,
-    open_episode,
     release,
     rewind,
     sample,
@@ -199,7 +198,7 @@ class TreeStrategy:
         return BranchWindow(start, temperatures or usual, self.outside_temperature)
 
     def temperature_control(self) -> EntropyTemperatures | None:
-        """Who leads the temperatures of the window through a run; None where they stay."""
+        """What sets the temperatures of the window through a run; None where they stay as they are."""
         if not self.entropies:
             return None
         wanted = on_line(self.entropies, self.window)
@@ -257,7 +256,7 @@ class _TreeBuilder:
         context, spec = self.context, self.specs[slots.start]
         async with context.slot(slots.start):
             episode = context.episode(slots.start)
-            state = await open_episode(spec, context.policy, context.chat, context.config, episode=episode)
+            state = await context.open(spec, episode)
             script = await expert_script(state, context) if self.strategy.progress else ()
             await self._grow(Branch(state, slots, self.strategy.depth, script=script), tasks)
 
@@ -296,7 +295,7 @@ class _TreeBuilder:
             await self._fork_at_tokens(branch, before, tasks, completion)
         branch.head = ()
         watched = branch.may_fork and self.strategy.fork_at == "failure"
-        snapshot = await capture(state, config) if watched else None
+        snapshot = await capture(state, config.deadline_s) if watched else None
         if state.ended is not None:
             return
         try:
@@ -310,7 +309,7 @@ class _TreeBuilder:
                 await self._note_progress(branch)
         finally:
             if snapshot is not None:
-                await release(snapshot, config)
+                await release(snapshot, config.deadline_s)
 
     async def _sample(self, branch: Branch, room: RolloutConfig) -> Completion | None:
         """The next action; where there is a window, at its temperature, and trained within it alone."""
@@ -387,7 +386,7 @@ class _TreeBuilder:
     ) -> None:
         """Branches from ``before``, whose state is the environment's present one, or from a token written since."""
         width = min(2 if alternative else self.strategy.width, len(branch.slots))
-        envs = await fork(branch.record, width - 1, self.context.config)
+        envs = await fork(branch.record, width - 1, self.context.config.deadline_s)
         own, *others = shares(branch.slots, len(envs) + 1)
         branch.slots = own
         branch.forks -= bool(envs)
@@ -412,14 +411,14 @@ class _TreeBuilder:
     ) -> None:
         """Branches from ``before``, whose state is in ``snapshot``; the environment comes back to where it is."""
         config, state = self.context.config, branch.record
-        kept = await capture(state, config)
+        kept = await capture(state, config.deadline_s)
         if kept is None:
             return
         try:
-            await rewind(state, snapshot, config)
+            await rewind(state, snapshot, config.deadline_s)
             if state.ended is None:
                 await self._fork(branch, before, tasks)
             if state.ended is None:
-                await rewind(state, kept, config)
+                await rewind(state, kept, config.deadline_s)
         finally:
-            await release(kept, config)
+            await release(kept, config.deadline_s)

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentenv.core.env import Env
 from agentenv.core.env_lifecycle import close_quickly
-from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig, act, fork, observe, sample
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, act, fork, observe, sample
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Completion
 from agentenv.errors import ConfigurationError
@@ -44,11 +44,10 @@ class TreeDecodeStrategy:
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """One trajectory for each start, in their order."""
-        warm = context.config.temperature or self.temperature
-        config = context.config.model_copy(update={"temperature": warm})
+        warm = context.with_settings(temperature=context.config.temperature or self.temperature)
 
         async def decode(state: EpisodeState) -> Trajectory:
-            decoder = _Decoder(self, context, config)
+            decoder = _Decoder(self, warm)
             leaves = await decoder.grow(state, self.leaves)
             return _with_metrics(leaves, decoder.sampled)
 
@@ -61,7 +60,6 @@ class _Decoder:
 
     strategy: TreeDecodeStrategy
     context: RolloutContext
-    config: RolloutConfig
     sampled: int = 0
     """Tokens that were sampled."""
 
@@ -80,7 +78,7 @@ class _Decoder:
         drafts: dict[str, tuple[EpisodeState, Completion | None]] = {}
         for attempt in range(max(count, 1)):
             draft = state.copy()
-            completion = await sample(draft, self.context.policy, self.config, attempt=attempt)
+            completion = await sample(draft, self.context.policy, self.context.config, attempt=attempt)
             if completion is None:
                 return [*drafts.values()] or [(draft, None)]
             self.sampled += len(completion.ids)
@@ -91,7 +89,7 @@ class _Decoder:
         self, drafts: Sequence[tuple[EpisodeState, Completion | None]], room: int
     ) -> list[Trajectory]:
         """The leaves behind each of ``drafts``, in environments of their own; the first stays in that of the branch."""
-        envs: list[Env[Any]] = await fork(drafts[0][0], len(drafts) - 1, self.config)
+        envs: list[Env[Any]] = await fork(drafts[0][0], len(drafts) - 1, self.context.config.deadline_s)
         parts = len(envs) + 1
         shares = [room * (place + 1) // parts - room * place // parts for place in range(parts)]
         leaves: list[Trajectory] = []
@@ -103,15 +101,15 @@ class _Decoder:
                     await self._act(state, completion)
                 leaves += await self.grow(state, share)
         finally:
-            await close_quickly(envs, self.config.deadline_s)
+            await close_quickly(envs, self.context.config.deadline_s)
         return leaves
 
     async def _act(self, state: EpisodeState, completion: Completion | None) -> None:
         if completion is None:
             return
-        observation = await act(state, completion.text, self.config, completion.turn)
+        observation = await act(state, completion.text, self.context.config, completion.turn)
         if observation is not None:
-            observe(state, self.context.chat, observation, self.config.context_tokens)
+            observe(state, self.context.chat, observation, self.context.config.context_tokens)
 
 
 def vote_of(trajectory: Trajectory) -> str | None:

@@ -20,11 +20,9 @@ from agentenv.core.env_lifecycle import close_quickly
 from agentenv.core.rollout import (
     EpisodeSpec,
     EpisodeState,
-    RolloutConfig,
     act,
     fork,
     observe,
-    open_episode,
     sample,
 )
 from agentenv.core.trajectory import Trajectory, Turn
@@ -112,9 +110,8 @@ class ValueSearchStrategy:
             CheckpointMismatch: there is no such value model.
         """
         model = None if self.reads_rewards else load_value_model(self.value)
-        warm = context.config.temperature or self.temperature
-        config = context.config.model_copy(update={"temperature": warm})
-        searches = [_Search(self, model, spec, place, context, config) for place, spec in enumerate(specs)]
+        warm = context.with_settings(temperature=context.config.temperature or self.temperature)
+        searches = [_Search(self, model, spec, place, warm) for place, spec in enumerate(specs)]
         return await gather_all(search.run() for search in searches)
 
 
@@ -173,7 +170,6 @@ class _Search:
     spec: EpisodeSpec
     place: int
     context: RolloutContext
-    config: RolloutConfig
     left: int = 0
     """States that may still be chosen."""
     root: _Node | None = None
@@ -204,7 +200,7 @@ class _Search:
         try:
             await run_rounds(replace(self.context, first=first), samples, self._open, self._next)
         finally:
-            await close_quickly(self.forked, self.config.deadline_s)
+            await close_quickly(self.forked, self.context.config.deadline_s)
         assert self.best is not None  # the first continuation, whatever came of it
         kept, states = self.best[1], {}
         if self.model is None:
@@ -218,10 +214,7 @@ class _Search:
     async def _open(self, slot: int) -> _Continuation:
         """Begins the episode, in one slot; nothing is played where it ends at once."""
         if slot == 0:
-            name = f"{self.episode}-0"
-            state = await open_episode(
-                self.spec, self.context.policy, self.context.chat, self.config, episode=name
-            )
+            state = await self.context.open(self.spec, f"{self.episode}-0")
             self.root = _Node(state, goes_on=state.ended is None)
             return _Continuation(state.ended)
         return _Continuation()
@@ -279,18 +272,18 @@ class _Search:
         finally:
             self.context.policy.release(draft.episode)
             if env is not None:
-                await close_quickly([env], self.config.deadline_s)
+                await close_quickly([env], self.context.config.deadline_s)
         return _Continuation(draft.ended, action, after, there is not None)
 
     async def _fork(self, state: EpisodeState) -> Env[Any] | None:
         """A fork of the environment of ``state``; None where there can be none, also where a failure ended the episode."""
         async with self.forking:
-            return next(iter(await fork(state, 1, self.config)), None)
+            return next(iter(await fork(state, 1, self.context.config.deadline_s)), None)
 
     async def _close_idle(self) -> None:
         idle, self.idle = self.idle, []
         self.forked = [env for env in self.forked if all(env is not other for other in idle)]
-        await close_quickly(idle, self.config.deadline_s)
+        await close_quickly(idle, self.context.config.deadline_s)
 
     def _leave(self, state: EpisodeState) -> None:
         """Nothing is played from ``state`` any more; the environment of the start belongs to others."""
@@ -298,13 +291,13 @@ class _Search:
 
     async def _turn(self, state: EpisodeState, attempt: int) -> str:
         """One turn; the action, which is empty where there was no room for one."""
-        completion = await sample(state, self.context.policy, self.config, attempt=attempt)
+        completion = await sample(state, self.context.policy, self.context.config, attempt=attempt)
         if completion is None:
             return ""
         self.metrics["sampled_tokens"] += len(completion.ids)
-        observation = await act(state, completion.text, self.config, completion.turn)
+        observation = await act(state, completion.text, self.context.config, completion.turn)
         if observation is not None:
-            observe(state, self.context.chat, observation, self.config.context_tokens)
+            observe(state, self.context.chat, observation, self.context.config.context_tokens)
         return completion.text
 
     def _grow(self, node: _Node, continuations: Sequence[_Continuation]) -> None:

@@ -22,10 +22,4 @@ __all__ = [
     "get_sampler",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.trainers.task_sampling.samplers": "SAMPLERS get_sampler",
-        "agentenv.trainers.task_sampling.step_budget": "StatelessSampler StepBudget TaskDraw TaskSampler",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -3,8 +3,6 @@
 The paper's thresholds are kept, and what it leaves open is said where it is filled in; ``docs/sampling.md`` has the table.
 """
 
-import gzip
-import json
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from agentenv.core.io.strict_json import read_json_text
-from agentenv.core.trajectory import Origin, Trajectory, from_record, to_record
+from agentenv.core.io.tables import open_text
+from agentenv.core.trajectory import Origin, Trajectory, checkpoint_record, from_record
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.task_sampling.step_budget import Group, Selection, StepBudget, TaskDraw, require
@@ -33,9 +32,8 @@ def rollout_count(rate: float, size: int, *, easy: float = 0.6, min_rollouts: in
         min_rollouts: Rollouts of a task that always succeeds; at most ``size`` counts.
     """
     excess = max(0.0, rate - easy) / (1 - easy)
-    return size - math.floor(
-        excess * (size - min(min_rollouts, size)) + 1e-9
-    )  # float noise must not cost a rollout
+    # Float noise must not cost a rollout.
+    return size - math.floor(excess * (size - min(min_rollouts, size)) + 1e-9)
 
 
 @dataclass(kw_only=True)
@@ -146,7 +144,7 @@ class AdaptiveCuration:
             whole = trajectory.origin is Origin.DEMONSTRATION or not trajectory.guided
             if trajectory.valid and whole and self._is_success(trajectory.reward):
                 self._lengths[place] = max(self._lengths.get(place, 0), len(trajectory.turns))
-                self._stored[place] = json.loads(json.dumps(to_record(trajectory, whole=True)))
+                self._stored[place] = checkpoint_record(trajectory)
 
     def _fill(self, tasks: Sequence[Task]) -> None:
         places = {task.id: place for place, task in enumerate(tasks)}
@@ -183,7 +181,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
     files = sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]
     for file in files:
         try:
-            with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
+            with open_text(file) as lines:
                 yield from map(read_json_text, lines)
         except (OSError, ValueError) as error:
             raise ConfigurationError(

@@ -261,7 +261,7 @@ class PromptGame(DifficultyGame):
         return bool(group.rewards) and fmean(self.outcomes_with(group)) in (0.0, 1.0)
 
     def _factors(self, played_in: Sequence[int]) -> dict[int, float]:
-        """By class of a step, what the credit of its tasks is multiplied by; the step's own losses count already."""
+        """For each class of a step the factor of its tasks' credit; the step's own losses count already."""
         present = sorted(set(played_in))
         found = self._weights(present) if self.apply == "weight" else self._distribution(present)
         if self.z_bound:

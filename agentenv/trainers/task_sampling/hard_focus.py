@@ -69,9 +69,8 @@ class HardFocus:
         for group in step_budget.groups:
             total, count = self._sums.get(group.task, (0.0, 0))
             self._sums[group.task] = (total + group.successes, count + len(group.rewards))
-            self._known.setdefault(
-                group.task, 1.0
-            )  # of which every episode failed in us: not known to be hard
+            # A task whose episodes all met an infrastructure failure is not known to be hard.
+            self._known.setdefault(group.task, 1.0)
         self._steps += 1
         surveyed = phase == 0 and len(self._known) >= len(step_budget.tasks)
         lasted = 0 < phase < len(self.phases) and self._steps >= self.phases[phase - 1][0]

@@ -5,7 +5,6 @@ ReST-RL, 2025, arXiv:2508.19576. The formulas are pure functions; ``docs/samplin
 Shapes: L turns of a solution behind which it can be cut: all but the last.
 """
 
-import json
 import math
 from collections import deque
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agentenv.core.trajectory import Trajectory, to_record
+from agentenv.core.trajectory import Trajectory, checkpoint_record
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.group_statistics import Values
 from agentenv.trainers.task_sampling.step_budget import Group, Selection, StepBudget, TaskDraw, require
@@ -130,7 +129,4 @@ class PartialStates:
 
 def _cut(trajectory: Trajectory, turns: int) -> dict[str, Any]:
     """The record of the first turns of an episode; it keeps the id of the whole."""
-    kept = trajectory.cut(turns)
-    # Through JSON, because a checkpoint is read with `weights_only`, which takes plain values alone.
-    record: dict[str, Any] = json.loads(json.dumps(to_record(kept, whole=True) | {"id": trajectory.id}))
-    return record
+    return checkpoint_record(trajectory.cut(turns)) | {"id": trajectory.id}

@@ -3,7 +3,6 @@
 Shapes: N tasks, R of them known from their outcomes.
 """
 
-import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from agentenv.core.trajectory import Origin, Trajectory, from_record, to_record
+from agentenv.core.trajectory import Origin, Trajectory, checkpoint_record, from_record
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.encoder import make_encoder
@@ -111,7 +110,7 @@ class TargetedReplay:
         return self.fresh < 1
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
-        """Those of the set, then tasks of predicted success near the target, uniform ones while nothing is known."""
+        """Draws the set, then tasks of predicted success near the target, uniform ones while nothing is known."""
         probed = self._probed(step_budget)
         count = step_budget.questions - len(probed)
         drawn = np.resize(self._targeted(step_budget, count), count)
@@ -231,4 +230,4 @@ class TargetedReplay:
 
 
 def _frozen(group: Group) -> tuple[int, list[dict[str, Any]]]:
-    return group.task, [json.loads(json.dumps(to_record(t, whole=True))) for t in group.credited]
+    return group.task, [checkpoint_record(trajectory) for trajectory in group.credited]

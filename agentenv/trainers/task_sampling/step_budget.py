@@ -203,7 +203,7 @@ class StatelessSampler:
         return Selection(step_budget.groups)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """An empty state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

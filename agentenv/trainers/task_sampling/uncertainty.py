@@ -17,39 +17,19 @@ from numpy.typing import NDArray
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
+from agentenv.evaluation.statistics.intervals import t_quantile
 from agentenv.retrievers.encoder import make_encoder
 from agentenv.trainers.task_sampling.allocation import added, first_look
 from agentenv.trainers.task_sampling.step_budget import Group, Selection, StepBudget, TaskDraw, require
 
 
-@lru_cache(maxsize=1024)
-def t_quantile(level: float, df: int) -> float:
-    """The t with P(|T| < t) = ``level`` of Student's distribution with ``df`` degrees of freedom.
-
-    The finite sums of Abramowitz and Stegun (1964), 26.7.3 and 26.7.4, in the angle atan(t / sqrt(df)), bisected.
-    """
-    low, high = 0.0, math.pi / 2
-    # Sixty halvings of an angle of at most pi / 2 exhaust the digits of a float. The angle is bisected and not t
-    # itself, which has no upper bound.
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _central_mass(middle, df) < level else (low, middle)
-    return math.sqrt(df) * math.tan(low)
-
-
-def _central_mass(angle: float, df: int) -> float:
-    square = math.cos(angle) ** 2
-    term, total = math.cos(angle) if df % 2 else 1.0, 0.0
-    for j in range(df % 2, df - 1, 2):
-        total += term
-        term *= square * (j + 1) / (j + 2)
-    mass = math.sin(angle) * total
-    return 2 / math.pi * (angle + mass) if df % 2 else mass
-
-
 def half_width(deviation: float, size: int, *, level: float = 0.95) -> float:
     """Half the width of the confidence interval of a mean: t sqrt(s^2 / n); infinite for fewer than two outcomes."""
-    return t_quantile(level, size - 1) * deviation / math.sqrt(size) if size > 1 else math.inf
+    return _t_quantile((1 + level) / 2, size - 1) * deviation / math.sqrt(size) if size > 1 else math.inf
+
+
+# The intervals of a step ask for few pairs of level and size, again and again, and each is bisected.
+_t_quantile = lru_cache(maxsize=1024)(t_quantile)
 
 
 def priority(deviation: float, size: int, total: int, *, exploration: float, level: float = 0.95) -> float:

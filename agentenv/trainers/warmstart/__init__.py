@@ -11,9 +11,4 @@ __all__ = [
     "record_expert",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.trainers.warmstart.expert_pool": "record_expert",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

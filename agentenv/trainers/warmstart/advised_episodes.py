@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from agentenv.core.concurrency.tasks import gather_all
-from agentenv.core.env_lifecycle import close_quickly, make_envs
+from agentenv.core.env_lifecycle import open_envs
 from agentenv.core.rollout import EpisodeSpec, play
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import Task
@@ -87,19 +87,17 @@ async def attempted(
     Raises:
         Fault: the verifier failed.
     """
-    seconds = context.config.deadline_s
-    (env,) = await make_envs([task_env.make_env], seconds)
-    spec = EpisodeSpec(env, task_env.source.tasks[place], seed=place)
-    rewinder, episode = Rewinder(spec, context.config), f"{context.name}-{place}"
-    try:
-        base = await play_marked(spec, rewinder, context, episode)
-        failed = base.valid and base.reward < env.reward_ceiling
-        flaw = await verifier.first_flaw(base, env.reward_ceiling) if failed else None
-        yield Attempt(base, flaw, spec, rewinder)
-    finally:
-        context.policy.release(episode)
-        await rewinder.release()
-        await close_quickly([env], seconds)
+    async with open_envs([task_env.make_env], context.config.deadline_s) as (env,):
+        spec = EpisodeSpec(env, task_env.source.tasks[place], seed=place)
+        rewinder, episode = Rewinder(spec, context.config), f"{context.name}-{place}"
+        try:
+            base = await play_marked(spec, rewinder, context, episode)
+            failed = base.valid and base.reward < env.reward_ceiling
+            flaw = await verifier.first_flaw(base, env.reward_ceiling) if failed else None
+            yield Attempt(base, flaw, spec, rewinder)
+        finally:
+            context.policy.release(episode)
+            await rewinder.release()
 
 
 async def _mended(attempt: Attempt, context: RolloutContext) -> Trajectory | None:

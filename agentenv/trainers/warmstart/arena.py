@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import torch
 
-from agentenv.core.env_lifecycle import close_quickly, make_envs
+from agentenv.core.env_lifecycle import open_envs
 from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError
@@ -159,18 +159,14 @@ def _learn(
     display: Display,
 ) -> Metrics:
     """All epochs on ``taught``; the metrics of `learn`."""
-    examples = [
-        example
-        for trajectory in taught
-        for example in training_examples(trajectory, mask_redundant=settings.mask_redundant)
-    ]
+    examples = training_examples(taught, mask_redundant=settings.mask_redundant)
     return learn(policy, examples, settings.learning, run.memory, rng, display)
 
 
 def failures(
     run: TrainConfig, task_env: TaskEnv, policy: HFPolicy, taught: Sequence[Trajectory]
 ) -> list[Trajectory]:
-    """Those of ``taught`` whose tasks the policy does not solve when it decides greedily."""
+    """The episodes of ``taught`` whose tasks the policy does not solve when it decides greedily."""
     chat = make_chat_format(run.format, run.chat, policy)
     config = rollout_config(run.rollout, run.env, temperature=0.0)
     context = RolloutContext(policy, chat, config, policy.tokenizer.decode, name="arena")
@@ -189,16 +185,12 @@ def failures(
 async def _play(
     task_env: TaskEnv, taught: Sequence[Trajectory], context: RolloutContext
 ) -> list[list[Trajectory]]:
-    seconds = context.config.deadline_s
-    envs = await make_envs([task_env.make_env] * len(taught), seconds)
-    try:
+    async with open_envs([task_env.make_env] * len(taught), context.config.deadline_s) as envs:
         groups = [
             [EpisodeSpec(env, one.task, seed=place, group_id=f"task-{place}")]
             for place, (env, one) in enumerate(zip(envs, taught, strict=True))
         ]
         return await play_groups(groups, PlainStrategy(), context)
-    finally:
-        await close_quickly(envs, seconds)
 
 
 _CARD = """\

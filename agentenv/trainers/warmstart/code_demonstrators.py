@@ -4,8 +4,8 @@ A slip raises an error as soon as it is run: a wrong name, a lost colon or brack
 """
 
 import re
+from collections.abc import Callable
 from random import Random
-from typing import Protocol
 
 from agentenv.core.types import Task
 
@@ -13,12 +13,8 @@ MENDED = 7 / 15
 """Share of the slips that are mended."""
 _SAMPLES = {"list": "[7, 2, 9, 4]", "word": "'banane'", "number": "17"}
 
-
-class Demonstrator(Protocol):
-    """Gives the actions of an episode."""
-
-    def __call__(self, task: Task, rng: Random) -> list[str]:
-        """What is written, turn by turn."""
+Demonstrator = Callable[[Task, Random], list[str]]
+"""Gives what is written in an episode, turn by turn."""
 
 
 def prover(task: Task, rng: Random) -> list[str]:

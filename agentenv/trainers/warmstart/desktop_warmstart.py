@@ -8,12 +8,12 @@ find is when to stop, and what to use.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from agentenv.core.chat import TemplateFormat
 from agentenv.core.rollout import RolloutConfig
@@ -75,11 +75,8 @@ class Moment(NamedTuple):
     screen: Screen
 
 
-class Demonstrator(Protocol):
-    """Gives the next action of an episode."""
-
-    def __call__(self, now: Moment, rng: Random) -> str:
-        """What is written."""
+Demonstrator = Callable[[Moment, Random], str]
+"""Gives the next action of an episode."""
 
 
 def careful(now: Moment, rng: Random) -> str:
@@ -154,7 +151,8 @@ def desktop_warmstart(config: DesktopWarmstartConfig, display: Display, out: Pat
     """
     began = time.perf_counter()
     display.phase("demonstrations", 2 * config.tasks)
-    shown = [[demo for _, demo in demonstrations(who, config)] for who in ({careful: 1.0}, MIXTURE)]
+    mixtures: Sequence[Mapping[Demonstrator, float]] = ({careful: 1.0}, MIXTURE)
+    shown = [[demo for _, demo in demonstrations(mixture, config)] for mixture in mixtures]
     texts = [
         "\n".join(["user", *(m.text for m in demo.contexts[-1]), demo.actions[-1], "assistant"])
         for demo in shown[0]

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentenv.core.env_lifecycle import close_quickly, make_envs
+from agentenv.core.env_lifecycle import open_envs
 from agentenv.core.io.files import write_text
 from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Trajectory, Turn, to_record
@@ -92,10 +92,6 @@ def found_documents(turns: Sequence[Turn]) -> set[str]:
 
 
 async def _play(task_env: TaskEnv, place: int, context: RolloutContext) -> list[Trajectory]:
-    seconds = context.config.deadline_s
-    (env,) = await make_envs([task_env.make_env], seconds)
-    try:
+    async with open_envs([task_env.make_env], context.config.deadline_s) as (env,):
         shown = await play_demonstration(EpisodeSpec(env, task_env.source.tasks[place], seed=place), context)
-    finally:
-        await close_quickly([env], seconds)
     return [trajectory for trajectory in shown if trajectory.valid]

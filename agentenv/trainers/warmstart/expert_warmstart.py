@@ -62,11 +62,7 @@ def expert_warmstart(
     runs = [config.model_copy(update={"policy": first.policy}) for config in runs]
     advised = [episode for config in runs for episode in advised_episodes(config, advisor)] if advisor else []
     shown = [*(episode for config in runs for episode in demonstrations(config)), *advised]
-    examples = [
-        example
-        for trajectory in shown
-        for example in training_examples(trajectory, mask_redundant=mask_redundant)
-    ]
+    examples = training_examples(shown, mask_redundant=mask_redundant)
     steps = learning.steps_on(len(examples))
     display.phase("imitation", steps)
     learned = learn(policy, examples, learning, first.memory, Random(first.seed), display)
@@ -93,13 +89,17 @@ def demonstrations(config: TrainConfig) -> list[Trajectory]:
     return shown
 
 
-def training_examples(trajectory: Trajectory, *, mask_redundant: bool = False) -> list[TrainingExample]:
-    """Each row of an episode as ids and which of them the policy is to write.
+def training_examples(shown: Sequence[Trajectory], *, mask_redundant: bool = False) -> list[TrainingExample]:
+    """Each row of the episodes as ids and which of them the policy is to write.
 
     Args:
-        trajectory: The episode.
+        shown: The episodes.
         mask_redundant: Whether it is not to write turns that lead back to an earlier state.
     """
+    return [example for trajectory in shown for example in _rows_of(trajectory, mask_redundant)]
+
+
+def _rows_of(trajectory: Trajectory, mask_redundant: bool) -> list[TrainingExample]:
     looped = redundant_in(trajectory) if mask_redundant else []
     left_out = {turn for turn, redundant in enumerate(looped) if redundant}
     return [

@@ -16,7 +16,6 @@ from agentenv.policies.hf import HFPolicy
 from agentenv.progress import Display
 from agentenv.trainers.learner.logprobs import checkpoint_layers
 from agentenv.trainers.learner.settings import MemorySettings
-from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
 from agentenv.trainers.warmstart.supervised import (
     Metrics,
     TrainingExample,
@@ -121,7 +120,7 @@ def learn(
     drawn = draws(examples, settings, rng)
     if rate is None:
         cut = (in_batches(rows, 0.0) for rows in drawn)
-        return {"tokens": fit(policy, cut, steps, settings.scale, WarmstartConfig(), display)}
+        return {"tokens": fit(policy, cut, steps, settings.scale, display)}
     if memory.gradient_checkpointing:
         checkpoint_layers(policy.model)
     parts = (in_micro_batches(rows, memory.micro_tokens) for rows in drawn)

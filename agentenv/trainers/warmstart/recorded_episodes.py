@@ -89,7 +89,7 @@ class RecordedEpisode(Env[_Played]):
         return [turn["action"] for turn in self.record["turns"]]
 
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of ``stop`` that ended the recorded turn; one within it did not."""
+        """The stop strings that ended the recorded turn; one within it did not."""
         action = self.record["turns"][self.state.turns]["action"]
         return tuple(one for one in stop if action.find(one) == len(action) - len(one))
 
@@ -138,7 +138,7 @@ def imitate_recorded(
     refuse_measured(run, [record for records in solved for record in records], display)
     policy = trained_policy(run.policy, run.lora, run.compute.precise(), seed=run.seed)
     shown, exact = in_tokens(run, policy, list(zip(evaluations, solved, strict=True)))
-    examples = [example for trajectory in shown for example in training_examples(trajectory)]
+    examples = training_examples(shown)
     steps = learning.steps_on(len(examples))
     display.phase("imitation", steps)
     learned = learn(policy, examples, learning, run.memory, Random(run.seed), display)

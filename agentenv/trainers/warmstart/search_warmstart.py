@@ -60,6 +60,10 @@ from agentenv.trainers.warmstart.supervised import (
 )
 
 _WORLD = WorldConfig(documents=200, questions=48, families=("lookup", "bridge"), split="train")
+_INDEX_USES = 30  # optimiser steps on one world of the index phase
+_PAGE_WEIGHT = 0.3
+"""Loss weight of prompt and page tokens against 1 for the policy's own, while it learns to read: names repeat there, which
+teaches copying. Refinement and what follows count the policy's own alone."""
 _INDEX_WORLD = replace(_WORLD, documents=1000, questions=1500, distractors=0.2)
 
 
@@ -90,23 +94,14 @@ class WarmstartConfig:
     their turns, as retries are."""
     episodes: int = 32
     """Demonstrations an optimiser step."""
-    matrix_rate: float = 0.02
-    """Peak step size of Muon; the mixture phase runs at a tenth of both rates."""
-    vector_rate: float = 3e-3
-    """Peak step size of AdamW, for embeddings, norms and biases."""
     world: WorldConfig = field(default=_WORLD)
     """Dials of the worlds; the seed is replaced for every batch."""
     index_world: WorldConfig = field(default=_INDEX_WORLD)
     """Dials of the worlds of the index phase and the mixture; the seed is replaced for every world."""
-    index_uses: int = 30
-    """Optimiser steps on one such world."""
     encoder: str = "minilm"
     """Encoder of their documents and queries, as ``search.encoder`` of a run names it."""
     k: int = 2
     """Documents a search."""
-    page_weight: float = 0.3
-    """Loss weight of prompt and page tokens against 1 for the policy's own: names repeat there, which teaches copying.
-    Refinement and the mixture count the policy's own alone."""
     refinement_distractors: float = 0.5
     """Share of nearly equal names in the worlds of refinement: the document of a similar name is what readers take last."""
     judged: int = 1200
@@ -143,7 +138,7 @@ def warmstart(
     def learn(phase: str, batches: Iterator[list[Batch]], steps: int, scale: float) -> None:
         if steps:
             display.phase(phase, steps)
-            metrics["tokens"] += fit(_rounded(policy), batches, steps, scale, config, display)
+            metrics["tokens"] += fit(_rounded(policy), batches, steps, scale, display)
             metrics["steps"][phase] = metrics["steps"].get(phase, 0) + steps
 
     learn("index", _index_batches({careful: 1.0}, config, 80_000_000, chat), config.index_steps, 0.5)
@@ -168,12 +163,12 @@ def _train_reading(config: WarmstartConfig, display: Display) -> tuple[HFPolicy,
     batches = chain(islice(_copying(config, chat), config.copying_steps), _reading(config, chat))
     steps = config.copying_steps + config.reading_steps
     display.phase("reader", steps)
-    tokens = fit(policy, batches, steps, 1.0, config, display)
+    tokens = fit(policy, batches, steps, 1.0, display)
     rounds = []
     for number in range(config.refinement_rounds):
         display.phase(f"refinement {number + 1}", config.refinement_steps)
         harder = _refinement_batches(config, chat, number)
-        tokens += fit(_rounded(policy), harder, config.refinement_steps, 0.5, config, display)
+        tokens += fit(_rounded(policy), harder, config.refinement_steps, 0.5, display)
         rounds.append(copy.deepcopy(_rounded(policy).model.state_dict()))
     if rounds:
         policy.model.load_state_dict(mean_weights(rounds))
@@ -211,13 +206,13 @@ def _copying(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch
     """Half exercises about one document, half echoes of one."""
     half = config.episodes // 2
     for demos in reading_exercises(seed=config.seed + 50_000_000, worlds=config.world, k=1, count=2 * half):
-        yield _batches(config, chat, [*demos[:half], *map(echo, demos[half:])])
+        yield _batches(chat, [*demos[:half], *map(echo, demos[half:])], _PAGE_WEIGHT)
 
 
 def _reading(config: WarmstartConfig, chat: InlineFormat) -> Iterator[list[Batch]]:
-    """The reader's steps."""
+    """The steps of the reading phase."""
     for demos in _exercises_and_episodes(config, 0):
-        yield _batches(config, chat, demos)
+        yield _batches(chat, demos, _PAGE_WEIGHT)
 
 
 def _exercises_and_episodes(config: WarmstartConfig, offset: int) -> Iterator[list[Demo]]:
@@ -237,10 +232,10 @@ def _refinement_batches(config: WarmstartConfig, chat: InlineFormat, number: int
     query), and half careful episodes. Each round has worlds of its own.
     """
     worlds = replace(config.world, distractors=config.refinement_distractors)
-    config = replace(config, seed=config.seed + number * 1_000_000, world=worlds, page_weight=0.0)
+    config = replace(config, seed=config.seed + number * 1_000_000, world=worlds)
     rows = follow(seed=config.seed + 70_000_000, worlds=worlds, k=config.k, count=config.episodes // 4)
     for batches, searches in zip(_exercises_and_episodes(config, 60_000_000), rows, strict=False):
-        yield _batches(config, chat, [*batches[config.episodes // 4 :], *searches])
+        yield _batches(chat, [*batches[config.episodes // 4 :], *searches])
 
 
 def _index_batches(
@@ -257,20 +252,18 @@ def _index_batches(
         k=config.k,
         encoder=make_encoder(config.encoder),
         count=config.episodes,
-        uses=config.index_uses,
+        uses=_INDEX_USES,
     )
-    config = replace(config, page_weight=0.0)
     for demos in lessons:
-        yield _batches(config, chat, demos)
+        yield _batches(chat, demos)
 
 
 def _small_batches(
     mixture: Mapping[Demonstrator, float], config: WarmstartConfig, offset: int, chat: InlineFormat
 ) -> Iterator[list[Batch]]:
     """The steps of a mixture over small worlds; ``offset`` picks the worlds, and pages weigh nothing."""
-    config = replace(config, page_weight=0.0)
     for demos in demonstrate(mixture, seed=config.seed + offset, worlds=config.world, k=config.k):
-        yield _batches(config, chat, demos[: config.episodes])
+        yield _batches(chat, demos[: config.episodes])
 
 
 def _chains(config: WarmstartConfig) -> WarmstartConfig:
@@ -281,8 +274,8 @@ def _chains(config: WarmstartConfig) -> WarmstartConfig:
     return replace(config, world=world)
 
 
-def _batches(config: WarmstartConfig, chat: InlineFormat, demos: Sequence[Demo]) -> list[Batch]:
-    return in_batches([to_tokens(chat, demo) for demo in demos], config.page_weight)
+def _batches(chat: InlineFormat, demos: Sequence[Demo], page_weight: float = 0.0) -> list[Batch]:
+    return in_batches([to_tokens(chat, demo) for demo in demos], page_weight)
 
 
 def reading_accuracy(policy: HFPolicy, chat: InlineFormat, config: WarmstartConfig) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from agentenv.core.env_lifecycle import close_quickly, make_envs
+from agentenv.core.env_lifecycle import open_envs
 from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
@@ -108,11 +108,7 @@ def self_distillation(run: TrainConfig, settings: DistillationConfig, display: D
             f"none of {len(tasks)} tasks of {run.name} has an episode that earns {settings.least:g}: show other examples, "
             "play more of them, or ask for less"
         )
-    examples = [
-        example
-        for trajectory in kept
-        for example in training_examples(trajectory, mask_redundant=settings.mask_redundant)
-    ]
+    examples = training_examples(kept, mask_redundant=settings.mask_redundant)
     steps = settings.learning.steps_on(len(examples))
     display.phase("imitation", steps)
     learned = learn(policy, examples, settings.learning, run.memory, Random(run.seed), display)
@@ -137,7 +133,7 @@ def own_best(
     settings: DistillationConfig,
     display: Display,
 ) -> list[Trajectory]:
-    """Of each task the best of the policy's episodes after ``shots``, without them, where it earns enough."""
+    """The best of the policy's episodes of each task after ``shots``, recorded without these, where it earns enough."""
     chat = make_chat_format(run.format, run.chat, policy)
     config = rollout_config(run.rollout, run.env, temperature=run.rollout.temperature)
     display.phase("own episodes", len(tasks))
@@ -219,17 +215,14 @@ async def _play(
     context: RolloutContext,
 ) -> list[list[Trajectory]]:
     """The episodes with the numbers ``slots`` of each task, which has a seed and the id of its group."""
-    seconds = context.config.deadline_s
-    envs = await make_envs([task_env.make_env] * (len(posed) * len(slots)), seconds)
-    free = iter(envs)
-    try:
+    makes = [task_env.make_env] * (len(posed) * len(slots))
+    async with open_envs(makes, context.config.deadline_s) as envs:
+        free = iter(envs)
         groups = [
             [EpisodeSpec(next(free), task, 1000 * seed + slot, group, guidance=shots) for slot in slots]
             for task, seed, group in posed
         ]
         return await play_groups(groups, PlainStrategy(), context)
-    finally:
-        await close_quickly(envs, seconds)
 
 
 async def expert_shots(task_env: TaskEnv, seconds: float) -> str:
@@ -239,8 +232,7 @@ async def expert_shots(task_env: TaskEnv, seconds: float) -> str:
         ConfigurationError: there is no expert, or it needs more than one action.
     """
     shown: list[str] = []
-    (env,) = await make_envs([task_env.make_env], seconds)
-    try:
+    async with open_envs([task_env.make_env], seconds) as (env,):
         for task in task_env.source.tasks[:SHOTS]:
             opening, _ = env.reset(seed=0, options={"task": task})
             actions: Sequence[Any] | None = env.expert()
@@ -249,8 +241,6 @@ async def expert_shots(task_env: TaskEnv, seconds: float) -> str:
                     f"{task_env.env.id} shows no example of one action; give a file of examples with --shots"
                 )
             shown.append("".join(message.text for message in opening).strip() + "\n" + str(actions[0]))
-    finally:
-        await close_quickly([env], seconds)
     return "Here are examples.\n\n" + "\n\n".join(shown) + "\n\nNow do the same for this one.\n"
 
 

@@ -22,7 +22,6 @@ from agentenv.retrievers.simulation.simulated import SimulationConfig
 from agentenv.retrievers.simulation.simulation_data import Example, Page, measure_quality
 from agentenv.retrievers.simulation.simulators import FORM_FILE, LocalSimulator, SamplingOptions, ask
 from agentenv.trainers.learner.denormals import flushed_denormals
-from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
 from agentenv.trainers.warmstart.supervised import Batch, fit, in_batches, write_folder
 
 HELD_OUT = 100
@@ -72,14 +71,7 @@ def train_simulator(
     train_examples, tests = examples[:-held], examples[-held:]
     torch.manual_seed(config.seed)
     display.phase("simulator", config.steps)
-    tokens = fit(
-        policy,
-        _batches(policy, train_examples, config),
-        config.steps,
-        config.rate,
-        WarmstartConfig(),
-        display,
-    )
+    tokens = fit(policy, _batches(policy, train_examples, config), config.steps, config.rate, display)
     display.phase("quality", 0)
     draw = SamplingOptions(SimulationConfig().tokens, temperature=0.0)
     simulator = LocalSimulator(policy, draw, "compact", "trained")

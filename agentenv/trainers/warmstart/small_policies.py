@@ -13,6 +13,9 @@ from agentenv.policies.tiny import build_model, build_tokenizer
 from agentenv.progress import Display
 from agentenv.trainers.warmstart.supervised import TrainingExample, fit, sample_batches
 
+_PAGE_WEIGHT = 0.05
+"""Loss weight of what the policy reads against 1 for what it writes."""
+
 
 @dataclass(frozen=True)
 class SmallPolicyConfig:
@@ -30,18 +33,12 @@ class SmallPolicyConfig:
     """Layers of the model."""
     heads: int = 3
     """Heads of 32 a layer."""
-    matrix_rate: float = 0.02
-    """Peak step size of Muon."""
-    vector_rate: float = 3e-3
-    """Peak step size of AdamW."""
-    page_weight: float = 0.05
-    """Loss weight of what the policy reads against 1 for what it writes."""
     judged: int = 100
     """Tasks of the dev split on which it is judged at the end."""
 
 
 def untrained_policy(texts: Sequence[str], tags: Sequence[str], config: SmallPolicyConfig) -> HFPolicy:
-    """An untrained policy.
+    """A policy with random weights and a tokenizer of its own.
 
     Args:
         texts: What the tokenizer is learned from.
@@ -69,9 +66,9 @@ def imitate(
         policy: Who learns.
         examples: What is shown.
         steps: Optimiser steps.
-        config: Batch and step sizes.
+        config: Examples of a step and the seed.
         display: Gets the progress.
         rate: Share of the peak step sizes.
     """
-    batches = sample_batches(examples, config.episodes, config.page_weight, Random(config.seed + 1))
-    return fit(policy, batches, steps, rate, config, display)
+    batches = sample_batches(examples, config.episodes, _PAGE_WEIGHT, Random(config.seed + 1))
+    return fit(policy, batches, steps, rate, display)

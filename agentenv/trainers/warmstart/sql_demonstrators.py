@@ -4,9 +4,8 @@ A slip is a query that cannot run, or one that runs and answers another question
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Protocol
 
 from agentenv.core.grammar import written_block
 from agentenv.core.types import Task
@@ -26,12 +25,8 @@ _OTHERS = {
     " ASC": " DESC",
 }
 
-
-class Demonstrator(Protocol):
-    """Gives the actions of an episode."""
-
-    def __call__(self, task: Task, rng: Random) -> list[str]:
-        """What is written, turn by turn."""
+Demonstrator = Callable[[Task, Random], list[str]]
+"""Gives what is written in an episode, turn by turn."""
 
 
 def queries(careless: float, tags: tuple[str, str], looks: Sequence[int]) -> Demonstrator:

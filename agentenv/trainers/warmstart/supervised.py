@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,18 +39,10 @@ Metrics = dict[str, Any]
 METRICS = "warmstart.json"
 
 _CHUNKS = 3
-
-
-class Rates(Protocol):
-    """The two step sizes of a warm start."""
-
-    @property
-    def matrix_rate(self) -> float:
-        """Peak step size of Muon."""
-
-    @property
-    def vector_rate(self) -> float:
-        """Peak step size of AdamW."""
+_MATRIX_RATE = 0.02
+"""Peak step size of Muon, for the matrices of the layers."""
+_VECTOR_RATE = 3e-3
+"""Peak step size of AdamW, for embeddings, norms and biases."""
 
 
 def in_batches(examples: Sequence[TrainingExample], page_weight: float) -> list[Batch]:
@@ -97,15 +89,21 @@ def fit(
     examples: Iterator[list[Batch]],
     steps: int,
     scale: float,
-    config: Rates,
     display: Display,
 ) -> int:
-    """Supervised steps with warm-up and cosine decay; returns the number of tokens seen.
+    """Supervised steps of Muon and AdamW with warm-up and cosine decay; returns the number of tokens seen.
+
+    Args:
+        policy: Whose weights move.
+        examples: The batches of each step.
+        steps: How many are made.
+        scale: Share of the usual peak step sizes.
+        display: Gets the progress.
 
     Raises:
         Diverged: the loss or the norm of a gradient is not finite; the weights are those before that step.
     """
-    optimizers = [(optimizer, peak * scale) for optimizer, peak in _optimizers(policy.model, config)]
+    optimizers = [(optimizer, peak * scale) for optimizer, peak in _optimizers(policy.model)]
     return _take_steps(policy, examples, steps, optimizers, _schedule, display)
 
 
@@ -171,14 +169,14 @@ def _take_steps(
     return seen
 
 
-def _optimizers(model: Any, config: Rates) -> list[tuple[torch.optim.Optimizer, float]]:
+def _optimizers(model: Any) -> list[tuple[torch.optim.Optimizer, float]]:
     """Muon for the matrices of the layers and AdamW for everything else, each with its peak step size."""
     named = list(model.named_parameters())
     matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
     rest = [p for name, p in named if p.ndim != 2 or "embed" in name]
-    muon = torch.optim.Muon(matrices, lr=config.matrix_rate, weight_decay=0.0)
-    adam = torch.optim.AdamW(rest, lr=config.vector_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    return [(muon, config.matrix_rate), (adam, config.vector_rate)]
+    muon = torch.optim.Muon(matrices, lr=_MATRIX_RATE, weight_decay=0.0)
+    adam = torch.optim.AdamW(rest, lr=_VECTOR_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    return [(muon, _MATRIX_RATE), (adam, _VECTOR_RATE)]
 
 
 def _weighted_loss(model: Any, ids: Tensor, weights: Tensor, total: Tensor | int) -> float:

@@ -15,11 +15,4 @@ __all__ = [
     "WorkerPool",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "agentenv.trainers.workers.cluster": "RayCluster",
-        "agentenv.trainers.workers.rollout_scheduler": "RolloutScheduler",
-        "agentenv.trainers.workers.worker_pool": "WorkerPool",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

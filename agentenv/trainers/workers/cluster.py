@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.trajectory import Trajectory
-from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, WorkerLost
+from agentenv.errors import AgentEnvError, ConfigurationError, WorkerLost, first_line, needs_extra
 from agentenv.trainers.config.sections import ClusterSettings
 from agentenv.trainers.workers import ray_guard
 from agentenv.trainers.workers.inflight import InflightGroup
@@ -88,7 +88,7 @@ class RolloutActor:
 
 
 class RayWorker:
-    """One actor."""
+    """A worker that is an actor of Ray."""
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
@@ -215,10 +215,8 @@ def _guard_of(session: Path) -> "subprocess.Popen[bytes] | None":
 
 def _connect(settings: ClusterSettings) -> Path:
     """Connects to Ray; returns the folder of the session."""
-    try:
+    with needs_extra("cluster"):
         import ray
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of("ray", "cluster") from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     here: dict[str, Any] = {"address": settings.address}
     if settings.address == "local":
@@ -232,6 +230,7 @@ def _connect(settings: ClusterSettings) -> Path:
             warnings.simplefilter("ignore")  # of Ray about its own future
             context = ray.init(log_to_driver=False, logging_level=logging.ERROR, **here)
     except Exception as error:  # a node that is late raises no kind of its own
-        reason = str(error).strip().partition("\n")[0][:200]
-        raise ConfigurationError(f"no Ray cluster can be used at {settings.address}: {reason}") from error
+        raise ConfigurationError(
+            f"no Ray cluster can be used at {settings.address}: {first_line(error)}"
+        ) from error
     return Path(str(context.address_info["session_dir"]))

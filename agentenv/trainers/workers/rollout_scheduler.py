@@ -120,10 +120,8 @@ class RolloutScheduler:
         try:
             with waiting():
                 return self._batch(step, counts)
-        except (
-            Exception,
-            Interrupted,
-        ):  # what is drawn is not lost: a checkpoint made now begins the step again
+        except (Exception, Interrupted):
+            # A checkpoint that is made now begins the step again, so what is drawn is not lost.
             self._sampler.load_state_dict(learned)
             self._inflight, self._opened[step] = inflight, self._reopened(step, drawn)
             raise

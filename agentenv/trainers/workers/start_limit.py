@@ -14,7 +14,7 @@ class StartLimit:
     """The groups of one step, which begin in the order in which they ask. Belongs to the loop that runs them."""
 
     def __init__(self, groups: int) -> None:
-        """Lets ``groups`` begin."""
+        """Lets as many as ``groups`` groups begin."""
         self._left = asyncio.Semaphore(groups)
         self._allowed, self._begun, self._ended = groups, 0, 0
 

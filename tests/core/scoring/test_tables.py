@@ -50,13 +50,8 @@ B: Table = [("a",), ("b",), ("b",), ("c",)]
         ([(2, "b"), (1, "a")], A, 1.0, 1.0, 0.0),  # columns are free; the rows stand in reverse, so rho is -1
         ([("a",), ("b",), ("c",)], B, 1.0, 0.667, 1.0),  # b once in place of twice: 2 of 3
         ([("b",), ("b",), ("a",), ("c",)], B, 1.0, 1.0, 0.75),  # rho 1 - 6 (1 + 1) / (3 * 8) = .5
-        (
-            [("b",), ("x",), ("a",), ("a",)],
-            B,
-            0.667,
-            0.0,
-            0.0,
-        ),  # 2 of 3 cells both ways; a, b in reverse, x aside
+        # 2 of 3 cells both ways; a, b in reverse, x aside.
+        ([("b",), ("x",), ("a",), ("a",)], B, 0.667, 0.0, 0.0),
         ([("a",)], B, 0.5, 0.333, 1.0),  # CP 1, CR 1/3 is .333: .666 / 1.333; one common row is in order
         ([("x",)], B, 0.0, 0.0, 0.0),
         ([], [], 1.0, 1.0, 1.0),

@@ -139,9 +139,8 @@ def test_the_web_is_another_corpus_whose_pages_are_opened() -> None:
 def test_the_reward_is_f1_or_a_part_of_the_tools_that_were_tried() -> None:
     env = begun("chunk_search", "web_search")
     call(env, "chunk_search", "Halvik")
-    assert env.step("<think>So.</think><answer>Rome</answer>").reward == pytest.approx(
-        0.05
-    )  # one tool of two
+    # One tool of two.
+    assert env.step("<think>So.</think><answer>Rome</answer>").reward == pytest.approx(0.05)
     env.reset(seed=0)
     assert env.step("<think>So.</think><answer>Ulm</answer>").reward == 1.0
 

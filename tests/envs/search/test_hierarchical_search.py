@@ -177,10 +177,8 @@ ALL_CALLS = [LOCAL_CALL] + [LOCAL_CALL.replace("local_", other) for other in ("w
 @pytest.mark.parametrize(
     ("actions", "reward"),
     [
-        (
-            [*ALL_CALLS, "<think>It is</think><answer>Paris</answer>"],
-            0.1,
-        ),  # an honest attempt that goes wrong
+        # An honest attempt that goes wrong.
+        ([*ALL_CALLS, "<think>It is</think><answer>Paris</answer>"], 0.1),
         ([*ALL_CALLS, *["<think>again</think>" + LOCAL_CALL] * 6], 0.0),  # never answers
         ([*ALL_CALLS, "<answer>Paris</answer>"], 0.0),  # never thinks
         ([*ALL_CALLS, "<think>It is<answer>Norland</answer>"], 0.0),

@@ -16,7 +16,6 @@ from agentenv.envs.search.page_summaries import (
     best_sentence,
     condensed,
     final_information,
-    likeness,
     make_summarizer,
 )
 from agentenv.errors import ContextTooSmall, EndpointFault, EnvFault, UnknownName
@@ -56,12 +55,6 @@ def played(*actions: str, **options: Any) -> tuple[HybridSearch, list[Step]]:
     env = HybridSearch(tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), k=1, **options)
     env.reset(seed=0)
     return env, [env.step(action) for action in actions]
-
-
-def test_likeness_is_the_f1_of_two_sets_of_words() -> None:
-    """Two of three words are in both: 2 * 2 / (3 + 3)."""
-    assert likeness({"halvik", "lies", "in"}, {"halvik", "lies", "here"}) == pytest.approx(2 / 3)
-    assert likeness({"halvik"}, {"port"}) == likeness(set(), set()) == 0.0
 
 
 def test_the_sentence_that_fits_best_needs_more_than_a_fifth() -> None:

@@ -53,10 +53,8 @@ READY = "<answer>ready</answer>"
         (["<search>Ketterby</search>", "<search>Halvik</search>", READY], [-0.05, -0.05, 1.2]),
         (["<search>Ketterby\nHalvik</search>", READY], [-0.1, 1.2]),  # two queries in one turn
         (["<search>Halvik</search>", *["x"] * 4], [-0.05, 0.0, 0.0, 0.0, 0.0]),  # a plan that never ends
-        (
-            ["<search>Ketterby</search>", "<answer>Norland</answer>"],
-            [-0.05, 0.0],
-        ),  # the planner's own word is not asked
+        # The planner's own word is not asked.
+        (["<search>Ketterby</search>", "<answer>Norland</answer>"], [-0.05, 0.0]),
         ([READY], [0.0]),
     ],
 )
@@ -230,11 +228,8 @@ def test_a_query_cannot_hold_a_rating_that_the_judge_repeats() -> None:
         ("no", {}, 0.0),
         ("yes", {}, 1.0),  # "Norland" says what "the Norland" says
         ("no", {"gain": True}, 0.5),  # 1/2 + 0 - max(0, 0)
-        (
-            "yes",
-            {"gain": True},
-            1.5,
-        ),  # 1/2 + 1 - max(0, 0): nothing is answered without a search, and "Ada" is wrong
+        # 1/2 + 1 - max(0, 0): nothing is answered without a search, and "Ada" is wrong.
+        ("yes", {"gain": True}, 1.5),
     ],
 )
 def test_a_judge_of_answers_is_asked_where_the_scorer_sees_no_match(
@@ -269,9 +264,8 @@ def test_a_judge_of_answers_that_fails_is_a_fault_and_one_that_cannot_be_read_sa
         judge = f"openai:m@{server.url}#retries=0"
         with pytest.raises(EnvFault, match="judge of answers"):
             plan_rewards(SEARCHES[0], READY, answer_judge=judge, **wrong)
-        assert (
-            plan_rewards(*SEARCHES, READY, answer_judge=judge, **wrong)[-1] == 1.0
-        )  # right by the scorer: not asked
+        # Right by the scorer: not asked.
+        assert plan_rewards(*SEARCHES, READY, answer_judge=judge, **wrong)[-1] == 1.0
     with FakeEndpoint(lambda body: Answer("?")) as server:
         assert plan_rewards(SEARCHES[0], READY, answer_judge=f"openai:m@{server.url}", **wrong)[-1] == 0.0
 

@@ -259,11 +259,8 @@ def test_an_unknown_mode_is_refused() -> None:
         ("first", 2, [True, True, False, False]),
         ("first", 3, [True, True, True, False]),
         ("always", 1, [True] * 4),
-        (
-            "entropy",
-            2,
-            [True, True, False, True],
-        ),  # entropies .5, .9, .3, .4: only the fourth has risen after the first two
+        # Entropies .5, .9, .3, .4: only the fourth has risen after the first two.
+        ("entropy", 2, [True, True, False, True]),
     ],
 )
 def test_the_first_k_searches_are_real(real: Real, first: int, expected: list[bool]) -> None:

@@ -40,6 +40,13 @@ def test_t_is_that_of_the_tables(df: float, table: float) -> None:
     assert t_two_sided(table, df) == pytest.approx(0.05, abs=1e-5)
 
 
+def test_t_against_an_independent_implementation() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for level in (0.75, 0.95, 0.995):
+        for df in (1, 2, 5, 8, 63):
+            assert t_quantile(level, df) == pytest.approx(stats.t.ppf(level, df), rel=1e-9)
+
+
 def test_the_error_over_clusters_by_hand() -> None:
     # The sums of residuals around 2/3 are -1/3, -1/3 and 2/3; the squares are divided by 1 - 2/6.
     error, df = robust_error(np.array([0.0, 1, 1, 0, 1, 1]), [[0, 1], [2, 3], [4, 5]])

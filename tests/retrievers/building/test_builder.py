@@ -119,9 +119,8 @@ def stop_at(context: str, rows: int) -> Callable[[str, int, int], None]:
 
 
 def test_a_half_filled_index_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "agentenv.retrievers.indexes._ADD_ROWS", 500
-    )  # parts as small as the corpus of a test
+    # Parts as small as the corpus of a test.
+    monkeypatch.setattr("agentenv.retrievers.indexes._ADD_ROWS", 500)
     corpus = write(tmp_path / "corpus.jsonl", 2000)
     with pytest.raises(KeyboardInterrupt):
         build_folder(

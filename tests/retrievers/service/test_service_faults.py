@@ -219,9 +219,8 @@ def test_an_encoder_that_raises_fails_its_batch_and_no_other(serving: Any) -> No
             "kind": "RetrieverFault",
         }
         assert post(url, queries=["clock3 bridge12"], k=1).json()["results"][0][0]["id"] == "d12"
-        assert (
-            post(url, queries=["poison"], k=1).status_code == 500
-        )  # the failure is not remembered as an answer
+        # The failure is not remembered as an answer.
+        assert post(url, queries=["poison"], k=1).status_code == 500
 
 
 def test_a_deadline_is_status_504_and_frees_the_queue(serving: Any) -> None:
@@ -333,9 +332,8 @@ def test_the_work_of_all_requests_together_is_bounded_and_given_back(serving: An
             {"queries": ["g"], "corpus": "x"},
         ):
             assert post(url, **bad).status_code in (404, 422, 429)
-        while (
-            post(url, queries=["h"], k=100).status_code != 200
-        ):  # all is given back, whoever left or was refused
+        # All is given back, whoever left or was refused.
+        while post(url, queries=["h"], k=100).status_code != 200:
             assert time.monotonic() < deadline
 
 

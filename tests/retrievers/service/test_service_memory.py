@@ -68,8 +68,7 @@ def test_a_large_request_takes_little_memory_and_leaves_none_behind() -> None:
             while resident(server.pid) - before > 40 and time.monotonic() < end:
                 time.sleep(0.1)
             assert resident(server.pid) - before <= 40
-            assert (
-                most_resident(server.pid) - before <= 110
-            )  # the passages themselves, and no copy of them all
+            # The passages themselves, and no copy of them all.
+            assert most_resident(server.pid) - before <= 110
         finally:
             server.terminate()

@@ -53,9 +53,8 @@ def test_rows_are_found_among_many(tmp_path: Path) -> None:
 def test_a_foreign_file_is_linked_and_not_copied(tmp_path: Path) -> None:
     rows = [{"id": 7, "contents": '"The Title"\nBody, line 1\nline 2'}, {"id": "8", "contents": "No title"}]
     path, folder = tmp_path / "wiki.jsonl", tmp_path / "out"
-    path.write_text(
-        "\n".join(map(json.dumps, rows[:1])) + "\n\n  \n" + json.dumps(rows[1])
-    )  # blank lines, no last newline
+    # Blank lines, no last newline.
+    path.write_text("\n".join(map(json.dumps, rows[:1])) + "\n\n  \n" + json.dumps(rows[1]))
     folder.mkdir()
     corpus = link_corpus(path, folder)
     expected = [Document("7", "The Title", "Body, line 1\nline 2"), Document("8", "", "No title")]

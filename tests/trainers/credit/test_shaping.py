@@ -45,9 +45,8 @@ def test_a_penalty_is_in_the_outcome_and_in_the_last_turn(turns: Turns) -> None:
     assert [turn.reward for turn in shaped.turns] == pytest.approx([0.25, 0.5])
     whole = turns([0.25, 0.5, 0.75, 1.0])
     tokens = len(whole.ids)
-    (late,) = shape_rewards(
-        [whole], limit=tokens + 1, overlong_buffer=2
-    )  # half way again, in the last of four turns
+    # Half way again, in the last of four turns.
+    (late,) = shape_rewards([whole], limit=tokens + 1, overlong_buffer=2)
     assert [turn.reward for turn in late.turns] == pytest.approx([0.25, 0.5, 0.75, 0.5])
 
 

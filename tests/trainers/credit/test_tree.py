@@ -162,9 +162,8 @@ def test_a_tree_weighted_by_the_policy(turns: Turns) -> None:
         turns([1.0], id="b"),
     ]
     leaves = {"normalise": "leaves", "fusion": "softmax"}
-    deviation = (
-        13 / 3
-    ) ** 0.5  # of 4 0 1: mean 5/3, squared deviations 49 + 25 + 4 ninths = 78/9, halved 39/9
+    # Of 4 0 1: mean 5/3, squared deviations 49 + 25 + 4 ninths = 78/9, halved 39/9.
+    deviation = (13 / 3) ** 0.5
     found = by_turn("tree", group, **leaves)
     assert found[0][0] == pytest.approx((3 - 5 / 3) / deviation, abs=1e-6)
     assert found[1][0] == 0.0

@@ -74,9 +74,8 @@ def test_no_step_is_made_on_what_is_not_finite(
 )
 def test_no_step_is_made_with_log_probs_that_are_not_finite(qwen: Callable[..., Any], objective: str) -> None:
     model = qwen()
-    with (
-        torch.no_grad()
-    ):  # one logit is minus infinity: the log-prob too, which a bound on the ratio would hide
+    # One logit is minus infinity: the log-prob too, which a bound on the ratio would hide.
+    with torch.no_grad():
         model.lm_head.weight[64] = 0
         model.lm_head.bias = torch.nn.Parameter(torch.zeros(257).index_fill(0, torch.tensor([64]), -INF))
     before = state(model)
@@ -147,9 +146,8 @@ def test_a_step_size_that_is_no_number_of_float32_is_refused(rate: float) -> Non
         TrainConfig.model_validate({"second": {"learning_rate": rate}})
 
 
-class Rates:
-    matrix_rate = 1e30
-    vector_rate = 1e30
+FAR = 1e33
+"""A share of the usual step sizes with which weights leave the range of their numbers in two steps."""
 
 
 def examples() -> Iterator[Any]:
@@ -159,11 +157,10 @@ def examples() -> Iterator[Any]:
 def test_supervised_steps_that_diverge_write_nothing(tmp_path: Path, qwen: Callable[..., Any]) -> None:
     policy = HFPolicy(qwen(), ByteTokenizer())
     with pytest.raises(Diverged, match=r"\b2\b.*\bnan\b"):
-        fit(policy, examples(), 4, 1.0, Rates(), SilentDisplay())
+        fit(policy, examples(), 4, FAR, SilentDisplay())
     ruined = HFPolicy(qwen(), ByteTokenizer())
-    fit(
-        ruined, examples(), 1, 100.0, Rates(), SilentDisplay()
-    )  # one step, whose outcome no later one has seen
+    # One step, whose outcome no later one has seen.
+    fit(ruined, examples(), 1, 100 * FAR, SilentDisplay())
     with pytest.raises(Diverged):
         write_folder(ruined, tmp_path / "out", lambda part: None)
     assert not any(tmp_path.iterdir())

@@ -141,9 +141,8 @@ def test_the_kernel_is_given_the_rows_and_their_lengths(
     found, ours, padding = scored(model, "line", 1000)
     for row, logprobs in found.items():
         torch.testing.assert_close(logprobs, wanted[row], rtol=0, atol=1e-10)
-    torch.testing.assert_close(
-        ours, slopes, rtol=0, atol=1e-6 * float(slopes.abs().max())
-    )  # norms are in float32
+    # Norms are in float32.
+    torch.testing.assert_close(ours, slopes, rtol=0, atol=1e-6 * float(slopes.abs().max()))
     assert padding == [0]
     lengths = [len(row.ids) for row in ROWS]
     bounds = [sum(lengths[:place]) for place in range(len(lengths) + 1)]
@@ -215,11 +214,8 @@ def fails(*_: Any, **__: Any) -> Tensor:
         ("nemotron", None, "attn_mask"),  # does not pass on where rows begin
         ("gemma2", None, "not the plain one"),
         ("qwen2", fails, "RuntimeError: no kernel for heads of this size"),
-        (
-            "qwen2",
-            lambda *args, **_: args[2].repeat_interleave(2, 1),
-            "wrong by",
-        ),  # each token sees itself alone
+        # Each token sees itself alone.
+        ("qwen2", lambda *args, **_: args[2].repeat_interleave(2, 1), "wrong by"),
     ],
 )
 def test_a_model_for_which_the_kernel_does_not_work_keeps_what_it_had(

@@ -143,12 +143,8 @@ def test_the_gradient_of_gspo_is_that_of_the_geometric_mean() -> None:
         # -clip(r) A log p with log p = -1, A = 1; the slope is -clip(r) A everywhere
         ({}, 2.0, 1.28, -1.28),
         ({}, 0.5, 0.8, -0.8),
-        (
-            {"convention": "trl"},
-            1.0,
-            1.0,
-            -1.0,
-        ),  # .28, the bound of the other convention, would scale all tokens down
+        # .28, the bound of the other convention, would scale all tokens down.
+        ({"convention": "trl"}, 1.0, 1.0, -1.0),
         ({"convention": "trl"}, 9.0, 5.0, -5.0),
         ({"convention": "trl", "clip_high": 5.0}, 2.0, 2.0, -2.0),
         ({"convention": "trl", "clip_high": 5.0}, 9.0, 5.0, -5.0),
@@ -326,11 +322,8 @@ def test_each_bound_of_the_probability_mask_is_for_its_own_sign() -> None:
     ):
         tokens = made([p / 0.5 for p in (0.7, 0.3, 0.7, 0.3)], advantages, logprobs=logprobs)
         losses, _, surrogate = evaluate("probability_mask", tokens, mask_low=low, mask_high=high, weight=0.0)
-        assert surrogate.clipped.tolist() == [
-            *dropped,
-            False,
-            False,
-        ]  # the last two moved against their advantage
+        # The last two moved against their advantage.
+        assert surrogate.clipped.tolist() == [*dropped, False, False]
         kept = [0.0 if gone else -a * r for gone, a, r in zip(dropped, (1, -1), (1.4, 0.6), strict=True)]
         assert losses == pytest.approx([*kept, 1.4, -0.6])
 

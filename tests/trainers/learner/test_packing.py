@@ -253,19 +253,11 @@ def test_strips_are_put_together_as_the_layout_asks(
     ("multiple", "micro_tokens", "padding", "lengths"),
     [
         (1, 9, 1.0, [[3, 3, 3], [3, 3, 3], [4]]),
-        (
-            2,
-            9,
-            1.0,
-            [[3, 3], [3, 3], [3, 3], [4]],
-        ),  # seven rows in four batches: 6 tokens are the least budget
+        # Seven rows in four batches: 6 tokens are the least budget.
+        (2, 9, 1.0, [[3, 3], [3, 3], [3, 3], [4]]),
         (4, 9, 1.0, [[3, 3], [3, 3], [3, 3], [4]]),
-        (
-            2,
-            100,
-            1.0,
-            [[3, 3, 3, 3], [3, 3, 4]],
-        ),  # 12 tokens, also with the filled places of the second batch
+        # 12 tokens, also with the filled places of the second batch.
+        (2, 100, 1.0, [[3, 3, 3, 3], [3, 3, 4]]),
         (4, 100, 0.0, [[3, 3], [3, 3], [3, 3], [4]]),  # rows of another length stand apart
         (8, 9, 1.0, [[3]] * 6 + [[4]]),  # no more batches than rows
         (4, 2, 1.0, [[3]] * 6 + [[4]]),

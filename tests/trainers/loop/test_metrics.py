@@ -73,10 +73,8 @@ def test_a_fault_is_counted_and_in_no_mean(right: Trajectory, wrong: Trajectory,
     with_fault, without = rollout_metrics([[right, fault, wrong]]), rollout_metrics([[right, wrong]])
     assert (with_fault.pop("faults"), without.pop("faults")) == (1, 0)
     assert with_fault.pop("end_env_fault") == 1
-    assert (with_fault.pop("sampled_tokens"), without.pop("sampled_tokens")) == (
-        7,
-        4,
-    )  # it was sampled all the same
+    # It was sampled all the same.
+    assert (with_fault.pop("sampled_tokens"), without.pop("sampled_tokens")) == (7, 4)
     assert with_fault == without
 
 

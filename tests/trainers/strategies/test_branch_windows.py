@@ -183,9 +183,8 @@ def test_a_tree_branches_in_its_window_alone() -> None:
     assert trained == [[0, 1], [1], [0, 1], [1]]  # each turn of the window once, none behind it
     for trajectory in group:
         strange = trajectory.context_mismatch & trajectory.loss_mask
-        assert {int(turn) for turn in trajectory.turn_index[strange]} <= {
-            0
-        }  # turn 1 has the temperature of the run
+        # Turn 1 has the temperature of the run.
+        assert {int(turn) for turn in trajectory.turn_index[strange]} <= {0}
 
 
 def test_the_window_of_a_later_step_begins_later() -> None:
@@ -219,9 +218,8 @@ def test_progress_is_how_likely_the_expert_goes_on_where_a_turn_has_led() -> Non
     assert all(temperature == 0.8 for length, temperature in policy.asked if length < 0)
     for trajectory in group:
         entry = trajectory.info[PROGRESS]
-        after = [
-            int(np.flatnonzero(trajectory.turn_index == turn)[-1]) + 1 for turn in (0, 1)
-        ]  # its observation included
+        # Its observation included.
+        after = [int(np.flatnonzero(trajectory.turn_index == turn)[-1]) + 1 for turn in (0, 1)]
         assert entry["turns"] == [[0, -(after[0] + 0.5)], [1, -float(after[1])]]
         assert entry["success_rate"] == 1.0
     assert len([asked for asked in policy.asked if asked[0] < 0]) == 2 + 4  # no turn is read twice

@@ -60,12 +60,8 @@ def test_whatever_is_accepted_can_be_weighed(strategy: str, benchmark: Any) -> N
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_defaults_of_asynchronous_training_fit_every_strategy(strategy: str) -> None:
-    words = [
-        "--rollout.strategy",
-        strategy,
-        "--loss.kl_coefficient",
-        "1e-3",
-    ]  # critical_step compares with the start
+    # `critical_step` compares with the start.
+    words = ["--rollout.strategy", strategy, "--loss.kl_coefficient", "1e-3"]
     loss = override(TrainConfig(), [*AHEAD, *words]).resolved_loss
     assert (loss.correction.mode, loss.correction.off_context) == ("truncate", "weight")
     at_home = override(TrainConfig(), words).resolved_loss

@@ -84,10 +84,8 @@ ROUTED = replace(TASK, data={**TASK.data, "path": PATH})
     [
         ((search("9"), ANSWER), "Look up Iria."),
         ((search("1"), search("9"), ANSWER), "Look up Vell."),
-        (
-            (search("2"), search("9"), ANSWER),
-            "Look up Iria.",
-        ),  # the first that is missing, in the order of the path
+        # The first that is missing, in the order of the path.
+        ((search("2"), search("9"), ANSWER), "Look up Iria."),
         ((search("1"), ANSWER), "Look up Vell."),
         ((ANSWER,), "Look up Iria."),
         ((search("1"), search("2"), ANSWER), "The answer stands in the passage on Vell."),

@@ -238,9 +238,8 @@ class Moody(AsyncEnv[MoodyState]):
 
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *(
-        (name, {}) for name in sorted(STRATEGIES) if name not in ("self_play", "vm_mcts")
-    ),  # selfplay/test_strategy.py has its environment
+    # `selfplay/test_strategy.py` has its environment.
+    *((name, {}) for name in sorted(STRATEGIES) if name not in ("self_play", "vm_mcts")),
     ("vm_mcts", {"iterations": 2, "samples": 2}),
     ("rollback", {"retries": 2, "commit": "on_success", "roll_probability": 0.8}),
     ("judge", {"verdict": "word"}),
@@ -261,9 +260,8 @@ def test_batches_do_not_depend_on_how_long_anything_takes(name: str, options: di
             for g, n in enumerate((4, 6, 3))
         ]
         played = play(groups, context(policy), get_strategy(name, options))
-        own = [
-            {t.group_id.partition("/")[0] for t in group} for group in played
-        ]  # "0/..." is a group beside "0"
+        # "0/..." is a group beside "0".
+        own = [{t.group_id.partition("/")[0] for t in group} for group in played]
         assert own == [{"0"}, {"1"}, {"2"}]
         records = [(t.id, t.parent_id, t.fork_turn, t.segments, t.info) for group in played for t in group]
         return policy.batches, records
@@ -356,10 +354,8 @@ def test_the_documented_example_is_a_strategy(monkeypatch: pytest.MonkeyPatch) -
     strategy = get_strategy(name, settings.rollout.strategy_options)
     (group,) = play([starts(2)], context(ScriptedPolicy({"e-0": ("4",), "e-1": ("5",)})), strategy)
     assert [(t.reward, t.origin) for t in group] == [(0.0, Origin.RETRY), (1.0, Origin.BASE)]
-    assert group[0].info["strategy"] == {
-        "sampled_tokens": 4,
-        "second_chances": 1,
-    }  # a digit and an end mark, twice
+    # A digit and an end mark, twice.
+    assert group[0].info["strategy"] == {"sampled_tokens": 4, "second_chances": 1}
 
 
 class BriefPolicy(BatchingPolicy):

@@ -92,9 +92,8 @@ def test_two_first_actions_are_two_branches_and_equal_ones_are_one() -> None:
     policy = Branching(first)
     played = decoded(policy, width=3, leaves=3)
     assert played.info["strategy"]["tree_leaves"] == 2
-    assert (
-        policy.asked == 3 + 1 + 2
-    )  # first turns; answers, drafted once where one leaf is left and twice where two are
+    # First turns; answers, drafted once where one leaf is left and twice where two are.
+    assert policy.asked == 3 + 1 + 2
     assert played.valid
 
 

@@ -129,9 +129,8 @@ def test_the_second_iteration_goes_on_from_the_best_first_action(value: str) -> 
     played = searched(value, policy, iterations=2, samples=3)
     assert policy.asked == 6 + 3
     assert played.info["strategy"]["search_states"] == 4  # the answers are one action
-    later = searched(
-        value, Branching(FIRST), iterations=50, samples=3, exploration=9.0
-    )  # until all ends are known
+    # Until all ends are known.
+    later = searched(value, Branching(FIRST), iterations=50, samples=3, exploration=9.0)
     assert later.info["strategy"]["search_episodes"] == 3 * 4
 
 

@@ -25,11 +25,8 @@ TASKS = [Task(f"t{i}", f"q{i}", ("x",)) for i in range(4)]
 @pytest.mark.parametrize(
     ("quality", "rate", "chance"),
     [
-        (
-            1.0,
-            0.2,
-            1.0,
-        ),  # one in five succeeds: successes are kept, of failures one in four (.2 / (.2 + .8 / 4) = 1/2)
+        # One in five succeeds: successes are kept, of failures one in four (.2 / (.2 + .8 / 4) = 1/2).
+        (1.0, 0.2, 1.0),
         (0.0, 0.2, 0.25),
         (0.5, 0.2, 0.625),
         (0.0, 0.8, 1.0),  # and the other way round

@@ -20,7 +20,6 @@ from agentenv.trainers.task_sampling.uncertainty import (
     nearest_places,
     priority,
     solved_example,
-    t_quantile,
     uncertainty_allocation,
 )
 
@@ -52,20 +51,6 @@ def step_budget_of(
 
 def sizes(draws: Sequence[TaskDraw]) -> list[tuple[int | None, int]]:
     return [(draw.group, draw.rollouts) for draw in draws]
-
-
-@pytest.mark.parametrize(
-    ("df", "expected"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423)]
-)
-def test_quantiles_of_student(df: int, expected: float) -> None:
-    assert t_quantile(0.95, df) == pytest.approx(expected, abs=5e-5)  # printed tables
-
-
-def test_quantiles_against_an_independent_implementation() -> None:
-    stats = pytest.importorskip("scipy.stats")
-    for level in (0.5, 0.9, 0.99):
-        for df in (1, 2, 5, 8, 63):
-            assert t_quantile(level, df) == pytest.approx(stats.t.ppf((1 + level) / 2, df), rel=1e-9)
 
 
 def test_half_widths() -> None:

@@ -47,7 +47,7 @@ def test_the_expert_goes_on_where_the_policy_went_wrong() -> None:
         kept = {s.turn for s in episode.segments if s.kind is SegmentKind.POLICY} - learned
         assert learned
         assert max(kept, default=-1) < min(learned)
-        ((ids, written),) = training_examples(episode)
+        ((ids, written),) = training_examples([episode])
         assert len(ids) == len(written)
         lengths = {s.turn: len(s.ids) for s in episode.segments if s.kind is SegmentKind.POLICY}
         assert sum(written) == sum(lengths[turn] for turn in learned)

@@ -83,9 +83,8 @@ def test_the_command_makes_a_policy_from_what_it_failed(
     words = ["warmstart", "--imitate", str(tmp_path / "small.toml"), "--arena", "3", "--trust-config"]
     assert main([*words, "--epochs", "1", "--out", str(tmp_path / "policy"), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (
-        result["demonstrations"] // 3 <= result["kept"] < result["demonstrations"]
-    )  # it solves some of them
+    # It solves some of them.
+    assert result["demonstrations"] // 3 <= result["kept"] < result["demonstrations"]
     assert result["hard"] <= result["kept"]
     assert result["tokens"] > 0
     assert read_card(tmp_path / "policy").env == "agentenv/LocalSearch-v0"

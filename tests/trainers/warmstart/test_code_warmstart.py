@@ -83,9 +83,8 @@ def test_step_by_step_the_careful_write_every_step_once_and_the_careless_slip_in
     assert all(actions[0] not in careful for actions in shown)
     mended = [actions for actions in shown if actions[-1] == right]
     assert mended
-    assert all(
-        len(actions) == 7 and actions[1] == careful[0] for actions in mended
-    )  # three slips, all mended
+    # Three slips, all mended.
+    assert all(len(actions) == 7 and actions[1] == careful[0] for actions in mended)
     assert all(len(actions) < 7 for actions in shown if actions not in mended)
 
 

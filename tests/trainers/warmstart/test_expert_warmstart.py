@@ -57,7 +57,7 @@ def test_each_row_is_a_lesson() -> None:
         Segment(SegmentKind.POLICY, (5, 6), 1, logprobs=(0.0, 0.0), row=1),
     )
     episode = Trajectory(Task("t", "q"), segments, (), 1.0, EndReason.ANSWERED)
-    assert training_examples(episode) == [
+    assert training_examples([episode]) == [
         ([1, 2, 3], [False, False, True]),
         ([1, 4, 5, 6], [False, False, True, True]),
     ]
@@ -72,8 +72,8 @@ def test_a_turn_that_leads_back_is_no_lesson_where_that_is_asked_for() -> None:
     )
     turns = (Turn("press", anchor_key="A"), Turn("go", anchor_key="A"))
     episode = Trajectory(Task("t", "q"), segments, turns, 1.0, EndReason.ANSWERED)
-    assert training_examples(episode) == [([1, 2, 3, 4, 5], [False, False, True, False, True])]
-    masked = training_examples(episode, mask_redundant=True)
+    assert training_examples([episode]) == [([1, 2, 3, 4, 5], [False, False, True, False, True])]
+    masked = training_examples([episode], mask_redundant=True)
     assert masked == [([1, 2, 3, 4, 5], [False, False, False, False, True])]
 
 

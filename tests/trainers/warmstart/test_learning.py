@@ -18,7 +18,6 @@ from agentenv.progress import SilentDisplay
 from agentenv.trainers.learner.settings import MemorySettings
 from agentenv.trainers.warmstart import learning, supervised
 from agentenv.trainers.warmstart.learning import LearningSettings, draws, learn
-from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig
 from agentenv.trainers.warmstart.supervised import (
     TrainingExample,
     fit,
@@ -79,7 +78,7 @@ def test_a_small_model_learns_as_before_where_nothing_is_said() -> None:
         first, examples(), LearningSettings(steps=3, batch=2), MemorySettings(), Random(4), SilentDisplay()
     )
     asked = sample_batches(examples(), 2, 0.0, Random(4))
-    assert found == {"tokens": fit(second, asked, 3, 0.25, WarmstartConfig(), SilentDisplay())}
+    assert found == {"tokens": fit(second, asked, 3, 0.25, SilentDisplay())}
     for name, value in weights_of(first).items():
         assert torch.equal(value, weights_of(second)[name])
 

@@ -100,9 +100,8 @@ def test_a_group_is_played_by_the_weights_that_it_names_or_later_ones() -> None:
     ids, runner = run(play())
     assert ids == ["4-6 at 0", "4-6 at 0", "4-6 at 2", "4-6 at 2"]
     assert runner.policy.taken == [(0, 0.0), (2, 1.0), (3, 1.5)]
-    assert (
-        len({id(deterministic_batcher) for deterministic_batcher in runner.batchers}) == 4
-    )  # batches are formed within a group
+    # Batches are formed within a group.
+    assert len({id(deterministic_batcher) for deterministic_batcher in runner.batchers}) == 4
 
 
 def test_an_engine_that_died_takes_the_worker_with_it() -> None:

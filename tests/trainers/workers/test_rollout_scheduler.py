@@ -287,9 +287,8 @@ def test_a_batch_of_failures_alone_waits_for_a_group_that_has_something() -> Non
     assert take([*failed, waits]) is None  # it has no place yet
     assert take(failed) == failed[:2]  # everything failed
     good = [drawn(1, start_version=0, complete=True) for _ in range(3)]
-    assert (
-        choose_batch([*failed[:1], *good], [2, 2], version=1, staleness=1) is None
-    )  # two are due and one is left
+    # Two are due and one is left.
+    assert choose_batch([*failed[:1], *good], [2, 2], version=1, staleness=1) is None
     assert choose_batch([*failed[:1], *good[:2]], [2, 1], version=1, staleness=1) == good[:2]
 
 
@@ -361,10 +360,8 @@ def test_groups_begin_no_further_ahead_than_the_bound_and_no_more_at_once_than_w
     with rollouts(policy, 1, concurrent=2) as ahead, ThreadPoolExecutor(1) as learner:
         batch = learner.submit(ahead.batch, 1)
         until(lambda: len(policy.asked) == 3 * SIZE)  # two groups at once, one of which has ended
-        assert {name.rpartition("-")[0] for name in policy.asked} == {
-            "step-1",
-            "step-2",
-        }  # 3 is for version 1
+        # 3 is for version 1.
+        assert {name.rpartition("-")[0] for name in policy.asked} == {"step-1", "step-2"}
         assert not batch.done()
         policy.held.clear()
         assert len(batch.result(10).trained) == QUESTIONS
@@ -488,9 +485,8 @@ def test_groups_that_a_batch_leaves_are_stopped_and_go_on_from_what_they_have() 
         late = [t for t in chain.from_iterable(second.played) if t.id in ("step-1-0", "step-1-1")]
         assert [t.valid for t in late] == [True, True]
         for trajectory in late:
-            assert (
-                policy.asked[trajectory.id] == TURNS + 1
-            )  # its first turn is not sampled again, the held one is
+            # Its first turn is not sampled again, the held one is.
+            assert policy.asked[trajectory.id] == TURNS + 1
             versions = [
                 set(trajectory.policy_version[trajectory.turn_index == turn]) for turn in range(TURNS)
             ]
