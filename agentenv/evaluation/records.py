@@ -69,7 +69,7 @@ class TurnRecord(TypedDict, total=False):
     tool_results: list[ToolRecord]
     policy_tokens: int  # sampled in this turn
     observation_tokens: int  # shown after it
-    scene: SceneRecord | None  # where there is a screen
+    scene: SceneRecord  # where there is a screen
 
 
 @with_config(AS_WRITTEN)
