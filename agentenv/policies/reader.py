@@ -79,6 +79,13 @@ class ReaderPolicy(HFPolicy):
             )
             words = BertTokenizerFast.from_pretrained(str(folder), **LOCAL)
         except (OSError, ValueError, RuntimeError) as error:
+            if "ignore_mismatched_sizes" in str(
+                error
+            ):  # what transformers advises where a matrix has another size
+                raise CheckpointMismatch(
+                    f"{folder} holds a reader of another version of agentenv: delete the folder and make it again with "
+                    "`agentenv warmstart --env questions --from-shipped`"
+                ) from error
             reason = str(error).partition("\n")[0][:160]
             raise CheckpointMismatch(f"{folder} holds no reader that can be loaded: {reason}") from error
         if odd := [*notes["missing_keys"], *notes["unexpected_keys"]]:

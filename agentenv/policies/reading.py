@@ -86,9 +86,10 @@ def compared(known: Reading) -> list[Compared]:
     places = sorted(range(len(known.found)), key=lambda place: known.found[place].title.lower() not in asked)
     named: dict[str, int] = {}
     for place in places:
-        name = bare(known.found[place].title).lower()
-        if name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", asked):
-            named.setdefault(name, place)
+        name = bare(known.found[place].title)
+        match = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", known.question, re.IGNORECASE) if name else None
+        if match:
+            named.setdefault(match[0], place)
     if len(named) < 2:
         return []
     linked = [_led_to(known, place, asked) for place in named.values()]
@@ -96,7 +97,7 @@ def compared(known: Reading) -> list[Compared]:
         own if None in linked or led is None else led for own, led in zip(named.values(), linked, strict=True)
     ]
     return [
-        Compared(_as_asked(known.question, name), place, page, _years(known.found[page].text))
+        Compared(name, place, page, _years(known.found[page].text))
         for (name, place), page in zip(named.items(), pages, strict=True)
     ]
 
@@ -109,11 +110,6 @@ def _led_to(known: Reading, place: int, asked: str) -> int | None:
         if query and query not in asked and query in text and bare(passage.title).lower() == query:
             return other
     return None
-
-
-def _as_asked(question: str, name: str) -> str:
-    at = question.lower().find(name)
-    return question[at : at + len(name)]
 
 
 def _years(text: str) -> tuple[int, ...]:

@@ -39,24 +39,32 @@ def test_where_somebody_was_born_and_died(text: str, born: str, died: str) -> No
     assert (found.birth_place, found.death_place) == (born, died)
 
 
-def test_a_nationality_and_a_country_are_what_several_pages_write() -> None:
-    """A capitalised word that stands in their place on a single page is not one."""
-    films = [(f"Film {i}", f"Film {i} is a {1940 + i} French film.") for i in range(5)]
-    towns = [(f"Town {i}", f"Town {i} is a small town in Ulm County, South Ruritania.") for i in range(5)]
-    odd = [
-        ("Film X", "Film X is a 1940 Gothic film."),
-        ("Town X", "Town X is a village near the river, Mainly."),
-        ("Ada Stone", "Ada Stone (born 5 May 1901) was a French actress."),
-    ]
-    found = facts(*films, *towns, *odd)
-    assert {
-        one.nationality for name, one in found.items() if name.startswith("Film ") and name != "Film X"
-    } == {"French"}
-    assert found["Ada Stone"].nationality == "French"
-    assert {one.country for name, one in found.items() if name.startswith("Town ") and name != "Town X"} == {
-        "South Ruritania"
-    }
-    assert (found["Film X"].nationality, found["Town X"].country) == ("", "")
+@pytest.mark.parametrize(
+    ("text", "nationality"),
+    [
+        ("Moon is a 1940 French film.", "French"),
+        ("Moon (born 5 May 1901) was a Welsh actress.", "Welsh"),
+        ("Moon is a 1940 Western film.", ""),
+        ("Moon is a 2001 Telugu film.", ""),
+        ("Moon was an Archduchess by birth.", ""),
+    ],
+)
+def test_a_nationality_is_the_adjective_of_a_country(text: str, nationality: str) -> None:
+    """And none is that of a language, a genre or a title."""
+    assert facts(("Moon", text))["Moon"].nationality == nationality
+
+
+@pytest.mark.parametrize(
+    ("text", "country"),
+    [
+        ("Ulmen is a small town in Ulm County, South Ulm, Germany.", "Germany"),
+        ("Ulmen is a village in Devon, England.", "United Kingdom"),
+        ("Ulmen is a village in Posey County, Indiana.", ""),
+    ],
+)
+def test_a_place_lies_in_a_country(text: str, country: str) -> None:
+    """A state of one is none."""
+    assert facts(("Ulmen", text))["Ulmen"].country == country
 
 
 @pytest.mark.parametrize(
@@ -75,6 +83,9 @@ def test_a_nationality_and_a_country_are_what_several_pages_write() -> None:
             {"parent": "Ada Stone", "spouse": "Bo Reed"},
         ),
         ("Moon is a company founded in 1920 by Bo Reed.", {"founder": "Bo Reed"}),
+        ("Moon is a song composed by Bo Reed.", {"composer": "Bo Reed"}),
+        ("Moon is a song written by Bo Reed.", {}),
+        ("Moon was the son of Ada Stone Howard and the husband of Bo Reed, 7th Earl.", {}),
     ],
 )
 def test_who_made_what(text: str, related: dict[str, str]) -> None:

@@ -86,19 +86,19 @@ def test_answers_follow_from_the_passages() -> None:
 
 
 def test_whether_two_are_of_one_country() -> None:
-    """Half of the questions are answered with yes; five pages must write a nationality before it is taken for one."""
-    nations = [("French", 5), ("Dutch", 5), ("Odd", 1)]
-    named = [f"{nation} Nobody {chr(97 + i)}" for nation, count in nations for i in range(count)]
+    """Half of the questions are answered with yes; England and Scotland are one country, and a genre is none."""
+    countries = {"French": "France", "English": "UK", "Scottish": "UK", "Western": "none"}
+    named = [f"{word} Nobody {chr(97 + i)}" for word in countries for i in range(3)]
     pages = [
         Document(name, name, f"{name} (born 5 May 1901) is a {name.partition(' ')[0]} actor.")
         for name in named
     ]
-    tasks = [task for task in passage_questions(pages, 120, 0) if task.answers[0] in ("yes", "no")]
+    tasks = [task for task in passage_questions(pages, 60, 0) if task.answers[0] in ("yes", "no")]
     assert len(tasks) > 20
     for task in tasks:
-        one, other = (page.rpartition(" ")[0] for page in task.data["supporting_ids"])
+        one, other = (countries[page.partition(" ")[0]] for page in task.data["supporting_ids"])
         assert task.answers == ("yes" if one == other else "no",)
-        assert "Odd" not in task.question
+        assert "Western" not in task.question
     assert 0.3 < sum(task.answers == ("yes",) for task in tasks) / len(tasks) < 0.7
 
 

@@ -278,6 +278,7 @@ def test_the_pages_that_named_ones_lead_to_are_compared_where_both_were_searched
 def test_a_name_is_a_whole_word_of_the_question_and_its_whole_title_comes_first() -> None:
     pages = (FoundPassage("", "Moon (novel)", "Of 1950."), FoundPassage("", "Moon (film)", "Of 1961."), CITY)
     assert compared(Reading("Is Moonlight or Parisian older?", pages, 2)) == []
+    assert compared(Reading("Is İİİİ Moon (film) or paris older?", pages, 2))[0].name == "Moon"
     known = Reading("Is Moon (film) or Paris older?", pages, 2)
     assert {one.name: one.place for one in compared(known)} == {"Moon": 1, "Paris": 2}
 
@@ -317,6 +318,16 @@ def test_reading_of_nothing_found_still_answers(policy: ReaderPolicy) -> None:
     actions = choices.candidates.actions.tolist()
     assert actions == [b"<answer>yes</answer>", b"<answer>no</answer>", b"<answer></answer>"]
     assert choices.scores_C.argmin() == 2
+
+
+def test_a_reader_of_another_version_says_how_to_make_it_again(tmp_path: Path) -> None:
+    """One whose heads have another number of columns, as those before 2026-11-26 had."""
+    mine = random_reader(TEXTS)
+    mine.model.page = torch.nn.Linear(16, 7)
+    write_weights(mine.model, tmp_path)
+    write_readers(mine, tmp_path)
+    with pytest.raises(CheckpointMismatch, match="warmstart --env questions --from-shipped"):
+        make_policy(f"hf:{tmp_path}")
 
 
 def test_weights_that_diverged_are_a_fault_and_no_answer(policy: ReaderPolicy, tmp_path: Path) -> None:

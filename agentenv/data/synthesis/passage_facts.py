@@ -6,7 +6,6 @@ is not read, and what the pages of one name say differently is left out, because
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -30,13 +29,14 @@ _FILM = re.compile(
 )
 _PARTS = re.compile(rf"(\d{{4}})|({_MONTH})|(\d{{1,2}})")
 
-_CAPITAL = r"[A-Z\u00c0-\u00de][\w'\u2019.-]*"
+_CAPITAL = r"[A-Z\u00c0-\u00de\u0100-\u024f][\w'\u2019.-]*"
 _NAME = rf"{_CAPITAL}(?: (?:of|de|van|von|the|la|di|da|bin|ibn|al)\b| {_CAPITAL}){{0,6}}"
 _RELATIONS = {
     "director": re.compile(rf"\bdirected by ({_NAME})"),
     "composer": re.compile(rf"\b(?:composed|(?<!video )music) by ({_NAME})"),
     "performer": re.compile(
-        rf"\b(?:song|single)\b[^.]{{0,60}}? by (?:[a-z]+ |American |British |English |Canadian |Australian )*({_NAME})"
+        rf"\b(?:song|single)\b[^.]{{0,60}}?(?<!written)(?<!composed)(?<!produced)(?<!introduced)(?<!were) by "
+        rf"(?:[a-z]+ |American |British |English |Canadian |Australian ){{0,4}}({_NAME})"
     ),
     "founder": re.compile(rf"\bfounded (?:in \d{{4}} )?by ({_NAME})"),
     "parent": re.compile(rf"\b(?:son|daughter|child) of (?:(?:the|King|Queen|Sir|Prince) )*({_NAME})"),
@@ -44,8 +44,8 @@ _RELATIONS = {
         rf"\b(?:wife|husband|consort) of (?:(?:the|King|Queen|Sir) )*({_NAME})|\bmarried (?:to )?({_NAME})"
     ),
 }
-_SEVERAL = re.compile(r"(?:,? and|,) [A-Z]")
-"""What follows the first of several names."""
+_GOES_ON = re.compile(r"(?:,? and|,| &)? (?:[A-Z\u00c0-\u024f]|\d+(?:st|nd|rd|th)\b)")
+"""What follows the first of several names, or a name whose end has no page, as "William Howard" of "William Howard Taft"."""
 _NATIONALITY = re.compile(r"^[^.]{3,200}? (?:is|was) an? (?:\d{4} )?([A-Z][a-z]+) [a-z]")
 _PLACE_KINDS = (
     "village|city|town|municipality|hamlet|settlement|school|university|college|airport|river|lake|mountain|commune|"
@@ -55,9 +55,27 @@ _LOCATED = re.compile(
     rf"^[^.]{{3,260}}? (?:is|was) an? (?:[\w-]+ ){{0,4}}(?:{_PLACE_KINDS})\b[^.]{{0,160}}?, (?:the )?"
     r"([A-Z][a-z]+(?: [A-Z][a-z]+)?)\."
 )
-_COMMON = 5
-"""Pages that must write a nationality or a country, which tells both from other capitalised words."""
-_WORD = rf"(?!(?:{_MONTH})\b)[A-Z\u00c0-\u00de][\w'\u2019-]+"
+_ADJECTIVES = """
+Albanian Albania, American United States, Argentine Argentina, Australian Australia, Austrian Austria, Belgian Belgium,
+Bolivian Bolivia, Brazilian Brazil, British United Kingdom, Bulgarian Bulgaria, Canadian Canada, Chilean Chile,
+Chinese China, Colombian Colombia, Croatian Croatia, Cuban Cuba, Czech Czech Republic, Danish Denmark, Dutch Netherlands,
+Egyptian Egypt, English United Kingdom, Estonian Estonia, Filipino Philippines, Finnish Finland, French France,
+German Germany, Greek Greece, Hungarian Hungary, Icelandic Iceland, Indian India, Indonesian Indonesia, Iranian Iran,
+Iraqi Iraq, Irish Ireland, Israeli Israel, Italian Italy, Jamaican Jamaica, Japanese Japan, Kenyan Kenya,
+Latvian Latvia, Lithuanian Lithuania, Malaysian Malaysia, Mexican Mexico, Moroccan Morocco, Nigerian Nigeria,
+Norwegian Norway, Pakistani Pakistan, Peruvian Peru, Polish Poland, Portuguese Portugal, Romanian Romania,
+Russian Russia, Scottish United Kingdom, Serbian Serbia, Slovak Slovakia, Slovenian Slovenia, Spanish Spain,
+Swedish Sweden, Swiss Switzerland, Thai Thailand, Turkish Turkey, Ukrainian Ukraine, Venezuelan Venezuela,
+Vietnamese Vietnam, Welsh United Kingdom
+"""
+COUNTRIES = {
+    word: country for word, _, country in (one.strip().partition(" ") for one in _ADJECTIVES.split(","))
+}
+"""Countries by their adjectives. Those of languages and regions (Telugu, Western) are left out, because they name none."""
+_LANDS = frozenset(COUNTRIES.values())
+_HEAD = 600  # characters of a page within which its first sentence stands
+_PARTS_OF_LANDS = {"England": "United Kingdom", "Scotland": "United Kingdom", "Wales": "United Kingdom"}
+_WORD = rf"(?!(?:{_MONTH})\b)(?:St\. )?[A-Z\u00c0-\u00de\u0100-\u024f][\w'\u2019-]+"
 _PLACE = rf"({_WORD}(?: {_WORD}){{0,3}}(?:, {_WORD}(?: {_WORD}){{0,2}})?)(?=[.,;)]| and | to | on | in | at | as |$)"
 _BORN = re.compile(rf"\bborn (?:(?:on )?{_DATE},? )?in {_PLACE}")
 _DIED = re.compile(rf"\bdied (?:(?:on )?{_DATE},? )?in {_PLACE}")
@@ -105,9 +123,7 @@ def facts_of(documents: Iterable[Document], excluded: Collection[str] = ()) -> M
         pages.setdefault(bare_title(document.title), []).append(document)
     shut = {bare_title(title) for title in excluded}
     own = {name: same for name, same in pages.items() if name not in shut and len(name) > 3}
-    adjectives = _common(own, _NATIONALITY)
-    countries = _common(own, _LOCATED)
-    return {name: _facts(name, same, own, adjectives, countries) for name, same in own.items()}
+    return {name: _facts(name, same, own) for name, same in own.items()}
 
 
 def day_of(text: str) -> Day:
@@ -125,16 +141,10 @@ def day_of(text: str) -> Day:
 
 def bare_title(title: str) -> str:
     """A title without what tells it from others of its name: ``Jaws (film)`` is ``Jaws``."""
-    return title.strip('"').partition(" (")[0].strip()
+    return title.partition(" (")[0].strip().strip('"')
 
 
-def _facts(
-    name: str,
-    pages: Sequence[Document],
-    own: Mapping[str, Sequence[Document]],
-    adjectives: Collection[str],
-    countries: Collection[str],
-) -> PageFacts:
+def _facts(name: str, pages: Sequence[Document], own: Mapping[str, Sequence[Document]]) -> PageFacts:
     def told(read: Callable[[Document], str]) -> str:
         texts = [read(page) for page in pages]
         return texts[0] if len({day_of(text) if text[-4:].isdigit() else text for text in texts}) == 1 else ""
@@ -146,8 +156,8 @@ def _facts(
         death=told(lambda page: _life(page, "death")),
         birth_place=told(lambda page: _only(_BORN, page.text)),
         death_place=told(lambda page: _only(_DIED, page.text)),
-        nationality=told(lambda page: _known(_NATIONALITY, page.text, adjectives)),
-        country=told(lambda page: _known(_LOCATED, page.text, countries)),
+        nationality=told(_nationality),
+        country=told(_country),
         release=told(_release),
         sex=told(_sex),
         related=_related(pages[0], own) if len({page.text for page in pages}) == 1 else {},
@@ -172,20 +182,19 @@ def _longest(match: re.Match[str], text: str, own: Mapping[str, Sequence[Documen
         name = " ".join(words[:count]).rstrip(".,")
         if len(own.get(name, ())) == 1:
             behind = text[match.start(group) + len(name) :]
-            return "" if _SEVERAL.match(behind) else name
+            return "" if _GOES_ON.match(behind) else name
     return ""
 
 
-def _common(pages: Mapping[str, Sequence[Document]], pattern: re.Pattern[str]) -> frozenset[str]:
-    """What ``pattern`` finds in at least ``_COMMON`` pages."""
-    found = (pattern.search(page.text[:600]) for same in pages.values() for page in same)
-    counts = Counter(match[1] for match in found if match)
-    return frozenset(word for word, count in counts.items() if count >= _COMMON)
+def _nationality(page: Document) -> str:
+    match = _NATIONALITY.search(page.text[:_HEAD])
+    return match[1] if match and match[1] in COUNTRIES else ""
 
 
-def _known(pattern: re.Pattern[str], text: str, words: Collection[str]) -> str:
-    match = pattern.search(text[:600])
-    return match[1] if match and match[1] in words else ""
+def _country(page: Document) -> str:
+    match = _LOCATED.search(page.text[:_HEAD])
+    country = _PARTS_OF_LANDS.get(match[1], match[1]) if match else ""
+    return country if country in _LANDS else ""
 
 
 def _only(pattern: re.Pattern[str], text: str) -> str:

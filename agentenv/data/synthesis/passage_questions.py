@@ -14,7 +14,7 @@ from random import Random
 
 from agentenv.core.types import Document, Task
 from agentenv.data.overlap import FAMILY
-from agentenv.data.synthesis.passage_facts import Day, PageFacts, day_of, facts_of
+from agentenv.data.synthesis.passage_facts import COUNTRIES, Day, PageFacts, day_of, facts_of
 from agentenv.errors import ConfigurationError
 
 _FIRST = {
@@ -155,7 +155,8 @@ def passage_questions(
     Raises:
         ConfigurationError: the passages do not give so many.
     """
-    ids = (one for one in map(f"{FAMILY}:{{}}".format, count_from(0)) if one not in set(taken))
+    used = set(taken)
+    ids = (one for one in map(f"{FAMILY}:{{}}".format, count_from(0)) if one not in used)
     makers = _makers(facts_of(documents, excluded), Random(seed))
     tasks: dict[str, Task] = {}
     old = 0  # rounds since the last new question
@@ -223,11 +224,11 @@ def _of_country(facts: Mapping[str, PageFacts]) -> Mapping[str, list[_OfCountry]
     films = [one for one in facts.values() if one.release and one.nationality]
     places = [one for one in facts.values() if one.country]
     return {
-        "persons": [_OfCountry(one.name, one.nationality, (one.id,)) for one in persons],
-        "films": [_OfCountry(one.name, one.nationality, (one.id,)) for one in films],
+        "persons": [_OfCountry(one.name, COUNTRIES[one.nationality], (one.id,)) for one in persons],
+        "films": [_OfCountry(one.name, COUNTRIES[one.nationality], (one.id,)) for one in films],
         "places": [_OfCountry(one.name, one.country, (one.id,)) for one in places],
         "directors": [
-            _OfCountry(film.name, person.nationality, (film.id, person.id))
+            _OfCountry(film.name, COUNTRIES[person.nationality], (film.id, person.id))
             for film, person in _directed(facts)
             if person.nationality
         ],

@@ -10,7 +10,7 @@ reinforcement learning: an episode says little about reading where the answer wa
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -54,13 +54,15 @@ class ReaderWarmstartConfig:
     window: int = 90
     """Words of a passage in a lesson of one hop."""
     kept: int = 180
-    """Questions of several hops that are left to the episodes: those that ``train.limit`` draws with the same seed."""
+    """Questions of several hops that are left to the episodes: those that ``train.limit`` draws."""
+    kept_seed: int = 0
+    """Of that draw; ``train.seed`` of the episodes."""
     others: int = 1
     """Most passages without an answer of a lesson of one hop."""
     rules: int = 600
     """Questions that rules make of passages for each time that the sets are gone through."""
     kept_rules: int = 120
-    """Of such questions, those that are left to the episodes: ``train.passage_questions`` with the same seed."""
+    """Of such questions, those that are left to the episodes, ``train.passage_questions`` of them."""
     searches: int = 3
     """Most searches of an episode."""
     passages: int = 3
@@ -124,13 +126,15 @@ def _one_hop(name: str, config: ReaderWarmstartConfig, rng: Random) -> Iterator[
     source = open_tasks(given, SearchConfig(), EnvConfig())
     corpus = corpus_of(source)
     assert corpus is not None
-    retriever = BM25Retriever.build(corpus)
+    retriever, held = BM25Retriever.build(corpus), held_out_titles(config)
     for task, found in zip(
         source.tasks,
         _search(retriever, [t.question for t in source.tasks], config.others + 2),
         strict=True,
     ):
         golds = [corpus[corpus.row_of(one)] for one in task.data["supporting_ids"][:1]]
+        if any(bare(gold.title) in held for gold in golds):
+            continue
         others = _others(found, golds, rng, config.others)
         shown = [*(_found(gold, "") for gold in golds), *(_found(other, "") for other in others)]
         cut = tuple(one._replace(text=window_of(one.text, task.answers, config.window, rng)) for one in shown)
@@ -140,11 +144,12 @@ def _one_hop(name: str, config: ReaderWarmstartConfig, rng: Random) -> Iterator[
 
 
 def _found_passages(config: ReaderWarmstartConfig) -> list[tuple[Task, list[Passage]]]:
-    """The questions of ``FOUND`` with what a search in their own corpus finds."""
+    """The questions of ``FOUND`` with what a search in their own corpus finds, but for pages of held-out questions."""
     source = open_tasks(SourceConfig(dataset=FOUND, data=config.data), SearchConfig(), EnvConfig())
     corpus = corpus_of(source)
     assert corpus is not None
-    return _searched(BM25Retriever.build(corpus), source.tasks, config.k)
+    found = _searched(BM25Retriever.build(corpus), source.tasks, config.k)
+    return without_pages(found, held_out_titles(config))
 
 
 def _found_everywhere(config: ReaderWarmstartConfig) -> list[tuple[Task, list[Passage]]]:
@@ -208,7 +213,7 @@ def _stands(answer: str, text: str) -> bool:
 
 def taught(tasks: tuple[Task, ...], config: ReaderWarmstartConfig) -> list[Task]:
     """The questions of several hops that are not left to the episodes."""
-    kept = {task.id for task in sample(tasks, config.kept, config.seed)}
+    kept = {task.id for task in sample(tasks, config.kept, config.kept_seed)}
     return [task for task in tasks if task.id not in kept]
 
 
@@ -219,22 +224,35 @@ def _several_hops(config: ReaderWarmstartConfig, rng: Random) -> Iterator[Lesson
     corpus = corpus_of(source)
     assert corpus is not None
     retriever = BM25Retriever.build(corpus)
-    tasks = [*taught(source.tasks, config), *_rule_made(given, config, rng)]
+    mine = taught(source.tasks, config)
+    kept = {task.id for task in source.tasks} - {task.id for task in mine}
+    tasks = [*mine, *_rule_made(given, kept, config, rng)]
     firsts = _search(retriever, [task.question for task in tasks], config.k)
     for task, found in zip(tasks, firsts, strict=True):
         yield from episode_lessons(task, found, corpus, retriever, config, rng)
 
 
-def _rule_made(given: SourceConfig, config: ReaderWarmstartConfig, rng: Random) -> list[Task]:
-    """Questions that rules make of the passages, other ones each time, but for those that are left to the episodes."""
+def _rule_made(
+    given: SourceConfig, kept_ids: Collection[str], config: ReaderWarmstartConfig, rng: Random
+) -> list[Task]:
+    """Questions that rules make of the passages, other ones each time.
+
+    None asks in other words what a question asks that is left to the episodes, real or made by rules.
+    """
 
     def made(count: int, seed: int) -> list[Task]:
         asked = given.model_copy(update={"passage_questions": count, "seed": seed})
         tasks = open_tasks(asked, SearchConfig(), EnvConfig()).tasks
         return [task for task in tasks if task.data.get("family") == FAMILY]
 
-    kept = {task.question for task in made(config.kept_rules, config.seed)}
-    return [task for task in made(config.rules, rng.getrandbits(32)) if task.question not in kept]
+    left = [task for task in open_tasks(given, SearchConfig(), EnvConfig()).tasks if task.id in kept_ids]
+    kept = {asked_of(task) for task in (*made(config.kept_rules, config.kept_seed), *left)}
+    return [task for task in made(config.rules, rng.getrandbits(32)) if asked_of(task) not in kept]
+
+
+def asked_of(task: Task) -> tuple[frozenset[str], str]:
+    """The pages that a question stands on and its answer, by which it is the same in other words."""
+    return frozenset(task.data["supporting_ids"]), task.answers[0].lower()
 
 
 def episode_lessons(
@@ -259,14 +277,14 @@ def episode_lessons(
         shown += [_found(p, query) for p in _others(found, golds, rng, beside)]
         if searches == 1:
             rng.shuffle(shown)
-        if not missing or searches == config.searches:
+        if not missing:
             lesson = answer_lesson(task, Reading(task.question, tuple(shown), searches), golds)
             if lesson is not None:
                 yield lesson
             return
         read = "\n".join([task.question, *(one.text for one in shown)]).lower()
         named = [gold for gold in missing if bare(gold.title).lower() in read]
-        if not named:
+        if not named or searches == config.searches:
             return
         accepted = frozenset(action(SEARCH, bare(gold.title)).lower() for gold in named)
         yield Lesson(Reading(task.question, tuple(shown), searches), accepted)

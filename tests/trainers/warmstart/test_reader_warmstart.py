@@ -1,6 +1,7 @@
 """Lessons of a reader and their loss; the sets themselves are read where AGENTENV_DATA names them."""
 
 import math
+from dataclasses import replace
 from itertools import islice, repeat
 from pathlib import Path
 from random import Random
@@ -22,6 +23,7 @@ from agentenv.trainers.warmstart.reader_lessons import (
     Lesson,
     ReaderWarmstartConfig,
     answer_lesson,
+    asked_of,
     crowded_lessons,
     episode_lessons,
     found_lesson,
@@ -87,6 +89,27 @@ def test_two_missing_pages_are_searched_for_one_after_the_other() -> None:
     assert answer.accepted == {b"<answer>cincinnati</answer>"}
 
 
+def test_no_answer_is_taught_while_a_page_is_missing() -> None:
+    """As where the last search did not find it: what is shown does not say the answer."""
+    task = Task("t", QUESTION, ("yes",), "train", {"supporting_ids": ("jaws", "steven")})
+    retriever = InMemoryRetriever(CORPUS)
+    config = replace(ReaderWarmstartConfig(), searches=1)
+    lessons = list(episode_lessons(task, [passage("jaws")], CORPUS, retriever, config, Random(0)))
+    assert [lesson.known.searches for lesson in lessons] == [0]
+
+
+def test_a_question_is_the_same_in_other_words_by_its_pages_and_its_answer() -> None:
+    other = Task(
+        "u",
+        "When is the birthday of Jaws' director?",
+        ("CINCINNATI",),
+        "train",
+        {"supporting_ids": ("steven", "jaws")},
+    )
+    assert asked_of(other) == asked_of(TASK)
+    assert asked_of(replace(other, answers=("Paris",))) != asked_of(TASK)
+
+
 def test_where_all_pages_were_found_it_answers_at_once() -> None:
     _, answer = lessons_after("jaws", "steven")
     assert answer.known.searches == 1
@@ -116,12 +139,12 @@ def test_yes_and_no_stand_in_no_page() -> None:
 def test_lessons_and_episodes_are_of_different_questions() -> None:
     """The preset draws exactly the questions that the lessons leave out."""
     train, config = load_config("real-questions").train, ReaderWarmstartConfig()
-    assert (train.limit, train.seed) == (config.kept, config.seed)
+    assert (train.limit, train.seed) == (config.kept, config.kept_seed)
     tasks = tuple(Task(str(i), f"Question {i}?", ("yes",), "train", {}) for i in range(365))
     played = {task.id for task in sample(tasks, train.limit, train.seed)}
     assert {task.id for task in taught(tasks, config)} == {task.id for task in tasks} - played
     assert len(played) == 180
-    assert (train.passage_questions, train.seed) == (config.kept_rules, config.seed)
+    assert (train.passage_questions, train.seed) == (config.kept_rules, config.kept_seed)
 
 
 def test_an_answer_is_taught_wherever_a_search_finds_it() -> None:
