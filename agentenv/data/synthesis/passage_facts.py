@@ -17,9 +17,8 @@ _MONTHS = (
 )  # fmt: skip
 _MONTH = "|".join(_MONTHS)
 _DATE = rf"(?:\d{{1,2}} (?:{_MONTH})|(?:{_MONTH}) \d{{1,2}}),? (?:1\d|20)\d\d"
-_OPENING = re.compile(
-    r"^[^()]{3,60}\(([^()]{1,160})\)"
-)  # a title's name, and what stands in brackets behind it
+# A title's name, and what stands in brackets behind it.
+_OPENING = re.compile(r"^[^()]{3,60}\(([^()]{1,160})\)")
 _DASHES = re.compile(r"\s*[\u2013\u2014]\s*|\s-\s?|(?<=\d)-(?=\w)")
 _SHORTEST_LIFE, _LONGEST_LIFE = 15, 115
 """Years between the dates of what is a life, and not a war or a term of office."""
@@ -93,16 +92,16 @@ class PageFacts:
     name: str
     """The title without what stands in brackets behind it."""
     id: str
-    """Of the first of its pages."""
+    """The id of the first of its pages."""
     birth: str = ""
     """The date as the page writes it."""
     death: str = ""
     birth_place: str = ""
     death_place: str = ""
     nationality: str = ""
-    """As an adjective; of a person or a film."""
+    """The adjective that a person or a film is called by; a key of ``COUNTRIES``."""
     country: str = ""
-    """In which a place lies."""
+    """The country in which a place lies."""
     release: str = ""
     """The year of a film."""
     sex: str = ""
@@ -145,21 +144,21 @@ def bare_title(title: str) -> str:
 
 
 def _facts(name: str, pages: Sequence[Document], own: Mapping[str, Sequence[Document]]) -> PageFacts:
-    def told(read: Callable[[Document], str]) -> str:
+    def agreed(read: Callable[[Document], str]) -> str:
         texts = [read(page) for page in pages]
         return texts[0] if len({day_of(text) if text[-4:].isdigit() else text for text in texts}) == 1 else ""
 
     return PageFacts(
         name=name,
         id=pages[0].id,
-        birth=told(lambda page: _life(page, "birth")),
-        death=told(lambda page: _life(page, "death")),
-        birth_place=told(lambda page: _only(_BORN, page.text)),
-        death_place=told(lambda page: _only(_DIED, page.text)),
-        nationality=told(_nationality),
-        country=told(_country),
-        release=told(_release),
-        sex=told(_sex),
+        birth=agreed(lambda page: _life(page, "birth")),
+        death=agreed(lambda page: _life(page, "death")),
+        birth_place=agreed(lambda page: _only(_BORN, page.text)),
+        death_place=agreed(lambda page: _only(_DIED, page.text)),
+        nationality=agreed(_nationality),
+        country=agreed(_country),
+        release=agreed(_release),
+        sex=agreed(_sex),
         related=_related(pages[0], own) if len({page.text for page in pages}) == 1 else {},
     )
 
@@ -187,11 +186,13 @@ def _longest(match: re.Match[str], text: str, own: Mapping[str, Sequence[Documen
 
 
 def _nationality(page: Document) -> str:
+    """The adjective in the first sentence that stands for a country; empty where there is none."""
     match = _NATIONALITY.search(page.text[:_HEAD])
     return match[1] if match and match[1] in COUNTRIES else ""
 
 
 def _country(page: Document) -> str:
+    """The country that ends the first sentence about a place; empty where none does."""
     match = _LOCATED.search(page.text[:_HEAD])
     country = _PARTS_OF_LANDS.get(match[1], match[1]) if match else ""
     return country if country in _LANDS else ""
@@ -204,6 +205,7 @@ def _only(pattern: re.Pattern[str], text: str) -> str:
 
 
 def _sex(page: Document) -> str:
+    """``male`` or ``female``, whichever pronouns stand more often; empty where neither does."""
     male, female = len(_HE.findall(page.text)), len(_SHE.findall(page.text))
     return "" if male == female else "male" if male > female else "female"
 

@@ -192,13 +192,13 @@ def dated_things(facts: Mapping[str, PageFacts]) -> Mapping[str, list[Dated]]:
     """Births and deaths of persons, releases of films, and films by the births and deaths of their directors."""
 
     def own(what: Callable[[PageFacts], str]) -> list[Dated]:
-        told = ((one, what(one)) for one in facts.values())
-        return [Dated(one.name, day_of(text), (one.id,), text) for one, text in told if text]
+        dates = ((one, what(one)) for one in facts.values())
+        return [Dated(one.name, day_of(text), (one.id,), text) for one, text in dates if text]
 
     def of_director(what: Callable[[PageFacts], str]) -> list[Dated]:
-        told = ((film, person, what(person)) for film, person in _directed(facts))
+        dates = ((film, person, what(person)) for film, person in _directed(facts))
         return [
-            Dated(film.name, day_of(text), (film.id, person.id), text) for film, person, text in told if text
+            Dated(film.name, day_of(text), (film.id, person.id), text) for film, person, text in dates if text
         ]
 
     return {

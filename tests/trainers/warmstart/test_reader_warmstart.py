@@ -1,6 +1,7 @@
 """Lessons of a reader and their loss; the sets themselves are read where AGENTENV_DATA names them."""
 
 import math
+import os
 from dataclasses import replace
 from itertools import islice, repeat
 from pathlib import Path
@@ -11,22 +12,28 @@ import torch
 
 from agentenv.core.types import Document, Passage, Task
 from agentenv.data.datasets import sample
+from agentenv.data.overlap import FAMILY
+from agentenv.data.sources import SourceConfig
+from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_tasks
 from agentenv.policies.fake_reader import random_reader
 from agentenv.policies.reader import ReaderPolicy
 from agentenv.policies.reader_adapter import ADAPTER, apply_adapter
-from agentenv.policies.reading import FoundPassage, Reading
+from agentenv.policies.reading import FoundPassage, Reading, bare
 from agentenv.progress import SilentDisplay
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.storage.corpus import Corpus
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.warmstart.reader_lessons import (
+    SEVERAL_HOPS,
     Lesson,
     ReaderWarmstartConfig,
     answer_lesson,
     asked_of,
     crowded_lessons,
+    endless_lessons,
     episode_lessons,
     found_lesson,
+    held_out_titles,
     taught,
     window_of,
     without_pages,
@@ -254,3 +261,20 @@ def test_the_folder_holds_the_reader_that_its_adapter_makes(
     apply_adapter(made, tmp_path / "reader" / ADAPTER)
     for name, value in made.named_parameters():
         assert torch.equal(value, written.get_parameter(name)), name
+
+
+def test_no_lesson_of_the_real_sets_stands_on_a_page_of_a_held_out_question() -> None:
+    """Nor is one of the questions that rules make for the episodes; the real training questions are as the sets have them."""
+    if not os.environ.get("AGENTENV_DATA"):
+        pytest.skip("AGENTENV_DATA names no folder of the question sets")
+    config = ReaderWarmstartConfig(rules=100)
+    held = held_out_titles(config)
+    given = SourceConfig(dataset=SEVERAL_HOPS, split="train", passage_questions=config.kept_rules)
+    tasks = open_tasks(given, SearchConfig(), EnvConfig()).tasks
+    real = {task.question for task in tasks if task.data.get("family") != FAMILY}
+    kept = {task.question for task in tasks} - real
+    lessons = list(islice(endless_lessons(config, Random(0)), 3000))
+    others = [lesson for lesson in lessons if lesson.known.question not in real]
+    assert len(others) > 1500
+    assert [lesson for lesson in others if any(bare(title) in held for title in lesson.gold)] == []
+    assert [lesson for lesson in others if lesson.known.question in kept] == []
