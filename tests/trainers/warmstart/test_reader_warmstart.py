@@ -263,8 +263,9 @@ def test_the_folder_holds_the_reader_that_its_adapter_makes(
         assert torch.equal(value, written.get_parameter(name)), name
 
 
+@pytest.mark.slow
 def test_no_lesson_of_the_real_sets_stands_on_a_page_of_a_held_out_question() -> None:
-    """Nor is one of the questions that rules make for the episodes; the real training questions are as the sets have them."""
+    """Nor is one a question that rules make for the episodes; the real training questions are as the sets have them."""
     if not os.environ.get("AGENTENV_DATA"):
         pytest.skip("AGENTENV_DATA names no folder of the question sets")
     config = ReaderWarmstartConfig(rules=100)
