@@ -33,6 +33,9 @@ _OBSERVED = re.compile(
 )
 _DOCUMENT = re.compile(r"^Doc \d+\(Title: (.*?)\) (.*?)(?=^Doc \d+\(Title: |\Z)", re.DOTALL | re.MULTILINE)
 _YEAR = re.compile(r"(?<!\d)(?:1\d|20)\d\d(?!\d)")
+_ROLE = re.compile(r"\b(?!younger|earlier)([a-z]{5,})[eo]rs?\b")
+_DOING = re.compile(r"\b([a-z]{5,}?)(?:[eo]rs?|ed)\b")
+_ROLE_WORDS = 4  # "directed and produced by"
 _QUERY = re.compile(rb"<search>(.*?)</search>", re.DOTALL)
 
 
@@ -78,38 +81,100 @@ class Compared(NamedTuple):
 def compared(known: Reading) -> list[Compared]:
     """The passages that the question names, or those that they lead to; none where it names fewer than two.
 
-    A question about the directors of two films names the films. Where the reader has searched for somebody whom the passage
-    of each names and has found his or her page, the pages of these two are compared, and the films remain the answers.
+    A question about the directors of two films names the films. Where the pages of somebody whom the passage of each names
+    have been found, these two are compared, and the films remain the answers.
     """
+    named = _named(known)
+    if len(named) < 2:
+        return []
+    own = list(named.values())
+    linked = [_led_to(known, place, own) for place in own]
+    # Two films may be by one director, but only where both passages say so.
+    pages = {link.place for link in linked if link is not None}
+    clear = len(pages) == len(own) or all(link is not None and link.in_role for link in linked)
+    linked = linked if clear else [None] * len(own)
+    return [
+        Compared(name, place, page, _years(known.found[page].text))
+        for (name, place), link in zip(named.items(), linked, strict=True)
+        for page in [place if link is None or None in linked else link.place]
+    ]
+
+
+def _named(known: Reading) -> dict[str, int]:
+    """What the question names, as it writes it, each with the place of the passage that bears the name."""
     asked = known.question.lower()
     # Of several passages of one name the first whose whole title stands in the question, or else the first.
     places = sorted(range(len(known.found)), key=lambda place: known.found[place].title.lower() not in asked)
-    named: dict[str, int] = {}
+    named: dict[str, tuple[int, list[re.Match[str]]]] = {}
     for place in places:
-        name = bare(known.found[place].title)
-        match = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", known.question, re.IGNORECASE) if name else None
-        if match:
-            named.setdefault(match[0], place)
-    if len(named) < 2:
+        mentions = _mentions(bare(known.found[place].title), known.question)
+        if mentions:
+            named.setdefault(mentions[0][0], (place, mentions))
+    spans = [one.span() for _, mentions in named.values() for one in mentions]
+    return {
+        name: place
+        for name, (place, mentions) in named.items()
+        if not all(_within_another(one.span(), spans) for one in mentions)
+    }
+
+
+def _within_another(span: tuple[int, int], spans: Sequence[tuple[int, int]]) -> bool:
+    """Whether ``span`` is a part of a longer one, as "Rocky" is within "Rocky II"."""
+    return any(start <= span[0] and span[1] <= end and (start, end) != span for start, end in spans)
+
+
+def _mentions(name: str, text: str) -> list[re.Match[str]]:
+    """Where ``name`` stands in ``text`` as whole words."""
+    if not name or name.lower() not in text.lower():
         return []
-    linked = [_led_to(known, place, asked) for place in named.values()]
-    pages = [
-        own if None in linked or led is None else led for own, led in zip(named.values(), linked, strict=True)
-    ]
-    return [
-        Compared(name, place, page, _years(known.found[page].text))
-        for (name, place), page in zip(named.items(), pages, strict=True)
-    ]
+    return list(re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE))
 
 
-def _led_to(known: Reading, place: int, asked: str) -> int | None:
-    """The passage of somebody whom the passage at ``place`` names, found by a search for the name."""
-    text = known.found[place].text.lower()
+class _Link(NamedTuple):
+    """The page of somebody whom another passage names."""
+
+    place: int
+    """In ``Reading.found``."""
+    in_role: bool
+    """Whether the passage names him or her in the role that the question asks for: "directed by" where it asks for the
+    director."""
+
+
+def _led_to(known: Reading, place: int, own: Sequence[int]) -> _Link | None:
+    """The passage of somebody whom the passage at ``place`` names, found by a search for the name or named in the role.
+
+    Of several the first that is named in the role counts, or else the first that is named.
+
+    Args:
+        known: What the reader knows.
+        place: Of a passage that the question names.
+        own: Places of all passages that the question names; these are no pages of somebody else.
+    """
+    text, roles = known.found[place].text, _roles(known.question)
+    links: list[tuple[bool, int, int]] = []
     for other, passage in enumerate(known.found):
-        query = passage.query.lower()
-        if query and query not in asked and query in text and bare(passage.title).lower() == query:
-            return other
-    return None
+        name = bare(passage.title)
+        if other in own or _mentions(name, known.question):
+            continue
+        mentions = _mentions(name, text)
+        in_role = [one for one in mentions if _before(text, one.start()) & roles]
+        if in_role or (mentions and passage.query.lower() == name.lower()):
+            links.append((not in_role, (in_role or mentions)[0].start(), other))
+    if not links:
+        return None
+    without_role, _, other = min(links)
+    return _Link(other, not without_role)
+
+
+def _roles(question: str) -> frozenset[str]:
+    """The stems of nouns such as "director" or "performers" in a question."""
+    return frozenset(_ROLE.findall(question.lower()))
+
+
+def _before(text: str, end: int) -> frozenset[str]:
+    """The stems of words such as "director" or "directed" among the last few before ``end``."""
+    words = text[:end].lower().split()[-_ROLE_WORDS:]
+    return frozenset(stem for word in words for stem in _DOING.findall(word))
 
 
 def _years(text: str) -> tuple[int, ...]:

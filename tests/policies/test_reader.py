@@ -275,6 +275,47 @@ def test_the_pages_that_named_ones_lead_to_are_compared_where_both_were_searched
     assert choices.scores_C[-5:-1].tolist() == pytest.approx(means)
 
 
+def test_the_pages_that_a_question_found_itself_are_compared_where_they_are_of_those_it_asks_for() -> None:
+    """By their role, which stands before the name in the passage; a comparison of the films themselves is left alone."""
+    films = (
+        FoundPassage("", "Jaws", "A film of 1975 with Bo Reed, directed and produced by Ada Stone."),
+        FoundPassage("", "Moon (film)", "A film of 1961 by the director Bo Reed."),
+    )
+    ada, bo = FoundPassage("", "Ada Stone", "Born in 1901."), FoundPassage("", "Bo Reed", "Born in 1920.")
+    known = Reading("Which film has the younger director, Jaws or Moon?", (*films, bo, ada), 1)
+    assert [one.compared for one in compared(known)] == [3, 2]
+    of_films = Reading("Which film came out first, Jaws or Moon?", (*films, bo, ada), 1)
+    assert [one.compared for one in compared(of_films)] == [0, 1]
+
+
+def test_two_films_are_led_to_one_page_only_where_both_say_that_it_is_the_one_asked_for() -> None:
+    """Without a role the second film would be given the director of the first, whom it names as well."""
+    ada = FoundPassage("Ada Stone", "Ada Stone", "Born in 1901.")
+    question = "Are the directors of both films Jaws and Moon from the same country?"
+    jaws = FoundPassage("", "Jaws", "A film directed by Ada Stone.")
+    both = Reading(question, (jaws, FoundPassage("", "Moon", "A film directed by Ada Stone."), ada), 2)
+    assert [one.compared for one in compared(both)] == [2, 2]
+    named = Reading(question, (jaws, FoundPassage("", "Moon", "A film on Ada Stone."), ada), 2)
+    assert [one.compared for one in compared(named)] == [0, 1]
+
+
+def test_of_several_pages_that_a_passage_names_the_one_in_the_role_counts_and_then_the_first() -> None:
+    jaws = FoundPassage("", "Jaws", "A film with Cy Wood and Bo Reed. It was directed by Ada Stone.")
+    moon = FoundPassage("", "Moon", "A film by Bo Reed and Cy Wood.")
+    pages = tuple(FoundPassage(name, name, "Born in 1900.") for name in ("Ada Stone", "Cy Wood", "Bo Reed"))
+    known = Reading("Which film has the older director, Jaws or Moon?", (jaws, moon, *pages), 3)
+    assert [one.compared for one in compared(known)] == [2, 4]
+
+
+def test_a_name_within_a_longer_name_is_not_compared_but_where_it_stands_alone_as_well() -> None:
+    titles = ("Rocky", "Rocky II", "Jaws")
+    pages = tuple(FoundPassage("", title, "Of 1950.") for title in titles)
+    known = Reading("Is Rocky II or Jaws older?", pages, 1)
+    assert {one.name for one in compared(known)} == {"Rocky II", "Jaws"}
+    both = Reading("Is Rocky II or Rocky older?", pages, 1)
+    assert {one.name for one in compared(both)} == {"Rocky II", "Rocky"}
+
+
 def test_a_name_is_a_whole_word_of_the_question_and_its_whole_title_comes_first() -> None:
     pages = (FoundPassage("", "Moon (novel)", "Of 1950."), FoundPassage("", "Moon (film)", "Of 1961."), CITY)
     assert compared(Reading("Is Moonlight or Parisian older?", pages, 2)) == []
