@@ -1,14 +1,14 @@
 """A reader of passages: MiniLM with two small heads, as a model whose next tokens are bytes.
 
-Question and passage are read together, one passage at a time ("[CLS] question [SEP] passage [SEP]", Devlin et al. 2019), and
-the scores of all passages are compared in one softmax (Clark and Gardner 2018, section 3.2). An action is a span to
-search for, a span to answer with, or yes or no. What was searched before stands beside the question when the passages that
-it found are read, so the second hop of a question is read with the entity of the first. Passages are read one at a time, so
-no score of a span compares two of them. Of the passages whose titles the question names, the one with the earliest year and
-the one with the latest are therefore answers with scores of their own, which say whether the question asks for either; and
-yes and no are scored by how alike two passages are in what is asked, too. Where the reader has searched for the director of
-each of two films, the pages of the directors are compared. What stands in the question is seldom its answer, so such spans
-have a score of their own as well.
+Question and passage are read together, one passage at a time ("[CLS] question [SEP] passage [SEP]", Devlin et al. 2019),
+and the scores of all passages are compared in one softmax (Clark and Gardner 2018, section 3.2). An action is a span to
+search for, a span to answer with, or yes or no. What was searched before stands beside the question when the passages
+that it found are read, so the second hop of a question is read with the entity of the first. Passages are read one at a
+time, so no score of a span compares two of them. Of the passages whose titles the question names, the one with the
+earliest year and the one with the latest are therefore answers with scores of their own, which say whether the question
+asks for either; and yes and no are scored by how alike two passages are in what is asked, too, and by whether both give
+the same answer. Where the reader has searched for the director of each of two films, the pages of the directors are
+compared. What stands in the question is seldom its answer, so such spans have a score of their own as well.
 
 The encoder and the heads compute on the device of the model. What follows, a few hundred numbers of each passage and the
 texts of its spans, is computed on the CPU; only logits go back.
@@ -48,6 +48,7 @@ _QUESTION_TOKENS = 64
 _IN_QUESTION = -3.0  # before anything is learned: what stands in the question is seldom its answer
 _TRAITS = 13  # columns of the heads before the traits of a passage
 _TRAIT_COUNT = 16
+_RARE = 1e-3  # added to the chance of one answer and of two, whose logarithms are taken
 _LAST_RESORT = -30.0  # score of an empty answer, which is given only where the prompt has begun one too early
 
 
@@ -174,13 +175,32 @@ def _of_order(pages: Sequence[Compared], first_tokens: Sequence[Tensor]) -> list
     return parts
 
 
-def _agreement(pages: Sequence[Compared], first_tokens: Sequence[Tensor]) -> Tensor:
-    """How alike the first two passages are that the question compares, by the traits of each; 0 where it compares none."""
-    if len(pages) < 2:
-        return torch.zeros((), dtype=torch.float64)
-    first, second = (first_tokens[one.compared][_TRAITS:] for one in pages[:2])
-    agreement: Tensor = first @ second / len(first) ** 0.5
-    return agreement
+def same_answer(one: EncoderInput, other: EncoderInput, held: Mapping[EncoderInput, Tensor]) -> Tensor:
+    """Log-odds that a reader that answers from each of two passages alone gives the same text twice.
+
+    What stands in the question does not count, since the question names both.
+
+    Args:
+        one: What was read of the first passage.
+        other: And of the second.
+        held: What the heads say of each, as ``PassageReader.read`` gives it.
+    """
+    chances, places = [], []
+    for segment in (one, other):
+        ends = held[segment]
+        own = np.flatnonzero(~segment.asked)
+        scores = ends[segment.first[own], 0] + ends[segment.last[own], 1]
+        chances.append(torch.softmax(scores, 0))
+        of_text: dict[str, list[int]] = {}
+        for place, span in enumerate(own):
+            of_text.setdefault(segment.texts[span].lower(), []).append(place)
+        places.append(of_text)
+    both = places[0].keys() & places[1].keys()
+    same = sum(
+        (chances[0][places[0][text]].sum() * chances[1][places[1][text]].sum() for text in sorted(both)),
+        torch.zeros((), dtype=torch.float64),
+    )
+    return torch.log(same + _RARE) - torch.log1p(_RARE - same)
 
 
 class PassageReader(PreTrainedModel):  # type: ignore[misc]
@@ -203,6 +223,8 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         """Of a whole segment: what it says of that in which the question asks whether two things are alike."""
         self.stage = nn.Parameter(torch.zeros(3))
         """The question as it is for a query; searching on; an answer from a passage that was read before the last search."""
+        self.likeness = nn.Parameter(torch.full((1,), 0.3))
+        """Weight in yes and no of whether two passages give the same answer to the question."""
         self.words: Any = None
         """The tokenizer of the encoder."""
         self.post_init()
@@ -256,11 +278,28 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
                 parts.append(_spans_of(place, SEARCH, segment, heads[:, 2:4], biases, searched))
         first_tokens = [held[segment][0] for segment in segments]
         pages = compared(known)
-        agreement = _agreement(pages, first_tokens)
+        agreement = self._agreement(pages, segments, held)
         verdict = torch.stack([one[6:8] for one in first_tokens]).mean(0)
         verdict = verdict + torch.stack([agreement, -agreement])
         parts.append(_Scored(-1, [action(ANSWER, "yes"), action(ANSWER, "no")], verdict))
         return [*parts, *_of_order(pages, first_tokens)]
+
+    def _agreement(
+        self,
+        pages: Sequence[Compared],
+        segments: Sequence[EncoderInput],
+        held: Mapping[EncoderInput, Tensor],
+    ) -> Tensor:
+        """How alike the first two passages are that the question compares; 0 where it compares none.
+
+        By the traits of each, and by whether both give the same answer, such as a country.
+        """
+        if len(pages) < 2:
+            return torch.zeros((), dtype=torch.float64)
+        one, other = (segments[page.compared] for page in pages[:2])
+        traits = held[one][0, _TRAITS:] @ held[other][0, _TRAITS:] / _TRAIT_COUNT**0.5
+        agreement: Tensor = traits + self.likeness.cpu()[0] * same_answer(one, other, held)
+        return agreement
 
     def segments(self, known: Reading) -> list[EncoderInput]:
         """Every passage with the question; the question alone where there is none."""

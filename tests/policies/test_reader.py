@@ -1,6 +1,7 @@
 """The reader of passages as a policy: the contract, its actions, its log-probs in sampler and learner, and its folder."""
 
 import asyncio
+import math
 import threading
 import tracemalloc
 from pathlib import Path
@@ -18,7 +19,7 @@ from agentenv.policies.fake_reader import random_reader
 from agentenv.policies.policy_contract import PolicyContract
 from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.reader import ReaderPolicy
-from agentenv.policies.reader_model import EncoderInput, segment_of
+from agentenv.policies.reader_model import EncoderInput, same_answer, segment_of
 from agentenv.policies.reading import Compared, FoundPassage, Reading, compared, is_reader
 from agentenv.trainers.learner.logprobs import token_logprobs
 from agentenv.trainers.learner.packing import TrainingRow, micro_batches
@@ -324,14 +325,40 @@ def test_a_name_is_a_whole_word_of_the_question_and_its_whole_title_comes_first(
     assert {one.name: one.place for one in compared(known)} == {"Moon": 1, "Paris": 2}
 
 
+def test_the_same_answer_is_as_likely_as_the_same_text_from_either_page() -> None:
+    """By hand: "Iran" has 1/2 from one page, in two places, and 1/4 from the other; Jaws stands in the question."""
+
+    def read(*texts: str) -> EncoderInput:
+        places = np.arange(len(texts))
+        asked = np.array([text == "Jaws" for text in texts])
+        return EncoderInput(tuple(range(len(texts))), (1,) * len(texts), places, places, texts, asked)
+
+    one, other = read("Iran", "Jaws", "in", "Iran"), read("iran", "Jaws", "Peru")
+    heads = {one: torch.zeros(4, 29).double(), other: torch.zeros(3, 29).double()}
+    heads[one][:, 0] = torch.tensor([1 / 4, 100.0, 1 / 2, 1 / 4]).log()
+    heads[other][:, 1] = torch.tensor([1 / 4, 100.0, 3 / 4]).log()
+    same = 1 / 2 * 1 / 4
+    assert same_answer(one, other, heads).item() == pytest.approx(
+        math.log((same + 0.001) / (1 - same + 0.001))
+    )
+    apart = read("Peru")
+    heads[apart] = torch.zeros(1, 29).double()
+    assert same_answer(one, apart, heads).item() == pytest.approx(math.log(0.001 / 1.001))
+
+
 def test_yes_and_no_are_scored_by_how_alike_two_pages_are(policy: ReaderPolicy) -> None:
-    """By the product of their traits over the root of their number, beside the mean of what all pages say."""
+    """By the product of their traits over the root of their number, and by whether both give the same answer.
+
+    The mean of what all pages say is added.
+    """
     known = Reading("Are Jaws and Paris alike?", (JAWS, CITY), 3)
     held: dict[EncoderInput, torch.Tensor] = {}
     actions = policy.model.choices(known, held).candidates.actions.tolist()
     at = actions.index(b"<answer>yes</answer>")
-    one, other = (held[segment][0] for segment in policy.model.segments(known))
+    segments = policy.model.segments(known)
+    one, other = (held[segment][0] for segment in segments)
     agreement = sum(a * b for a, b in zip(one[13:].tolist(), other[13:].tolist(), strict=True)) / 4
+    agreement += policy.model.likeness.item() * same_answer(*segments, held).item()
     yes, no = ((one[column] + other[column]).item() / 2 for column in (6, 7))
     scores = policy.model.choices(known, held).scores_C[at : at + 2].tolist()
     assert scores == pytest.approx([yes + agreement, no - agreement])

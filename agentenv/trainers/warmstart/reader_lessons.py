@@ -61,7 +61,7 @@ class ReaderWarmstartConfig:
     """Most passages without an answer of a lesson of one hop."""
     rules: int = 600
     """Questions that rules make of passages for each time that the sets are gone through."""
-    kept_rules: int = 120
+    kept_rules: int = 180
     """Of such questions, those that are left to the episodes, ``train.passage_questions`` of them."""
     searches: int = 3
     """Most searches of an episode."""
