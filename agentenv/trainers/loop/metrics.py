@@ -1,14 +1,43 @@
 """What the rollouts of one step looked like, as numbers."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from statistics import fmean, pstdev
+from typing import Any
 
 from agentenv.core.tool_results import is_search, searches_of
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import EndReason
 from agentenv.trainers.credit.group_statistics import has_zero_variance
 from agentenv.trainers.credit.shaping import ANSWERS
+
+_AUDITED = 256
+"""Turns of a step whose text is encoded again, which takes about a millisecond each where they are long."""
+
+
+def retokenized_share(groups: Sequence[Sequence[Trajectory]], tokenizer: Any) -> dict[str, float]:
+    """The share of the sampled turns whose ids are not those of their own text, encoded again.
+
+    Training uses the sampled ids, so nothing depends on it. It says how much a trainer that encodes text again would be off.
+    Of the first 256 turns of the step; empty where nothing was sampled.
+
+    Args:
+        groups: The episodes of a step.
+        tokenizer: The policy's.
+    """
+    turns = islice((ids for group in groups for t in group for ids in _sampled_turns(t)), _AUDITED)
+    changed = [tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False) != ids for ids in turns]
+    return {"retokenized_share": fmean(changed)} if changed else {}
+
+
+def _sampled_turns(trajectory: Trajectory) -> Iterator[list[int]]:
+    """The sampled ids of each turn, in their order."""
+    turns: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for segment in trajectory.segments:
+        if segment.kind is SegmentKind.POLICY:
+            turns[segment.row, segment.turn] += segment.ids
+    yield from turns.values()
 
 
 def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
