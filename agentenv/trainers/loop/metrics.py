@@ -48,7 +48,7 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     context or at another temperature, and each is absent where there are no others. A group that lost every member to
     infrastructure failures counts only in ``faults`` and in the sums. ``sampled_tokens`` counts every token that the policy
     sampled, also those that a strategy left out of the record. Metrics of a strategy are added up, and lists of them are
-    averaged. A mean over nothing is 0.
+    averaged. A mean over nothing is 0. ``flawed_share`` is there where the environment says which right answers are flawed.
 
     Retries of another trajectory, reflections and demonstrations count in no mean, so that the means show what the policy
     does without help. They count in the sums and, as members of their groups, in ``zero_variance_share``.
@@ -77,6 +77,7 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         | _searches(valid)
         | ({"entropy": -fmean(sampled)} if sampled else {})
         | ({"rewarded_logprob": fmean(right)} if right else {})
+        | _flawed(valid)
         | _strategy_metrics(played)
         | {f"end_{reason}": ends[f"end_{reason}"] for reason in EndReason if ends[f"end_{reason}"]}
     )
@@ -93,6 +94,12 @@ def _searches(valid: Sequence[Trajectory]) -> dict[str, float]:
     if not any(calls) and not all(known):
         return {}
     return {"searches_per_episode": fmean(calls)}
+
+
+def _flawed(valid: Sequence[Trajectory]) -> dict[str, float]:
+    """The share of the right answers that were guessed or given too early (FAPO); nothing where no environment says so."""
+    said = [t.info["flawed"] for t in valid if isinstance(t.info.get("flawed"), bool)]
+    return {"flawed_share": fmean(said)} if said else {}
 
 
 def _own_logprobs(trajectory: Trajectory) -> list[float]:

@@ -143,6 +143,12 @@ def test_means_are_over_what_the_policy_did_unaided(episode: Episode, wrong: Tra
     assert rollout_metrics([[alone]])["reward_mean"] == 1.0
 
 
+def test_the_share_of_right_answers_that_are_flawed(right: Trajectory, wrong: Trajectory) -> None:
+    said = [replace(right, info={"flawed": flawed}) for flawed in (True, False, False, False)]
+    assert rollout_metrics([[*said, wrong]])["flawed_share"] == 0.25
+    assert "flawed_share" not in rollout_metrics([[right, wrong]])
+
+
 def test_how_many_turns_would_change_if_their_text_were_encoded_again(episode: Episode) -> None:
     """Of four turns one ends within a character, whose bytes no text gives back; a turn may have several segments."""
     whole, half, end = tuple("né".encode()), tuple("né".encode()[:2]), (256,)
