@@ -4,11 +4,10 @@
     python benchmarks/miniatures.py --only dapo vade
     python benchmarks/miniatures.py --part 0 3
 
-`miniatures.toml` says what makes a preset small and which policy it starts from; the settings of the method stay, but for
-those that a preset had when its figure was made and has no more, which stand there as well. A
-start that does not come with the package is made first. Each run is evaluated before and after on the same unseen
-tasks, and the paired difference gets the 95 % interval of `agentenv compare`. What fails is written down with its
-error, and the others go on.
+`miniatures.toml` says what makes a preset small and which policy it starts from; the settings of the method stay. What it
+said when a figure was made stands as ``table`` beside the figures. A start that does not come with the package is made
+first. Each run is evaluated before and after on the same unseen tasks, and the paired difference gets the 95 % interval of
+`agentenv compare`. What fails is written down with its error, and the others go on.
 
 A run that is finished is not repeated, and the result file, with the day of each run, is written again after each. With
 ``--part I N`` this process takes each N-th preset only, so that several can share the folder of the runs. A run that was
@@ -99,7 +98,8 @@ def _make_start(how: Mapping[str, Any], out: Path) -> None:
     elif how["env"] == "code":
         from agentenv.trainers.warmstart.code_warmstart import CodeWarmstartConfig, code_warmstart
 
-        code_warmstart(CodeWarmstartConfig(steps=steps, episodes=episodes), Silent(), out)
+        tried = {key: how[key] for key in ("difficulty", "stateful", "careless") if key in how}
+        code_warmstart(CodeWarmstartConfig(steps=steps, episodes=episodes, **tried), Silent(), out)
     elif how["env"] == "sql":
         from agentenv.trainers.warmstart.sql_warmstart import SqlWarmstartConfig, sql_warmstart
 
@@ -121,8 +121,7 @@ def run_miniature(name: str, run: str, folder: Path) -> None:
     try:
         policy = make_start(start, folder) if start else "tiny"
         out = folder / name
-        earlier = TABLE["earlier"].get(name, {})
-        config = small(run, name, merged(merged(own, earlier), {"policy": policy}))
+        config = small(run, name, merged(own, {"policy": policy}))
         results = train(RunFolder.create(out, config), Silent())
         figures = figures_of(out, results) | {"start": start or "tiny"}
     except Exception as error:

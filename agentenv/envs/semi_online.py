@@ -57,11 +57,18 @@ class SemiOnlineState:
         """Where the episode stands."""
         return self.recording.steps[len(self.history)]
 
+    @property
+    def followed_share(self) -> float:
+        """Share of the recording that was followed before the first mismatch."""
+        followed = next((i for i, turn in enumerate(self.history) if turn.patched), len(self.history))
+        return followed / len(self.recording.steps)
+
 
 class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
     """Imitate on recorded screens; each turn earns format, type and exactness, and ``valid`` says whether it matched."""
 
     stop: ClassVar[tuple[str, ...]] = STOP
+    scorers: ClassVar[tuple[str, ...]] = ("sop", "sop_pg", "sop_tsr", "reward")
     client_options: ClassVar[Mapping[str, Any]] = {"patch_budget": int, "patch_variant": Patch}
 
     def __init__(
@@ -263,6 +270,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
             "patches_used": state.patches,
             "segment_id": segment,
             "step_reward": verdict.exact / len(state.recording.steps),
+            "followed_share": state.followed_share,
         }
         return details | ({"gold_action": step.gold.action} if self._reveal_gold else {})
 

@@ -34,7 +34,7 @@ from agentenv.evaluation.journal import CONFIG, CONTENTS, lock_folder, release
 from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
 from agentenv.evaluation.records import EPISODES, RESULTS, read_results, write_results
 from agentenv.evaluation.report.report import PAGE, write_report
-from agentenv.evaluation.results import RANKED, load_measure
+from agentenv.evaluation.results import RECORDED, load_measure
 from agentenv.evaluation.runner import roll_of
 from agentenv.evaluation.task_env import (
     EnvConfig,
@@ -134,7 +134,7 @@ class Benchmark:
         env = self.env or own_env
         object.__setattr__(self, "env", env)
         own = env_class(env).scorers
-        if takes(env, "retriever") and not RANKED.keys() & set(own):
+        if takes(env, "retriever") and not RECORDED.keys() & set(own):
             own = _SCORERS
         object.__setattr__(self, "scorers", self.scorers or own)
 
@@ -170,9 +170,11 @@ def check_names(benchmark: Benchmark, given: BenchmarkParts = BY_NAME) -> None:
         check_source(benchmark.dataset, benchmark.split, benchmark.data)
     for scorer in benchmark.scorers:
         load_measure(scorer)
-        if scorer in RANKED and scorer not in env_class(benchmark.env).scorers:
+        if scorer in RECORDED and scorer not in env_class(benchmark.env).scorers:
+            entry = RECORDED[scorer].entry
             raise ConfigurationError(
-                f"{scorer} is of the rank of a gold passage, which {benchmark.env} does not tell; Rewrite-v0 does"
+                f"{scorer} is read off the {entry!r} that an environment notes of an episode, and {benchmark.env} notes "
+                f"none; its own measures are {', '.join(env_class(benchmark.env).scorers)}"
             )
     known_retriever(benchmark.retriever)
     roll_of(benchmark.strategy, benchmark.strategy_options)

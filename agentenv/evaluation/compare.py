@@ -17,7 +17,7 @@ from agentenv.evaluation.records import (
     write_results,
 )
 from agentenv.evaluation.results import (
-    RANKED,
+    RECORDED,
     Json,
     clusters_of,
     load_measure,
@@ -105,17 +105,19 @@ def rescore(directory: Path, scorers: Sequence[str]) -> Json:
     """Adds scorers to ``results.json`` from the same episodes; returns the new content.
 
     Raises:
-        ConfigurationError: not an evaluation folder, an unknown scorer, or one of ranks that no episode has. Nothing is
-            written then.
+        ConfigurationError: not an evaluation folder, an unknown scorer, or one that is read off what no episode has.
+            Nothing is written then.
     """
     evaluation = read_evaluation(directory)
     scored = [record for record in evaluation.records if record["valid"]]
-    if (ranked := [name for name in scorers if name in RANKED]) and not any("rank" in one for one in scored):
-        raise ConfigurationError(
-            f"{ranked[0]} needs the rank of a gold passage, and no episode of {directory} has one."
-        )
     for name in scorers:
         load_measure(name)
+        entry = RECORDED[name].entry if name in RECORDED else None
+        if entry and not any(entry in one for one in scored):
+            raise ConfigurationError(
+                f"{name} is read off the {entry!r} that an environment notes of an episode, and no episode of {directory} "
+                "has one."
+            )
     tables = score_tables(scored, scorers, seed=evaluation.results.get("seed", 0))
     results = dict(evaluation.results)
     results["scores"] = {**results.get("scores", {}), **tables["scores"]}

@@ -98,6 +98,9 @@ class EpisodeRecord(TypedDict, total=False):
     searches: Required[int | None]  # queries asked; None where nothing says what was found
     reward: float
     rank: int | None  # the best of a gold passage, in an environment of one search; None where none was found
+    followed_share: (
+        float  # of a recording that was followed before the first mismatch, in a semi-online environment
+    )
     supporting_ids: Sequence[str]
     canary: str  # of a set whose text may lie on disk in encrypted form only
     cluster: str  # the passage that the question shares with others: not independent of them

@@ -7,7 +7,7 @@ ours are not part of any mean; they are counted.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentenv.core.scoring.scorers import Scorer, get_scorer, load_scorer
 from agentenv.evaluation.capabilities import SEARCH_SKILLS, capability_report
@@ -23,16 +23,40 @@ OUTCOME = "reward"
 _OUTCOME = Scorer(OUTCOME, 1, False, "none", lambda prediction, answers: 0.0)
 
 
-def _of_rank(name: str, value: Callable[[int], float]) -> tuple[Scorer, Callable[[int], float]]:
-    return Scorer(name, 1, name != "mrr", "none", lambda prediction, answers: 0.0), value
+class RecordedMeasure(NamedTuple):
+    """A measure of what an environment itself has noted of an episode, and not of the answer."""
+
+    scorer: Scorer
+    """Its name and kind; never called."""
+    entry: str
+    """The entry of a record that it is read off."""
+    value: Callable[[float], float]
+    """From the entry to the measure."""
 
 
-RANKED = {
-    "mrr": _of_rank("mrr", lambda rank: 1 / rank),
-    "recall@10": _of_rank("recall@10", lambda rank: float(rank <= 10)),
-    "recall@100": _of_rank("recall@100", lambda rank: float(rank <= 100)),
-}
-"""Measures of the best rank of a gold passage (TopiOCQA, QReCC), read off records; 0 where no gold passage was found."""
+def _recorded(
+    name: str, entry: str, value: Callable[[float], float], *, binary: bool
+) -> tuple[str, RecordedMeasure]:
+    return name, RecordedMeasure(
+        Scorer(name, 1, binary, "none", lambda prediction, answers: 0.0), entry, value
+    )
+
+
+RECORDED: Mapping[str, RecordedMeasure] = dict(
+    [
+        _recorded("mrr", "rank", lambda rank: 1 / rank, binary=False),
+        _recorded("recall@10", "rank", lambda rank: float(rank <= 10), binary=True),
+        _recorded("recall@100", "rank", lambda rank: float(rank <= 100), binary=True),
+        _recorded("sop", "followed_share", lambda share: (share + (share == 1)) / 2, binary=False),
+        _recorded("sop_pg", "followed_share", lambda share: share, binary=False),
+        _recorded("sop_tsr", "followed_share", lambda share: float(share == 1), binary=True),
+    ]
+)
+"""Measures that are read off records; 0 where an episode has nothing there.
+
+Of the best rank of a gold passage: MRR and recall (TopiOCQA, QReCC). Of the share of a recording that was followed before
+the first mismatch: PG, TSR and their mean, the score SOP (UI-S1, Lu et al. 2025, arXiv:2509.11543).
+"""
 
 CEILINGS = ("oracle", "oracle_paged", "expert")
 _BELOW = "below the run itself, so no ceiling for this policy"
@@ -169,20 +193,20 @@ def score_of(record: EpisodeRecord, scorer: str) -> float:
     """The value of one record under one scorer; 0 for a fault, which belongs in no mean."""
     if scorer == OUTCOME:
         return record.get("reward", 0.0)
-    if scorer in RANKED:
-        rank = record.get("rank")
-        return RANKED[scorer][1](rank) if rank else 0.0
+    if scorer in RECORDED:
+        found: Any = record.get(RECORDED[scorer].entry)
+        return RECORDED[scorer].value(found) if found else 0.0
     return get_scorer(scorer)(record["prediction"], record["answers"]).value
 
 
 def measure_of(name: str) -> Scorer:
-    """Version and kind of a score, `RANKED` and the environment's own outcome included; values are ``score_of``'s.
+    """Version and kind of a score, `RECORDED` and the environment's own outcome included; values are ``score_of``'s.
 
     Raises:
         UnknownName: no such scorer.
     """
-    if name in RANKED:
-        return RANKED[name][0]
+    if name in RECORDED:
+        return RECORDED[name].scorer
     return _OUTCOME if name == OUTCOME else get_scorer(name)
 
 
@@ -193,7 +217,7 @@ def load_measure(name: str) -> Scorer:
         UnknownName: no such scorer.
         ConfigurationError: the module cannot be imported, or has no `Scorer` of that name.
     """
-    if name != OUTCOME and name not in RANKED:
+    if name != OUTCOME and name not in RECORDED:
         load_scorer(name)
     return measure_of(name)
 

@@ -310,6 +310,8 @@ def to_record(
         record["reward"] = trajectory.reward
     if "rank" in trajectory.info:
         record["rank"] = trajectory.info["rank"]
+    if "followed_share" in trajectory.info:
+        record["followed_share"] = trajectory.info["followed_share"]
     _describe_task(record, task)
     return record
 

@@ -5,6 +5,7 @@ values for each call. Nothing that a program prints, returns or leaves behind is
 """
 
 import math
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -12,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from agentenv.core.concurrency.deadlines import short_of_time
+from agentenv.core.options import own_part
 from agentenv.errors import ConfigurationError, SandboxFault
 from agentenv.sandbox.jail import plain
 from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor, FunctionCall
@@ -28,10 +30,15 @@ class StdioTest:
 
     stdin: str
     expected: str
-    compare: Literal["exact", "lines", "tokens", "float"] = "exact"
+    compare: Literal["exact", "lines", "tokens", "float", "checker"] = "exact"
     """exact: but for spaces at the ends of lines and blank lines at the end; lines: line by line without the spaces around
-    them, numbers by value; tokens: word by word; float: tokens, of which numbers may differ by ``tolerance``."""
+    them, numbers by value; tokens: word by word; float: tokens, of which numbers may differ by ``tolerance``; checker: what
+    ``checker`` says, for tasks with several right answers."""
     tolerance: float = 1e-6
+    checker: str = ""
+    """A function of your own by ``module:name``, called outside the sandbox with ``stdin``, ``expected`` and what was
+    printed; it returns whether that is right. What it cannot read is wrong, so an exception that it raises is no failure of
+    the sandbox: a program could otherwise choose to be left out of the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +268,31 @@ def matches_text(test: StdioTest, text: str) -> bool:
         return _lines(text) == _lines(test.expected)
     if test.compare == "lines":
         return _same_lines(text, test.expected)
+    if test.compare == "checker":
+        return _checked(test, text)
     found, wanted = text.split(), test.expected.split()
     if test.compare == "tokens":
         return found == wanted
     return len(found) == len(wanted) and all(map(_near, found, wanted, [test.tolerance] * len(wanted)))
+
+
+def _checked(test: StdioTest, text: str) -> bool:
+    """What the test's own checker says.
+
+    Raises:
+        UnknownName: its name is not of the form ``module:name``.
+        ConfigurationError: it cannot be imported or called, or returned something else than a bool.
+    """
+    check = own_part("checker", test.checker, ())
+    try:
+        verdict = check(test.stdin, test.expected, text)
+    except Exception:
+        return False
+    if not isinstance(verdict, bool):
+        raise ConfigurationError(
+            f"the checker {test.checker!r} returned {reprlib.repr(verdict)}; it must return True or False"
+        )
+    return verdict
 
 
 def _lines(text: str) -> list[str]:

@@ -36,7 +36,7 @@ from agentenv.trainers.league import league_of
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.learner.second_policy import split
 from agentenv.trainers.loop.evaluate import run_dev_evaluation, run_test_evaluation
-from agentenv.trainers.loop.metrics import rollout_metrics
+from agentenv.trainers.loop.metrics import retokenized_share, rollout_metrics
 from agentenv.trainers.loop.monitors import COLLAPSES, guarded, warnings_of
 from agentenv.trainers.loop.run import PhaseTimer, Run, content_digests, open_run
 from agentenv.trainers.loop.update import update_weights
@@ -111,6 +111,7 @@ def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
             with naming_own_parts(named_parts(config).values()):
                 metrics = {"step": step} | _update(run, step, batch.trained)
             metrics |= rollout_metrics(batch.played) | batch.metrics
+            metrics |= retokenized_share(batch.played, run.policy.tokenizer)
             clock.lap("update")
             if config.evaluation.every and step % config.evaluation.every == 0:
                 metrics |= run_dev_evaluation(run)

@@ -77,17 +77,6 @@ def test_what_rose_and_what_fell() -> None:
     assert miniatures.summary(rows) == {"runs": 3, "rose": 1, "fell": 1, "neither": 1, "open": left}
 
 
-def test_what_a_preset_had_earlier_is_what_it_has_no_more() -> None:
-    """A figure stays that of its configuration; a preset that is run again as it is loses its lines."""
-    miniatures = script("miniatures")
-    runs, figures = miniatures.presets(), json.loads(RESULTS.read_text())["miniatures"]
-    for name, values in miniatures.TABLE["earlier"].items():
-        assert name in figures
-        config, whole = miniatures.small(runs[name], name, values), miniatures.small(runs[name], name, {})
-        for part in values:
-            assert getattr(config, part) != getattr(whole, part)
-
-
 def test_a_preset_is_made_small_and_keeps_its_method() -> None:
     miniatures = script("miniatures")
     for name, run in miniatures.presets().items():

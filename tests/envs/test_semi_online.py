@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -19,6 +20,8 @@ from agentenv.envs.gui.screen import Box, Element, Screen
 from agentenv.envs.gui.thoughts import policy_thoughts, spoken
 from agentenv.envs.semi_online import UNLIMITED, SemiOnlineGUI
 from agentenv.errors import ConfigurationError, DatasetError, EnvFault
+from agentenv.evaluation.results import score_of
+from agentenv.evaluation.runner import to_record as eval_record
 from agentenv.evaluation.sop import Sop, measure_sop, sop
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
@@ -275,6 +278,21 @@ def test_sop_of_the_expert_and_of_one_that_stops_following() -> None:
     assert measured.score == pytest.approx((0.625 + 0.25) / 2)
     # patches do not lengthen what counts
     assert sop(played([[OTHER_KIND, *RIGHT[1:]]], patch_budget=UNLIMITED)).progress == 0
+
+
+def test_evaluations_of_the_environment_give_sop_whatever_the_patches() -> None:
+    scripts = [[*RIGHT[:3], OTHER_KIND], [RIGHT[0], OTHER_PLACE, *RIGHT[2:]], [NOTHING, *RIGHT[1:]], RIGHT]
+    for budget in (0, 1, UNLIMITED):
+        records = [eval_record(episode) for episode in played(scripts, patch_budget=budget)]
+        assert [record["followed_share"] for record in records] == [0.75, 0.25, 0.0, 1.0]
+        measured = sop(played(scripts, patch_budget=budget))
+        for name, value in (
+            ("sop", measured.score),
+            ("sop_pg", measured.progress),
+            ("sop_tsr", measured.success),
+        ):
+            assert fmean(score_of(record, name) for record in records) == pytest.approx(value)
+    assert SemiOnlineGUI.scorers == ("sop", "sop_pg", "sop_tsr", "reward")
 
 
 def test_faults_count_nowhere_in_sop() -> None:

@@ -328,3 +328,13 @@ def test_ranks_give_mrr_and_recall_over_conversations(record: Maker) -> None:
     assert summary(*played, malformed, scorers=names)["scores"]["recall@10"]["mean"] == 2 / 5
     assert score_of(record("f", rank=100), "recall@100") == 1.0
     assert score_of(record("g", rank=101), "recall@100") == 0.0
+
+
+def test_how_far_a_recording_was_followed_gives_sop(record: Maker) -> None:
+    """1, 3/4 and 0 of it: PG 7/12, TSR 1/3, and the score is the mean of the two (UI-S1)."""
+    played = [record(name, followed_share=share) for name, share in (("a", 1.0), ("b", 0.75), ("c", 0.0))]
+    names = ("sop", "sop_pg", "sop_tsr")
+    scores = summary(*played, scorers=names)["scores"]
+    assert [scores[name]["mean"] for name in names] == pytest.approx([(7 / 12 + 1 / 3) / 2, 7 / 12, 1 / 3])
+    assert [measure_of(name).binary for name in names] == [False, False, True]
+    assert score_of(record("d"), "sop") == 0.0  # ended before its first turn did

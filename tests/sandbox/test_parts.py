@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.errors import SandboxFault
+from agentenv.errors import ConfigurationError, SandboxFault, UnknownName
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.sandbox.grading import CallTest, CaseOutcome, StdioTest, Test, grade, judge_call, matches_text
 from agentenv.sandbox.jail import frames, plain, trees
@@ -293,6 +293,41 @@ def test_grading_compares_text() -> None:
 )
 def test_text_is_compared_as_asked(compare: Any, wanted: str, text: str, same: bool) -> None:
     assert matches_text(StdioTest("", wanted, compare), text) is same
+
+
+CHECKERS = """
+def divisor(stdin, expected, printed):
+    return int(stdin) % int(printed) == 0 and int(printed) >= int(expected)
+
+def odd(stdin, expected, printed):
+    return "yes"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "right"), [("2", True), ("7\n", True), ("1", False), ("3", False), ("two", False), ("0", False)]
+)
+def test_a_checker_of_one_s_own_takes_every_right_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, right: bool
+) -> None:
+    """A divisor of 14 of at least 2; what the checker cannot read, or fails on, is wrong and no fault."""
+    (tmp_path / "checkers_of_divisors.py").write_text(CHECKERS)
+    monkeypatch.chdir(tmp_path)
+    test = StdioTest("14\n", "2", "checker", checker="checkers_of_divisors:divisor")
+    assert matches_text(test, text) is right
+    outcome = CaseOutcome.PASSED if right else CaseOutcome.WRONG
+    assert grade(FakeExecutor(), f"print({text.strip()!r})", [test]).outcomes == (outcome,)
+
+
+def test_a_checker_that_cannot_judge_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checkers_of_all.py").write_text(CHECKERS)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="'yes'"):
+        matches_text(StdioTest("", "", "checker", checker="checkers_of_all:odd"), "1")
+    with pytest.raises(ConfigurationError, match="none_such"):
+        matches_text(StdioTest("", "", "checker", checker="checkers_of_all:none_such"), "1")
+    with pytest.raises(UnknownName, match="checker"):
+        matches_text(StdioTest("", "", "checker"), "1")
 
 
 def test_a_value_of_another_type_is_wrong_where_the_type_counts() -> None:

@@ -428,14 +428,14 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "figure", "words"),
+    ("name", "figure"),
     [
-        ("cleaner", "rollback_triggered", ["--rollout.strategy_options.without_call", "true"]),
-        ("r3l", "retries", []),
+        ("guide", "hinted"),
+        ("r3l", "retries"),
     ],
 )
 def test_one_line_makes_it_a_run_of_another_model(
-    stranger: Path, tmp_path: Path, name: str, figure: str, words: list[str]
+    stranger: Path, tmp_path: Path, name: str, figure: str
 ) -> None:
     """That model is asked with the environment's own words; where a search format is all it lacks, nothing of ours fails."""
     text = (FOLDER / f"{name}.toml").read_text()
@@ -451,7 +451,6 @@ def test_one_line_makes_it_a_run_of_another_model(
                 str(out),
                 "--json",
                 *SMALL,
-                *words,
                 *few_tasks(load_config(str(path))),
             ]
         )

@@ -1,4 +1,4 @@
-"""Whether a predicted action is the expert's: rules as data, with the presets ``agentenv``, ``ui_s1`` and ``odyssey``.
+"""Whether a predicted action is the expert's: rules as data, with the presets of ``MATCHERS``.
 
 All places are compared on the unit square: predictions are divided by the size at which the screen was shown, the
 expert's action and boxes by the size of the original. A mismatch has a reason, and nothing that a policy writes is an
@@ -63,9 +63,9 @@ class Matcher:
     """What the radius is a share of; on the unit square it is longer along the longer side."""
     words: Literal["close", "contained", "anls"] = "close"
     """Rule for text; see ``words_match``."""
-    swipe: Literal["finger", "flipped"] = "finger"
+    swipe: Literal["finger", "flipped", "any"] = "finger"
     """``finger`` compares the ways of the fingers; ``flipped`` the predicted way with the declared or, where none is
-    declared, the expert's own way, after exchanging up and down."""
+    declared, the expert's own way, after exchanging up and down; ``any`` compares nothing."""
     min_swipe: float = 0.05
     """Share of a side that a finger must travel; shorter is no swipe."""
     any_status: bool = False
@@ -74,6 +74,10 @@ class Matcher:
     """Reads four boxes as the four numbers of one, which fails, as released."""
     answers_as_type: bool = False
     """Wants the kind ``type`` where the expert answers or presses a key, as released."""
+    opened_by_click: bool = False
+    """Whether a click within a box opens what the expert has opened by its name."""
+    unmatched: frozenset[ActionKind] = frozenset()
+    """Kinds of the expert's actions that nothing matches, because the released program has no rule for them."""
 
     def __call__(self, predicted: Action, gold: Gold, display_size: Size) -> MatchResult:
         """Compares an action with the expert's.
@@ -86,6 +90,11 @@ class Matcher:
         wanted = gold.action.kind
         if self.answers_as_type and wanted in (ActionKind.ANSWER, ActionKind.KEY):
             wanted = ActionKind.TYPE
+        if wanted in self.unmatched:
+            return MatchResult(False, False, f"{wanted} has no rule")
+        if self.opened_by_click and wanted is ActionKind.OPEN and predicted.kind is ActionKind.CLICK:
+            within = predicted.point is not None and self._in_box(predicted.point, gold, display_size)
+            return MatchResult(within, within, "" if within else "other place")
         if predicted.kind is not wanted:
             return MatchResult(False, False, f"{predicted.kind} for {wanted}")
         reason = self._difference(predicted, gold, display_size)
@@ -118,12 +127,17 @@ class Matcher:
         if self.drops_four_boxes and len(gold.boxes) == 4:
             return "four boxes are read as one"
         place, target = _on_unit(predicted.point, display_size), _on_unit(gold.action.point, gold.size)
-        boxes = [
+        near = self._distance(place, target, gold.size) <= self.radius
+        return "" if near or self._in_box(predicted.point, gold, display_size) else "other place"
+
+    def _in_box(self, point: Point, gold: Gold, display_size: Size) -> bool:
+        """Whether a point lies in a box that counts, enlarged."""
+        boxes = (
             Box(*_on_unit(box[:2], gold.size), *_on_unit(box[2:], gold.size)).enlarged(self.enlarge)
             for box in self._trusted(gold)
-        ]
-        near = self._distance(place, target, gold.size) <= self.radius
-        return "" if near or any(box.holds(place) for box in boxes) else "other place"
+        )
+        place = _on_unit(point, display_size)
+        return any(box.holds(place) for box in boxes)
 
     def _trusted(self, gold: Gold) -> list[Box]:
         if self.box == "any":
@@ -147,6 +161,8 @@ class Matcher:
         return "" if self._distance(*ends, gold.size) <= self.radius else "other place"
 
     def _other_way(self, predicted: Action, gold: Gold, display_size: Size) -> str:
+        if self.swipe == "any":
+            return ""
         way = finger_direction(predicted, display_size, self.min_swipe)
         wanted = finger_direction(gold.action, gold.size, self.min_swipe)
         if self.swipe == "flipped":
@@ -228,6 +244,14 @@ MATCHERS: Mapping[str, Matcher] = {
         drops_four_boxes=True,
         answers_as_type=True,
     ),
+    "ui_s1_sop": Matcher(
+        box="any",
+        radius_of="unit_square",
+        words="contained",
+        swipe="any",
+        opened_by_click=True,
+        unmatched=frozenset({ActionKind.ANSWER, ActionKind.KEY, ActionKind.TERMINATE}),
+    ),
     "odyssey": Matcher(
         box="any",
         enlarge=1.0,
@@ -238,7 +262,8 @@ MATCHERS: Mapping[str, Matcher] = {
         any_status=True,
     ),
 }
-"""Presets by name: ours; the released training matcher of UI-S1, mistakes included; GUI-Odyssey's."""
+"""Presets by name: ours; the released matchers of UI-S1, of its training and of its measure SOP, mistakes included;
+GUI-Odyssey's."""
 
 
 def get_matcher(name: str) -> Callable[[Action, Gold, Size], MatchResult]:

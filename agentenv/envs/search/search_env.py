@@ -27,7 +27,14 @@ from agentenv.envs.search.native_tools import (
     action_of,
     untagged,
 )
-from agentenv.envs.search.outcomes import THOUGHTFUL, Reward, answer_reward, get_outcome
+from agentenv.envs.search.outcomes import (
+    THOUGHTFUL,
+    Reward,
+    answer_reward,
+    get_outcome,
+    is_grounded,
+    score_of,
+)
 from agentenv.envs.search.page_format import PageFormat, as_question, count_words
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolFunction, ToolReply
 from agentenv.envs.search.search_tools import SearchTool, submit_answer
@@ -146,6 +153,7 @@ class SearchEnv(AsyncEnv[SearchState]):
         self.search = SearchTool(retriever, k, page_format, queries, repeat_notice)
         self.scorer = load_scorer(scorer)
         self.expert_thinks = outcome in THOUGHTFUL
+        self._names_flaws = outcome == "flawed_positive"
         ends = get_outcome(outcome, outcome_options)
         self.answer_reward = partial(answer_reward, scorer=self.scorer, outcome=ends, found=found_reward)
 
@@ -203,6 +211,8 @@ class SearchEnv(AsyncEnv[SearchState]):
         reward = 0.0
         for part in parts.reward(state).values():
             reward += part
+        if self._names_flaws and reply.end and score_of(state, self.scorer) >= 1:
+            reply = replace(reply, info={**reply.info, "flawed": not is_grounded(state)})
         page = reply.page if self._native_actions() is None else untagged(reply.page)
         return self.result(
             (Message("tool", page),) if page else (),

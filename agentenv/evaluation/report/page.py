@@ -15,7 +15,7 @@ from agentenv.errors import MissingExtra
 from agentenv.evaluation.diagnosis import UNSOLVED, cause_of
 from agentenv.evaluation.records import EpisodeRecord, Evaluation, redacted
 from agentenv.evaluation.report.charts import Level, level_chart
-from agentenv.evaluation.results import OUTCOME, RANKED, score_of
+from agentenv.evaluation.results import OUTCOME, RECORDED, score_of
 from agentenv.evaluation.screens import pictures_of
 
 Json = dict[str, Any]
@@ -156,7 +156,7 @@ def episodes_of(
 
 
 def _episode(record: EpisodeRecord, scorer: str) -> Json:
-    known = scorer in {*SCORERS, *RANKED} or is_class(scorer)  # what a judge has graded is kept elsewhere
+    known = scorer in {*SCORERS, *RECORDED} or is_class(scorer)  # what a judge has graded is kept elsewhere
     score = score_of(record, scorer if known else OUTCOME)
     cause = cause_of(record, score)
     if scorer == OUTCOME and cause not in ("correct", "fault"):

@@ -13,6 +13,9 @@ from agentenv.trainers.credit.group_statistics import Values
 ANSWERS = (EndReason.ANSWERED, EndReason.SUBMITTED)
 """Ends of an episode in which the policy handed something in."""
 
+PENALTIES = "penalties"
+"""What was subtracted from the reward of a trajectory, by the name of its metric, in its info; `shape_rewards` notes it."""
+
 
 def overlong_penalty(
     tokens: int, *, limit: int, buffer: int, factor: float = 1.0, floor: float = -1.0
@@ -62,6 +65,9 @@ def shape_rewards(
 ) -> list[Trajectory]:
     """The trajectories with the penalties in the outcome and in the last turn's reward; themselves where there are none.
 
+    What was subtracted stands in ``info`` under ``PENALTIES``, as ``overlong_penalty``, ``answer_penalty`` and
+    ``length_penalty``.
+
     Args:
         group: Valid trajectories.
         limit: Tokens that one row may hold.
@@ -77,10 +83,22 @@ def shape_rewards(
     for trajectory, lengthy in zip(group, relative, strict=True):
         # The longest row and not their sum, because each row has a context of its own, which is what runs full.
         longest = max((part.stop - part.start for part in trajectory.row_slices), default=0)
-        penalty = overlong_penalty(longest, limit=limit, buffer=overlong_buffer, factor=overlong_factor)
-        penalty -= answer_penalty * (trajectory.end_reason not in ANSWERS) + lengthy
-        shaped.append(add_reward(trajectory, penalty) if penalty else trajectory)
+        overlong = overlong_penalty(longest, limit=limit, buffer=overlong_buffer, factor=overlong_factor)
+        penalties = {
+            "overlong_penalty": -overlong,
+            "answer_penalty": answer_penalty * (trajectory.end_reason not in ANSWERS),
+            "length_penalty": lengthy,
+        }
+        if penalty := sum(penalties.values()):
+            trajectory = add_reward(trajectory, -penalty)
+            trajectory = replace(trajectory, info=trajectory.info | {PENALTIES: penalties})
+        shaped.append(trajectory)
     return shaped
+
+
+def penalty_mean(group: Sequence[Trajectory], name: str) -> float:
+    """The mean over ``group`` of what `shape_rewards` subtracted under ``name``; 0 where nothing was, or of nothing."""
+    return fmean(t.info.get(PENALTIES, {}).get(name, 0.0) for t in group) if group else 0.0
 
 
 def add_reward(trajectory: Trajectory, amount: float) -> Trajectory:

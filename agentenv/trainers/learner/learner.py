@@ -247,7 +247,8 @@ class Learner:
 
         Returns:
             Metrics of the step: loss, grad_norm, clip_fraction, approx_kl, trained_tokens, padding_share (of the tokens that
-            forward passes read), and those of the correction.
+            forward passes read), and those of the correction and of the terms that are on. ``reference_kl`` is the mean of
+            the penalty's estimates, ``ace_penalty`` what ACE takes from the credit of a token on the mean.
 
         Raises:
             Diverged: a log-prob, the loss or the norm of the gradient is not finite; the weights stay as they are.
@@ -406,7 +407,7 @@ class Learner:
         logprobs, entropy = self._logprobs(self.model, packed, entropy=goal.entropy_coefficient > 0 or masks)
         detached = logprobs.detach()
         proximal = self._proximal(packed, detached, update)
-        advantages = packed.advantages.to(logprobs.dtype)
+        advantages = given = packed.advantages.to(logprobs.dtype)
         reference = None
         if goal.compares_tokens:
             with torch.no_grad(), without_adapters(self.reference):
@@ -423,6 +424,8 @@ class Learner:
             "approx_kl": (proximal - detached).sum().item(),
             "not_finite": float((~detached.isfinite()).sum()),  # a bounded ratio would hide an infinite one
         }
+        if goal.ace_alpha:
+            metrics["ace_penalty"] = (given - advantages).sum().item()
         if goal.mastered_probability is not None and entropy is not None:
             limits = {"probability": goal.mastered_probability, "entropy": goal.mastered_entropy}
             mastered = mastered_tokens(logprobs, entropy, advantages, packed.rows, **limits)
@@ -433,7 +436,9 @@ class Learner:
             losses = losses * weights
             metrics["behaviour_weight"] = weights.sum().item()
         if goal.kl_coefficient and reference is not None:
-            losses = losses + goal.kl_coefficient * kl_penalty(logprobs, reference, goal.kl, tokens.ratio)
+            distance = kl_penalty(logprobs, reference, goal.kl, tokens.ratio)
+            losses = losses + goal.kl_coefficient * distance
+            metrics["reference_kl"] = distance.sum().item()
         if entropy is not None:
             losses = losses - goal.entropy_coefficient * entropy
             metrics["policy_entropy"] = entropy.sum().item()

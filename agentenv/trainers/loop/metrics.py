@@ -1,14 +1,43 @@
 """What the rollouts of one step looked like, as numbers."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from statistics import fmean, pstdev
+from typing import Any
 
 from agentenv.core.tool_results import is_search, searches_of
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import EndReason
 from agentenv.trainers.credit.group_statistics import has_zero_variance
 from agentenv.trainers.credit.shaping import ANSWERS
+
+_AUDITED = 256
+"""Turns of a step whose text is encoded again, which takes about a millisecond each where they are long."""
+
+
+def retokenized_share(groups: Sequence[Sequence[Trajectory]], tokenizer: Any) -> dict[str, float]:
+    """The share of the sampled turns whose ids are not those of their own text, encoded again.
+
+    Training uses the sampled ids, so nothing depends on it. It says how much a trainer that encodes text again would be off.
+    Of the first 256 turns of the step; empty where nothing was sampled.
+
+    Args:
+        groups: The episodes of a step.
+        tokenizer: The policy's.
+    """
+    turns = islice((ids for group in groups for t in group for ids in _sampled_turns(t)), _AUDITED)
+    changed = [tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False) != ids for ids in turns]
+    return {"retokenized_share": fmean(changed)} if changed else {}
+
+
+def _sampled_turns(trajectory: Trajectory) -> Iterator[list[int]]:
+    """The sampled ids of each turn, in their order."""
+    turns: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for segment in trajectory.segments:
+        if segment.kind is SegmentKind.POLICY:
+            turns[segment.row, segment.turn] += segment.ids
+    yield from turns.values()
 
 
 def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
@@ -19,7 +48,7 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     context or at another temperature, and each is absent where there are no others. A group that lost every member to
     infrastructure failures counts only in ``faults`` and in the sums. ``sampled_tokens`` counts every token that the policy
     sampled, also those that a strategy left out of the record. Metrics of a strategy are added up, and lists of them are
-    averaged. A mean over nothing is 0.
+    averaged. A mean over nothing is 0. ``flawed_share`` is there where the environment says which right answers are flawed.
 
     Retries of another trajectory, reflections and demonstrations count in no mean, so that the means show what the policy
     does without help. They count in the sums and, as members of their groups, in ``zero_variance_share``.
@@ -48,6 +77,7 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         | _searches(valid)
         | ({"entropy": -fmean(sampled)} if sampled else {})
         | ({"rewarded_logprob": fmean(right)} if right else {})
+        | _flawed(valid)
         | _strategy_metrics(played)
         | {f"end_{reason}": ends[f"end_{reason}"] for reason in EndReason if ends[f"end_{reason}"]}
     )
@@ -64,6 +94,12 @@ def _searches(valid: Sequence[Trajectory]) -> dict[str, float]:
     if not any(calls) and not all(known):
         return {}
     return {"searches_per_episode": fmean(calls)}
+
+
+def _flawed(valid: Sequence[Trajectory]) -> dict[str, float]:
+    """The share of the right answers that were guessed or given too early (FAPO); nothing where no environment says so."""
+    said = [t.info["flawed"] for t in valid if isinstance(t.info.get("flawed"), bool)]
+    return {"flawed_share": fmean(said)} if said else {}
 
 
 def _own_logprobs(trajectory: Trajectory) -> list[float]:

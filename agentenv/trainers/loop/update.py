@@ -1,5 +1,6 @@
 """What a batch of episodes teaches a set of weights: credit, mini-batches, optimiser steps, a new version of the policy."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +26,7 @@ from agentenv.trainers.credit.outcome import LOG_RATIOS, MEASURED
 from agentenv.trainers.credit.preference_pairs import PAIR
 from agentenv.trainers.credit.progress import progress_credit, progress_weight
 from agentenv.trainers.credit.redundancy import redundant_in, without_redundant
-from agentenv.trainers.credit.shaping import novelty_bonus, shape_rewards
+from agentenv.trainers.credit.shaping import novelty_bonus, penalty_mean, shape_rewards
 from agentenv.trainers.credit.tree import shared_means
 from agentenv.trainers.learner.imitation import DemonstrationBuffer, imitate
 from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
@@ -83,7 +84,7 @@ def update_weights(
     _refuse_without_states(config.loss, groups)
     shape = partial(shape_group, config.reward_shaping, config.rollout.context_tokens)
     groups = _measured_for(config.loss, shape, groups, learner, policy.version)
-    credited, masked = assign_credit(
+    credited, figures = assign_credit(
         config.loss,
         config.reward_shaping,
         config.rollout,
@@ -99,7 +100,7 @@ def update_weights(
     )
     metrics = mean_metrics(steps[-settings.mini_batches :])
     metrics |= {"updates": steps} if len(steps) > 1 else {}
-    metrics |= _masked(config.loss, groups, masked)
+    metrics |= figures | _redundant(config.loss, groups)
     # Demonstrations had no part in credit, and are learned by steps and an optimiser of their own.
     given = [t for group in groups for t in group if t.valid and t.origin is Origin.DEMONSTRATION]
     demonstrations, preferred = [t for t in given if PAIR not in t.info], [t for t in given if PAIR in t.info]
@@ -138,12 +139,11 @@ def _refuse_without_states(loss: LossSettings, groups: Sequence[list[Trajectory]
         )
 
 
-def _masked(loss: LossSettings, groups: Sequence[list[Trajectory]], truncated: int) -> dict[str, int]:
-    """What the loss leaves out, where it leaves out anything: truncated episodes and redundant turns."""
-    metrics = {"truncated_masked": truncated} if loss.mask_truncated else {}
-    if loss.mask_redundant:
-        metrics["redundant_masked"] = sum(sum(redundant_in(t)) for group in groups for t in group if t.valid)
-    return metrics
+def _redundant(loss: LossSettings, groups: Sequence[list[Trajectory]]) -> dict[str, int]:
+    """How many redundant turns the loss leaves out, where it leaves them out."""
+    if not loss.mask_redundant:
+        return {}
+    return {"redundant_masked": sum(sum(redundant_in(t)) for group in groups for t in group if t.valid)}
 
 
 def _imitate(
@@ -313,13 +313,14 @@ def assign_credit(
     version: int,
     *,
     keep_zero_variance: bool,
-) -> tuple[list[Credited], int]:
-    """The credit of every trajectory, and how many were left out of the loss because a limit cut them off.
+) -> tuple[list[Credited], dict[str, float]]:
+    """The credit of every trajectory, and what the terms that are asked for did to it.
 
-    Such episodes take part in the statistics of their group all the same (DAPO, Yu et al. 2025, section 3.4).
+    Episodes that a limit cut off may be left out of the loss (``truncated_masked``). They take part in the statistics of
+    their group all the same (DAPO, Yu et al. 2025, section 3.4).
     """
     estimate = get_estimator(loss.estimator, loss.estimator_options)
-    credited, masked = [], 0
+    credited, masked, changed = [], 0, Counter[str]()
     played = [shape_group(shaping, rollout.context_tokens, group) for group in groups]
     if loss.estimator_options.get("scale") == "batch":
         played = with_batch_deviation(played)
@@ -330,15 +331,8 @@ def assign_credit(
         credit = estimate(valid)
         if _shares_turns(rollout, loss.estimator):
             credit = shared_means(valid, credit)
-        credit = novelty_bonus(
-            valid,
-            credit,
-            rewards_of(credited_members(group)),  # before penalties
-            strength=shaping.novelty,
-            cap=shaping.novelty_cap,
-            success=shaping.novelty_success,
-        )
-        credit = progress_credit(valid, credit, weight=shaping.progress)
+        credit, counts = _with_bonuses(shaping, group, valid, credit)
+        changed += counts
         for place, (trajectory, values) in enumerate(
             zip(valid, map(weigh_credit, valid, credit), strict=True)
         ):
@@ -354,4 +348,44 @@ def assign_credit(
             if weight is not None:
                 rows = [replace(row, clip_margin=shaping.progress_clip * weight) for row in rows]
             credited.append(Credited(tuple(rows), int(trajectory.loss_mask.sum())))
-    return credited, masked
+    figures = {"truncated_masked": masked} if loss.mask_truncated else {}
+    return credited, figures | _shaping_figures(shaping, [t for group in played for t in group], changed)
+
+
+def _with_bonuses(
+    shaping: RewardShapingSettings,
+    group: Sequence[Trajectory],
+    valid: Sequence[Trajectory],
+    credit: Sequence[Values],
+) -> tuple[list[Values], Counter[str]]:
+    """The credit with what shaping adds to it, and in how many trajectories each term has changed any of it."""
+    novel = novelty_bonus(
+        valid,
+        credit,
+        rewards_of(credited_members(group)),  # before penalties
+        strength=shaping.novelty,
+        cap=shaping.novelty_cap,
+        success=shaping.novelty_success,
+    )
+    advanced = progress_credit(valid, novel, weight=shaping.progress)
+    steps = {"novelty_share": (credit, novel), "progress_share": (novel, advanced)}
+    return advanced, Counter(
+        {
+            name: sum(not np.array_equal(old, new) for old, new in zip(*pair, strict=True))
+            for name, pair in steps.items()
+        }
+    )
+
+
+def _shaping_figures(
+    shaping: RewardShapingSettings, played: Sequence[Trajectory], changed: Counter[str]
+) -> dict[str, float]:
+    """What each term of shaping that is on did in the step: penalties as means over episodes, bonuses as shares of them."""
+    penalties = {
+        "overlong_penalty": shaping.overlong_buffer,
+        "answer_penalty": shaping.answer_penalty,
+        "length_penalty": shaping.relative_length,
+    }
+    bonuses = {"novelty_share": shaping.novelty, "progress_share": shaping.progress}
+    means = {name: penalty_mean(played, name) for name, on in penalties.items() if on}
+    return means | {name: changed[name] / max(len(played), 1) for name, on in bonuses.items() if on}

@@ -110,6 +110,31 @@ def test_ui_s1_fails_its_own_vertical_swipes_where_no_direction_is_declared() ->
     assert exact("ui_s1", right, Gold(right, SIZE))
 
 
+def test_the_released_measure_of_ui_s1_takes_any_swipe_and_a_click_that_opens() -> None:
+    up, right = swipe(500, 1600, 500, 400), swipe(100, 1000, 900, 1000)
+    assert exact("ui_s1_sop", right, Gold(up, SIZE))
+    assert not exact("ui_s1_sop", click(500, 1000), Gold(up, SIZE))
+    opened = Gold(Action(ActionKind.OPEN, text="Mail"), SIZE, (Box(400, 900, 600, 1100),))
+    assert exact("ui_s1_sop", Action(ActionKind.OPEN, text="mail app"), opened)
+    verdicts = [
+        MATCHERS["ui_s1_sop"](click(x, 1000), opened, SIZE) for x in (381, 379)
+    ]  # enlarged: 380 to 620
+    assert [(v.type_ok, v.exact, v.reason) for v in verdicts] == [
+        (True, True, ""),
+        (False, False, "other place"),
+    ]
+    assert not exact("ui_s1", click(500, 1000), opened)
+    assert not exact(
+        "ui_s1_sop", click(500, 1000), Gold(opened.action, SIZE)
+    )  # without an icon that is known
+
+
+@pytest.mark.parametrize("kind", [ActionKind.ANSWER, ActionKind.KEY, ActionKind.TERMINATE])
+def test_the_released_measure_of_ui_s1_has_no_rule_for_some_kinds(kind: ActionKind) -> None:
+    said = Action(kind, text="success")
+    assert MATCHERS["ui_s1_sop"](said, Gold(said, SIZE), SIZE).reason == f"{kind} has no rule"
+
+
 def test_ui_s1_fails_its_own_answers_and_keys() -> None:
     for kind in (ActionKind.ANSWER, ActionKind.KEY):
         said = Action(kind, text="12")

@@ -148,6 +148,7 @@ def test_gold_replay_of_android_control_is_exact_and_constants_stay_low() -> Non
     assert [len(taken.gold.boxes) for taken in steps].count(4) == 1
     assert gold_replay(recordings, "agentenv") == {"steps": 8444, "exact": 8444, "failures": {}}
     some = recordings[:300]
+    assert gold_replay(recordings, "ui_s1_sop") == {"steps": 8444, "exact": 8444, "failures": {}}
     for preset in ("ui_s1", "odyssey"):
         assert gold_replay(some, preset)["failures"] == {}
     ours, theirs = ceilings(some, "agentenv"), ceilings(some, "ui_s1")

@@ -121,6 +121,10 @@ def test_an_answer_is_flawed_where_a_needed_passage_was_not_found() -> None:
     assert played(searches[0], RIGHT, **option | {"k": 1})[-1].reward == 0.5
     assert played(*searches, RIGHT, **option | {"max_turns": 5})[-1].reward == 1.0
     assert played(*searches, WRONG, **option | {"max_turns": 5})[-1].reward == 0.0
+    ends = [[RIGHT], [*searches, RIGHT], [WRONG]]
+    said = [played(*actions, **option | {"max_turns": 5})[-1].info.get("flawed") for actions in ends]
+    assert said == [True, False, None]
+    assert "flawed" not in played(RIGHT)[-1].info
 
 
 @pytest.mark.parametrize(

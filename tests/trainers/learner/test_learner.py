@@ -203,8 +203,18 @@ def test_a_penalty_keeps_flat_rows(table: Make, episode: Make) -> None:
     gaps = [(reference.logprob(h, t) - model.logprob(h, t)).item() for h, t in (([0], 0), ([0, 0, 1], 1))]
     # mean of .1 (exp(d) - d - 1)
     assert figures["loss"] == pytest.approx(0.05 * sum(np.exp(d) - d - 1 for d in gaps), abs=1e-7)
+    assert figures["reference_kl"] == pytest.approx(10 * figures["loss"], rel=1e-6)
     assert model.head.weight.grad.abs().max() > 0
     assert reference.head.weight.grad is None
+
+
+def test_what_ace_takes_is_a_figure(table: Make, episode: Make) -> None:
+    """With the reference's own weights the factor is 1 + softplus(0) = 1 + ln 2, and half of the tokens have credit -1."""
+    model = table(4)
+    played = [sampled(episode, model, 0, 1), sampled(episode, model, 1, 1)]
+    rows = rows_of(played, constant(played, [1.0, -1.0]))
+    learner = Learner(model, Objective(ace_alpha=1.0), learning_rate=1.0, reference=table(4))
+    assert learner.accumulate(rows)["ace_penalty"] == pytest.approx(np.log(2) / 2, abs=1e-6)
 
 
 def test_each_row_of_a_trajectory_is_a_sequence_of_its_own(table: Make, episode: Make) -> None:

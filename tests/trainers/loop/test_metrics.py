@@ -7,7 +7,8 @@ import pytest
 
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, ToolResult, ToolStatus
-from agentenv.trainers.loop.metrics import rollout_metrics
+from agentenv.policies.fakes import ByteTokenizer
+from agentenv.trainers.loop.metrics import retokenized_share, rollout_metrics
 
 Episode = Callable[..., Trajectory]
 
@@ -140,3 +141,27 @@ def test_means_are_over_what_the_policy_did_unaided(episode: Episode, wrong: Tra
     assert "end_answered" not in metrics
     alone = episode(parts, 1.0, turns=(ANSWERED,), origin=Origin.RETRY)  # the only try that its strategy kept
     assert rollout_metrics([[alone]])["reward_mean"] == 1.0
+
+
+def test_the_share_of_right_answers_that_are_flawed(right: Trajectory, wrong: Trajectory) -> None:
+    said = [replace(right, info={"flawed": flawed}) for flawed in (True, False, False, False)]
+    assert rollout_metrics([[*said, wrong]])["flawed_share"] == 0.25
+    assert "flawed_share" not in rollout_metrics([[right, wrong]])
+
+
+def test_how_many_turns_would_change_if_their_text_were_encoded_again(episode: Episode) -> None:
+    """Of four turns one ends within a character, whose bytes no text gives back; a turn may have several segments."""
+    whole, half, end = tuple("né".encode()), tuple("né".encode()[:2]), (256,)
+    parts = [
+        (SegmentKind.PROMPT, half),
+        (SegmentKind.POLICY, whole + end),
+        (SegmentKind.ENV, half),
+        (SegmentKind.POLICY, half),
+    ]
+    played = episode(parts)
+    split = episode(
+        [(SegmentKind.POLICY, whole[:2]), (SegmentKind.POLICY, whole[2:]), (SegmentKind.ENV, half)]
+    )
+    joined = replace(split, segments=tuple(replace(s, turn=0) for s in split.segments))
+    assert retokenized_share([[played], [joined, joined]], ByteTokenizer()) == {"retokenized_share": 0.25}
+    assert retokenized_share([[], [episode([(SegmentKind.PROMPT, half)])]], ByteTokenizer()) == {}

@@ -33,7 +33,9 @@ Make = Callable[..., Trajectory]
 PROMPT, POLICY = SegmentKind.PROMPT, SegmentKind.POLICY
 
 
-def credit_of(config: TrainConfig, groups: Sequence[list[Trajectory]]) -> tuple[list[Credited], int]:
+def credit_of(
+    config: TrainConfig, groups: Sequence[list[Trajectory]]
+) -> tuple[list[Credited], dict[str, float]]:
     """What ``assign_credit`` makes of them under a configuration; rows without credit are dropped."""
     sections = config.loss, config.reward_shaping, config.rollout
     return assign_credit(*sections, groups, 0, keep_zero_variance=False)
@@ -170,7 +172,7 @@ def test_episodes_that_a_limit_cut_off_are_left_out_and_counted(episode: Make) -
     config = override(TrainConfig(), ["--loss.mask_truncated", "true"])
     all_of_them, none = credit_of(TrainConfig(), played)
     kept, masked = credit_of(config, played)
-    assert (len(all_of_them), none, len(kept), masked) == (4, 0, 2, 2)
+    assert (len(all_of_them), none, len(kept), masked) == (4, {}, 2, {"truncated_masked": 2})
     assert [one.tokens for one in kept] == [1, 4]
     for one, same in zip(kept, (all_of_them[0], all_of_them[3]), strict=True):
         np.testing.assert_array_equal(one.rows[0].advantages, same.rows[0].advantages)
@@ -274,6 +276,30 @@ def test_the_deviation_of_the_whole_batch_scales_every_group(episode: Make) -> N
         get_estimator("group_relative", {"scale": "batch"})(groups[0])
 
 
+def test_each_penalty_of_a_step_is_a_figure_of_its_own(episode: Make) -> None:
+    """Episodes of 2, 3, 4 and 5 tokens, rewarded 0, 1, 0 and 1; the last has no answer, and a buffer of 4 ends at 6."""
+    ends = (EndReason.ANSWERED,) * 3 + (EndReason.TURN_LIMIT,)
+    words = (
+        "--rollout.context_tokens 6 --rollout.turn_tokens 2 --reward_shaping.overlong_buffer 4 "
+        "--reward_shaping.answer_penalty 0.2 --reward_shaping.relative_length 0.1"
+    )
+    _, figures = credit_of(override(TrainConfig(), words.split()), [group(episode, ends)])
+    # 0, 1/4, 2/4 and 3/4 over the buffer; 4 tokens sampled are 1 above the mean of 2 and 4, in deviations of root 2
+    expected = {"overlong_penalty": 1.5 / 4, "answer_penalty": 0.2 / 4, "length_penalty": 0.1 / 2**0.5 / 4}
+    assert figures == pytest.approx(expected)
+    assert credit_of(TrainConfig(), [group(episode, ends)])[1] == {}
+
+
+def test_how_many_episodes_got_a_bonus_for_novelty_is_a_figure(episode: Make) -> None:
+    """Two of four are right, and one of these was less likely than the group."""
+    played = [
+        episode([(PROMPT, (0,)), (POLICY, (1,))], reward, logprobs=[logprob])
+        for reward, logprob in ((1.0, -2.0), (1.0, -0.1), (0.0, -1.0), (0.0, -1.0))
+    ]
+    config = override(TrainConfig(), ["--reward_shaping.novelty", "2.5"])
+    assert credit_of(config, [played])[1] == {"novelty_share": 0.25}
+
+
 def test_progress_towards_the_expert_is_credit_and_widens_the_bound_of_its_group(turns: Make) -> None:
     """Half of the group succeeds, so lambda 2 is 1: progress -1 and -3 is +-.7071 a turn, the margin .08, and no more."""
     played = [
@@ -285,7 +311,8 @@ def test_progress_towards_the_expert_is_credit_and_widens_the_bound_of_its_group
     )
     config = override(TrainConfig(), [*words.split(), "--reward_shaping.progress", "2"])
     plain, _ = credit_of(TrainConfig(), [played])
-    led, _ = credit_of(config, [played])
+    led, figures = credit_of(config, [played])
+    assert figures == {"progress_share": 1.0}
     assert [one.rows[0].clip_margin for one in (*plain, *led)] == [None, None, 0.08, 0.08]
     added = [led[i].rows[0].advantages[-1] - plain[i].rows[0].advantages[-1] for i in (0, 1)]
     assert added == pytest.approx([-0.70711, 0.70711], abs=1e-4)
