@@ -17,7 +17,7 @@ from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
 from agentenv.envs.search.fact_graph import FactGraph, fact_graph
 from agentenv.envs.search.hierarchical_rewards import HierarchicalState, hierarchical_parts
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt
-from agentenv.envs.search.page_graph import PageGraph
+from agentenv.envs.search.page_graph import PageGraph, page_graph
 from agentenv.envs.search.search_env import SearchEnv, on_small_world, thinking
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolFunction, ToolReply
 from agentenv.envs.search.search_tools import SearchTool
@@ -250,7 +250,7 @@ class AgentSearch(SearchEnv):
             tools["graph_search"] = FactSearch(search, facts, self._judge)
             tools["get_adjacent_passages"] = AdjacentPassages(search.format, facts, search.k)
         elif isinstance(corpus, Corpus):
-            graph = PageGraph(corpus)
+            graph = page_graph(corpus)
             tools["graph_search"] = GraphSearch(search, graph)
             tools["get_adjacent_passages"] = AdjacentPassages(search.format, graph, search.k)
         return tools
