@@ -413,7 +413,7 @@ class _GameRunner:
             else _without_tokens(played)
             for turn, played in episodes
         ]
-        return [self._headed(mine[0]), *mine[1:]] if mine else []
+        return [self._headed(mine), *mine[1:]] if mine else []
 
     async def taught(self) -> list[Trajectory]:
         """The answer of the seed as a demonstration of the move that it is a reply to; none where it has no answer."""
@@ -437,10 +437,13 @@ class _GameRunner:
     def _move(self, name: str) -> GameTurn:
         return next(turn for turn in self.turns if turn.name == name)
 
-    def _headed(self, first: Trajectory) -> Trajectory:
-        """``first`` with the metrics of the game and what became of its question."""
-        state = self.state
+    def _headed(self, paid: Sequence[Trajectory]) -> Trajectory:
+        """The first of ``paid`` with the metrics of the game, the rewards of each role, and what became of its question."""
+        state, first = self.state, paid[0]
         metrics: dict[str, Any] = dict(state.counts)
+        for played in paid:
+            if played.valid:
+                metrics.setdefault(f"reward_{played.info['role']}", []).append(played.reward)
         metrics["sampled_tokens"] = first.response_tokens + self.unreturned
         rate = state.solve_rate
         if rate is not None:

@@ -129,6 +129,7 @@ def test_half_solved_pays_the_proposer_half() -> None:
     assert {t.group_id for t in played} == {"step-1/proposer", "g"}
     assert figures(played) | {"sampled_tokens": 0} == {
         "games": 1, "proposals": 1, "accepted": 1, "solve_rate": [0.5], "sampled_tokens": 0,
+        "reward_proposer": [0.5], "reward_solver": [1.0, 1.0, 0.0, 0.0],
     }  # fmt: skip
     assert [t.turns[-1].reward for t in played] == [t.reward for t in played]
 
