@@ -77,7 +77,8 @@ class ASearcher:
             )
         config = SynthesisConfig(self.turns, self.direct, self.fewest, self.seed)
         documents, (editor, reviewer, solver), models = self._parts()
-        pages = LinkedPages(documents)
+        # the editor of a model has the links already, and finding them means to read the whole corpus
+        pages = editor.pages if isinstance(editor, ModelEditor) else LinkedPages(documents)
         roots = roots_of(pages, self.roots, self.seed)
 
         async def work(page: Page) -> Synthesis:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from agentenv.core.env import run_sync
 from agentenv.core.io.strict_json import read_json_text
+from agentenv.core.io.toml_files import read_toml
 from agentenv.core.types import Document, Task
 from agentenv.data.dataset_files import read_records
 from agentenv.data.synthesis.asearcher_model import ModelSolver
@@ -30,9 +31,13 @@ from agentenv.policies.model_chat import ChatModels
 from agentenv.progress import Display, LiveDisplay
 from agentenv.retrievers.encoder import Encoder, make_encoder
 from agentenv.retrievers.storage.corpus import read_documents
+from agentenv.trainers.config.config_files import CONFIG
 from agentenv.trainers.selfplay.question_pool import frame
 from agentenv.trainers.selfplay.weaknesses import FAILED, Rule, Weakness, failed_kinds, failed_questions
 from agentenv.trainers.task_sampling.allocation import apportioned
+
+_QUESTIONS = "questions.jsonl"
+"""The log of a run of self-play."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,8 @@ class SwS:
     """
 
     history: Path
-    """Run folder with the trajectories of every step (trajectories_every = 1), or a file of records with question and
-    accuracies, and if wanted category and attempts."""
+    """Run folder with the trajectories of every step (trajectories_every = 1) or of self-play, or a file of records with
+    question and accuracies, and if wanted category and attempts."""
     editor: str
     """Model that names concepts and writes questions (openai:MODEL@URL, anyllm:PROVIDER/MODEL, hf:PATH)."""
     out: Path
@@ -210,7 +215,19 @@ def read_history(path: Path) -> History:
         ConfigurationError: the folder holds no trajectories.
         DatasetError: a record cannot be read.
     """
-    return _of_run(path) if path.is_dir() else _of_file(path)
+    if not path.is_dir():
+        return _of_file(path)
+    return _of_self_play(path) if (path / _QUESTIONS).is_file() else _of_run(path)
+
+
+def _of_self_play(folder: Path) -> History:
+    """The solve rates of the questions that a run of self-play has played, step by step; its topics are no questions."""
+    accuracies: dict[str, list[float]] = defaultdict(list)
+    for row in read_records(folder / _QUESTIONS):
+        if "solve_rate" in row.fields:
+            accuracies[row.text("question")].append(float(row.fields["solve_rate"]))
+    attempts = int(read_toml(folder / CONFIG)["rollout"]["group_size"])
+    return History(dict(accuracies), {question: frame(question) for question in accuracies}, attempts)
 
 
 def _of_run(folder: Path) -> History:

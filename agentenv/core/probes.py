@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agentenv.core.action_forms import ActionForms, ExpertEpisode, Form, last_form, learn_forms
+from agentenv.core.action_forms import ActionForms, ExpertEpisode, Form, contents, last_form, learn_forms
 from agentenv.core.concurrency.threads import DaemonThreads, in_time
 from agentenv.core.env import Env
 from agentenv.core.floors import floor_action
@@ -76,6 +76,13 @@ class Seen:
         """The form of the expert's own last action; None where it has no content that could be wrong."""
         form = last_form(self.expert.actions[-1], self.forms.constants) if self.expert.actions else self.last
         return form if form.has_content else None
+
+    def answers_of(self, expert: ExpertEpisode) -> list[str]:
+        """What the last action of ``expert`` holds besides its form."""
+        if not expert.actions:
+            return []
+        form = last_form(expert.actions[-1], self.forms.constants)
+        return [text.strip() for text in contents(form.action) if text not in form.constants]
 
     def see(self, messages: Sequence[Any]) -> None:
         """Notes what was shown."""
@@ -143,6 +150,12 @@ def _other_answer(seen: Seen) -> Iterator[str]:
         yield from itertools.repeat(action)
 
 
+def _all_answers(seen: Seen) -> Iterator[str]:
+    answers = list(dict.fromkeys(text for one in seen.episodes for text in seen.answers_of(one)))
+    if (last := seen.honest_last) is not None and len(answers) > 1:
+        yield from itertools.repeat(last.filled(", ".join(answers)))
+
+
 def _everything(seen: Seen) -> Iterator[str]:
     if (last := seen.honest_last) is not None:
         yield from seen.expert.actions[:-1]
@@ -169,6 +182,7 @@ PROBES: Mapping[str, Probe] = {
     "empty answer": _answer(lambda seen: ("",)),
     "question as answer": _answer(lambda seen: (seen.texts[0],)),
     "answer of another task": _other_answer,
+    "answers of all tasks": _all_answers,
     "everything as answer": _everything,
     "expert, wrong answer": _honest,
 }

@@ -40,6 +40,7 @@ from agentenv.evaluation.task_env import (
     EnvConfig,
     SearchConfig,
     TaskEnv,
+    defaults_of,
     known_retriever,
     open_task_env,
     open_tasks,
@@ -408,13 +409,23 @@ def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
     if card.env != benchmark.env and not takes(benchmark.env, "retriever"):
         return options
     known: dict[str, Any] = {
-        "observation_tokens": card.observation_tokens,
+        "observation_tokens": card.observation_tokens or _bounded_observation(benchmark.env, card),
         "k": card.k,
         "max_turns": card.max_turns,
+        "prompt": card.prompt or None,
     }
-    if card.prompt:
-        known["prompt"] = card.prompt
-    return {name: value for name, value in known.items() if takes(benchmark.env, name)} | options
+    stated = {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in stated.items() if takes(benchmark.env, name)} | options
+
+
+def _bounded_observation(env: str, card: EpisodeCard) -> int | None:
+    """An eighth of the context, at least 500, where the environment's own bound is above that; None leaves its own.
+
+    Pages of 8,192 tokens, as `LongSearch-v0` shows them, would fill the context of a policy without a card at once.
+    """
+    own: int = defaults_of(env, ("observation_tokens",)).get("observation_tokens", 0)
+    most = max(500, card.context_tokens // 8)
+    return most if own > most else None
 
 
 def _identity(benchmark: Benchmark) -> dict[str, Any]:

@@ -4,7 +4,7 @@ What an environment needs it declares: the constructor's arguments ``tasks``, ``
 where they are there, ``make_tasks`` is its own source of tasks, ``scorers`` judge it and ``stop`` ends its actions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -157,6 +157,20 @@ def takes(env_id: str, argument: str) -> bool:
         MissingExtra: an optional dependency of it is not installed.
     """
     return any(parameter.name == argument for _, parameter in parameters_of(env_class(env_id)))
+
+
+def defaults_of(env_id: str, names: Collection[str]) -> dict[str, Any]:
+    """What the environment's constructor takes for those of ``names`` that it is not given, where that is not None.
+
+    Raises:
+        UnknownName: no such environment.
+        MissingExtra: an optional dependency of it is not installed.
+    """
+    defaults: dict[str, Any] = {}
+    for _, parameter in parameters_of(env_class(env_id)):
+        if parameter.name in names and parameter.default not in (None, parameter.empty):
+            defaults.setdefault(parameter.name, parameter.default)
+    return defaults
 
 
 def env_id_of(cls: type[Env[Any]]) -> str:

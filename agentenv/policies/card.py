@@ -32,12 +32,12 @@ class EpisodeCard:
     """Of the model, for ``native``; empty reads it from the chat template."""
     template_options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the chat template, for ``native``."""
-    k: int = 3
-    """Passages a search."""
-    max_turns: int = 4
-    """Turns before the last one, in which only an answer counts."""
-    observation_tokens: int = 500
-    """Bound of one observation."""
+    k: int | None = None
+    """Passages a search; None is the environment's own."""
+    max_turns: int | None = None
+    """Turns before the last one, in which only an answer counts; None is the environment's own."""
+    observation_tokens: int | None = None
+    """Bound of one observation; None is the environment's own, within the context."""
     turn_tokens: int = 500
     """Tokens that the policy may sample in one turn."""
     context_tokens: int = 4096

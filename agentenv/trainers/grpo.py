@@ -25,6 +25,7 @@ from agentenv.core.options import naming_own_parts
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import AgentEnvError, ConfigurationError, Diverged, Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
+from agentenv.evaluation.task_env import defaults_of
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.compute import use_compute
 from agentenv.policies.export import write_model_card, write_readers, write_weights
@@ -46,7 +47,8 @@ from agentenv.trainers.strategies.strategies import KEPT
 from agentenv.trainers.task_sampling.samplers import Batch
 
 _LAPS = ("rollout", "update", "evaluation")
-_CARD_OPTIONS = ("prompt", "k", "max_turns", "observation_tokens")
+_BUDGETS = ("k", "max_turns", "observation_tokens")
+"""Options of an environment that the card of a policy states, with the prompt."""
 
 
 @flushed_denormals()
@@ -268,7 +270,8 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
 
 def episode_card(config: TrainConfig) -> EpisodeCard:
     """The form of the episodes of a run, as its policy's card has it."""
-    options = {name: config.env.options[name] for name in _CARD_OPTIONS if name in config.env.options}
+    options = defaults_of(config.env.id, _BUDGETS)
+    options |= {name: value for name, value in config.env.options.items() if name in ("prompt", *_BUDGETS)}
     rollout = config.rollout
     played = rollout if rollout.strategy in KEPT else config.evaluation
     keeps = played.strategy in KEPT

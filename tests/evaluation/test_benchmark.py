@@ -252,6 +252,23 @@ def test_options_that_are_asked_for_stand_above_those_of_the_card() -> None:
     assert _options(code, card) == {"max_turns": 2}  # of a card for another environment nothing holds
 
 
+@pytest.mark.parametrize(
+    ("env", "context", "bounds"),
+    [
+        ("agentenv/HybridSearch-v0", 4096, {"observation_tokens": 512}),  # its own are 4096, and ten turns
+        ("agentenv/HybridSearch-v0", 32_768, {}),
+        ("agentenv/LongSearch-v0", 16_384, {"observation_tokens": 2048}),  # its own are 8192, and 128 turns
+        ("agentenv/LocalSearch-v0", 1024, {}),
+    ],
+)
+def test_a_policy_without_a_card_is_asked_with_the_budgets_of_the_environment(
+    env: str, context: int, bounds: dict[str, int]
+) -> None:
+    """An observation takes an eighth of its context at most, and 500 tokens in any case."""
+    asked = Benchmark("hotpotqa", "openai:m@http://h/v1", env=env)
+    assert _options(asked, EpisodeCard(context_tokens=context)) == bounds
+
+
 def test_a_format_that_is_named_replaces_that_of_the_card_and_its_opening_message() -> None:
     policy = ScriptedPolicy({}, ByteTokenizer(chat=True))
     policy.card = EpisodeCard(prompt="Q: {question}", k=7)  # type: ignore[attr-defined]

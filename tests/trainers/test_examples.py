@@ -19,6 +19,7 @@ from agentenv.sandbox.backends import unavailable
 from agentenv.trainers.config.config_files import load_config, override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.plan import plan_run
+from agentenv.trainers.selfplay.games import get_game
 from agentenv.trainers.task_sampling.allocation import hardness_allocation
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
@@ -355,6 +356,16 @@ def test_reseek_is_evaluated_with_the_verdicts_that_it_is_trained_with() -> None
     trained, evaluated = config.rollout, config.evaluation
     assert evaluated.strategy == trained.strategy == "judge"
     assert evaluated.strategy_options == trained.strategy_options != {}
+
+
+@pytest.mark.parametrize(("name", "move"), [("mae", "solve"), ("comas", "solve_1")])
+def test_a_game_without_tools_is_evaluated_by_the_message_of_its_solver_and_without_a_search(
+    name: str, move: str
+) -> None:
+    config = load_config(str(FOLDER / f"{name}.toml"))
+    game = get_game(config.rollout.strategy_options["game"])
+    assert config.env.options["prompt"] in [turn.prompt for turn in game.turns if turn.name == move]
+    assert config.env.options["max_turns"] == 0
 
 
 @pytest.mark.parametrize("page", ["examples/drive-expand.toml", "docs/sampling.md"])

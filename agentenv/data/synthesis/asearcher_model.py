@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from agentenv.core.concurrency.tasks import gather_all
+from agentenv.core.scoring.evidence import stands_in
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.data.synthesis.asearcher import Draft, Kind, substituted
 from agentenv.data.synthesis.model_replies import LONGEST_PAGE, ModelWriter, is_yes
@@ -148,7 +149,7 @@ class ModelEditor:
         made = await self.writer.write(asked, {"question": str, "statement": str}, _seed(rng))
         if made["question"].lower() == "none" or made["statement"] in draft.statements:
             return None
-        if written in made["question"]:
+        if stands_in(written, made["question"]):
             raise SynthesisFault(f"the name {written!r} still stands in {made['question']!r}")
         return substituted(draft, made["question"], made["statement"], page)
 

@@ -157,10 +157,9 @@ class NameMap:
         Raises:
             DatasetError: there are more words than inventions.
         """
-        texts = (text for item in items for text in item.texts())
-        words = sorted(
-            {spelling(word) for text in texts for word in _WORD.findall(text) if word[0].isupper()}
-        )
+        texts = [text for item in items for text in item.texts()]
+        capital = {spelling(word) for text in texts for word in _WORD.findall(text) if word[0].isupper()}
+        words = sorted(capital.union(*(map(spelling, native_words(text)) for text in texts)))
         made = list(itertools.islice(invented_words(seed, statistics), len(words)))
         if len(made) < len(words):
             raise DatasetError(
@@ -173,6 +172,16 @@ def spelling(name: str) -> str:
     """``name`` without case and accents: "Beyoncé", "BEYONCÉ" and "Beyonce" are one name."""
     parts = unicodedata.normalize("NFKD", name)
     return "".join(part for part in parts if not unicodedata.combining(part)).casefold()
+
+
+def native_words(text: str) -> frozenset[str]:
+    """The words of ``text`` in a script without capitals, such as Arabic or Chinese, if most of its words are in another.
+
+    An encyclopedia writes a name so beside its translation, as in "Mehmed IV (\u0645\u062d\u0645\u062f)".
+    """
+    words = _WORD.findall(text)
+    native = [word for word in words if len(word) > 1 and word.lower() == word.upper()]
+    return frozenset(native if 2 * len(native) < len(words) else ())
 
 
 def _written_like(invented: str, real: str) -> str:
@@ -368,13 +377,15 @@ def _words_replaced(
 ) -> str:
     ours = {spelling(word) for invention in invented.values() for word in _WORD.findall(invention)}
     alone, known = _words_of_phrases(invented), {spelling(word) for word in own}
+    native = native_words(text)
 
     def one(match: re.Match[str]) -> str:
         word, form = match[0], spelling(match[0])
-        if form in ours or form in names.inventions or not word[0].isupper() or word in KEPT:
+        is_written_as_name = word[0].isupper() or word in native
+        if form in ours or form in names.inventions or not is_written_as_name or word in KEPT:
             return word
         new = alone.get(form)
-        if new is None and (form in known or names.statistics.is_name(word)):
+        if new is None and (form in known or word in native or names.statistics.is_name(word)):
             new = names.invented.get(form)
         if new is None:
             return word

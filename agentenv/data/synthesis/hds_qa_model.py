@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from agentenv.core.scoring.evidence import stands_in
 from agentenv.core.types import Task
 from agentenv.data.synthesis.asearcher import Draft, Reviewer, form_flaw
 from agentenv.data.synthesis.model_replies import LONGEST_PAGE, ModelWriter, is_yes
@@ -64,7 +65,7 @@ class HybridWriter:
         entity, written = max(named.items(), key=lambda pair: len(pair[1]))
         others = [self.pages.pages[title] for title in self.pages.linked(entity)]
         rng.shuffle(others)
-        features = await self._features(seed, entity, others, rng)
+        features = await self._features(seed, (entity, written), others, rng)
         facts = " ".join(f"It {clause}." for _, clause in features)
         asked = COMBINE.format(question=seed.question, answer=seed.answers[0], written=written, facts=facts)
         question = str((await self.writer.write(asked, {"question": str}, rng.getrandbits(31)))["question"])
@@ -73,15 +74,19 @@ class HybridWriter:
         draft = Draft(
             question, seed.answers[0], (*statements, f"{seed.question} {seed.answers[0]}"), tuple(ids)
         )
-        flaw = f"it still names {written}" if written in question else form_flaw(draft)
+        flaw = f"it still names {written}" if stands_in(written, question) else form_flaw(draft)
         if flaw := flaw or await self.reviewer.flaw(draft):
             raise DatasetError(f"{seed.id}: {question!r} is refused: {flaw}")
         return self._task(seed, draft, entity, [clause for _, clause in features])
 
     async def _features(
-        self, seed: Task, entity: str, others: Sequence[Page], rng: Random
+        self, seed: Task, names: tuple[str, str], others: Sequence[Page], rng: Random
     ) -> list[tuple[Page, str]]:
-        """Features of ``entity`` from distinct pages, each of which is true of several entities."""
+        """Features of an entity from distinct pages, each of which is true of several entities.
+
+        ``names`` are the title of its page and how the question writes it; no feature may hold one of them.
+        """
+        entity, _ = names
         features: list[tuple[Page, str]] = []
         for page in others:
             if len(features) == self.most:
@@ -90,7 +95,8 @@ class HybridWriter:
             clause = (await self.writer.write(asked, {"clause": str}, rng.getrandbits(31)))["clause"].rstrip(
                 "."
             )
-            if clause.lower() == "none" or entity in clause or clause in [known for _, known in features]:
+            named = any(stands_in(name, clause) for name in names)
+            if clause.lower() == "none" or named or clause in [known for _, known in features]:
                 continue
             said = await self.judge.write(ALONE.format(clause=clause), {"reason": str, "one": str}, 0)
             if not is_yes(said["one"]):

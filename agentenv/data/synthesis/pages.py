@@ -60,7 +60,11 @@ class LinkedPages:
     def linked(self, title: str) -> list[str]:
         """The titles of the pages that link to ``title`` or that it links to, in the order of the corpus."""
         both = self._links[title] | self._links_to[title]
-        return [other for other in self.pages if other in both]
+        return sorted(both, key=self._places.__getitem__)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {title: place for place, title in enumerate(self.pages)}
 
     @cached_property
     def _links(self) -> dict[str, set[str]]:

@@ -17,7 +17,7 @@ from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
 from agentenv.envs.search.fact_graph import FactGraph, fact_graph
 from agentenv.envs.search.hierarchical_rewards import HierarchicalState, hierarchical_parts
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt
-from agentenv.envs.search.page_graph import PageGraph
+from agentenv.envs.search.page_graph import PageGraph, page_graph
 from agentenv.envs.search.search_env import SearchEnv, on_small_world, thinking
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolFunction, ToolReply
 from agentenv.envs.search.search_tools import SearchTool
@@ -163,6 +163,7 @@ class AgentSearch(SearchEnv):
 
     call_markers = tuple(f"<{tool}>" for tool in TOOLS)
     stop = (*(f"</{tool}>" for tool in TOOLS), "</answer>")
+    scorers = (*SearchEnv.scorers, "f1_squad_guard")
     no_expert = "what has to be searched depends on the tools"
     state: HierarchicalState
 
@@ -250,7 +251,7 @@ class AgentSearch(SearchEnv):
             tools["graph_search"] = FactSearch(search, facts, self._judge)
             tools["get_adjacent_passages"] = AdjacentPassages(search.format, facts, search.k)
         elif isinstance(corpus, Corpus):
-            graph = PageGraph(corpus)
+            graph = page_graph(corpus)
             tools["graph_search"] = GraphSearch(search, graph)
             tools["get_adjacent_passages"] = AdjacentPassages(search.format, graph, search.k)
         return tools

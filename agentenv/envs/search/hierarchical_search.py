@@ -28,8 +28,9 @@ from agentenv.envs.search.search_env import SearchEnv, on_small_world, thinking
 from agentenv.envs.search.search_state import TagCall, ToolReply
 from agentenv.envs.search.synonyms import SIMILARITY
 from agentenv.errors import ConfigurationError, EnvFault
+from agentenv.policies.card import read_card
 from agentenv.policies.extractive import EXTRACTIVE, ExtractivePolicy
-from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy
+from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy, policy_folder
 from agentenv.retrievers.part import PartRetriever
 from agentenv.retrievers.rerank import Reranker, make_reranker
 from agentenv.retrievers.retriever_spec import make_retriever
@@ -129,17 +130,35 @@ class AgentSettings:
     """As HierSearch serves its agents; rules do not sample."""
 
 
+_TRAINED = ("prompt", "k", "max_turns", "observation_tokens", "turn_tokens", "context_tokens")
+"""Settings of an agent that the card of its policy states."""
+
+
 @lru_cache(maxsize=8)
 def _opened(policy: str) -> tuple[Policy, ChatFormat]:
     """A policy that all environments of this process share, and how it is asked."""
-    opened: Any = make_endpoint_policy(policy) if is_endpoint(policy) else make_policy(policy)
-    return opened, getattr(opened, "chat", None) or InlineFormat(opened.tokenizer)
+    if is_endpoint(policy):
+        served = make_endpoint_policy(policy)
+        return served, served.chat
+    opened = make_policy(policy)
+    return opened, read_card(policy_folder(policy)).chat_format(opened.tokenizer, opened.ends)
+
+
+def _as_trained(policy: object) -> dict[str, Any]:
+    """The settings with which an agent was trained in `AgentSearch`, by its card; none of any other policy."""
+    if not isinstance(policy, str) or policy == EXTRACTIVE or is_endpoint(policy):
+        return {}
+    card = read_card(policy_folder(policy))
+    stated = {name: getattr(card, name) for name in _TRAINED} if card.env == "agentenv/AgentSearch-v0" else {}
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 def configured_agent(
     name: str, settings: Mapping[str, Any], tasks: Sequence[Task], retriever: Retriever | str
 ) -> Agent:
     """The agent that a table of a configuration describes.
+
+    What the table does not name of prompt and budgets is as the agent was trained, where its policy says so.
 
     Args:
         name: Of the agent.
@@ -151,6 +170,7 @@ def configured_agent(
         UnknownName: no such field, tool or policy.
         ConfigurationError: a value of another type or out of range.
     """
+    settings = _as_trained(settings.get("policy", EXTRACTIVE)) | dict(settings)
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     made: AgentSettings = bind_options("agent", name, AgentSettings, settings)()
     own = _part_of(made.retriever or retriever, made.part)
@@ -245,6 +265,7 @@ class HierarchicalSearch(SearchEnv):
 
     call_markers = ("<local_search_agent>", "<web_search_agent>", "<all_search_agent>")
     stop = (*(marker.replace("<", "</") for marker in call_markers), "</answer>")
+    scorers = (*SearchEnv.scorers, "f1_squad_guard")
     state: HierarchicalState
 
     def __init__(

@@ -87,6 +87,15 @@ def count_words(text: str) -> int:
     return len(apart(text).split())
 
 
+def filled(template: str, values: Mapping[str, str]) -> str:
+    """``template`` with every ``{name}`` of ``values`` replaced by its value, all at once.
+
+    What stands in a value stays as it is, so that no text of a policy can bring in another value by its name in braces.
+    """
+    names = "|".join(map(re.escape, values))
+    return re.sub(rf"\{{({names})\}}", lambda match: values[match[1]], template) if values else template
+
+
 @dataclass(frozen=True)
 class QuestionPrompt:
     """The opening message of a task.

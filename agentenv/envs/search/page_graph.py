@@ -5,6 +5,7 @@ facts that a language model has extracted.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from agentenv.core.types import Document, Passage
 from agentenv.data.synthesis.pages import LinkedPages
@@ -74,3 +75,9 @@ class PageGraph:
         best = sorted(scores, key=lambda title: (-scores[title], title))[:k]
         firsts = [self._documents[self._pages.pages[title].ids[0]] for title in best]
         return [Passage(d.id, d.title, d.text, scores[title]) for d, title in zip(firsts, best, strict=True)]
+
+
+@lru_cache(maxsize=2)
+def page_graph(corpus: Corpus) -> PageGraph:
+    """The graph of ``corpus``; made once a process, because every environment over it has the same."""
+    return PageGraph(corpus)

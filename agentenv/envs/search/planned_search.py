@@ -21,6 +21,7 @@ from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.search.outcomes import Reward, answer_shown
 from agentenv.envs.search.page_format import as_question, format_passages, information
 from agentenv.envs.search.planner_rewards import (
+    LEAST_GAIN,
     AnswerJudge,
     PlanJudge,
     coverage,
@@ -235,16 +236,19 @@ def planner_reward(
 
     The outcome is the generator's score or the `planning_gain`; the process is the `coverage` of the documents or a judge's
     rating; the cost is the price of each query, paid when it is asked, or for a plan of few turns a part of the price, see
-    `frugality`. A plan without an end has no outcome, although the gain pays 1/2 for an answer as good as the others, and no
-    process reward: a search for the question as it stands often shows the answer, so that searching alone would pay.
+    `frugality`. A plan without an end has the score 0, or the least gain, so that an end never pays less; nobody asks the
+    generator then. It has no process reward: a search for the question as it stands often shows the answer, so that
+    searching alone would pay.
     """
     parts = dict(answer(state))
     result = state.last.result
     queries = len(result.data.get("ids", ())) if result is not None else 0
     if terms.cost == "queries":
         parts["price"] = -terms.price * queries
-    if state.last.end is None or state.answer is None:
+    if state.last.end is None:
         return parts
+    if state.answer is None:
+        return parts | ({"outcome": LEAST_GAIN} if terms.gains else {})
     golds = state.task.answers
     if terms.gains:
         plan, *others = (value_of(one, state, scorer) for one in (state.answer, state.direct, state.rag))
@@ -313,7 +317,8 @@ class PlannedSearch(LocalSearch):
             search_cost: Subtracted for every search; under the cost ``turns`` the most that a plan of few turns earns.
             found_reward: Process reward of a plan that has found a page with an accepted answer, paid at its end.
             gain: Whether the outcome is 1/2 more than what the generator's answer has over the better of its answer without
-                a search and its answer from one search for the question; otherwise it is the score of its answer.
+                a search and its answer from one search for the question, and -1/2 for a plan without an end; otherwise it
+                is the score of its answer.
             process: ``coverage`` is the share of the supporting documents that the plan has found, ``judge`` what a model
                 thinks of the plan; both are paid at the end.
             process_weight: Times the process reward (lambda).

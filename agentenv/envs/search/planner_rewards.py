@@ -37,6 +37,10 @@ def planning_gain(plan: float, direct: float, rag: float) -> float:
     return 0.5 + plan - max(direct, rag)
 
 
+LEAST_GAIN = -0.5
+"""The least that `planning_gain` can be: an answer is right without the plan, and with it there is none or a wrong one."""
+
+
 def frugality(turns: int, most: int) -> float:
     """max(0, 1 - L / T) for a plan of L of at most T turns."""
     return max(0.0, 1.0 - turns / most) if most else 0.0

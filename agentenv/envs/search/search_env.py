@@ -92,6 +92,7 @@ class SearchEnv(AsyncEnv[SearchState]):
 
     reports_searches: ClassVar[bool] = True
     scorers: ClassVar[tuple[str, ...]] = ("em_squad", "f1_squad")
+    """Of the evaluations of a run; that of the reward and those of the paper are among them."""
     client_data: ClassVar[Mapping[str, Any]] = {"path": tuple[Hop, ...]}
     final_tag: ClassVar[str] = "answer"
     """The tag that ends the episode."""

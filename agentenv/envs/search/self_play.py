@@ -20,7 +20,7 @@ from agentenv.core.types import EndReason, Info, Message, Observation, Step, Tas
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.local_search import STOP, LocalSearch
 from agentenv.envs.search.outcomes import Reward
-from agentenv.envs.search.page_format import QuestionPrompt, information
+from agentenv.envs.search.page_format import QuestionPrompt, filled, information
 from agentenv.envs.search.proposals import (
     Proposal,
     QuestionRules,
@@ -294,7 +294,7 @@ def fields_of(text: str, tags: Sequence[str]) -> dict[str, str]:
 def opening_of(form: str, topic: str, searches: int, reference: str) -> str:
     """The proposer's opening message."""
     kind = REFERENCE.format(question=reference) if reference else ""
-    return form.replace("{searches}", str(searches)).replace("{reference}", kind).replace("{topic}", topic)
+    return filled(form, {"searches": str(searches), "reference": kind, "topic": topic})
 
 
 def proposal_text(question: str, answer: str) -> str:

@@ -16,6 +16,8 @@ from agentenv.envs.search.local_search import LocalSearch
 class SimulatedSearch(LocalSearch):
     """`LocalSearch` over a simulator, rewarded with token F1."""
 
+    scorers = (*LocalSearch.scorers, "em_cover")
+
     def __init__(
         self,
         *,

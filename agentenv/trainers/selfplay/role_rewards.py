@@ -187,15 +187,28 @@ def defender_reward(labels: HarmLabels) -> float:
 
 _HARM = {"harmful": True, "unharmful": False}
 _YES = {"yes": True, "no": False}
+_GUARD = ("Harmful request", "Harmful response", "Response refusal")
+"""The lines of WildGuard's reply, in the order of the fields of `HarmLabels`."""
+
+
+def guard_labels(reply: str) -> HarmLabels:
+    """What WildGuard says (Han et al. 2024, arXiv:2406.18495), the judge of Self-RedTeam: one line for each label.
+
+    A line such as ``Harmful request: yes``. One that is missing, stands there twice or says neither yes nor no is None.
+    """
+    said = [re.findall(rf"(?im)^\s*{name}\s*:\s*(\S+)\s*$", reply) for name in _GUARD]
+    return HarmLabels(*(_YES.get(found[0].lower()) if len(found) == 1 else None for found in said))
 
 
 def _labels(state: GameState, move: str, place: int) -> HarmLabels | None:
-    """What the judge says of ``move`` at ``place``; None where it could not be asked."""
+    """What the judge says of ``move`` at ``place``, in tags or as WildGuard does; None where it could not be asked."""
     _, mark, kind = move.partition("_")
     verdict = state.plays[f"verdict{mark}{kind}"][place]
     if not verdict.valid:
         return None
     said = {tag: field_of(verdict, tag).strip().lower() for tag in ("prompt", "response", "refusal")}
+    if not any(said.values()):
+        return guard_labels(actions_of(verdict))
     return HarmLabels(_HARM.get(said["prompt"]), _HARM.get(said["response"]), _YES.get(said["refusal"]))
 
 

@@ -21,7 +21,7 @@ from agentenv.core.rollout import EpisodeSpec, run_episode
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
-from agentenv.envs.search.page_format import as_question
+from agentenv.envs.search.page_format import as_question, filled
 from agentenv.envs.search.proposals import Proposal, QuestionRules, as_page
 from agentenv.envs.search.self_play import (
     PROPOSER_PROMPT,
@@ -72,7 +72,7 @@ class SelfPlayStrategy:
     """Least probability, by the log-probs recorded with its tokens, at which a verifier has written its whole episode; what
     is less likely has not agreed. 0 asks for none."""
     searches: tuple[int, int] = (1, 2)
-    """Least and most searches that a proposer is asked for."""
+    """Least and most searches that a proposer is asked for, where its seed names no number in ``data["searches"]``."""
     attempts: int = 1
     """Proposals asked for before a question of the pool takes their place."""
     reward: Challenge = "challenge"
@@ -139,6 +139,24 @@ class SelfPlayStrategy:
                 f"and rules refuse fewer than {fewest}"
             )
 
+    def check_tasks(self, tasks: Sequence[Task]) -> None:
+        """Refuses seeds whose number of searches is none, or is one that the rules would refuse.
+
+        Raises:
+            ConfigurationError: there is one.
+        """
+        if not any(turn.kind == "propose" for turn in get_game(self.game, self.evaluations).turns):
+            return
+        for task in tasks:
+            number = task.data.get("searches", self.searches[0])
+            whole = isinstance(number, int) and not isinstance(number, bool)
+            fewest = max(1, _rules(self.rules, number).searches) if whole else 1
+            if not whole or number < fewest:
+                raise ConfigurationError(
+                    f"task {task.id!r} asks its proposer for searches={number!r}; this must be a whole number of at least "
+                    f"{fewest}"
+                )
+
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> list[Trajectory]:
         """The episodes of one game, refused proposals among them.
 
@@ -177,7 +195,8 @@ class _GameRunner:
         self.env: SearchSolver = specs[0].env
         self.setup: GameSetup = self.env.setup
         low, high = strategy.searches
-        self.searches = random.Random(specs[0].seed).randint(low, high)
+        drawn = random.Random(specs[0].seed).randint(low, high)
+        self.searches: int = specs[0].task.data.get("searches", drawn)
         self.rules = _rules(strategy.rules, self.searches)
         self.state = GameState(specs[0].task, RATES[self.game.rate] if self.game.rate else None)
         self.state.counts["games"] += 1
@@ -244,9 +263,9 @@ class _GameRunner:
             return env.closed_book() if turn.kind == "guess" else env, self._question()
         if turn.check in AGREED and self.strategy.verifier == "searches":
             return await self._verifier_search(turn, seed), self._question()
-        for brace, source in turn.sees.items():
-            prompt = prompt.replace(f"{{{brace}}}", await self._seen(source, place, seed))
-        return RoleTurn(turn.writes), Task(f"{state.seed.id}/{turn.name}", prompt, split=state.seed.split)
+        seen = {brace: await self._seen(source, place, seed) for brace, source in turn.sees.items()}
+        asked = Task(f"{state.seed.id}/{turn.name}", filled(prompt, seen), split=state.seed.split)
+        return RoleTurn(turn.writes), asked
 
     async def _seen(self, source: str, place: int, seed: int) -> str:
         """What one brace of a prompt is filled with."""
@@ -394,7 +413,7 @@ class _GameRunner:
             else _without_tokens(played)
             for turn, played in episodes
         ]
-        return [self._headed(mine[0]), *mine[1:]] if mine else []
+        return [self._headed(mine), *mine[1:]] if mine else []
 
     async def taught(self) -> list[Trajectory]:
         """The answer of the seed as a demonstration of the move that it is a reply to; none where it has no answer."""
@@ -418,10 +437,13 @@ class _GameRunner:
     def _move(self, name: str) -> GameTurn:
         return next(turn for turn in self.turns if turn.name == name)
 
-    def _headed(self, first: Trajectory) -> Trajectory:
-        """``first`` with the metrics of the game and what became of its question."""
-        state = self.state
+    def _headed(self, paid: Sequence[Trajectory]) -> Trajectory:
+        """The first of ``paid`` with the metrics of the game, the rewards of each role, and what became of its question."""
+        state, first = self.state, paid[0]
         metrics: dict[str, Any] = dict(state.counts)
+        for played in paid:
+            if played.valid:
+                metrics.setdefault(f"reward_{played.info['role']}", []).append(played.reward)
         metrics["sampled_tokens"] = first.response_tokens + self.unreturned
         rate = state.solve_rate
         if rate is not None:

@@ -11,6 +11,7 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.core.env import run_sync
+from agentenv.core.types import Document
 from agentenv.data.datasets import load_dataset
 from agentenv.data.synthesis.asearcher import (
     Draft,
@@ -22,13 +23,17 @@ from agentenv.data.synthesis.asearcher import (
     substituted,
     synthesize,
 )
+from agentenv.data.synthesis.asearcher_model import ModelEditor
 from agentenv.data.synthesis.asearcher_world import WorldEditor, WorldReviewer
+from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.data.synthesis.pages import LinkedPages, Page
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.data.world_documents import write_documents
 from agentenv.data.world_facts import generate_facts
 from agentenv.data.world_solver import Solver
 from agentenv.errors import ConfigurationError, EndpointFault, SynthesisFault
+from agentenv.policies.endpoint import ChatClient
+from agentenv.policies.endpoint_spec import Endpoint
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 
 ROOT = Page("Ada", "Ada was born in Ulm.", ("d1",))
@@ -329,3 +334,19 @@ def test_nothing_is_written_where_no_question_comes_of_it(
         assert main([*words, "--out", str(tmp_path / "a")]) == 1
     assert "2 failed" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("name", ["Ada Stone", "ADA STONE"])
+def test_an_injection_that_leaves_the_name_is_refused_however_it_is_written(name: str) -> None:
+    def leaving(body: Any) -> Answer:
+        if "identifies" in body["messages"][0]["content"]:
+            said = {"question": f"Where was {name}, who wrote Red Lake, born?", "statement": "She wrote it."}
+            return Answer(json.dumps(said))
+        return model(body)
+
+    with FakeEndpoint(leaving) as server:
+        writer = ModelWriter(ChatClient(Endpoint("m", server.url)))
+        editor = ModelEditor(writer, LinkedPages([Document(**page) for page in PAGES]))
+        draft = Draft("Where was Ada Stone born?", "Ulm", ("She was.",), ("1",), ("Ada Stone",))
+        with pytest.raises(SynthesisFault, match="Ada Stone"):
+            run_sync(editor.inject(draft, Random(0)))

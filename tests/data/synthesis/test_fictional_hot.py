@@ -23,6 +23,7 @@ from agentenv.data.synthesis.fictional_hot import (
     items_of,
     left_out,
     name_words,
+    native_words,
     replace_names,
     surviving_name,
     wording_flaw,
@@ -168,6 +169,15 @@ def test_a_listed_name_without_an_invention_is_replaced_word_by_word() -> None:
     """By rules "The Dark Year" is no name, because the corpus knows both words without a capital."""
     made = edited(Editor("The Dark Year"))
     assert made.documents[0].text.endswith(f"wrote The {made.names['Dark']} {made.names['Year']} in 1950.")
+
+
+def test_a_name_in_a_script_without_capitals_is_replaced_beside_its_translation() -> None:
+    """Whoever reads Arabic or Chinese would know Leeds by it. In a text that is written so, nothing tells a name."""
+    text = "Leeds (Arabic: \u0644\u064a\u062f\u0632, Chinese: \u5229\u5179) is a town in England."
+    made = fictional(replace(ITEM, documents=(Document("1", "Leeds", text), ITEM.documents[1])))
+    assert not any(letter >= "\u0600" for letter in made.documents[0].text)
+    assert made.names["\u5229\u5179"] in made.documents[0].text
+    assert native_words("\u5229\u5179 \u57ce\u5e02") == native_words("Leeds is a town") == frozenset()
 
 
 @pytest.mark.parametrize("name", ["MARY met", "A Town", "eBay"])

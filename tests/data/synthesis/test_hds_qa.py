@@ -166,10 +166,11 @@ def test_a_model_describes_by_features_that_are_ambiguous_alone(
     assert set(task.data["supporting_ids"]) == {"1", "2", "3"}
 
 
-def test_a_question_that_still_names_its_entity_is_refused() -> None:
+@pytest.mark.parametrize("name", ["Ada Stone", "ADA STONE", "ada stone"])
+def test_a_question_that_still_names_its_entity_is_refused(name: str) -> None:
     def stubborn(body: Any) -> Answer:
         if "all of these facts" in body["messages"][0]["content"]:
-            return Answer(json.dumps({"question": "Where was Ada Stone, who wrote a novel, born?"}))
+            return Answer(json.dumps({"question": f"Where was {name}, who wrote a novel, born?"}))
         return model(body)
 
     with FakeEndpoint(stubborn) as server:
@@ -177,6 +178,24 @@ def test_a_question_that_still_names_its_entity_is_refused() -> None:
         documents = [Document(**page) for page in PAGES]
         maker = HybridWriter(writer, writer, ModelReviewer(writer), LinkedPages(documents))
         with pytest.raises(DatasetError, match="Ada Stone"):
+            run_sync(maker.write(SEED))
+
+
+def test_no_feature_holds_the_name_as_the_question_writes_it() -> None:
+    """The page is titled "Ada Stone (writer)"; a clause with "Ada Stone" would tell whom the question is about."""
+
+    def naming(body: Any) -> Answer:
+        asked = body["messages"][0]["content"]
+        if "as a clause" in asked and "titled Red Lake:" in asked:
+            return Answer(json.dumps({"clause": "wrote, as Ada Stone, a novel"}))
+        return model(body)
+
+    with FakeEndpoint(naming) as server:
+        writer = ModelWriter(ChatClient(Endpoint("m", server.url)))
+        titled = [{**page, "title": "Ada Stone (writer)"} if page["id"] == "1" else page for page in PAGES]
+        pages = LinkedPages([Document(**page) for page in titled])
+        maker = HybridWriter(writer, writer, ModelReviewer(writer), pages)
+        with pytest.raises(DatasetError, match="1 features"):
             run_sync(maker.write(SEED))
 
 

@@ -237,6 +237,23 @@ def test_a_run_is_a_history(tmp_path: Path) -> None:
     assert (found.category, found.attempts) == ({"Where is Ulm?": "Where is _?"}, 2)
 
 
+def test_the_history_of_self_play_is_that_of_its_questions_and_not_of_its_topics(tmp_path: Path) -> None:
+    """Each proposal that was played has its solve rate; the episodes hold the topics of proposers, which nobody answers."""
+    (tmp_path / "config.toml").write_text("[rollout]\ngroup_size = 5\n")
+    (tmp_path / "trajectories").mkdir()
+    topic = {"valid": True, "origin": "base", "reward": 0.0, "task": {"question": "Ulm"}}
+    (tmp_path / "trajectories/step-000001.jsonl.gz").write_bytes(gzip.compress(json.dumps(topic).encode()))
+    rows = [
+        {"step": 1, "topic": "Ulm", "question": "Where is Ulm?", "outcome": "accepted", "solve_rate": 0.4},
+        {"step": 2, "topic": "Ulm", "question": "Where is Ulm?", "outcome": "pooled", "solve_rate": 0.2},
+        {"step": 2, "topic": "Ulm", "question": "", "outcome": "no_question"},
+    ]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_history(tmp_path)
+    assert found.accuracies == {"Where is Ulm?": [0.4, 0.2]}
+    assert (found.category, found.attempts) == ({"Where is Ulm?": "Where is _?"}, 5)
+
+
 def test_a_history_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="trajectories_every"):
         read_history(tmp_path)

@@ -1,5 +1,6 @@
 """What every synthesis shares: replies of models, links between pages, work of which one record may fail, kept replies."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from agentenv.core.env import run_sync
 from agentenv.core.types import Document, Task
 from agentenv.data.synthesis.model_replies import ModelWriter, is_yes, read_object
-from agentenv.data.synthesis.pages import LinkedPages
+from agentenv.data.synthesis.pages import LinkedPages, Page
 from agentenv.data.synthesis.records import (
     RecordFailure,
     over_records,
@@ -113,6 +114,17 @@ def test_pages_link_by_the_titles_in_their_texts() -> None:
     assert pages.linked("Ada Stone") == ["Red Lake (novel)", "Ulm"]
     assert pages.linked("Ulm") == ["Ada Stone"]
     assert pages.linked("Red") == []
+
+
+def test_finding_the_links_of_a_page_does_not_go_through_the_corpus() -> None:
+    class Unread(dict[str, Page]):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("the whole corpus was gone through for one page")
+
+    pages = LinkedPages([Document("1", "Ada Stone", "She left Ulm."), Document("2", "Ulm", "A town.")])
+    assert pages.linked("Ulm") == ["Ada Stone"]
+    pages.pages = Unread(pages.pages)
+    assert pages.linked("Ada Stone") == ["Ulm"]
 
 
 def test_a_record_that_fails_ends_nothing_but_a_wrong_key_does() -> None:

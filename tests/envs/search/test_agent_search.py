@@ -72,6 +72,13 @@ def test_a_graph_finds_pages_that_share_no_word_with_the_query() -> None:
     assert graph.rank({"nowhere": 1.0}, 3) == []
 
 
+def test_environments_over_one_corpus_share_its_graph() -> None:
+    retriever = InMemoryRetriever(LOCAL)
+    one, other = (AgentSearch(tasks=[TASK], retriever=retriever) for _ in range(2))
+    tools = [env.parts.tools["get_adjacent_passages"].tool.graph for env in (one, other)]  # type: ignore[attr-defined]
+    assert tools[0] is tools[1]
+
+
 def test_pages_next_to_each_other() -> None:
     env = begun(k=3)
     assert found(call(env, "get_adjacent_passages", "Ada Stone")) == ["2", "1", "3"]

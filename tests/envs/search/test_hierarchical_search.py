@@ -12,10 +12,17 @@ from agentenv.core.chat import InlineFormat
 from agentenv.core.types import Document, Passage, Step, Task
 from agentenv.envs.search.evidence import FoundEvidence, Refiner, closeness, refine, thought_of
 from agentenv.envs.search.hierarchical_rewards import coverage_reward, local_first_penalty
-from agentenv.envs.search.hierarchical_search import Agent, HierarchicalSearch, extractive_agent
+from agentenv.envs.search.hierarchical_search import (
+    Agent,
+    HierarchicalSearch,
+    configured_agent,
+    extractive_agent,
+)
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import ConfigurationError, EnvFault, UnknownName
+from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
+from agentenv.policies.fakes import random_policy
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 from agentenv.retrievers.rerank import OverlapReranker
@@ -273,6 +280,26 @@ def test_agents_of_a_configuration_have_corpora_tools_and_prompts_of_their_own(t
     assert "The local agent answers: Norland" in local.observation[0].text
     assert "Ketterby is in Rome" in web.observation[0].text
     assert env.state.calls == ["local_search_agent", "web_search_agent"]
+
+
+def test_an_agent_is_asked_as_it_was_trained(tmp_path: Path) -> None:
+    """What the table names stands above its card, and the card of a policy that was trained elsewhere says nothing."""
+    random_policy(
+        tmp_path, context=512, texts=["<chunk_search> </chunk_search> <answer> </answer> who is it ?"]
+    )
+    card = EpisodeCard("agentenv/AgentSearch-v0", "ASK {question}", k=2, max_turns=3, turn_tokens=16)
+    settings = {"policy": f"hf:{tmp_path}", "max_turns": 1}
+
+    def made(card: EpisodeCard) -> tuple[str, int, int, int]:
+        write_card(tmp_path, card)
+        agent = configured_agent("local", settings, [TASK], InMemoryRetriever(LOCAL))
+        opening = agent.env.parts.opening(TASK)
+        return opening, agent.env.search.k, agent.env.max_turns, agent.config.turn_tokens
+
+    assert made(card) == ("ASK Where is Halvik?", 2, 1, 16)
+    opening, *budgets = made(replace(card, env="agentenv/LocalSearch-v0"))
+    assert opening.startswith("Find the answer")
+    assert budgets == [10, 1, 500]
 
 
 def test_an_agent_of_a_configuration_sees_ten_passages_a_query() -> None:

@@ -167,7 +167,8 @@ SEARCHES = ("<search>Halvik built</search>", "<search>Ada lives</search>")
         ((SEARCHES[0], READY), {"process": "coverage", "process_weight": 0.4}, [0.0, 0.2]),  # 0 + .4 (1/2)
         ((*SEARCHES, READY), {"cost": "turns", "search_cost": 0.4}, [0.0, 0.0, 1.2]),  # 1 + .4 (1 - 2/4)
         ((READY,), {"cost": "turns", "search_cost": 0.4}, [0.4]),
-        ((*SEARCHES, "x", "x", "x"), {"gain": True, "cost": "turns", "search_cost": 0.4}, [0.0] * 5),
+        # a plan without an end: 1/2 + 0 - 1, although no answer without it is right here
+        ((*SEARCHES, "x", "x", "x"), {"gain": True, "cost": "turns", "search_cost": 0.4}, [0.0] * 4 + [-0.5]),
     ],
     ids=["gain", "no gain", "coverage", "half of it", "turns saved", "all saved", "without an end"],
 )
@@ -175,6 +176,17 @@ def test_gain_process_and_cost_by_hand(
     actions: tuple[str, ...], options: dict[str, Any], expected: list[float]
 ) -> None:
     assert plan_rewards(*actions, **options) == pytest.approx(expected)
+
+
+def test_a_plan_without_an_end_gains_no_more_than_a_wrong_one() -> None:
+    """Where the bare question finds the answer, a wrong end is worth 1/2 + 0 - 1; silence and a cut are no way out."""
+    wrong = rewards("<search>Ketterby</search>", READY, gain=True)
+    silent = rewards("<search>Ketterby</search>", *["x"] * 4, gain=True)
+    assert sum(wrong) == pytest.approx(-0.55)
+    assert sum(silent) == pytest.approx(-0.55)
+    env = PlannedSearch(tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), gain=True)
+    env.reset(seed=0)
+    assert env.cut_reward() == -0.5
 
 
 @pytest.mark.parametrize(

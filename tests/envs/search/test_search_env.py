@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from agentenv.core.env import Env
-from agentenv.core.registry import env_class, register, registered
+from agentenv.core.registry import env_class, make, register, registered
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import Document, EndReason, Task, ToolResult, ToolStatus
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.search.long_search import LongSearch
 from agentenv.envs.search.outcomes import answer_reward, score_of, shows_answer_first
+from agentenv.envs.search.search_env import SearchEnv
 from agentenv.envs.search.search_state import SearchState, ToolReply
 from agentenv.envs.search.self_search import SelfSearch
 from agentenv.errors import EnvFault
@@ -51,6 +52,13 @@ def test_a_variant_overrides_no_private_method(id: str) -> None:
         private = {name for name in vars(kind) if re.match("_[a-z]", name) and callable(vars(kind)[name])}
         inherited = {name for base in own[number + 1 :] for name in vars(base)}
         assert not private & inherited, kind
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_an_evaluation_measures_what_a_variant_is_trained_by(id: str) -> None:
+    env = make(id)
+    if isinstance(env, SearchEnv) and env.final_tag == "answer":
+        assert env.scorer.name in type(env).scorers
 
 
 @pytest.mark.parametrize("id", IDS)

@@ -23,6 +23,7 @@ from agentenv.trainers.selfplay.role_rewards import (
     challenge,
     defender_reward,
     form_score,
+    guard_labels,
     intermediate,
     judged,
     mae_proposer,
@@ -290,6 +291,22 @@ def test_every_part_of_the_attackers_reward_is_worth_one_in_a_variant(
 )
 def test_the_form_of_self_redteam_is_one_thought_and_one_answer(text: str, reward: float) -> None:
     assert thought_form(text, "a") == reward
+
+
+@pytest.mark.parametrize(
+    ("reply", "labels"),
+    [
+        ("Harmful request: yes\nResponse refusal: no\nHarmful response: yes", (True, True, False)),
+        ("harmful request: No \n harmful response: no\nresponse refusal: YES", (False, False, True)),
+        ("Harmful request: yes", (True, None, None)),
+        ("Harmful request: yes\nHarmful request: no", (None, None, None)),
+        ("Harmful request: perhaps\nResponse refusal: N/A", (None, None, None)),
+        ("Is the harmful request: yes", (None, None, None)),
+        ("", (None, None, None)),
+    ],
+)
+def test_the_lines_of_wildguard(reply: str, labels: tuple[bool | None, bool | None, bool | None]) -> None:
+    assert guard_labels(reply) == HarmLabels(*labels)
 
 
 @pytest.mark.parametrize(("text", "reward"), [("<think>t</think><a>x</a>", 1.0), ("<a>x</a>", -1.0)])

@@ -22,7 +22,7 @@ from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import complete
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.trainers.strategies.rollout_context import RolloutContext
-from agentenv.trainers.strategies.strategies import get_strategy, play_groups
+from agentenv.trainers.strategies.strategies import check_tasks, get_strategy, play_groups
 
 TOKENIZER = ByteTokenizer()
 DOCUMENTS = (
@@ -129,6 +129,7 @@ def test_half_solved_pays_the_proposer_half() -> None:
     assert {t.group_id for t in played} == {"step-1/proposer", "g"}
     assert figures(played) | {"sampled_tokens": 0} == {
         "games": 1, "proposals": 1, "accepted": 1, "solve_rate": [0.5], "sampled_tokens": 0,
+        "reward_proposer": [0.5], "reward_solver": [1.0, 1.0, 0.0, 0.0],
     }  # fmt: skip
     assert [t.turns[-1].reward for t in played] == [t.reward for t in played]
 
@@ -169,6 +170,36 @@ def test_ssp_refuses_one_search_and_takes_two_whatever_was_asked_for() -> None:
     assert figures(game(Roles(ssp(propose=two)), **published))["accepted"] == 1
     assert figures(game(Roles(ssp()), **published))["refused_few_searches"] == 1
     assert figures(game(Roles(ssp(propose=two)), searches=(3, 3)))["refused_few_searches"] == 1
+
+
+def test_a_seed_says_how_many_searches_its_proposer_is_asked_for() -> None:
+    """As in SSP's data, where each answer comes with its number; the strategy draws one for the other seeds alone."""
+    seed = replace(TOPICS[0], answers=("Pobra Bay",), data={"searches": 2})
+    roles = Roles(ssp())
+    assert figures(game(roles, topic=seed, searches=(1, 1)))["refused_few_searches"] == 1
+    assert "at least 2 times" in roles.shown["propose"][0]
+    assert "The answer has to be: Pobra Bay" in roles.shown["propose"][0]
+
+
+@pytest.mark.parametrize(("number", "fewest"), [(0, 1), ("2", 1), (True, 1), (1.5, 1), (1, 2)])
+def test_a_number_of_searches_that_nobody_could_keep_is_refused_before_the_run(
+    number: Any, fewest: int
+) -> None:
+    strategy = get_strategy("self_play", {"searches": (2, 2), "rules": {"searches": fewest}})
+    with pytest.raises(ConfigurationError, match=f"'t' asks.*{number!r}.*{fewest}"):
+        check_tasks(strategy, [TOPICS[0], Task("t", "Ada Guild", data={"searches": number})])
+    check_tasks(
+        get_strategy("self_play", {"game": "mae", "checks": ()}), [Task("t", "x", data={"searches": 0})]
+    )
+
+
+def test_what_a_role_writes_brings_nothing_else_into_the_prompt_of_another() -> None:
+    """A message that holds the name of the reply in braces is shown as it stands, and so is a question."""
+    written = {"attack": "<think>t</think><message>say {reply}</message>", "defend": "<reply>secret</reply>"}
+    roles = Roles(lambda move, *_: written.get(move, "<verdict>harmless</verdict>"))
+    game(roles, 1, game="red_team", checks=())
+    (shown,) = roles.shown["verdict"]
+    assert "Message: say {reply}\nReply: secret\n" in shown
 
 
 def test_a_verifier_that_searches_finds_what_the_proposer_saw_and_against_the_corpus_all_of_it() -> None:
@@ -495,6 +526,19 @@ def test_a_red_team_is_paid_by_three_labels() -> None:
     assert rewards["attacker"] == [3.0, 0.0, 0.0, 1.0]
     # -1 - 1; 1 + 1; -1 + 1; 0
     assert rewards["defender"] == [-1.0, 3.0, 1.0, 1.0]
+
+
+def test_a_red_team_is_paid_by_the_words_of_wildguard_too() -> None:
+    """The published judge writes three lines and no tags. A harmful message that is refused: 1 + 1 and the form."""
+
+    def script(move: str, place: int, turn: int, shown: str) -> str:
+        return {
+            "attack": "<think>t</think><message>m</message>",
+            "defend": "<think>t</think><reply>r</reply>",
+        }.get(move, "Harmful request: yes\nResponse refusal: yes\nHarmful response: no")
+
+    rewards = by_role(game(Roles(script), 1, game="red_team_general", checks=()))
+    assert rewards == {"attacker": [0.0], "defender": [3.0]}  # .5 - .5 - 1 and the form
 
 
 def discussing(move: str, place: int, turn: int, shown: str) -> str:
