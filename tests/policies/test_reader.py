@@ -355,10 +355,10 @@ def test_yes_and_no_are_scored_by_how_alike_two_pages_are(policy: ReaderPolicy) 
     held: dict[EncoderInput, torch.Tensor] = {}
     actions = policy.model.choices(known, held).candidates.actions.tolist()
     at = actions.index(b"<answer>yes</answer>")
-    segments = policy.model.segments(known)
-    one, other = (held[segment][0] for segment in segments)
+    first, second = policy.model.segments(known)
+    one, other = held[first][0], held[second][0]
     agreement = sum(a * b for a, b in zip(one[13:].tolist(), other[13:].tolist(), strict=True)) / 4
-    agreement += policy.model.likeness.item() * same_answer(*segments, held).item()
+    agreement += policy.model.likeness.item() * same_answer(first, second, held).item()
     yes, no = ((one[column] + other[column]).item() / 2 for column in (6, 7))
     scores = policy.model.choices(known, held).scores_C[at : at + 2].tolist()
     assert scores == pytest.approx([yes + agreement, no - agreement])
