@@ -53,7 +53,8 @@ def numerics(plan: Plan) -> Figures:
     reference = random_weights(shape, 1024, "cpu", torch.float32)
     for parameter in reference.parameters():
         parameter.data.mul_(2.0)  # flat distributions would hide mistakes
-    ids = torch.randint(0, shape.vocabulary, (4, 256), generator=torch.Generator().manual_seed(1))
+    size = (2, 64) if plan.tiny else (4, 256)
+    ids = torch.randint(0, shape.vocabulary, size, generator=torch.Generator().manual_seed(1))
 
     def logprobs(model: Any, device: str) -> Any:
         with torch.inference_mode():
@@ -190,7 +191,7 @@ def laptop_search(plan: Plan) -> Figures:
         overrides |= {
             f"{part}.world.{name}": n for part in ("train", "dev", "test") for name, n in small.items()
         }
-        overrides |= {"test.limit": 4, "dev.limit": 4}
+        overrides |= {"test.limit": 1, "rollout.turn_tokens": 8, "rollout.context_tokens": 256}
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         done = agentenv.train("laptop-search", out=Path(folder) / "run", overrides=overrides)
@@ -257,7 +258,8 @@ def search_run(plan: Plan) -> Figures:
     if importlib.util.find_spec("faiss") is None:
         raise Skipped("faiss is not installed")
     overrides |= {f"{part}.world.{name}": n for part in ("train", "dev", "test") for name, n in small.items()}
-    overrides |= {"rollout.questions": 2, "rollout.group_size": 2} if plan.tiny else {}
+    if plan.tiny:
+        overrides |= {"rollout.questions": 2, "rollout.group_size": 2, "rollout.turn_tokens": 8}
     with tempfile.TemporaryDirectory() as folder:
         write_policy(plan, Path(folder) / "policy")
         overrides["policy"] = f"hf:{Path(folder) / 'policy'}"

@@ -6,6 +6,7 @@ The device is registered where tests that need it are collected.
 import asyncio
 import contextlib
 import importlib.util
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ from typing import Any
 import pytest
 
 from agentenv.errors import AgentEnvError
+
+# Threads of torch and FAISS sleep while they wait. They would spin between two operations, which takes most of the processor
+# time where several processes share the cores. OpenMP reads it when it is loaded, here and in processes that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_configure() -> None:

@@ -265,7 +265,8 @@ def _open_retriever(
         )
     if search.retriever == BM25:
         return _words(corpus)
-    weights = path_state(Path(search.encoder.partition(":")[2]))
+    _, _, folder = search.encoder.partition(":")
+    weights = path_state(Path(folder)) if folder else ()  # an empty path would be the current folder
     dense = _index(corpus, search.encoder, weights, search.index, progress)
     return _fused(dense, _words(corpus)) if search.retriever == HYBRID else dense
 

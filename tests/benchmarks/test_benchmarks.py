@@ -14,7 +14,7 @@ import pytest
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
-from agentenv.policies.tiny import build_model, build_tokenizer
+from agentenv.policies.fakes import random_policy
 from agentenv.sandbox.backends import unavailable
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
@@ -27,12 +27,10 @@ HAS_TRL = all(importlib.util.find_spec(name) for name in ("trl", "datasets"))
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained tiny policy."""
+    """A random policy of width 16 that knows the words of a world."""
     world = FictionalWorld.generate(WorldConfig(documents=200, questions=20))
     folder = tmp_path_factory.mktemp("policy")
-    tokenizer = build_tokenizer([document.text for document in world.documents])
-    tokenizer.save_pretrained(folder)
-    build_model(tokenizer).save_pretrained(folder)
+    random_policy(folder, [document.text for document in world.documents])
     return folder
 
 

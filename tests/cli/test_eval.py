@@ -18,6 +18,7 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.data.world import WorldConfig, write_world
+from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.fakes import random_policy
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.retrievers.faiss import FaissRetriever
@@ -38,9 +39,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random policy of width 16."""
+    """A random policy of width 16, of short turns."""
     folder = tmp_path_factory.mktemp("policy")
     random_policy(folder, ["Where was Zoë born?"])
+    write_card(folder, EpisodeCard(turn_tokens=8))
     return folder
 
 

@@ -23,6 +23,7 @@ from agentenv.evaluation import task_env
 from agentenv.evaluation.checksums import verify
 from agentenv.evaluation.contents import content_digests, environment_digest
 from agentenv.evaluation.journal import read_seconds
+from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.fakes import random_policy
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.retrievers.faiss import FaissRetriever
@@ -37,6 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpus = load_corpus(place / "world" / "corpus.jsonl")
     FaissRetriever.build(corpus, HashEncoder(), "Flat").save(place / "index")
     random_policy(place / "policy", ["Where was Zoë born?"])
+    write_card(place / "policy", EpisodeCard(turn_tokens=8))
     return place
 
 

@@ -19,6 +19,7 @@ from agentenv.core.types import EndReason, Info, Message, Observation, Step, Tas
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation import bounds
+from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.fakes import random_policy
 
 
@@ -95,6 +96,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("home")
     write_world(WorldConfig(seed=6, documents=200, questions=12), folder / "world")
     random_policy(folder / "model", ["Where was Zoë born?"])
+    write_card(folder / "model", EpisodeCard(turn_tokens=8))
     return folder
 
 

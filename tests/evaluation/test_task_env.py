@@ -496,6 +496,25 @@ def test_an_encoder_of_a_folder_is_read_again_where_its_files_changed(
     assert asked == [spec] * 3  # dates of the metadata change with every write
 
 
+def test_an_encoder_without_a_folder_is_read_once_whatever_stands_in_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither read, which takes long in a home folder, nor a reason to encode again, though runs write there."""
+    asked: list[str] = []
+
+    def make(name: str) -> HashEncoder:
+        asked.append(name)
+        return HashEncoder()
+
+    monkeypatch.setattr("agentenv.retrievers.encoder.make_encoder", make)
+    monkeypatch.chdir(tmp_path)
+    source = Source("s", "", (Task("1", "x", ("a",)),), Corpus([Document("d", "t", "x y z")]), None)
+    for name in ("one", "two"):
+        (tmp_path / name).write_text("of a run")
+        open_task_env(SourceConfig(), HASH, EnvConfig(), words, opened=source)
+    assert asked == ["hash"]
+
+
 class Asking(Calculator):
     """Cannot be made without an argument that no configuration gives."""
 

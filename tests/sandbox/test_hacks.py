@@ -11,7 +11,7 @@ from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.sandbox.grading import CallTest, CaseOutcome, ProgramGrade, StdioTest, Test, grade
 from agentenv.sandbox.types import ExecutionLimits
 
-LIMITS = ExecutionLimits(wall_s=30.0, cpu_s=2.0, memory_mb=128)
+LIMITS = ExecutionLimits(wall_s=30.0, cpu_s=1.0, memory_mb=128)
 BRIEF = replace(LIMITS, wall_s=0.5)
 CALLS: list[Test] = [CallTest("f", (n,), n * n + 7) for n in (2, 3, 11)]
 TEXT: list[Test] = [StdioTest("4\n", "23"), StdioTest("9\n", "88")]

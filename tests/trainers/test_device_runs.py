@@ -23,7 +23,8 @@ from agentenv.trainers.warmstart.simulator import SimulatorConfig, as_text, trai
 
 WORLD = ("documents", "200"), ("questions", "8")
 SHORT = [
-    *("--search.encoder", "hash", "--threads", "1", "--evaluation.every", "0", "--test.limit", "4"),
+    *("--search.encoder", "hash", "--threads", "1", "--evaluation.every", "0", "--test.limit", "2"),
+    *("--evaluation.bounds", "false"),
     *("--rollout.questions", "2", "--rollout.group_size", "4", "--rollout.context_tokens", "400"),
     *(word for split in ("train", "dev", "test") for k, v in WORLD for word in (f"--{split}.world.{k}", v)),
     *("--dev.limit", "4"),

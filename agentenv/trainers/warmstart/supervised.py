@@ -31,6 +31,7 @@ from agentenv.progress import Display
 from agentenv.trainers.learner.optimizers import make_optimizer
 from agentenv.trainers.learner.schedules import learning_rate_share
 from agentenv.trainers.learner.settings import MemorySettings
+from agentenv.trainers.warmstart.muon import Muon
 
 Batch = tuple[Tensor, Tensor]
 TrainingExample = tuple[list[int], list[bool]]
@@ -174,7 +175,11 @@ def _optimizers(model: Any) -> list[tuple[torch.optim.Optimizer, float]]:
     named = list(model.named_parameters())
     matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
     rest = [p for name, p in named if p.ndim != 2 or "embed" in name]
-    muon = torch.optim.Muon(matrices, lr=_MATRIX_RATE, weight_decay=0.0)
+    muon: torch.optim.Optimizer
+    if multiplies_bfloat16(str(model.device)):
+        muon = torch.optim.Muon(matrices, lr=_MATRIX_RATE, weight_decay=0.0)
+    else:
+        muon = Muon(matrices, lr=_MATRIX_RATE)
     adam = torch.optim.AdamW(rest, lr=_VECTOR_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     return [(muon, _MATRIX_RATE), (adam, _VECTOR_RATE)]
 
