@@ -6,7 +6,7 @@ where they are there, ``make_tasks`` is its own source of tasks, ``scorers`` jud
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -267,7 +267,7 @@ def _open_retriever(
         return _words(corpus)
     _, _, folder = search.encoder.partition(":")
     weights = path_state(Path(folder)) if folder else ()  # an empty path would be the current folder
-    dense = _index(corpus, search.encoder, weights, search.index, progress)
+    dense = _index(_Encoded(corpus, search.encoder, weights, search.index, progress))
     return _fused(dense, _words(corpus)) if search.retriever == HYBRID else dense
 
 
@@ -434,18 +434,24 @@ def _fused(dense: FaissRetriever, words: BM25Retriever) -> Retriever:
     return HybridRetriever(dense, words)
 
 
+@dataclass(frozen=True)
+class _Encoded:
+    """A corpus as an encoder reads it and an index keeps it."""
+
+    corpus: Corpus
+    encoder: str
+    weights: PathState
+    """Of the files of the encoder; the index is built again where they are others."""
+    index: str
+    progress: Callable[[int, int], None] | None = field(compare=False)
+
+
 @lru_cache(maxsize=4)
-def _index(
-    corpus: Corpus,
-    encoder: str,
-    weights: PathState,
-    index: str,
-    progress: Callable[[int, int], None] | None,
-) -> FaissRetriever:
-    """An index of ``corpus``, built again where the files of the encoder in ``weights`` are others."""
+def _index(wanted: _Encoded) -> FaissRetriever:
     from agentenv.retrievers.encoder import make_encoder
 
-    return FaissRetriever.build(corpus, make_encoder(encoder), index, progress=progress)
+    encoder = make_encoder(wanted.encoder)
+    return FaissRetriever.build(wanted.corpus, encoder, wanted.index, progress=wanted.progress)
 
 
 def index_recall(task_env: TaskEnv) -> dict[str, float]:

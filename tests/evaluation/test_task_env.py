@@ -56,10 +56,29 @@ def test_a_world_is_indexed_and_posed() -> None:
     assert step.observation[0].text.count("Doc ") == 2
 
 
-def test_equal_corpora_share_an_index() -> None:
-    """A suite over one world, or train and test over one corpus, encodes its passages once."""
-    folder_free = [open_task_env(SourceConfig(world=SMALL), HASH, EnvConfig(), words) for _ in range(2)]
-    assert folder_free[0].searched.info() == folder_free[1].searched.info()
+def test_equal_corpora_share_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suite over one world, or train and test over one corpus, encodes once, whoever hears of the progress."""
+    asked: list[str] = []
+
+    def make(name: str) -> HashEncoder:
+        asked.append(name)
+        return HashEncoder()
+
+    monkeypatch.setattr("agentenv.retrievers.encoder.make_encoder", make)
+    heard: list[int] = []
+    for documents in (("x", "y"), ("x", "y"), ("x", "z")):
+        corpus = Corpus([Document("d", "an index that is shared", " ".join(documents))])
+        source = Source("s", "", (Task("1", "x", ("a",)),), corpus, None)
+        open_task_env(
+            SourceConfig(),
+            HASH,
+            EnvConfig(),
+            words,
+            opened=source,
+            progress=lambda done, of: heard.append(done),
+        )
+    assert asked == ["hash", "hash"]
+    assert heard == [1, 1]
 
 
 def test_a_written_world_gives_the_same_ground(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ ID_PREFIXES = {"full_wiki_segments": "wiki:"}
 class Corpus(Sequence[Document]):
     """Documents in the order of their rows; the row of a document breaks ties between equal scores.
 
+    Corpora of the same documents in the same order are equal.
+
     Args:
         documents: at least one document, every id once.
         source: where they come from, for error messages.
@@ -46,6 +48,12 @@ class Corpus(Sequence[Document]):
             raise CorpusError(f"{source} is empty; give at least one document.")
         self.fingerprint = digest.hexdigest()
         """SHA-256 over id, title and text of every document, in order."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Corpus) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
 
     def __len__(self) -> int:
         return len(self._documents)
