@@ -82,14 +82,11 @@ class ReaderPolicy(HFPolicy):
             if "ignore_mismatched_sizes" in str(
                 error
             ):  # what transformers advises where a matrix has another size
-                raise CheckpointMismatch(
-                    f"{folder} holds a reader of another version of agentenv: delete the folder and make it again with "
-                    "`agentenv warmstart --env questions --from-shipped`"
-                ) from error
+                raise _of_another_version(folder) from error
             reason = str(error).partition("\n")[0][:160]
             raise CheckpointMismatch(f"{folder} holds no reader that can be loaded: {reason}") from error
         if odd := [*notes["missing_keys"], *notes["unexpected_keys"]]:
-            raise CheckpointMismatch(f"the weights in {folder} are not those of a reader: {odd[:3]}")
+            raise _of_another_version(folder, odd)
         if (name := first_not_finite(model.named_parameters())) is not None:
             raise not_finite(folder, name)
         return cls(model.float().to(device).eval(), words)
@@ -198,3 +195,12 @@ def new_reader(path: Path | None = None, **sizes: Any) -> ReaderPolicy:
     model.encoder.load_state_dict(encoder.state_dict())
     model.to(process_compute().resolved().device)
     return ReaderPolicy(model.eval(), BertTokenizerFast.from_pretrained(str(path), **LOCAL))
+
+
+def _of_another_version(folder: Path, odd: Sequence[str] = ()) -> CheckpointMismatch:
+    """What is said of a folder whose weights are not those of a reader; ``odd`` are missing or too many."""
+    named = f" ({', '.join(odd[:3])} missing or unknown)" if odd else ""
+    return CheckpointMismatch(
+        f"{folder} holds a reader of another version of agentenv{named}: delete the folder and make it again with "
+        "`agentenv warmstart --env questions --from-shipped`"
+    )
