@@ -406,7 +406,7 @@ def test_a_reader_without_a_weight_of_this_version_says_so_and_how_to_make_it_ag
     held = load_file(tmp_path / "model.safetensors")
     del held["likeness"]
     save_file(held, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointMismatch, match="likeness.*--from-shipped"):
+    with pytest.raises(CheckpointMismatch, match=r"likeness.*--from-shipped"):
         make_policy(f"hf:{tmp_path}")
 
 
