@@ -7,8 +7,8 @@ that it found are read, so the second hop of a question is read with the entity 
 time, so no score of a span compares two of them. Of the passages whose titles the question names, the one with the
 earliest year and the one with the latest are therefore answers with scores of their own, which say whether the question
 asks for either; and yes and no are scored by how alike two passages are in what is asked, too, and by whether both give
-the same answer. Where the reader has searched for the director of each of two films, the pages of the directors are
-compared. What stands in the question is seldom its answer, so such spans have a score of their own as well.
+the same answer. Where the pages of the directors of two films have been found, these are compared in place of the films.
+What stands in the question is seldom its answer, so such spans have a score of their own as well.
 
 The encoder and the heads compute on the device of the model. What follows, a few hundred numbers of each passage and the
 texts of its spans, is computed on the CPU; only logits go back.

@@ -56,15 +56,21 @@ def test_a_world_is_indexed_and_posed() -> None:
     assert step.observation[0].text.count("Doc ") == 2
 
 
-def test_equal_corpora_share_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A suite over one world, or train and test over one corpus, encodes once, whoever hears of the progress."""
-    asked: list[str] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The encoders that are made, by name; each is one that hashes."""
+    names: list[str] = []
 
     def make(name: str) -> HashEncoder:
-        asked.append(name)
+        names.append(name)
         return HashEncoder()
 
     monkeypatch.setattr("agentenv.retrievers.encoder.make_encoder", make)
+    return names
+
+
+def test_equal_corpora_share_an_index(asked: list[str]) -> None:
+    """A suite over one world, or train and test over one corpus, encodes once, whoever hears of the progress."""
     heard: list[int] = []
     for documents in (("x", "y"), ("x", "y"), ("x", "z")):
         corpus = Corpus([Document("d", "an index that is shared", " ".join(documents))])
@@ -494,15 +500,8 @@ def test_a_retriever_is_refused_where_nothing_is_searched() -> None:
 
 
 def test_an_encoder_of_a_folder_is_read_again_where_its_files_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, asked: list[str]
 ) -> None:
-    asked: list[str] = []
-
-    def make(name: str) -> HashEncoder:
-        asked.append(name)
-        return HashEncoder()
-
-    monkeypatch.setattr("agentenv.retrievers.encoder.make_encoder", make)
     weights = tmp_path / "weights"
     weights.mkdir()
     spec = f"st:{weights}"
@@ -516,16 +515,9 @@ def test_an_encoder_of_a_folder_is_read_again_where_its_files_changed(
 
 
 def test_an_encoder_without_a_folder_is_read_once_whatever_stands_in_the_current_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str]
 ) -> None:
     """Neither read, which takes long in a home folder, nor a reason to encode again, though runs write there."""
-    asked: list[str] = []
-
-    def make(name: str) -> HashEncoder:
-        asked.append(name)
-        return HashEncoder()
-
-    monkeypatch.setattr("agentenv.retrievers.encoder.make_encoder", make)
     monkeypatch.chdir(tmp_path)
     source = Source("s", "", (Task("1", "x", ("a",)),), Corpus([Document("d", "t", "x y z")]), None)
     for name in ("one", "two"):
