@@ -178,13 +178,16 @@ def _of_order(pages: Sequence[Compared], first_tokens: Sequence[Tensor]) -> list
 def same_answer(one: EncoderInput, other: EncoderInput, held: Mapping[EncoderInput, Tensor]) -> Tensor:
     """Log-odds that a reader that answers from each of two passages alone gives the same text twice.
 
-    What stands in the question does not count, since the question names both.
+    What stands in the question does not count, since the question names both. Where both are one passage, such as that of a
+    director of two films, it is certain.
 
     Args:
         one: What was read of the first passage.
         other: And of the second.
         held: What the heads say of each, as ``PassageReader.read`` gives it.
     """
+    if one is other:
+        return torch.tensor((1 + _RARE) / _RARE, dtype=torch.float64).log()
     chances, places = [], []
     for segment in (one, other):
         ends = held[segment]

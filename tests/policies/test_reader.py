@@ -345,6 +345,7 @@ def test_the_same_answer_is_as_likely_as_the_same_text_from_either_page() -> Non
     apart = read("Peru")
     heads[apart] = torch.zeros(1, 29).double()
     assert same_answer(one, apart, heads).item() == pytest.approx(math.log(0.001 / 1.001))
+    assert same_answer(one, one, heads).item() == pytest.approx(math.log(1.001 / 0.001)), "one passage"
 
 
 def test_yes_and_no_are_scored_by_how_alike_two_pages_are(policy: ReaderPolicy) -> None:

@@ -1,7 +1,8 @@
 """The parts of a training run, each made from the section of the configuration that is about it."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -61,7 +62,9 @@ def open_trained(config: TrainConfig) -> HFPolicy:
             "such a model with --policy hf:PATH, or take format='inline'"
         )
     torch.set_num_threads(config.threads)
-    policy = trained_policy(config.policy, config.lora, config.compute, seed=config.seed)
+    policy = trained_policy(
+        config.policy, config.lora, config.compute, seed=config.seed, frozen=config.optimizer.frozen
+    )
     if config.rollout.context_tokens > policy.context_tokens:
         raise ConfigurationError(
             f"rollout.context_tokens={config.rollout.context_tokens} is more than the {policy.context_tokens} tokens "
@@ -87,7 +90,9 @@ def open_policy(config: TrainConfig) -> TrainedPolicy:
     return VLLMPolicy.load(folder, engine, policy.model, context_tokens=longest)
 
 
-def trained_policy(spec: str, lora: LoraSettings, compute: ComputeSettings, *, seed: int) -> HFPolicy:
+def trained_policy(
+    spec: str, lora: LoraSettings, compute: ComputeSettings, *, seed: int, frozen: Sequence[str] = ()
+) -> HFPolicy:
     """The policy that a run starts from, with adapters where it wants them.
 
     Args:
@@ -95,13 +100,38 @@ def trained_policy(spec: str, lora: LoraSettings, compute: ComputeSettings, *, s
         lora: The adapters.
         compute: Device, number format and attention.
         seed: Draws their first weights.
+        frozen: Beginnings of the names of weights that do not learn.
+
+    Raises:
+        AgentEnvError: it cannot be loaded, or not be frozen so.
     """
     policy = make_policy(spec, compute)
     if lora.quantization == "nf4":
         quantize(policy.model)
     if lora.rank:
         policy.model = adapt(policy.model, rank=lora.rank, alpha=lora.alpha, modules=lora.modules, seed=seed)
+    freeze(policy.model, frozen)
     return policy
+
+
+def freeze(model: Any, beginnings: Sequence[str]) -> None:
+    """Keeps the weights of ``model`` whose names begin with one of ``beginnings`` as they are.
+
+    Raises:
+        ConfigurationError: no weight's name begins so, or none is left to learn.
+    """
+    weights = dict(model.named_parameters())
+    for beginning in beginnings:
+        named = [weight for name, weight in weights.items() if name.startswith(beginning)]
+        if not named:
+            raise ConfigurationError(
+                f"optimizer.frozen names {beginning!r}, and the name of no weight begins so: the first is "
+                f"{next(iter(weights))}"
+            )
+        for weight in named:
+            weight.requires_grad_(False)
+    if not any(weight.requires_grad for weight in weights.values()):
+        raise ConfigurationError("optimizer.frozen leaves no weight to learn: name fewer")
 
 
 def make_learner(
@@ -226,5 +256,9 @@ def open_second_policy(config: TrainConfig) -> HFPolicy | None:
     if not config.second.roles:
         return None
     return trained_policy(
-        config.second.policy or config.policy, config.lora, config.compute, seed=config.seed
+        config.second.policy or config.policy,
+        config.lora,
+        config.compute,
+        seed=config.seed,
+        frozen=config.optimizer.frozen,
     )

@@ -282,7 +282,9 @@ def run_follower(config: TrainConfig) -> None:
     """What every process but the first of ``torchrun`` does: its share of the learning, until the first one is done."""
     torch.set_num_threads(config.threads)
     set_process_compute(config.compute)
-    policy = trained_policy(config.policy, config.lora, config.compute, seed=config.seed)
+    policy = trained_policy(
+        config.policy, config.lora, config.compute, seed=config.seed, frozen=config.optimizer.frozen
+    )
     objective = make_objective(config.resolved_loss, config.memory, config.rollout)
     learner = make_learner(
         policy,

@@ -192,5 +192,6 @@ def _learned(model: PassageReader) -> list[Tensor]:
 def _groups(model: PassageReader, config: ReaderWarmstartConfig) -> list[dict[str, Any]]:
     """All parameters that are learned, with the peaks of their step sizes."""
     encoder = [p for p in model.encoder.parameters() if p.requires_grad]
-    heads = [*model.spans.parameters(), *model.page.parameters(), *model.traits.parameters(), model.stage]
+    encoded = {id(p) for p in encoder}
+    heads = [p for p in _learned(model) if id(p) not in encoded]
     return [{"params": encoder, "lr": config.encoder_rate}, {"params": heads, "lr": config.head_rate}]
