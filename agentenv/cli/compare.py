@@ -49,10 +49,11 @@ class Compare:
             console.print()
             print_table(console, table)
         for name, part in result.get("sets", {"": result}).items():
-            if part["left_out"]:
+            if left := part["left_out"]:
+                questions = "1 question is" if left == 1 else f"{left} questions are"
                 console.print(
-                    f"{name and f'{name}: '}{part['left_out']} questions are left out, because {part['faults_a']} met an "
-                    f"infrastructure failure in the first run and {part['faults_b']} in the second",
+                    f"{name and f'{name}: '}{questions} left out: {part['faults_a']} met an infrastructure failure in the "
+                    f"first run, {part['faults_b']} in the second",
                     markup=False,
                 )
         for name, difference in result.get("macro", {}).items():

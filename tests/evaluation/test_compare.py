@@ -229,9 +229,7 @@ def test_commands_return_json_and_print_the_numbers(runs: tuple[Path, Path]) -> 
     assert "+0.636" in text
     assert "0.039" in text  # 20/512 = .0390625
     assert "em_cover v1: 0.167" in text  # 2 of 12
-    assert (
-        "1 questions are left out, because 0 met an infrastructure failure in the first run and 1 in" in text
-    )
+    assert "1 question is left out: 0 met an infrastructure failure in the first run, 1 in the second" in text
 
 
 def test_the_whole_of_a_comparison(runs: tuple[Path, Path]) -> None:
