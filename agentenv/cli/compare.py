@@ -12,6 +12,7 @@ from agentenv.core.registry import is_class
 from agentenv.evaluation.compare import compare, compare_suites
 from agentenv.evaluation.records import SUITE
 from agentenv.evaluation.report.export import difference_table
+from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.results import load_measure
 
 
@@ -47,5 +48,14 @@ class Compare:
         for table in difference_table(result).parts("scorer" if "sets" in result else "set"):
             console.print()
             print_table(console, table)
+        for name, part in result.get("sets", {"": result}).items():
+            if left := part["left_out"]:
+                questions = "1 question is" if left == 1 else f"{left} questions are"
+                console.print(
+                    f"{name and f'{name}: '}{questions} left out: {part['faults_a']} met an infrastructure failure in the "
+                    f"first run, {part['faults_b']} in the second",
+                    markup=False,
+                )
         for name, difference in result.get("macro", {}).items():
-            console.print(f"{name}: mean difference over sets {difference:+.3f}")
+            ends = interval_text(result["macro_ci95"][name], "+.3f")
+            console.print(f"{name}: mean difference over sets {difference:+.3f} {ends}", markup=False)

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 
 from agentenv.cli.grid import print_table
-from agentenv.cli.rescore import Rescore, ungraded_note
+from agentenv.cli.rescore import Rescore, left_out_note
 from agentenv.core.env_lifecycle import reason_in
 from agentenv.core.grammar import shortened
 from agentenv.core.values import read_value
@@ -302,7 +302,7 @@ def _show_suite(result: dict[str, Any], console: Console) -> None:
         console.print(f"  {what:<24}{value}", markup=False)
     for name, part in result["suite"].items():
         for judge, score in part.get("judged", {}).items():
-            said = f"  {name} {judge}  {_score(score)}{ungraded_note(score)}"
+            said = f"  {name} {judge}  {_score(score)}{left_out_note(score)}"
             console.print(said, markup=False)
     for scorer, means in result["scores"].items():
         for kind, n in (("macro", "sets"), ("micro", "n")):
@@ -364,7 +364,7 @@ def _show(result: dict[str, Any], console: Console) -> None:
     if reasons and "incomplete" not in result:
         line("The same command with --retry-faults plays these episodes again.")
     for scorer, score in (result["scores"] | result.get("judged", {})).items():
-        line(f"{scorer:<18}{_score(score)}{ungraded_note(score)}")
+        line(f"{scorer:<18}{_score(score)}{left_out_note(score)}")
     searches = result["searches_per_question"]
     if result["retrieval"]:
         for kind, value in (result["retrieval"] | {"searches": searches}).items():

@@ -96,7 +96,7 @@ class Rescore:
         if self.judge:
             tables |= {f"judge_{self.rubric}": result["judged"][f"judge_{self.rubric}"]}
         for name, score in tables.items():
-            note = ungraded_note(score)
+            note = left_out_note(score)
             if score["mean"] is None:
                 console.print(f"{name} v{score['version']}: no score{note}")
                 continue
@@ -105,8 +105,10 @@ class Rescore:
             )
 
 
-def ungraded_note(score: Mapping[str, Any]) -> str:
-    """What the line of a judge's score says of answers that got no grade; empty where all have one."""
+def left_out_note(score: Mapping[str, Any]) -> str:
+    """What the line of a score says of episodes or answers that it leaves out; empty where it leaves out none."""
+    if ends := score.get("range_with_faults"):
+        return f"  ({ends[0]:.3f} if all faults were wrong, {ends[1]:.3f} if right)"
     faults = sum(score.get("faults", {}).values())
     if not faults:
         return ""

@@ -26,6 +26,7 @@ from agentenv.evaluation.results import (
     values_of,
 )
 from agentenv.evaluation.rubrics import Grade, get_rubric
+from agentenv.evaluation.statistics.macro import macro_mean
 from agentenv.evaluation.statistics.significance import (
     holm,
     mcnemar_clustered,
@@ -41,7 +42,8 @@ def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None) -> Js
 
     Returns:
         ``sets`` holds the comparison of each set, as `compare` gives it, its rows with ``p_mcnemar_holm`` and
-        ``p_bootstrap_holm``; ``macro`` the mean difference over sets for each scorer.
+        ``p_bootstrap_holm``; ``macro`` the mean difference over sets for each scorer, and ``macro_ci95`` its interval over
+        the questions of these sets. P-values are not corrected for the number of scorers.
 
     Raises:
         ConfigurationError: not the same sets, or as in `compare`.
@@ -51,32 +53,38 @@ def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None) -> Js
         raise ConfigurationError(
             f"Only suites of the same sets can be compared, not {names} against {others}."
         )
-    sets = {name: compare(dir_a / name, dir_b / name, scorer=scorer) for name in names}
+    both = {name: _compared(dir_a / name, dir_b / name, scorer, 0) for name in names}
+    sets = {name: found for name, (found, _) in both.items()}
     rows: dict[str, list[Json]] = {}
-    for found in sets.values():
+    values: dict[str, list[_Measured]] = {}
+    for found, measured in both.values():
         for name, row in found["scores"].items():
             rows.setdefault(name, []).append(row)
+            values.setdefault(name, []).append(measured[name])
     for several in rows.values():
         for test in ("p_mcnemar", "p_bootstrap"):
             having = [row for row in several if test in row]
             for row, adjusted in zip(having, holm([row[test] for row in having]), strict=True):
                 row[f"{test}_holm"] = adjusted
+    macro = {
+        name: macro_mean([m.differences for m in several], [m.clusters for m in several], lowest=-1.0)
+        for name, several in values.items()
+    }
     return {
         "a": str(dir_a),
         "b": str(dir_b),
         "sets": sets,
-        "macro": {
-            name: sum(row["difference"] for row in several) / len(several) for name, several in rows.items()
-        },
+        "macro": {name: mean for name, (mean, _) in macro.items()},
+        "macro_ci95": {name: ends for name, (_, ends) in macro.items()},
     }
 
 
 def compare(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed: int = 0) -> Json:
     """Pairs two evaluation folders by question id.
 
-    Differences are B minus A: positive means that the second is better. Questions on which either run had a
-    infrastructure failure are left out of both and counted; those that a judge has not graded in both are left out of its
-    row. Where questions share a passage, both tests are over passages. Judges' grades come from the folders.
+    Differences are B minus A: positive means that the second is better. Questions on which either run had an infrastructure
+    failure are left out of both and counted, the failures of each run besides; those that a judge has not graded in both are
+    left out of its row. Where questions share a passage, both tests are over passages. Judges' grades come from the folders.
 
     Args:
         dir_a: an evaluation folder.
@@ -87,18 +95,26 @@ def compare(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed: int = 
     Raises:
         ConfigurationError: other data set, questions, scorer version or judge, or no scorer in common.
     """
+    return _compared(dir_a, dir_b, scorer, seed)[0]
+
+
+def _compared(dir_a: Path, dir_b: Path, scorer: str | None, seed: int) -> tuple[Json, dict[str, "_Measured"]]:
+    """What `compare` returns, and the values that it is made of by scorer."""
     a, b = read_evaluation(dir_a), read_evaluation(dir_b)
     pairs = _pair(a, b)
-    names = _common_scorers(a, b, scorer)
-    return {
+    measured = {name: _measured(name, (a, b), pairs) for name in _common_scorers(a, b, scorer)}
+    found = {
         "a": str(dir_a),
         "b": str(dir_b),
         "dataset": a.results.get("dataset"),
         "split": a.results.get("split"),
         "n": len(pairs),
         "left_out": len(a.records) - len(pairs),
-        "scores": {name: _compare_under(name, (a, b), pairs, seed) for name in names},
+        "faults_a": sum(not record["valid"] for record in a.records),
+        "faults_b": sum(not record["valid"] for record in b.records),
+        "scores": {name: _compare_under(m, seed) for name, m in measured.items()},
     }
+    return found, measured
 
 
 def rescore(directory: Path, scorers: Sequence[str]) -> Json:
@@ -118,7 +134,8 @@ def rescore(directory: Path, scorers: Sequence[str]) -> Json:
                 f"{name} is read off the {entry!r} that an environment notes of an episode, and no episode of {directory} "
                 "has one."
             )
-    tables = score_tables(scored, scorers, seed=evaluation.results.get("seed", 0))
+    seed, faults = evaluation.results.get("seed", 0), len(evaluation.records) - len(scored)
+    tables = score_tables(scored, scorers, seed=seed, faults=faults)
     results = dict(evaluation.results)
     results["scores"] = {**results.get("scores", {}), **tables["scores"]}
     for table in ("by_family", "by_hops"):
@@ -212,6 +229,11 @@ class _Measured:
     version: int
     binary: bool
 
+    @property
+    def differences(self) -> list[float]:
+        """Of each question the second value less the first."""
+        return [y - x for x, y in zip(self.a, self.b, strict=True)]
+
 
 def _measured(name: str, sides: tuple[Evaluation, Evaluation], pairs: Sequence[Pair]) -> _Measured:
     columns = [list(column) for column in zip(*pairs, strict=True)]
@@ -234,8 +256,7 @@ def _measured(name: str, sides: tuple[Evaluation, Evaluation], pairs: Sequence[P
     return _Measured(left, right, passages, table["version"], binary)
 
 
-def _compare_under(name: str, sides: tuple[Evaluation, Evaluation], pairs: Sequence[Pair], seed: int) -> Json:
-    m = _measured(name, sides, pairs)
+def _compare_under(m: _Measured, seed: int) -> Json:
     signs = [(y > x) - (y < x) for x, y in zip(m.a, m.b, strict=True)]
     only_a, only_b = signs.count(-1), signs.count(1)
     clustered = len(set(m.clusters)) < len(m.clusters)

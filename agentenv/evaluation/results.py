@@ -1,7 +1,7 @@
 """From the episodes of an evaluation to its ``results.json``, as pure functions.
 
 Every mean is over questions, never over batches, and stands beside its n and its 95 % interval. Faults of
-ours are not part of any mean; they are counted.
+ours are not part of any mean; they are counted, and scores within [0, 1] say how far they could move the mean.
 """
 
 from collections import Counter
@@ -102,7 +102,7 @@ def summarize(
     correct = (errors := error_table(records, values, scorers[0]))["correct"]
     searched = retriever is not None or any(record.get("retrieved_ids") for record in records)
     explained = searched and measured(scored)
-    tables = score_tables(scored, scorers, seed=seed)
+    tables = score_tables(scored, scorers, seed=seed, faults=len(records) - len(scored))
     return {
         "dataset": dataset,
         "split": split,
@@ -133,18 +133,38 @@ def mark_below(bounds: Mapping[str, Mapping[str, Any]], mean: float | None) -> J
     return marked
 
 
-def score_tables(scored: Sequence[EpisodeRecord], scorers: Sequence[str], *, seed: int = 0) -> Json:
+def score_tables(
+    scored: Sequence[EpisodeRecord], scorers: Sequence[str], *, seed: int = 0, faults: int = 0
+) -> Json:
     """The parts of ``results.json`` that depend on the scorers.
+
+    Args:
+        scored: the valid records.
+        scorers: names of scorers.
+        seed: of the bootstrap.
+        faults: episodes of the same evaluation that are not among ``scored``. What ends an episode so (a long one, a program
+            that takes the sandbox with it) may be likelier on hard questions, so a score within [0, 1] then has
+            ``range_with_faults``: its mean if all of them had scored 0, and if all had scored 1 (Manski 1990).
 
     Returns:
         ``scores`` over all of ``scored``, and ``by_family`` and ``by_hops``, each ``{value: {"n",
         "scores"}}``.
     """
+    scores = _scores(scored, scorers, seed)
+    for name, score in scores.items():
+        if faults and name != OUTCOME and all(0 <= value <= 1 for value in values_of(scored, name)):
+            score["range_with_faults"] = range_with_faults(score["mean"], len(scored), faults)
     return {
-        "scores": _scores(scored, scorers, seed),
+        "scores": scores,
         "by_family": _grouped(scored, scorers, seed, lambda record: record.get("family")),
         "by_hops": _grouped(scored, scorers, seed, lambda record: record.get("hops")),
     }
+
+
+def range_with_faults(mean: float | None, n: int, faults: int) -> list[float]:
+    """The mean of ``n`` scores within [0, 1] and of ``faults`` more that are unknown: if these are all 0, and all 1."""
+    total = (mean or 0.0) * n
+    return [total / (n + faults), (total + faults) / (n + faults)]
 
 
 def _behaviour(scored: Sequence[EpisodeRecord]) -> Json:

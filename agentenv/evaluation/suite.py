@@ -14,9 +14,7 @@ Its folder holds one folder a benchmark, ``suite.json`` and a report of all of t
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
 from pathlib import Path
-from statistics import fmean
 from typing import Any, get_type_hints
 
 from agentenv.core.io.files import write_text
@@ -27,8 +25,8 @@ from agentenv.evaluation.benchmark import BY_NAME, Benchmark, BenchmarkParts, ch
 from agentenv.evaluation.records import SUITE, read_evaluation, read_json
 from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.results import Json, clusters_of, measure_of, values_of
-from agentenv.evaluation.statistics.intervals import t_quantile
-from agentenv.evaluation.statistics.significance import SMALL_SAMPLE, estimate, finite_ends, standard_error
+from agentenv.evaluation.statistics.macro import macro_mean
+from agentenv.evaluation.statistics.significance import estimate
 from agentenv.progress import Display
 
 _KEYS = {"scorer": "scorers"}  # as the command's flag is called
@@ -193,11 +191,9 @@ def combine(
 ) -> Json:
     """Macro and micro mean of the values of several sets.
 
-    The macro mean weighs sets alike, as papers do; its standard error is sqrt(sum of squared errors) / number of sets, and
-    its interval the normal one, or Student's t with Welch's degrees of freedom where sets have few questions or clusters,
-    cut to [0, 1] where all values are in it. The micro mean weighs questions alike. An error within a set is over its
-    questions, or over ``clusters`` of them where they share a passage; the choice of the sets themselves is not sampled, so
-    neither interval speaks of other sets.
+    The macro mean weighs sets alike, as papers do (`macro_mean`). The micro mean weighs questions alike. An error within a
+    set is over its questions, or over ``clusters`` of them where they share a passage; the choice of the sets themselves is
+    not sampled, so neither interval speaks of other sets.
     """
     if not sets:
         return {
@@ -205,37 +201,10 @@ def combine(
             "micro": {"mean": None, "ci95": None, "n": 0},
         }
     clusters = [range(len(values)) for values in sets] if clusters is None else clusters
-    mean = fmean(fmean(values) for values in sets)
-    errors = list(map(_squared_error, sets, clusters))
-    half = t_quantile((1 + level) / 2, _freedom(errors, clusters)) * sqrt(sum(errors)) / len(sets)
-    ends = (mean - half, mean + half)
-    if all(0 <= value <= 1 for values in sets for value in values):
-        ends = (max(0.0, ends[0]), min(1.0, ends[1]))
+    mean, ends = macro_mean(sets, clusters, level=level)
     members = [(number, cluster) for number, several in enumerate(clusters) for cluster in several]
     pooled = estimate([value for values in sets for value in values], clusters=members, level=level)
     return {
-        "macro": {"mean": mean, "ci95": finite_ends(*ends), "sets": len(sets)},
+        "macro": {"mean": mean, "ci95": ends, "sets": len(sets)},
         "micro": {"mean": pooled.mean, "ci95": pooled.ci95, "n": pooled.n},
     }
-
-
-def _freedom(errors: Sequence[float], clusters: Sequence[Sequence[Hashable]]) -> float:
-    """Welch's degrees of freedom of a sum of squared errors; infinite from `SMALL_SAMPLE` on."""
-    parts = zip(errors, clusters, strict=True)
-    spread = sum(error**2 / max(1, len(set(several)) - 1) for error, several in parts)
-    found = sum(errors) ** 2 / spread if spread else inf
-    return found if found < SMALL_SAMPLE else inf
-
-
-def _squared_error(values: Sequence[float], clusters: Sequence[Hashable]) -> float:
-    """The squared error of the mean; where nothing varies, that of one more success and failure, as 0 would claim certainty.
-
-    Infinite where nothing varies outside [0, 1]: nothing is known of the spread there.
-    """
-    if error := standard_error(values, clusters) or standard_error(values):
-        return error**2
-    if not 0 <= values[0] <= 1:
-        return inf
-    n = len(set(clusters))
-    guess = (fmean(values) * n + 1) / (n + 2)
-    return guess * (1 - guess) / (n + 2)

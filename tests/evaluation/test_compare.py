@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable, Sequence
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from agentenv.evaluation.compare import compare, compare_suites, rescore
 from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation, write_results
 from agentenv.evaluation.rubrics import get_rubric
+from agentenv.evaluation.statistics.intervals import t_quantile
 from agentenv.evaluation.suite import summarize_suite
 from agentenv.policies.wires import ChatMessage, Reply
 
@@ -227,6 +229,7 @@ def test_commands_return_json_and_print_the_numbers(runs: tuple[Path, Path]) -> 
     assert "+0.636" in text
     assert "0.039" in text  # 20/512 = .0390625
     assert "em_cover v1: 0.167" in text  # 2 of 12
+    assert "1 question is left out: 0 met an infrastructure failure in the first run, 1 in the second" in text
 
 
 def test_the_whole_of_a_comparison(runs: tuple[Path, Path]) -> None:
@@ -239,6 +242,8 @@ def test_the_whole_of_a_comparison(runs: tuple[Path, Path]) -> None:
         "split": "test",
         "n": 11,
         "left_out": 1,
+        "faults_a": 0,
+        "faults_b": 1,
         "scores": {},
     }
     ends, p_value = em.pop("ci95"), em.pop("p_bootstrap")
@@ -288,6 +293,10 @@ def test_suites_are_compared_set_by_set_with_holm_and_a_mean_over_sets(
         ["one", "two"],
     )
     assert found["macro"] == {"em_squad": pytest.approx(0.75), "f1_squad": pytest.approx(0.75)}
+    # Of six gains the squared error is that of seven of eight, 7/512; of three it is 6/5 * 1.5 / 36 = .05. Welch's degrees
+    # of freedom are .063672^2 / ((.013672^2 + .05^2) / 5) = 7.544.
+    half = t_quantile(0.975, 7.544) * sqrt(7 / 512 + 0.05) / 2
+    assert found["macro_ci95"]["em_squad"] == pytest.approx([0.75 - half, 1.0], abs=1e-4)
     rows_of = [part["scores"]["em_squad"] for part in found["sets"].values()]
     assert [row["p_mcnemar"] for row in rows_of] == [2 / 64, 2 / 8]
     assert [row["p_mcnemar_holm"] for row in rows_of] == [2 / 32, 2 / 8]
@@ -296,6 +305,18 @@ def test_suites_are_compared_set_by_set_with_holm_and_a_mean_over_sets(
     assert bare["p_bootstrap_holm"] >= bare["p_bootstrap"]
     only = compare_suites(tmp_path / "a", tmp_path / "b", scorer="f1_squad")
     assert list(only["macro"]) == ["f1_squad"]
+
+
+def test_the_mean_difference_of_equal_suites_may_go_either_way(
+    tmp_path: Path, record: Maker, write_run: Writer
+) -> None:
+    """Scores without a difference are differences of 0, and not scores of 0, below which there is nothing."""
+    for name in ("a", "b"):
+        write_run(tmp_path / name / "one", [record(f"q{n}") for n in range(6)], dataset="one")
+        summarize_suite(tmp_path / name, ["one"])
+    (ends,) = compare_suites(tmp_path / "a", tmp_path / "b")["macro_ci95"].values()
+    assert ends[0] == pytest.approx(-ends[1])
+    assert 0.1 < ends[1] < 1
 
 
 def test_what_is_missing_is_told_with_the_command_that_adds_it(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agentenv.cli.main import main
-from agentenv.cli.rescore import ungraded_note
+from agentenv.cli.rescore import left_out_note
 from agentenv.errors import ConfigurationError, DatasetError, EndpointFault, Fault, JudgeFault, UnknownName
 from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder, judged_table
 from agentenv.evaluation.records import EpisodeRecord
@@ -301,7 +301,7 @@ def test_answers_without_a_grade_count_as_wrong_in_a_mean_of_its_own(
     table = judged_table(judge(None, "equivalence"), records, grades)
     assert (table["n"], table["mean"], table["mean_if_ungraded_wrong"]) == (3, 2 / 3, 0.5)
     assert "mean_if_ungraded_wrong" not in judged_table(judge(None), records[:3], grades[:3])
-    assert ungraded_note(table) == ", 1 without a grade (0.500 if they are wrong): no verdict"
+    assert left_out_note(table) == ", 1 without a grade (0.500 if they are wrong): no verdict"
 
 
 def test_no_fault_of_a_sealed_set_is_quoted(record: Callable[..., EpisodeRecord]) -> None:

@@ -45,6 +45,17 @@ def test_faults_are_counted_and_left_out_of_every_mean(record: Maker) -> None:
     assert result["end_reasons"] == {"answered": 2, "env_fault": 1}
 
 
+def test_a_score_says_how_far_faults_could_move_it(record: Maker) -> None:
+    """One right of two valid ones and two faults: 1 of 4 if these were wrong, 3 of 4 if they were right."""
+    faults = [record(name, None, valid=False, end_reason="env_fault") for name in "cd"]
+    records = [record("a"), record("b", "Rome"), *faults]
+    scores = summary(*records, scorers=("em_squad", OUTCOME))["scores"]
+    assert scores["em_squad"]["range_with_faults"] == [0.25, 0.75]
+    assert "range_with_faults" not in scores[OUTCOME]  # nothing bounds a reward
+    assert "range_with_faults" not in summary(*records[:2])["scores"]["em_squad"]
+    assert summary(*faults)["scores"]["em_squad"]["range_with_faults"] == [0.0, 1.0]
+
+
 def test_scores_carry_interval_n_and_version(record: Maker) -> None:
     score = summary(record("a"), record("b", None))["scores"]["em_squad"]
     assert (score["n"], score["version"], score["interval"]) == (2, 1, "wilson")

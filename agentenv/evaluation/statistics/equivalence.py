@@ -13,9 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.statistics.intervals import Floats, t_two_sided
-
-_ROUNDING = 1e-9  # of scores: what is closer together is equal
+from agentenv.evaluation.statistics.intervals import Floats, all_equal, t_two_sided
 
 
 def equivalence_p(a_A: ArrayLike, b_B: ArrayLike, margin: float) -> float:
@@ -40,7 +38,7 @@ def equivalence_p(a_A: ArrayLike, b_B: ArrayLike, margin: float) -> float:
     # Of each system by itself, as in Welch's test: a pooled variance would assume that both spread alike.
     errors = np.array([x.var(ddof=1) / x.size for x in (a, b)])
     room = margin - abs(float(a.mean() - b.mean()))
-    if max(np.ptp(x) for x in (a, b)) <= _ROUNDING * max(1.0, np.abs([a.mean(), b.mean()]).max()):
+    if all_equal(a) and all_equal(b):
         return 1.0
     df = float(errors.sum() ** 2 / (errors**2 / np.array([a.size - 1, b.size - 1])).sum())
     return _upper_tail(room / sqrt(errors.sum()), df)

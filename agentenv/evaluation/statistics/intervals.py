@@ -17,6 +17,7 @@ _HALVINGS = 60
 _DRAWS = 10_000  # of signs
 _ALL_SIGNS = 20  # sums, from which on signs are drawn: there are 2^n choices
 _STEPS = 300  # of the continued fraction, which needs a multiple of sqrt(max(a, b))
+_ROUNDING = 1e-9  # of the scale of scores: what is closer together is equal
 
 
 def beta_cdf(x: float, a: float, b: float) -> float:
@@ -135,12 +136,18 @@ def bounded_interval(x: Floats, members: Sequence[Sequence[int]], level: float) 
 
 
 def difference_interval(d: Floats, members: Sequence[Sequence[int]], level: float) -> tuple[float, float]:
-    """Interval of the mean of ``d`` [N], differences in [-1, 1] that are almost all 0, or almost all equal.
+    """Interval of the mean of ``d`` [N], differences that are almost all 0, or almost all equal.
 
     The means of the positive and of the negative parts have `bounded_interval`s, whose distances are added in squares, less
     twice their product times the correlation of the two parts (Zou and Donner 2008, "MOVER", for estimates that are not
     independent). The correlation is at most 0, because no difference is positive and negative at once.
+
+    Differences that leave [-1, 1] are taken for bounded by the largest that was seen, to either side: without any bound
+    equal ones would have an interval of no width, as if further questions could not differ.
     """
+    if (largest := float(abs(d).max())) > 1:
+        low, high = difference_interval(d / largest, members, level)
+        return largest * low, largest * high
     up, down = np.maximum(d, 0), np.maximum(-d, 0)
     # Each part lies in [0, 1], where Wilson's interval keeps a width although nearly all values are 0.
     (low_up, high_up), (low_down, high_down) = (bounded_interval(part, members, level) for part in (up, down))
@@ -162,8 +169,8 @@ def sign_flip_p(d: Floats, members: Sequence[Sequence[int]]) -> float:
     choices, with the one that was seen added so that it is never 0 (Phipson and Smyth 2010).
     """
     sums = np.array([total for rows in members if (total := float(d[list(rows)].sum()))])
-    # Rounding must not make the choice that was seen less extreme than itself.
-    least = abs(sums.sum()) - 1e-12
+    # Rounding must not make the choice that was seen less extreme than itself, and it grows with the scores.
+    least = abs(sums.sum()) - _ROUNDING * abs(sums).sum()
     if sums.size >= _ALL_SIGNS:
         rng = np.random.default_rng(0)
         extreme = sum(
@@ -177,21 +184,39 @@ def sign_flip_p(d: Floats, members: Sequence[Sequence[int]]) -> float:
     return float((abs(reached) >= least).mean())
 
 
-def welch_interval(a: Floats, b: Floats) -> tuple[float, float]:
-    """95 % interval of the difference of two means, of ``a`` [A] less ``b`` [B], two values of each at least (Welch 1947).
+def welch_interval(a: Floats, b: Floats) -> tuple[float, float] | None:
+    """95 % interval of the difference of two means, of ``a`` [A] less ``b`` [B] (Welch 1947).
 
     With squared errors v = s^2 / n it has (v_a + v_b)^2 / (v_a^2 / (A - 1) + v_b^2 / (B - 1)) degrees of freedom.
+
+    Returns:
+        None where nothing tells of the spread: fewer than two values of either, or equal ones of both. A few runs that all
+        score the same do not say how far further ones would spread.
     """
+    if min(a.size, b.size) < 2 or (all_equal(a) and all_equal(b)):
+        return None
     errors = np.array([x.var(ddof=1) / x.size for x in (a, b)])
     difference, total = float(a.mean() - b.mean()), float(errors.sum())
-    # Equal values of both have no degrees of freedom; the interval is the difference itself.
-    if total == 0:
-        return difference, difference
     df = total**2 / float((errors**2 / np.array([a.size - 1, b.size - 1])).sum())
     half = t_quantile(0.975, df) * sqrt(total)
     return difference - half, difference + half
 
 
+def all_equal(x: Floats) -> bool:
+    """Whether the values of ``x`` differ by no more than rounding."""
+    return bool(np.ptp(x) <= _ROUNDING * max(1.0, float(abs(x).max())))
+
+
 def few_differ(x: Floats) -> bool:
     """Whether fewer than twenty values of ``x`` differ from the commonest one: resampling has too little to draw from."""
-    return bool(x.size - np.unique(x, return_counts=True)[1].max() < 20)
+    return x.size - _commonest(x) < 20
+
+
+def mostly_equal(x: Floats) -> bool:
+    """Whether, besides, half of the values or more are the commonest one."""
+    return few_differ(x) and 2 * _commonest(x) >= x.size
+
+
+def _commonest(x: Floats) -> int:
+    """How often the commonest value occurs."""
+    return int(np.unique(x, return_counts=True)[1].max())

@@ -57,7 +57,9 @@ class Pair:
     difference: float
     """Mean of the first less that of the second, over the seeds that the verdict is about."""
     ci95: tuple[float, float] | None
-    """Welch's interval of that difference; None for fewer than two seeds."""
+    """Welch's interval of that difference; None for fewer than two seeds, or where no seed differs from the others of its
+    system. It takes the seeds as if their number had been fixed beforehand, so of a pair that an early interim analysis told
+    apart the difference is too large on average."""
     seeds: int
     """So many of each: of a pair that was told apart those up to the interim analysis that tells it apart, else those of all
     interim analyses. Seeds that are run later change neither. Before the first interim analysis, all that both have."""
@@ -188,7 +190,7 @@ def _pair(
     seeds = (found.decisive if found else interim) * per_interim or min(one.size for one in both)
     first, second = (one[:seeds] for one in both)
     difference = float(first.mean() - second.mean()) if seeds else 0.0
-    interval = welch_interval(first, second) if seeds > 1 else None
+    interval = welch_interval(first, second)
     if found is None:
         return Pair(*names, difference, interval, seeds, last, interim)
     verdict = Verdict.FIRST_BETTER if difference > 0 else Verdict.SECOND_BETTER

@@ -16,6 +16,7 @@ from agentenv.evaluation.statistics.intervals import (
     bounded_interval,
     difference_interval,
     few_differ,
+    mostly_equal,
     robust_error,
     sign_flip_p,
     t_quantile,
@@ -288,8 +289,10 @@ def paired_bootstrap(
     """Bootstrap over questions of the mean of ``b - a``, both [N] and in the same order of questions.
 
     With fewer ``clusters`` than questions whole clusters are drawn. Where the bootstrap is too narrow another interval
-    stands for it: `difference_interval` with the p-value of `sign_flip_p` where nearly all differences are equal, Student's
-    t over fewer clusters than `SMALL_SAMPLE`, and percentiles moved out to Student's t for fewer questions than that.
+    stands for it: `difference_interval` with the p-value of `sign_flip_p` where nearly all differences are equal (of
+    differences that leave [-1, 1], half of them besides), Student's t over fewer clusters than `SMALL_SAMPLE`, and
+    percentiles moved out to Student's t for fewer questions than that. One question, or one cluster, whose difference
+    leaves [-1, 1] has no interval.
 
     The p-value of the bootstrap is twice the smaller share of resampled means on either side of zero, counting zero on both,
     with one added above and below so that it is never 0 (Davison and Hinkley 1997, eq. 4.11).
@@ -304,12 +307,12 @@ def paired_bootstrap(
         )
     d, members = y - x, _members(x, range(x.size) if clusters is None else clusters)
     clustered = len(members) < x.size
-    sparse = few_differ(d) or few_differ(np.array([d[rows].sum() for rows in members]))
-    if sparse and abs(d).max() <= 1:
+    few_clusters = clustered and len(members) < SMALL_SAMPLE
+    if _sparse(d, members, few_clusters=few_clusters):
         low, high = difference_interval(d, members, level)
         method = "mover clustered" if clustered else "mover"
         return PairedDifference(float(d.mean()), low, high, sign_flip_p(d, members), method)
-    if x.size == 1 or (clustered and len(members) < SMALL_SAMPLE):
+    if x.size == 1 or few_clusters:
         low, high = _student(d, members, level)
         error, df = robust_error(d, members)
         p_value = t_two_sided(float(d.mean()) / error, df) if error > 0 else sign_flip_p(d, members)
@@ -321,11 +324,20 @@ def paired_bootstrap(
     low, high = (float(end) for end in np.quantile(means, _tails(level)))
     if not clustered and x.size < SMALL_SAMPLE:
         method, (low, high) = "bootstrap expanded", _expanded(d, level, seed, resamples)
-    if sparse:
-        return PairedDifference(float(d.mean()), low, high, sign_flip_p(d, members), method)
     smaller = min(int((means <= 0).sum()), int((means >= 0).sum()))
     p_value = min(1.0, 2 * (smaller + 1) / (resamples + 1))
     return PairedDifference(float(d.mean()), low, high, p_value, method)
+
+
+def _sparse(d: Floats, members: Sequence[Sequence[int]], *, few_clusters: bool) -> bool:
+    """Whether the differences ``d`` [N] tell so little of their spread that `difference_interval` is wanted."""
+    sums = np.array([d[rows].sum() for rows in members])
+    if abs(d).max() <= 1:
+        return few_differ(d) or few_differ(sums)
+    # Nothing bounds the differences of rewards, so an interval from their own spread is kept wherever there is one.
+    if len(members) == 1:
+        return False
+    return _no_spread(d, members) if few_clusters else mostly_equal(d) or mostly_equal(sums)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -8,7 +8,10 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev, variance
 
+import numpy as np
+
 from agentenv.evaluation.records import read_json
+from agentenv.evaluation.statistics.intervals import all_equal
 from agentenv.evaluation.statistics.power import detectable_difference, detectable_margin
 from agentenv.evaluation.statistics.sequential import Decision
 from agentenv.trainers.lab.lab import Equivalence, Experiment, rollouts_of
@@ -138,8 +141,10 @@ def _over_runs(played: Sequence[Json]) -> Json:
 
 
 def over_seeds(values: Sequence[float]) -> Json:
-    """Mean over seeds with Student's interval; null where there are too few."""
-    half = half_width(stdev(values), len(values)) if len(values) > 1 else None
+    """Mean over seeds with Student's interval; null where there are too few, or where all score the same."""
+    # Seeds that do not differ, of which there are few, do not say how far further ones would spread.
+    spread = len(values) > 1 and not all_equal(np.array(values))
+    half = half_width(stdev(values), len(values)) if spread else None
     mean = fmean(values) if values else None
     return {
         "values": list(values),
@@ -173,7 +178,8 @@ def _power(experiment: Experiment, family: Sequence[str], scores: Scores) -> Jso
         alpha=experiment.level_of_one,
     )
     deviation = pooled_deviation([scores[arm] for arm in family])
-    detectable = None if smallest is None or deviation is None else smallest * deviation
+    # A deviation of 0 would say that the test finds a difference of any size.
+    detectable = smallest * deviation if smallest is not None and deviation else None
     return {"detectable_deviations": smallest, "deviation": deviation, "detectable": detectable}
 
 
@@ -208,7 +214,7 @@ def _equivalence(experiment: Experiment, one: Equivalence, runs: Mapping[str, Se
         "p": equivalence.p,
         "interim": equivalence.interims,
         "verdict": equivalence.verdict,
-        "detectable": None if smallest is None or deviation is None else smallest * deviation,
+        "detectable": smallest * deviation if smallest is not None and deviation else None,
     }
 
 

@@ -109,8 +109,9 @@ def _plan(figures: Json) -> str:
     return (
         f"Up to {plan['per_interim'] * plan['interims']} seeds an arm, with an interim analysis every {plan['per_interim']} "
         f"(AdaStop; two one-sided tests where arms are expected to be alike; error level {plan['alpha']:g} over all "
-        f"comparisons). Intervals are Student's over seeds. {state} Made by `agentenv lab run {name}`; arms: "
-        f"`agentenv/trainers/experiments/{name}.toml`, all numbers: [{name}.json]({name}.json)."
+        "comparisons). Intervals are Student's over seeds; there is none where all seeds score the same. "
+        f"{state} Made by `agentenv lab run {name}`; arms: `agentenv/trainers/experiments/{name}.toml`, "
+        f"all numbers: [{name}.json]({name}.json)."
     )
 
 
@@ -224,12 +225,13 @@ def power_of(family: Json) -> str:
 
 
 def with_interval(figures: Json, one: Json) -> Json:
-    """A pair of an equivalence with Welch's 95 % interval of its difference, as ``ci95``; None for fewer than two seeds."""
+    """A pair of an equivalence with Welch's 95 % interval of its difference, as ``ci95``; None where nothing tells of it."""
     key = "measure" if one["measure"] == figures["measure"] else one["measure"]
     first, second = (
         np.array(figures["arms"][one[place]][key]["values"][: one["seeds"]]) for place in ("first", "second")
     )
-    return one | {"ci95": [*welch_interval(first, second)] if one["seeds"] > 1 else None}
+    ends = welch_interval(first, second)
+    return one | {"ci95": ends and [*ends]}
 
 
 def equivalence_verdict(figures: Json, one: Json) -> str:

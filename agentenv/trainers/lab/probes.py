@@ -36,7 +36,10 @@ def play_besides(kind: Play, config: TrainConfig, folder: Path | None = None) ->
 
 
 def _agreement(config: TrainConfig) -> float:
-    """Agreement of the greedy answers over the wordings of the test questions."""
+    """Agreement of the greedy answers over the wordings of the test questions.
+
+    A wording whose episode met an infrastructure failure is left out: it says nothing of what the policy would answer.
+    """
     from agentenv.trainers.loop.evaluate import play_under
 
     counts: list[int] = []
@@ -49,13 +52,13 @@ def _agreement(config: TrainConfig) -> float:
         ]
 
     played = iter(play_under(config, worded))
-    answers = [[_answer(next(played)) for _ in range(count)] for count in counts]
-    return agreement(answers)
+    worded_alike = [[next(played) for _ in range(count)] for count in counts]
+    return agreement([[_answer(one) for one in mine if one.valid] for mine in worded_alike])
 
 
 def _answer(trajectory: Trajectory) -> str | None:
     answer = trajectory.info.get("answer")
-    return str(answer) if trajectory.valid and answer is not None else None
+    return None if answer is None else str(answer)
 
 
 def _sign_flips(config: TrainConfig) -> float:

@@ -105,7 +105,7 @@ def power_in_words(found: Json) -> str:
     )
     detectable = found["detectable"]
     power = (
-        "no seeds to take a power from"
+        "no spread between seeds to take a power from"
         if detectable is None
         else f"80 % power for {detectable:{',.0f' if detectable >= 100 else '.3f'}}"
     )

@@ -14,6 +14,7 @@ from agentenv.evaluation.statistics.intervals import (
     sign_flip_p,
     t_quantile,
     t_two_sided,
+    welch_interval,
 )
 from agentenv.evaluation.statistics.significance import estimate, paired_bootstrap, wilson_interval
 
@@ -80,6 +81,49 @@ def test_a_difference_that_every_question_makes_is_one(size: int) -> None:
 
 def test_five_rewards_that_are_all_higher_are_no_more_than_five_coins() -> None:
     assert paired_bootstrap(np.zeros(5), np.full(5, 3.0)).p_value == 2 / 32
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6, 1e9])
+def test_the_p_value_of_signs_does_not_depend_on_the_unit_of_the_rewards(scale: float) -> None:
+    """Of n differences that are all above 0 the choice that was seen and its mirror image are as extreme: 2 of 2^n."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        assert sign_flip_p(rng.random(12) * scale, singles(12)) == 2 / 2**12
+    d = np.array([0.5, 0.5, 0.0, -1.0])
+    assert sign_flip_p(d * scale, singles(4)) == 1.0
+
+
+def test_equal_differences_of_rewards_leave_room_for_other_questions() -> None:
+    """Five questions on each of which the reward rises by 2, in units of 2: five gains of five, and no loss of five.
+
+    The distances of the ends from 1 and from 0 are both z^2 / (5 + z^2) = .4345, and their squares add up.
+    """
+    found = paired_bootstrap(np.zeros(5), np.full(5, 2.0))
+    assert (found.low, found.high) == pytest.approx((2 * (1 - sqrt(2) * 0.434482), 2.0), abs=1e-5)
+    clusters = paired_bootstrap(np.zeros(6), np.full(6, 2.0), clusters="aabbcc")
+    assert clusters.low < 1.0 < clusters.high == 2.0
+    assert paired_bootstrap(np.zeros(6), np.full(6, 2.0), clusters="aaaaaa").ci95 is None
+
+
+@pytest.mark.parametrize("count", [5, 20])
+def test_intervals_of_differences_of_rewards_cover(count: int) -> None:
+    """A reward of 2 that one system of two gets for nine questions of ten; of 200 intervals at least 178 hold 1.8."""
+    rng, held = np.random.default_rng(5), 0
+    for _ in range(200):
+        found = paired_bootstrap(np.zeros(count), 2.0 * (rng.random(count) < 0.9), resamples=500)
+        held += found.low <= 1.8 <= found.high
+    assert held >= 178
+
+
+def test_equal_runs_of_both_systems_have_no_interval() -> None:
+    """Five runs of each that all score the same tell nothing of the spread; one that differs does."""
+    zeros, halves = np.zeros(5), np.full(5, 0.5)
+    assert welch_interval(halves, zeros) is None
+    assert welch_interval(halves, np.array([0.3 - 0.1, 0.2, 0.1 + 0.1])) is None
+    assert welch_interval(halves, np.array([0.0])) is None
+    found = welch_interval(halves, np.array([0.0, 0.0, 0.0, 0.0, 0.1]))
+    # Mean .02, s^2 = .002: the error is sqrt(.002 / 5) = .02 with 4 degrees of freedom, t = 2.776.
+    assert found == pytest.approx((0.48 - 2.7764 * 0.02, 0.48 + 2.7764 * 0.02), abs=1e-4)
 
 
 def test_many_signs_are_drawn_as_fair_coins() -> None:

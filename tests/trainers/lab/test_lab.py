@@ -19,7 +19,7 @@ from agentenv.trainers.lab.figures import page_data
 from agentenv.trainers.lab.lab import Experiment, experiments, load_experiment
 from agentenv.trainers.lab.lab_page import mean_curve, page, with_interval, write_page
 from agentenv.trainers.lab.provenance import SOURCE, STANDS_ON, configured
-from agentenv.trainers.lab.results_table import claim_verdict, results_of
+from agentenv.trainers.lab.results_table import claim_verdict, decided_by, power_in_words, results_of
 from agentenv.trainers.lab.trials import (
     Trial,
     decide,
@@ -277,6 +277,23 @@ def test_the_difference_of_an_equivalence_has_its_interval() -> None:
     assert results_of(figures) == ["a - b (after, margin 0.1): -0.020 [-0.043, +0.003]"]
     alone = page_data("x", two, by_arm(a=first[:1], b=first[:1]))
     assert with_interval(alone, alone["equivalences"][0])["ci95"] is None
+
+
+def test_seeds_that_all_score_the_same_have_no_interval_and_no_power() -> None:
+    """A planner that always stops searching, for example: ten equal scores are no interval of no width."""
+    two = experiment(equivalences=({"arms": ("a", "b"), "margin": 0.1},))
+    figures = page_data("x", two, by_arm(a=[1.5] * 10, b=[0.0] * 10))
+    assert figures["arms"]["a"]["measure"] == {"values": [1.5] * 10, "mean": 1.5, "ci95": None}
+    (family,) = figures["families"]
+    (pair,) = family["pairs"]
+    assert (pair["verdict"], pair["difference"], pair["ci95"]) == ("first better", 1.5, None)
+    assert (family["deviation"], family["detectable"]) == (0.0, None)
+    assert figures["equivalences"][0]["detectable"] is None
+    assert with_interval(figures, figures["equivalences"][0])["ci95"] is None
+    assert "no spread between seeds" in power_in_words(decided_by(figures))
+    text = page(figures | {"drawn": False})
+    assert "[1.500" not in text
+    assert "here of" not in text
 
 
 @pytest.fixture(scope="module")

@@ -57,6 +57,18 @@ def test_every_wording_of_a_test_question_is_asked(
     assert asked == list(answers)
 
 
+def test_a_wording_that_met_an_infrastructure_failure_agrees_and_disagrees_with_nothing(
+    monkeypatch: pytest.MonkeyPatch, tasks: list[Task], turns: Turns
+) -> None:
+    """Of two questions in two wordings the second failed in one of them; the other agrees with itself."""
+
+    def made(place: int, task: Task) -> Trajectory:
+        return replace(turns([0.0]), info={"answer": "x"}, valid=place != 3)
+
+    played_as(monkeypatch, tasks, made)
+    assert play_besides("wordings", config_of(BASE, "t")) == {"agreement": 1.0}
+
+
 def test_sign_flips_of_the_run_s_estimator_in_groups_of_its_size(
     monkeypatch: pytest.MonkeyPatch, tasks: list[Task], turns: Turns
 ) -> None:

@@ -1,0 +1,57 @@
+"""The mean over several question sets, each of which weighs alike, with its interval over their questions."""
+
+from collections.abc import Hashable, Sequence
+from math import inf, sqrt
+from statistics import fmean
+
+from agentenv.evaluation.statistics.intervals import t_quantile
+from agentenv.evaluation.statistics.significance import SMALL_SAMPLE, finite_ends, standard_error
+
+
+def macro_mean(
+    sets: Sequence[Sequence[float]],
+    clusters: Sequence[Sequence[Hashable]],
+    *,
+    level: float = 0.95,
+    lowest: float = 0.0,
+) -> tuple[float, list[float] | None]:
+    """The mean of the means of several sets, and the ends of its interval.
+
+    Its standard error is sqrt(sum of squared errors) / number of sets, and its interval the normal one, or Student's t with
+    Welch's degrees of freedom where sets have few questions or clusters, cut to [``lowest``, 1] where all values are in it.
+
+    Args:
+        sets: The values of each set, one a question.
+        clusters: What each question belongs to, for each set.
+        level: Of the interval.
+        lowest: Of the values, where they are bounded: 0 for scores, -1 for differences of two scores.
+    """
+    mean = fmean(fmean(values) for values in sets)
+    errors = [_squared_error(values, of, lowest) for values, of in zip(sets, clusters, strict=True)]
+    half = t_quantile((1 + level) / 2, _freedom(errors, clusters)) * sqrt(sum(errors)) / len(sets)
+    ends = (mean - half, mean + half)
+    if all(lowest <= value <= 1 for values in sets for value in values):
+        ends = (max(lowest, ends[0]), min(1.0, ends[1]))
+    return mean, finite_ends(*ends)
+
+
+def _freedom(errors: Sequence[float], clusters: Sequence[Sequence[Hashable]]) -> float:
+    """Welch's degrees of freedom of a sum of squared errors; infinite from `SMALL_SAMPLE` on."""
+    parts = zip(errors, clusters, strict=True)
+    spread = sum(error**2 / max(1, len(set(several)) - 1) for error, several in parts)
+    found = sum(errors) ** 2 / spread if spread else inf
+    return found if found < SMALL_SAMPLE else inf
+
+
+def _squared_error(values: Sequence[float], clusters: Sequence[Hashable], lowest: float) -> float:
+    """The squared error of the mean; where nothing varies, that of one more success and failure, as 0 would claim certainty.
+
+    Infinite where nothing varies outside [``lowest``, 1]: nothing is known of the spread there.
+    """
+    if error := standard_error(values, clusters) or standard_error(values):
+        return error**2
+    if not lowest <= values[0] <= 1:
+        return inf
+    n = len(set(clusters))
+    guess = (abs(fmean(values)) * n + 1) / (n + 2)
+    return guess * (1 - guess) / (n + 2)
