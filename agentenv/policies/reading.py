@@ -27,10 +27,9 @@ END = 256
 """The id that follows a complete action."""
 SEARCH, ANSWER = "search", "answer"
 
-_QUESTION = re.compile(
-    rb"^Question: (.*?)\n(?=<(?:search|answer)>|<[a-z]{0,6}\Z|\Z)", re.DOTALL | re.MULTILINE
-)
-"""A question may have several lines; behind it stands an action, the beginning of one, or nothing."""
+_QUESTION = re.compile(rb"^Question: ", re.MULTILINE)
+_ASKED = re.compile(rb"\n(?=<(?:search|answer)>|<[a-z]{0,6}\Z|\Z)")
+"""Where a question ends, which may have several lines: an action follows, the beginning of one, or nothing."""
 _OBSERVED = re.compile(
     rb"\n\n<information>(.*?)</information>\n\n|\nMy last action was not valid\..*?Let me try again\.\n",
     re.DOTALL,
@@ -201,10 +200,11 @@ class ActionSpan(NamedTuple):
 def turns_of(ids: Sequence[int]) -> list[ActionSpan]:
     """Every action in ``ids``, the last of which may be empty or incomplete; none where no question is asked."""
     data = bytes(i if i < END else 0 for i in ids)
-    asked = _QUESTION.search(data)
-    if asked is None:
+    head = _QUESTION.search(data)
+    asked = _ASKED.search(data, head.end()) if head else None
+    if head is None or asked is None:
         return []
-    question = " ".join(_text(asked[1]).split())
+    question = " ".join(_text(data[head.end() : asked.start()]).split())
     turns, known, start = [], Reading(question), asked.end()
     for observed in _OBSERVED.finditer(data, start):
         turns.append(ActionSpan(start, observed.start(), known))

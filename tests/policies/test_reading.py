@@ -1,6 +1,7 @@
 """Actions as texts: which byte may follow which, and what a reader knows at each of its turns."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -129,3 +130,10 @@ def test_titles_may_have_brackets_and_lines() -> None:
 
 def test_lower_case_is_that_of_letters_with_accents_too() -> None:
     assert lowered(action("answer", "\u00c9mile Zola")) == action("answer", "\u00e9mile zola")
+
+
+def test_a_prompt_that_names_many_questions_takes_time_in_proportion() -> None:
+    """Of 100 kB of lines that begin a question and never an action; the square of it would take minutes."""
+    began = time.process_time()
+    assert turns_of([*b"\nQuestion: who?" * 7_000, *b" no line ends here"]) == []
+    assert time.process_time() - began < 5

@@ -51,7 +51,7 @@ def format_addresses(
     )
 
 
-_ELLIPSIS = re.compile(r"\s*(?:\.{3,}|\u2026)\s*")
+_ELLIPSIS = re.compile(r"(?<!\s)\s*(?:\.{3,}|\u2026)\s*")
 
 
 def format_numbered(passages: Sequence[Passage], words: int | None = None) -> str:
