@@ -5,7 +5,8 @@ import shutil
 import signal
 import subprocess
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,17 +19,18 @@ case "$*" in
     test) echo $$ >tests; until_there checks; echo "2 passed"; exit TESTS ;;
     -j2*) until_there tests; echo "types are right"; touch checks; exit CHECKS ;;
     docs) echo "the site is built"; exit DOCS ;;
+    venv) exit VENV ;;
 esac
 """
 
 
-def prepared(folder: Path, *, tests: int = 0, checks: int = 0, docs: int = 0) -> list[str]:
+def prepared(folder: Path, *, tests: int = 0, checks: int = 0, docs: int = 0, venv: int = 0) -> list[str]:
     """The script in ``folder``, with a ``make`` whose targets end with these codes; returns the command that runs it."""
     (folder / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
     tools = folder / "tools"
     tools.mkdir()
-    codes = {"TESTS": tests, "CHECKS": checks, "DOCS": docs}
+    codes = {"TESTS": tests, "CHECKS": checks, "DOCS": docs, "VENV": venv}
     text = MAKE
     for name, code in codes.items():
         text = text.replace(f"exit {name}", f"exit {code}")
@@ -59,20 +61,92 @@ def test_a_run_that_is_told_to_end_leaves_no_tests_and_no_files(tmp_path: Path) 
     command = prepared(tmp_path)
     make = tmp_path / "tools" / "make"
     make.write_text(make.read_text().replace("touch checks", "sleep 600"))
-    quiet = subprocess.DEVNULL
-    running = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
-    try:
-        end = time.monotonic() + 60
-        while not (tmp_path / "tests").exists() or not (tmp_path / "tests").read_text().strip():
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        tests = Path("/proc", (tmp_path / "tests").read_text().strip())
-        assert tests.exists()
+    with started(command) as running:
+        tests = process_in(tmp_path / "tests")
         running.send_signal(signal.SIGTERM)
         assert running.wait(60) != 0
         assert not tests.exists()
         assert [path.name for path in tmp_path.glob("tmp.*")] == []
+
+
+@contextmanager
+def started(command: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """A run in a session of its own, of which nothing is left afterwards."""
+    quiet = subprocess.DEVNULL
+    running = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
+    try:
+        yield running
     finally:
         with suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
         running.wait()
+
+
+def process_in(file: Path) -> Path:
+    """The folder in /proc of the process whose number comes to stand in ``file``."""
+    end = time.monotonic() + 60
+    while not file.exists() or not file.read_text().strip():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process = Path("/proc", file.read_text().strip())
+    assert process.exists()
+    return process
+
+
+def test_a_second_run_in_the_same_checkout_is_refused(tmp_path: Path) -> None:
+    """Both would install into one environment."""
+    command = prepared(tmp_path)
+    make = tmp_path / "tools" / "make"
+    make.write_text(make.read_text().replace("touch checks", "sleep 600"))
+    with started(command):
+        process_in(tmp_path / "tests")
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert second.returncode == 1
+        assert "another" in second.stderr
+        assert (tmp_path / "calls").read_text().split().count("venv") == 1
+
+
+def test_an_environment_that_cannot_be_made_leaves_no_files(tmp_path: Path) -> None:
+    done = subprocess.run(prepared(tmp_path, venv=3), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert [path.name for path in tmp_path.glob("tmp.*")] == []
+
+
+def test_what_does_not_end_when_it_is_told_to_is_killed(tmp_path: Path) -> None:
+    """Of the minute that it has nothing is waited for here."""
+    command = prepared(tmp_path)
+    make, timeout = tmp_path / "tools" / "make", tmp_path / "tools" / "timeout"
+    stubborn = "trap '' TERM; echo $$ >stubborn; while true; do sleep 0.1; done"
+    make.write_text(make.read_text().replace('echo "the site is built"', stubborn))
+    timeout.write_text('#!/usr/bin/env bash\n[[ "$1" == 60 ]] && exit 124\nexec /usr/bin/timeout "$@"\n')
+    timeout.chmod(0o755)
+    with started(command) as running:
+        stubborn_one = process_in(tmp_path / "stubborn")
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) != 0
+        assert not stubborn_one.exists()
+        assert [path.name for path in tmp_path.glob("tmp.*")] == []
+
+
+def test_the_wheel_is_built_from_a_checkout_of_another_user(tmp_path: Path) -> None:
+    """As in a container; git is told that the checkout is somebody else's, and would refuse it."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "wheel-smoke", tmp_path / ".ci" / "wheel-smoke")
+    python = tmp_path / "python"
+    python.write_text('#!/usr/bin/env bash\nls "${@: -1}"\nexit 7\n')
+    python.chmod(0o755)
+    own = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c")
+    for command in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "All")):
+        subprocess.run([*own, *command], check=True, timeout=60)
+    told = os.environ | {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1", "PYTHON": str(python)}
+    done = subprocess.run(
+        [str(tmp_path / ".ci" / "wheel-smoke")],
+        capture_output=True,
+        text=True,
+        env=told,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout.split() == ["python"]
+    assert done.stderr == ""

@@ -1,5 +1,6 @@
 """How messages become token ids. Both formats only append: ids that were fed or sampled stay as they are."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -296,7 +297,11 @@ def cut_at_stop(
     if not ends:
         return None
     end = min(ends)
-    count = len(ids)
-    while count > 1 and decode(ids[: count - 1]).startswith(text[:end]):
-        count -= 1
+
+    def complete(count: int) -> bool:
+        return decode(ids[:count]).startswith(text[:end])
+
+    # Mostly the last token completes it. Where much follows, one token less at a time would take the square of its length.
+    last = len(ids) - 1
+    count = bisect_left(range(last), True, lo=1, key=complete) if last and complete(last) else len(ids)
     return count, text[:end]

@@ -6,6 +6,7 @@ and whether that found what the question needs.
 """
 
 import json
+import re
 import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,6 +16,8 @@ from agentenv.core.grammar import encodable
 from agentenv.core.types import Document, Passage, ToolResult, ToolStatus
 from agentenv.errors import EnvFault
 
+_HEAD = re.compile(r"^Doc \d+\(Title: ", re.MULTILINE)
+_END_OF_TITLE = re.compile(r"\)(?: |\Z)")
 _READING = "read"  # shows again in full what a search had found
 
 
@@ -57,6 +60,34 @@ def returns_passages(annotation: Any) -> bool:
 def passage_lines(passages: Iterable[Passage | Document]) -> str:
     """One line a passage, numbered from 1: ``Doc 1(Title: t) text``."""
     return "".join(f"Doc {i}(Title: {p.title}) {p.text}\n" for i, p in enumerate(passages, 1))
+
+
+def read_passage_lines(page: str) -> list[tuple[str, str]]:
+    """Titles and texts of the passages on a page of ``passage_lines``; a last one that is cut within its title is left out.
+
+    A title ends at the first bracket behind which its own brackets are closed, as in ``Doc 1(Title: (500) Days of Summer)``;
+    where they never are, at the first.
+    """
+    heads = list(_HEAD.finditer(page))
+    borders = [*(head.start() for head in heads), len(page)]
+    passages = []
+    for head, end in zip(heads, borders[1:], strict=True):
+        rest = page[head.end() : end]
+        if (border := _end_of_title(rest)) is not None:
+            passages.append((rest[:border], rest[border + 2 :]))
+    return passages
+
+
+def _end_of_title(rest: str) -> int | None:
+    """The place of the bracket that ends the title with which ``rest`` begins."""
+    first, read, open_ = None, 0, 1
+    for bracket in _END_OF_TITLE.finditer(rest):
+        at = bracket.start()
+        open_ += rest.count("(", read, at) - rest.count(")", read, at + 1)
+        if open_ == 0:
+            return at
+        read, first = at + 1, at if first is None else first
+    return first
 
 
 def is_search(result: ToolResult) -> bool:

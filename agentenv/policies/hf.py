@@ -195,7 +195,7 @@ class HFPolicy:
             raise self._diverged()
         return [0.0, *picked.tolist()]
 
-    def _batch(self, requests: list[Request]) -> list[Completion]:
+    def _batch(self, requests: list[Request]) -> Sequence[Completion | Exception]:
         with self._weights:
             return self._run(requests)
 
@@ -231,7 +231,7 @@ class HFPolicy:
         return (ids, {}) if self.image_reader is None else self.image_reader.batch(ids, rows, starts)
 
     @torch.inference_mode()
-    def _run(self, requests: list[Request]) -> list[Completion]:
+    def _run(self, requests: list[Request]) -> Sequence[Completion | Exception]:
         vocabulary = Vocabulary(self._pieces, self.ends, self.tokenizer.decode)
         rows = [Row(request, self.context_tokens, vocabulary, self._cache.held) for request in requests]
         self._decoder = fused_decoder(self.model)

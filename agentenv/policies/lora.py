@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.io.model_files import ADAPTER_CONFIG, check_adapter_files
-from agentenv.errors import CheckpointMismatch, check_known, needs_extra
+from agentenv.errors import CheckpointMismatch, check_known, first_line, needs_extra
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -203,16 +203,27 @@ def merged_into(model: Any, adapter: Path) -> Any:
 
     Raises:
         MissingExtra: peft is not installed.
-        CheckpointMismatch: the adapter is of another architecture.
+        CheckpointMismatch: the adapter is damaged or of another architecture, or lacks weights that its settings name.
     """
     with needs_extra("train"):
-        from peft import PeftModel
+        from peft import PeftModel, get_peft_model_state_dict
+        from safetensors import safe_open
     try:
-        return PeftModel.from_pretrained(model, str(adapter), local_files_only=True).merge_and_unload()
-    except (RuntimeError, ValueError) as error:
+        with safe_open(adapter / ADAPTER_WEIGHTS, "pt") as file:
+            held = set(file.keys())
+        adapted = PeftModel.from_pretrained(model, str(adapter), local_files_only=True)
+    except Exception as error:  # a damaged file makes each library raise something of its own
         raise CheckpointMismatch(
-            f"the adapter in {adapter} is of another architecture than its base"
+            f"the adapter in {adapter} is damaged or of another architecture than its base: {first_line(error)}"
         ) from error
+    # peft warns of what is missing and leaves it as it is made, with which the layer computes what its base does.
+    wanted = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    if odd := sorted(wanted - held) + sorted(name for name in held - wanted if "lora_" in name):
+        raise CheckpointMismatch(
+            f"the adapter in {adapter} does not hold the weights that its settings name for this base: {odd[0]} is missing "
+            "or has no place"
+        )
+    return adapted.merge_and_unload()
 
 
 def weights_digest(folder: Path) -> str:

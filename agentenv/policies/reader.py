@@ -16,7 +16,7 @@ from agentenv.core.chat import cut_at_stop
 from agentenv.core.images import PlacedImage
 from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
-from agentenv.errors import CheckpointMismatch, ConfigurationError
+from agentenv.errors import CheckpointMismatch, ConfigurationError, first_line
 from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.policies.decoding import Request
 from agentenv.policies.fakes import ByteTokenizer
@@ -78,17 +78,22 @@ class ReaderPolicy(HFPolicy):
                 str(folder), output_loading_info=True, use_safetensors=True, local_files_only=True
             )
             words = BertTokenizerFast.from_pretrained(str(folder), **LOCAL)
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # a damaged file makes each library raise something of its own
             if "ignore_mismatched_sizes" in str(
                 error
             ):  # what transformers advises where a matrix has another size
                 raise _of_another_version(folder) from error
-            reason = str(error).partition("\n")[0][:160]
-            raise CheckpointMismatch(f"{folder} holds no reader that can be loaded: {reason}") from error
+            raise CheckpointMismatch(
+                f"{folder} holds no reader that can be loaded: {first_line(error)}"
+            ) from error
         if odd := [*notes["missing_keys"], *notes["unexpected_keys"]]:
             raise _of_another_version(folder, odd)
         if (name := first_not_finite(model.named_parameters())) is not None:
             raise not_finite(folder, name)
+        if len(words) > (known := model.encoder.config.vocab_size):
+            raise CheckpointMismatch(
+                f"the tokenizer in {folder} has {len(words)} tokens, and the encoder knows {known}"
+            )
         return cls(model.float().to(device).eval(), words)
 
     def _supported(self, model: Any) -> CacheShape:
@@ -111,33 +116,44 @@ class ReaderPolicy(HFPolicy):
         with self._weights, torch.inference_mode():
             rows = self.model.row_logits(ids, range(len(ids) - 1), temperature=temperature)
             picked = rows.gather(-1, torch.tensor(ids[1:], device=rows.device)[:, None])[:, 0]
+        if not bool(picked.isfinite().all()):
+            raise self._diverged()
         return [0.0, *picked.tolist()]
 
     def _plain(self, ids: Sequence[int], images: Sequence[PlacedImage]) -> Tensor:
         return self.model.row_logits(ids, range(len(ids)))
 
     @torch.inference_mode()
-    def _run(self, requests: list[Request]) -> list[Completion]:
+    def _run(self, requests: list[Request]) -> Sequence[Completion | Exception]:
         if len(self._held) > _HELD:
             self._held.clear()
-        return [self._act(request.ids, request.sampling) for request in requests]
+        return [self._acted(request) for request in requests]
+
+    def _acted(self, request: Request) -> Completion | Exception:
+        """An action, or why there is none: a page that ends another one's turn is no matter of the other episodes."""
+        try:
+            return self._act(request.ids, request.sampling)
+        except ConfigurationError as error:
+            return error
 
     def _act(self, prompt: Sequence[int], sampling: Sampling) -> Completion:
         turns = turns_of(prompt)
         if not turns:
             raise ConfigurationError(
-                "a reader answers what the prompt asks in a line that begins with 'Question: ', and there is none"
+                "a reader answers what the prompt asks behind 'Question: ' at the beginning of a line, right above its "
+                "actions, and there is no such question"
             )
         turn = turns[-1]
         begun = bytes(i for i in prompt[turn.start : turn.end] if i < END)
         choices = self.model.choices(turn.known, self._held)
         if not bool(choices.scores_C.isfinite().all()):
             return Completion((), "", (), FinishReason.ABORT, self.version)
-        probabilities = torch.softmax(choices.scores_C / (sampling.temperature or 1.0), 0)
         open_ = choices.candidates.begun(begun)
         if not open_.any():
             raise ConfigurationError(f"no action of a reader begins with {begun[:60]!r}")
-        chosen = _chosen(choices.candidates.actions, probabilities.numpy() * open_, sampling)
+        scores = choices.scores_C / (sampling.temperature or 1.0)
+        probabilities = torch.softmax(scores.masked_fill(~torch.from_numpy(open_), -torch.inf), 0)
+        chosen = _chosen(choices.candidates.actions, probabilities.numpy(), sampling)
         ids, finish = _cut([*chosen[len(begun) :], END], sampling, self.tokenizer.decode)
         table = choices.candidates.next_bytes(chosen, probabilities)[len(begun) :]
         logprobs = table[: len(ids)].gather(-1, torch.tensor(ids)[:, None])[:, 0]

@@ -80,8 +80,17 @@ class ReaderConfig(PretrainedConfig):  # type: ignore[misc]
             vocab_size: Bytes, and the end of a turn.
             max_position_embeddings: Bytes of an episode.
             **rest: What transformers keeps in every configuration.
+
+        Raises:
+            ValueError: a size is below 0 or no number, or the encoder cannot read so many tokens.
         """
         self.encoder = encoder or {}
+        sizes = {"span_tokens": span_tokens, "max_searches": max_searches, "frozen_layers": frozen_layers}
+        for name, size in (sizes | {"segment_tokens": segment_tokens}).items():
+            if not isinstance(size, int) or size < 0:
+                raise ValueError(f"{name} is {size!r} and must be a whole number of at least 0")
+        if segment_tokens > (most := self.encoder.get("max_position_embeddings", 512)):
+            raise ValueError(f"segment_tokens is {segment_tokens}, and the encoder reads {most} at most")
         self.segment_tokens = segment_tokens
         self.span_tokens = span_tokens
         self.max_searches = max_searches
@@ -418,8 +427,14 @@ def _joined(
 
 def _pieces(words: Any, text: str, most: int) -> tuple[list[int], list[tuple[int, int]]]:
     """The first ``most`` word pieces of a text, and where each begins and ends."""
+    # A page that quotes "[SEP]" has no say in where it ends.
     coded = words(
-        text, add_special_tokens=False, return_offsets_mapping=True, truncation=True, max_length=most
+        text,
+        add_special_tokens=False,
+        split_special_tokens=True,
+        return_offsets_mapping=True,
+        truncation=True,
+        max_length=most,
     )
     return coded["input_ids"], coded["offset_mapping"]
 

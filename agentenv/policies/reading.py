@@ -20,22 +20,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentenv.core.io.model_files import read_settings
+from agentenv.core.tool_results import read_passage_lines
 
 MODEL_TYPE = "passage_reader"
 END = 256
 """The id that follows a complete action."""
 SEARCH, ANSWER = "search", "answer"
 
-_QUESTION = re.compile(rb"^Question: (.*)\n+", re.MULTILINE)
+_QUESTION = re.compile(rb"^Question: ", re.MULTILINE)
+_ASKED = re.compile(rb"\n(?=<(?:search|answer)>|<[a-z]{0,6}\Z|\Z)")
+"""Where a question ends, which may have several lines: an action follows, the beginning of one, or nothing."""
 _OBSERVED = re.compile(
     rb"\n\n<information>(.*?)</information>\n\n|\nMy last action was not valid\..*?Let me try again\.\n",
     re.DOTALL,
 )
-_DOCUMENT = re.compile(r"^Doc \d+\(Title: (.*?)\) (.*?)(?=^Doc \d+\(Title: |\Z)", re.DOTALL | re.MULTILINE)
 _YEAR = re.compile(r"(?<!\d)(?:1\d|20)\d\d(?!\d)")
 _ROLE = re.compile(r"\b(?!younger|earlier)([a-z]{5,})[eo]rs?\b")
 _DOING = re.compile(r"\b([a-z]{5,}?)(?:[eo]rs?|ed)\b")
 _ROLE_WORDS = 4  # "directed and produced by"
+_ROLE_CHARS = 200  # before a name within which these words stand
 _QUERY = re.compile(rb"<search>(.*?)</search>", re.DOTALL)
 
 
@@ -173,7 +176,7 @@ def _roles(question: str) -> frozenset[str]:
 
 def _before(text: str, end: int) -> frozenset[str]:
     """The stems of words such as "director" or "directed" among the last few before ``end``."""
-    words = text[:end].lower().split()[-_ROLE_WORDS:]
+    words = text[max(end - _ROLE_CHARS, 0) : end].lower().split()[-_ROLE_WORDS:]
     return frozenset(stem for word in words for stem in _DOING.findall(word))
 
 
@@ -197,10 +200,11 @@ class ActionSpan(NamedTuple):
 def turns_of(ids: Sequence[int]) -> list[ActionSpan]:
     """Every action in ``ids``, the last of which may be empty or incomplete; none where no question is asked."""
     data = bytes(i if i < END else 0 for i in ids)
-    asked = _QUESTION.search(data)
-    if asked is None:
+    head = _QUESTION.search(data)
+    asked = _ASKED.search(data, head.end()) if head else None
+    if head is None or asked is None:
         return []
-    question = _text(asked[1]).strip()
+    question = " ".join(_text(data[head.end() : asked.start()]).split())
     turns, known, start = [], Reading(question), asked.end()
     for observed in _OBSERVED.finditer(data, start):
         turns.append(ActionSpan(start, observed.start(), known))
@@ -216,8 +220,8 @@ def _after(known: Reading, action: bytes, page: bytes | None) -> Reading:
     asked = " ".join(_text(query[1]).split())
     own = "" if _plain(asked) == _plain(known.question) else asked
     found = [
-        FoundPassage(own, title.strip('"'), " ".join(body.split()))
-        for title, body in _DOCUMENT.findall(_text(page))
+        FoundPassage(own, " ".join(title.split()).strip('"'), " ".join(body.split()))
+        for title, body in read_passage_lines(_text(page))
     ]
     return Reading(known.question, tuple(dict.fromkeys((*known.found, *found))), known.searches + 1)
 
@@ -235,12 +239,18 @@ def action(tag: str, text: str) -> bytes:
     return f"<{tag}>{text}</{tag}>".encode()
 
 
+def lowered(one: bytes) -> bytes:
+    """An action in lower case, letters with accents included, which ``bytes.lower`` leaves as they are."""
+    return one.decode().lower().encode()
+
+
 class Candidates:
     """Actions to choose among; several may be the same text."""
 
     def __init__(self, actions: Sequence[bytes]) -> None:
         self.actions = np.array(actions, dtype=np.bytes_)
         self.letters = self.actions.view(np.uint8).reshape(len(actions), -1)  # [C, W], 0 behind the end
+        self.lengths = np.array([len(one) for one in actions], dtype=np.int64)
 
     def begun(self, prefix: bytes) -> NDArray[np.bool_]:
         """Which of them begin with ``prefix``, bool[C]."""
@@ -251,7 +261,11 @@ class Candidates:
         """How many first bytes each has in common with ``text``, int64[C]."""
         width = min(len(text), self.letters.shape[1])
         equal = self.letters[:, :width] == np.frombuffer(text[:width], np.uint8)
-        shared: NDArray[np.int64] = np.cumprod(equal, axis=1, dtype=np.int64).sum(axis=1)
+        # Long actions are kept for each candidate, so nothing wider than a bit stands beside them.
+        first = np.where(equal.all(axis=1), width, np.argmin(equal, axis=1)) if width else 0
+        shared: NDArray[np.int64] = np.minimum(
+            first, self.lengths
+        )  # a byte 0 is none of those behind the end
         return shared
 
     def next_bytes(self, text: bytes, probabilities_C: Tensor) -> Tensor:
@@ -266,7 +280,7 @@ class Candidates:
         shared = self.shared(text)
         padded = np.concatenate([self.letters, np.zeros((len(self.letters), 1), np.uint8)], axis=1)
         following = padded[np.arange(len(shared)), shared].astype(np.int64)
-        following[following == 0] = END
+        following[shared == self.lengths] = END
         parts = torch.from_numpy(shared * (END + 1) + following)
         size = (len(text) + 1) * (END + 1)
         table = probabilities_C.new_zeros(size).index_add(0, parts, probabilities_C)

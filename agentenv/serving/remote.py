@@ -8,12 +8,14 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import httpx
+from pydantic import BaseModel, ValidationError
 
 from agentenv.core.env import AsyncEnv
 from agentenv.core.types import Info, Observation, StateCapability, Step, Task
+from agentenv.core.validation import sentence
 from agentenv.errors import ConfigurationError, EnvFault
 from agentenv.serving.link import CONNECT_S, Link, LinkTimeouts, headers, reason
 from agentenv.serving.wire import VERSION, info_in, observation_in, options_out, step_in
@@ -67,7 +69,7 @@ class RemoteEnv(AsyncEnv[RemoteState]):
             reward_floor=self.card["reward_floor"],
             reward_ceiling=self.card["reward_ceiling"],
             no_expert=self.card["no_expert"],
-            call_markers=tuple(self.card["call_markers"]),
+            call_markers=self.card["call_markers"],
         )
 
     async def areset(
@@ -104,7 +106,7 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         if not isinstance(task := (options or {}).get("task"), Task):
             return options_out(options)
         sent: Any = {"id": task.id, "question": task.question}
-        if self.card.get("client_tasks"):
+        if self.card["client_tasks"]:
             read = self.card["client_data"]
             sent = replace(task, data={name: task.data[name] for name in read if name in task.data})
         return options_out({**(options or {}), "task": sent})
@@ -179,7 +181,7 @@ def _class_at(url: str) -> type[RemoteEnv]:
         """An environment behind ``agentenv serve``; its episodes are scored by the rewards that the server gives."""
 
         card = found
-        stop = tuple(found.get("stop", ()))
+        stop = found["stop"]
 
         def __init__(self, *, timeouts: LinkTimeouts | None = None, render_mode: str | None = None) -> None:
             super().__init__(url, timeouts=timeouts, render_mode=render_mode)
@@ -209,7 +211,23 @@ def _card(url: str) -> dict[str, Any]:
     card = _asked(url, "metadata", {}, CONNECT_S)
     if card.get("version") != VERSION:
         raise ConfigurationError(f"{url} speaks version {card.get('version')!r}, not {VERSION!r}")
-    return card
+    try:
+        return card | _Card.model_validate(card).model_dump()
+    except ValidationError as error:
+        raise ConfigurationError(f"no environment is served at {url!r}: {sentence(error)}") from error
+
+
+class _Card(BaseModel):
+    """What is read of ``/metadata``; a server that says something else there is another one."""
+
+    capability: Literal["none", "replay", "memory", "files", "process"]
+    reward_floor: float
+    reward_ceiling: float
+    no_expert: str
+    call_markers: tuple[str, ...]
+    stop: tuple[str, ...] = ()
+    client_tasks: bool = False
+    client_data: tuple[str, ...] = ()
 
 
 def _asked(url: str, route: str, query: Mapping[str, Any], seconds: float) -> dict[str, Any]:

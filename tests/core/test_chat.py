@@ -271,3 +271,16 @@ def test_a_template_that_raises_has_no_end_of_its_own() -> None:
 
     assert end_of_turn(Raising(chat=True)) is None
     assert ends_of_turn(Raising(chat=True)) == (256,)
+
+
+def test_a_stop_far_from_the_end_is_found_with_few_decodings() -> None:
+    """One token less at a time would decode 5,000 texts."""
+    tokenizer, decoded = ByteTokenizer(), []
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return tokenizer.decode(ids)
+
+    ids = tokenizer.encode("<a>x</a>" + "y" * 5_000)
+    assert cut_at_stop(ids, decode, ("</a>",)) == (8, "<a>x</a>")
+    assert len(decoded) < 20

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.tool_results import searches_of
+from agentenv.core.tool_results import passage_lines, read_passage_lines, searches_of
 from agentenv.core.tools import Tool
 from agentenv.core.types import Document, Passage, ToolResult, ToolStatus
 from agentenv.errors import EnvFault
@@ -86,3 +86,14 @@ def ok(name: str, **data: Any) -> ToolResult:
 )
 def test_what_the_searches_of_an_episode_found(results: list[ToolResult], found: Any) -> None:
     assert searches_of(results) == found
+
+
+def test_lines_of_passages_are_read_back() -> None:
+    documents = [
+        Document("a", "(500) Days of Summer", "A film (2009)."),
+        Document("b", "Sad :(", "It is."),
+        Document("c", "", ""),
+    ]
+    assert read_passage_lines(passage_lines(documents)) == [(one.title, one.text + "\n") for one in documents]
+    assert read_passage_lines("") == []
+    assert read_passage_lines("Doc 1(Title: a) b\nDoc 2(Title: cut with") == [("a", "b\n")]

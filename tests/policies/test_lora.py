@@ -1,15 +1,18 @@
 """Adapters: they begin as nothing, their files hold them alone and come back, and merged they compute the same."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from agentenv.errors import CheckpointMismatch, UnknownName
 from agentenv.policies.export import write_weights
 from agentenv.policies.fakes import random_model, random_policy
 from agentenv.policies.lora import (
+    ADAPTER_WEIGHTS,
     adapt,
     base_and_adapter,
     load_weights,
@@ -105,6 +108,41 @@ def test_its_folder_and_the_merged_one_are_policies(base: Path, tmp_path: Path) 
     config.write_text(config.read_text().replace('"r": 4', '"r": 3'))
     with pytest.raises(CheckpointMismatch, match="adapter"):
         make_policy(f"hf:{tmp_path / 'adapter'}")
+
+
+def without_half(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in held.items() if "q_proj" in name}
+
+
+def of_another_layer(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.replace("layers.0", "layers.7"): value for name, value in held.items()}
+
+
+@pytest.mark.parametrize("change", [without_half, of_another_layer])
+def test_an_adapter_that_lacks_weights_is_refused(base: Path, tmp_path: Path, change: Any) -> None:
+    """The layers without one would compute what the base does, and nobody would be told."""
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    write_trained(moved(adapt(make_policy(f"hf:{base}").model, rank=4, alpha=8)), folder)
+    held = load_file(folder / ADAPTER_WEIGHTS)
+    save_file(change(held), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(CheckpointMismatch, match="proj"):
+        make_policy(f"hf:{folder}")
+
+
+@pytest.mark.parametrize(
+    "setting", [None, {"r": "four"}, {"target_modules": ["nope"]}, {"peft_type": "NOPE"}]
+)
+def test_a_damaged_adapter_is_refused(base: Path, tmp_path: Path, setting: dict[str, Any] | None) -> None:
+    """A file that is cut short, or settings that nobody could have written."""
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    write_trained(moved(adapt(make_policy(f"hf:{base}").model, rank=4, alpha=8)), folder)
+    file = folder / ("adapter_config.json" if setting else ADAPTER_WEIGHTS)
+    whole = file.read_bytes()
+    file.write_bytes(json.dumps(json.loads(whole) | setting).encode() if setting else whole[:-50])
+    with pytest.raises(CheckpointMismatch, match="adapter"):
+        make_policy(f"hf:{folder}")
 
 
 def test_the_digest_is_of_base_and_adapter(base: Path, tmp_path: Path) -> None:

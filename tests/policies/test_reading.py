@@ -1,11 +1,12 @@
 """Actions as texts: which byte may follow which, and what a reader knows at each of its turns."""
 
 import math
+import time
 
 import pytest
 import torch
 
-from agentenv.policies.reading import END, Candidates, FoundPassage, Reading, action, turns_of
+from agentenv.policies.reading import END, Candidates, FoundPassage, Reading, action, lowered, turns_of
 
 PROMPT = b"Find the answer.\nQuestion: Who directed Jaws?\n\n"
 PAGE = (
@@ -94,3 +95,45 @@ def test_a_correction_ends_a_turn_and_teaches_nothing() -> None:
 def test_without_a_question_there_is_no_turn() -> None:
     """Ids that are no episode, the end among them."""
     assert turns_of([72, 105, END]) == []
+
+
+def test_a_byte_0_is_a_letter_and_no_end() -> None:
+    """Of a NUL within a span (.5) and "ac" (.5): after "a" neither action ends, and none begins with NULs behind its end."""
+    candidates = Candidates([b"a\0b", b"ac"])
+    rows = candidates.next_bytes(b"ac", torch.tensor([0.5, 0.5], dtype=torch.float64)).exp()
+    assert rows[1, 0].item() == pytest.approx(0.5)
+    assert rows[1, END].item() == pytest.approx(0)
+    assert candidates.begun(b"ac\0").tolist() == [False, False]
+
+
+@pytest.mark.parametrize("begun", [b"", b"<", b"<sear", b"<search>Ja"])
+def test_a_question_of_several_lines_is_read_up_to_the_action(begun: bytes) -> None:
+    data = b"Question: Who\ndirected\n\nJaws?\n\n"
+    (turn,) = turns_of([*data, *begun])
+    assert turn.known.question == "Who directed Jaws?"
+    assert turn.start == len(data)
+
+
+def test_titles_may_have_brackets_and_lines() -> None:
+    """A title that never closes its own is read up to the first bracket; a passage without text counts as well."""
+    page = (
+        b"\n\n<information>Doc 1(Title: (500) Days of\nSummer) A film (of 2009).\nDoc 2(Title: Sad :() A face (sad) it is.\n"
+        b"Doc 3(Title: Paris)</information>\n\n"
+    )
+    found = turns_of([*PROMPT, *action("search", "x"), *page])[-1].known.found
+    assert [(one.title, one.text) for one in found] == [
+        ("(500) Days of Summer", "A film (of 2009)."),
+        ("Sad :(", "A face (sad) it is."),
+        ("Paris", ""),
+    ]
+
+
+def test_lower_case_is_that_of_letters_with_accents_too() -> None:
+    assert lowered(action("answer", "\u00c9mile Zola")) == action("answer", "\u00e9mile zola")
+
+
+def test_a_prompt_that_names_many_questions_takes_time_in_proportion() -> None:
+    """Of 100 kB of lines that begin a question and never an action; the square of it would take minutes."""
+    began = time.process_time()
+    assert turns_of([*b"\nQuestion: who?" * 7_000, *b" no line ends here"]) == []
+    assert time.process_time() - began < 5

@@ -357,6 +357,28 @@ def test_a_server_that_is_not_there_is_one_error() -> None:
         env_class("remote:http://127.0.0.1:9")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"capability": None}, "capability"),
+        ({"capability": "nope"}, "nope"),
+        ({"call_markers": 3}, "call_markers"),
+        ({"stop": "</answer>"}, "stop"),
+        ({"reward_floor": "low"}, "low"),
+    ],
+)
+def test_a_server_that_says_something_else_of_itself_is_one_error(
+    calculator: str, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], named: str
+) -> None:
+    """Somebody else's, that happens to name the same version."""
+    said = remote._asked(calculator, "metadata", {}, WAIT_S)
+    monkeypatch.setattr(remote, "_asked", lambda *_: said | wrong)
+    monkeypatch.setattr(remote, "_known", {})
+    for ask in (RemoteEnv, remote.remote_class):
+        with pytest.raises(ConfigurationError, match=named):
+            ask(calculator)
+
+
 def test_two_tasks_of_one_id_are_refused(serving: Any) -> None:
     class Twice(agentenv.ToolEnv[Any]):
         @classmethod

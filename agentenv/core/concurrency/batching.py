@@ -16,7 +16,7 @@ as possible.
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -65,8 +65,8 @@ class Batcher(Generic[In, Out]):
     One batch of a batcher runs at a time. A batcher keeps no event loop and may be used from several in turn.
 
     Args:
-        run: takes a list of items and returns as many results, in order; it is called in a thread of the
-            batcher.
+        run: takes a list of items and returns as many results, in order; an exception among them is raised where
+            its item was submitted, and there alone. It is called in a thread of the batcher.
         rank: in a `DeterministicBatcher`, of several batchers with waiters the lowest rank runs first.
         max_batch: most items a batch; None is no limit.
         timeout_s: seconds from forming a batch to its answer, after which its waiters get `TimeoutError`. An
@@ -80,7 +80,7 @@ class Batcher(Generic[In, Out]):
 
     def __init__(
         self,
-        run: Callable[[list[In]], list[Out]],
+        run: Callable[[list[In]], Sequence[Out | Exception]],
         *,
         rank: int = 0,
         max_batch: int | None = None,
@@ -112,7 +112,7 @@ class Batcher(Generic[In, Out]):
         An episode of a `DeterministicBatcher` awaits one batcher at a time.
 
         Raises:
-            Exception: whatever ``run`` raised for the batch.
+            Exception: whatever ``run`` raised for the batch, or returned for this item.
             TimeoutError: the batch took longer than ``timeout_s``.
         """
         loop = asyncio.get_running_loop()
@@ -190,7 +190,11 @@ class Batcher(Generic[In, Out]):
                     waiter.answer.set_exception(error)
         else:
             for waiter, result in zip(waiters, results, strict=True):
-                if not waiter.answer.done():
+                if waiter.answer.done():
+                    continue
+                if isinstance(result, Exception):
+                    waiter.answer.set_exception(result)
+                else:
                     waiter.answer.set_result(result)
 
 

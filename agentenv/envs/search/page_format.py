@@ -18,12 +18,17 @@ def as_question(text: str) -> str:
 
 def information(body: str) -> str:
     """An observation: two newlines on the outside, none inside."""
-    return f"\n\n<information>{body.strip()}</information>\n\n"
+    return f"\n\n<information>{_kept_inside(body, 'information')}</information>\n\n"
 
 
 def result(body: str) -> str:
     """An observation as HierSearch writes it: a blank before the tag, and newlines inside."""
-    return f" <result>\n{body.strip()}\n</result>"
+    return f" <result>\n{_kept_inside(body, 'result')}\n</result>"
+
+
+def _kept_inside(body: str, tag: str) -> str:
+    """``body`` stripped, in which no tag ends the page: one that quotes the tag must not look like several turns."""
+    return body.strip().replace(f"</{tag}>", f"< /{tag}>")
 
 
 FRAMES: Mapping[str, Callable[[str], str]] = {"information": information, "result": result}
@@ -46,7 +51,7 @@ def format_addresses(
     )
 
 
-_ELLIPSIS = re.compile(r"\s*(?:\.{3,}|\u2026)\s*")
+_ELLIPSIS = re.compile(r"(?<!\s)\s*(?:\.{3,}|\u2026)\s*")
 
 
 def format_numbered(passages: Sequence[Passage], words: int | None = None) -> str:

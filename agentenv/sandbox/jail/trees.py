@@ -16,8 +16,12 @@ def parts_of(name: str) -> list[str]:
     """The components of a relative path.
 
     Raises:
-        Refused: absolute, empty, too long, or with ``..``, NUL or a newline in it.
+        PathRefused: absolute, empty, too long, or with ``..``, NUL, a newline or half a surrogate pair in it.
     """
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # no file can have it
+        raise PathRefused(f"{name[:80]!r} is no relative path") from None
     parts = name.split("/")
     bad = not name or len(name) > 1024 or any(part in ("", ".", "..") or len(part) > 255 for part in parts)
     if bad or any(ord(letter) < 32 for letter in name):

@@ -4,6 +4,7 @@ Whatever is written is complete or absent: files of a step come before its check
 back to its last checkpoint, so that the finished files equal those of a run that was never interrupted.
 """
 
+import errno
 import fcntl
 import gzip
 import json
@@ -85,6 +86,7 @@ class RunFolder:
         self._changes: list[Change] = []
         self._newest: Path | None = None
         self._looked = False
+        self._claimed: os.stat_result | None = None  # the folder that is locked, whatever lies under its name
 
     @classmethod
     def create(cls, path: Path, config: TrainConfig) -> "RunFolder":
@@ -134,12 +136,33 @@ class RunFolder:
         Raises:
             ConfigurationError: another process runs in it.
         """
-        with _alone(self.path):
-            yield
+        with _alone(self.path) as place:
+            self._claimed = os.fstat(place)
+            try:
+                yield
+            finally:
+                self._claimed = None
+
+    def _require_place(self) -> None:
+        """Nothing is written under the name of a folder that somebody has removed, where another run may be by now.
+
+        Raises:
+            FileNotFoundError: the folder that was claimed is not there any more.
+        """
+        if self._replaced():
+            said = "the folder of this run was removed or replaced while it ran, and the run ends"
+            raise FileNotFoundError(errno.ENOENT, said, str(self.path))
+
+    def _replaced(self) -> bool:
+        try:
+            return self._claimed is not None and not os.path.samestat(self._claimed, self.path.stat())
+        except OSError:
+            return True
 
     def discard_unless_begun(self) -> None:
         """Removes the files of a run that failed before its first evaluation was written; for whoever has claimed it."""
-        if (self.path / "evaluation").exists() or (self.path / "metrics.jsonl").exists():
+        begun = (self.path / "evaluation").exists() or (self.path / "metrics.jsonl").exists()
+        if begun or self._replaced():
             return
         for name in (CONFIG, IDENTITY, "run.log"):
             (self.path / name).unlink(missing_ok=True)
@@ -205,6 +228,7 @@ class RunFolder:
         questions: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """Appends a line to ``metrics.jsonl`` and to ``timings.jsonl``, and one for each question to ``questions.jsonl``."""
+        self._require_place()
         step = {"step": metrics["step"]}
         self.logs.append("metrics", metrics)
         self.logs.append("timings", step | dict(seconds))
@@ -217,6 +241,7 @@ class RunFolder:
 
     def dump(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Writes all trajectories of a step, and beside them the images that they name; equal ones give equal bytes."""
+        self._require_place()
         folder = self.path / "trajectories"
         folder.mkdir(exist_ok=True)
         for image in (image for t in trajectories for row in t.row_images for image in row):
@@ -235,6 +260,7 @@ class RunFolder:
         Raises:
             Diverged: the weights, or the logits that they give, are not finite; nothing is written or dropped.
         """
+        self._require_place()
         refuse_diverged(policy.model, f"the weights after step {step}")
         folder = self.path / "checkpoints"
         state = {"step": step, "version": policy.version, "optimizer": on_host(learner.optimizer_state())}
@@ -270,6 +296,7 @@ class RunFolder:
         self._keep("league", step, policy)
 
     def _keep(self, folder: str, step: int, policy: TrainedPolicy, card: EpisodeCard | None = None) -> None:
+        self._require_place()
         refuse_diverged(policy.model, f"the weights after step {step}")
         with new_folder(self.path / folder / f"step-{step:06d}", replace=True) as part:
             write_weights(policy.model, part)
@@ -388,7 +415,7 @@ class RunFolder:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(path: Path) -> Iterator[int]:
     place = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -397,7 +424,7 @@ def _alone(path: Path) -> Iterator[None]:
             f"another process trains in {path}; wait for it, or choose another --out"
         ) from error
     else:
-        yield
+        yield place
     finally:
         os.close(place)
 

@@ -22,7 +22,7 @@ from agentenv.data.datasets import sample
 from agentenv.data.overlap import FAMILY
 from agentenv.data.sources import SourceConfig
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, corpus_of, open_tasks
-from agentenv.policies.reading import ANSWER, SEARCH, FoundPassage, Reading, action, bare
+from agentenv.policies.reading import ANSWER, SEARCH, FoundPassage, Reading, action, bare, lowered
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.storage.corpus import Corpus
 
@@ -265,7 +265,7 @@ def episode_lessons(
 ) -> Iterator[Lesson]:
     """The lessons of one question: the first query, then further ones while gold passages are missing, then the answer."""
     golds = [corpus[corpus.row_of(one)] for one in task.data["supporting_ids"]]
-    yield Lesson(Reading(task.question), frozenset([action(SEARCH, task.question).lower()]))
+    yield Lesson(Reading(task.question), frozenset([lowered(action(SEARCH, task.question))]))
     shown: list[FoundPassage] = []
     query, missing = "", golds
     for searches in range(1, config.searches + 1):
@@ -286,7 +286,7 @@ def episode_lessons(
         named = [gold for gold in missing if bare(gold.title).lower() in read]
         if not named or searches == config.searches:
             return
-        accepted = frozenset(action(SEARCH, bare(gold.title)).lower() for gold in named)
+        accepted = frozenset(lowered(action(SEARCH, bare(gold.title))) for gold in named)
         yield Lesson(Reading(task.question, tuple(shown), searches), accepted)
         query = bare(rng.choice(named).title)
         found = _search(retriever, [query], config.k)[0]
@@ -295,9 +295,10 @@ def episode_lessons(
 def window_of(text: str, answers: Sequence[str], size: int, rng: Random) -> str:
     """``size`` words of ``text`` drawn at random, an answer among them where the text has one; short passages are quick."""
     words = text.split(" ")
-    there = [text.lower().find(answer.strip().lower()) for answer in answers]
+    lowered = text.lower()  # a letter may become two, and a blank stays one
+    there = [lowered.find(answer.strip().lower()) for answer in answers]
     at = min((place for place in there if place >= 0), default=None)
-    first = rng.randrange(len(words)) if at is None else text[:at].count(" ")
+    first = rng.randrange(len(words)) if at is None else lowered[:at].count(" ")
     start = max(min(first - rng.randrange(max(size - 8, 1)), len(words) - size), 0)
     return " ".join(words[start : start + size])
 

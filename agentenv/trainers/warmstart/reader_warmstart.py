@@ -30,6 +30,7 @@ from agentenv.policies.reader_adapter import (
     write_adapter,
 )
 from agentenv.policies.reader_model import Choices, EncoderInput, PassageReader
+from agentenv.policies.reading import lowered
 from agentenv.progress import Display
 from agentenv.trainers.warmstart.reader_lessons import (
     Lesson,
@@ -128,7 +129,7 @@ def loss_of(choices: Choices, lesson: Lesson) -> Tensor | None:
     """Minus the log-probability of the accepted actions together; None where there is none among the choices."""
     titles = [found.title for found in lesson.known.found]
     accepted = [
-        text.lower() in lesson.accepted and (not lesson.gold or source < 0 or titles[source] in lesson.gold)
+        lowered(text) in lesson.accepted and (not lesson.gold or source < 0 or titles[source] in lesson.gold)
         for text, source in zip(choices.candidates.actions.tolist(), choices.sources, strict=True)
     ]
     if not any(accepted):

@@ -576,3 +576,17 @@ def test_nobody_is_waited_for_where_all_are_there_or_it_is_too_late_or_waits_are
         return queue.skip_waits
 
     assert play(main()) == 0
+
+
+def test_an_exception_among_the_results_reaches_its_own_waiter_alone() -> None:
+    async def answered(batcher: Batcher[int, int], item: int) -> int | str:
+        try:
+            return await batcher.submit(item)
+        except ValueError as error:
+            return str(error)
+
+    async def main() -> list[int | str]:
+        batcher: Batcher[int, int] = Batcher(lambda items: [ValueError("no") if i == 1 else i for i in items])
+        return await asyncio.gather(*(answered(batcher, i) for i in range(3)))
+
+    assert asyncio.run(main()) == [0, "no", 2]

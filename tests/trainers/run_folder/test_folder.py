@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -312,3 +313,27 @@ def test_a_checkpoint_in_several_files_is_resumed_and_checked(
     assert all(bool((weight == 4).all()) for weight in policy.model.parameters())
     cut_short(shards[1])
     assert RunFolder.open(folder.path).resume(policy, learner, {"part": part}) == 3
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["removed", "replaced"])
+def test_a_run_whose_folder_was_removed_writes_nothing_more(
+    made: tuple[RunFolder, Any, Learner, Counter], again: bool
+) -> None:
+    """Its lock is on a folder that has no name any more, and another run may have begun under the name."""
+    folder, policy, learner, part = made
+    with folder.lock():
+        folder.log({"step": 4}, {})
+        shutil.rmtree(folder.path)
+        other = RunFolder.create(folder.path, TrainConfig(name="other")) if again else None
+        writes: list[Callable[[], None]] = [
+            lambda: folder.log({"step": 5}, {}),
+            lambda: folder.dump(5, []),
+            lambda: folder.keep_best(5, policy, EpisodeCard()),
+            lambda: folder.save_checkpoint(5, policy, learner, {"part": part}),
+        ]
+        for write in writes:
+            with pytest.raises(FileNotFoundError, match="removed"):
+                write()
+        folder.discard_unless_begun()
+    there = [path.name for path in folder.path.iterdir()] if folder.path.exists() else None
+    assert there == (["config.toml"] if other else None)

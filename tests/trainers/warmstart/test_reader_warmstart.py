@@ -279,3 +279,22 @@ def test_no_lesson_of_the_real_sets_stands_on_a_page_of_a_held_out_question() ->
     assert len(others) > 1500
     assert [lesson for lesson in others if any(bare(title) in held for title in lesson.gold)] == []
     assert [lesson for lesson in others if lesson.known.question in kept] == []
+
+
+def test_a_window_holds_an_answer_behind_letters_that_become_two_in_lower_case() -> None:
+    """The dotted capital I does; counted in the text as it is written, the answer would be sought too far behind."""
+    text = " ".join(["\u0130" * 200, *(f"w{i}" for i in range(100))])
+    for seed in range(20):
+        assert "w10" in window_of(text, ("w10",), 20, Random(seed)).split(" ")
+
+
+def test_an_answer_with_a_capital_with_an_accent_is_a_lesson() -> None:
+    """A span of the page has it as it is written, and the accepted answer is in lower case."""
+    page = "\u00c9mile Zola wrote it."
+    policy = random_reader([page])
+    golds = [Document("a", "Nana", page)]
+    lesson = answer_lesson(
+        Task("t", "Who?", ("\u00c9mile Zola",)), Reading("Who?", (FoundPassage("", "Nana", page),), 2), golds
+    )
+    assert lesson is not None
+    assert loss_of(policy.model.choices(lesson.known), lesson) is not None
