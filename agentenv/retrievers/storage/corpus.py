@@ -73,8 +73,9 @@ class Corpus(Sequence[Document]):
         """
         return self._rows[document_id]
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Writes one ``{"id", "title", "text"}`` a line."""
+        path = Path(path)
         with path.open("wb") as file:
             file.writelines(map(document_line, self))
 
@@ -100,12 +101,13 @@ def load_corpus(path: Path | str) -> Corpus:
     return Corpus(read_documents(file), source=str(file))
 
 
-def read_documents(path: Path) -> Iterator[Document]:
+def read_documents(path: Path | str) -> Iterator[Document]:
     """Yields the documents of a ``.jsonl`` or ``.tsv`` file, also compressed, one by one; blank lines are skipped.
 
     Raises:
         CorpusError: a line cannot be read or lacks a field; the message gives its number.
     """
+    path = Path(path)
     if is_table(path):
         yield from _read_table(path)
         return
