@@ -41,6 +41,17 @@ def test_gymnasium_makes_the_same(id: str) -> None:
     env.unwrapped.restore(env.unwrapped.snapshot())
 
 
+def test_a_class_is_registered_and_made_as_its_name_is() -> None:
+    agentenv.register("mine/Sums-v0", Calculator)
+    assert agentenv.spec("mine/Sums-v0").entry_point == CALCULATOR
+    assert type(gymnasium.make("mine/Sums-v0")) is type(agentenv.make(Calculator)) is Calculator
+    assert agentenv.make_vec(Calculator, 2).num_envs == 2
+    for wrong in (Calculator(), dict):
+        for call in (agentenv.make, lambda one: agentenv.register("mine/Other-v0", one)):
+            with pytest.raises(ConfigurationError, match=r"Calculator|dict"):
+                call(wrong)
+
+
 def test_gymnasium_makes_our_vector_environment() -> None:
     envs = gymnasium.make_vec("agentenv/Calculator-v0", num_envs=3)
     assert type(envs) is VectorEnv
