@@ -258,7 +258,7 @@ def read_qrels(questions: Path) -> dict[str, tuple[str, ...]] | None:
         # Not splitlines(): it would also cut at U+2028 and its like, which may stand in an id.
         lines = path.read_text(encoding=UTF_8).removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}.") from error
+        raise DatasetError(f"{path} cannot be read: {reason_of(error)}.") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -1,4 +1,4 @@
-"""Tables of separated values and lines of records: opened, also compressed, and why one cannot be read."""
+"""Tables of separated values and lines of records: opened, also compressed, and why a file cannot be read."""
 
 import csv
 import gzip
@@ -25,7 +25,12 @@ def open_text(path: Path, *, newline: str | None = None) -> TextIO:
 
 
 def reason_of(error: Exception) -> str:
-    """What ``error`` of a table says; of a field that is too long also how that comes about and what to do."""
+    """What ``error`` of a file says without its number and the name of the file, which stand in the sentence around it.
+
+    Of a field of a table that is too long it also says how that comes about and what to do.
+    """
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
     if not isinstance(error, csv.Error) or "field limit" not in str(error):
         return str(error)
     return (

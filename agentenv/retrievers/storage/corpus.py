@@ -120,7 +120,7 @@ def read_documents(path: Path | str) -> Iterator[Document]:
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path} cannot be read after line {number}: {error}; save it in UTF-8.") from error
     except (OSError, EOFError) as error:
-        raise CorpusError(f"{path} cannot be read after line {number}: {error}.") from error
+        raise CorpusError(f"{path} cannot be read after line {number}: {reason_of(error)}.") from error
 
 
 def is_table(path: Path) -> bool:
@@ -162,8 +162,12 @@ def corpus_file(path: Path) -> Path:
     """``path`` itself, or the corpus file in it where it is a folder.
 
     Raises:
-        CorpusError: the folder holds none.
+        CorpusError: there is nothing of that name, or the folder holds none.
     """
+    if not path.exists():
+        raise CorpusError(
+            f"There is no {path}; name a corpus file, or a folder that holds {CORPUS_FILES[0]}."
+        )
     if not path.is_dir():
         return path
     for name in CORPUS_FILES:
