@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -56,7 +56,7 @@ class TrainResult:
     """Folder of the trained policy, for ``hf:PATH``."""
     report: Path
     """A self-contained HTML page."""
-    results: Mapping[str, Any]
+    results: Mapping[str, Any] = field(repr=False)
     """The content of ``results.json``."""
 
 
@@ -70,9 +70,9 @@ class EvaluationResult:
     """Questions that were answered."""
     faults: int
     """Questions whose episode an infrastructure failure or an exception of the agent ended; they are in no mean."""
-    episodes: Sequence[EpisodeRecord]
+    episodes: Sequence[EpisodeRecord] = field(repr=False)
     """One record for each question, in their order: turns, reward, how it ended, and of a failure what went wrong."""
-    results: Mapping[str, Any]
+    results: Mapping[str, Any] = field(repr=False)
     """The content of ``results.json``."""
     out: Path | None
     """The folder; None where none was asked for."""
@@ -98,7 +98,7 @@ class SuiteResult:
     """By scorer that all benchmarks have, the mean in which every set counts alike; ``n`` is the number of sets."""
     micro: Mapping[str, Score]
     """The mean in which every question counts alike."""
-    results: Mapping[str, Any]
+    results: Mapping[str, Any] = field(repr=False)
     """The content of ``suite.json``."""
     out: Path | None
     """The folder; None where none was asked for."""
@@ -251,7 +251,7 @@ def evaluate(
     dataset: str | Path | Sequence[str | Path] = "",
     tasks: Sequence[Task] | None = None,
     out: str | Path | None = None,
-    scorers: Sequence[str] = (),
+    scorers: str | Sequence[str] = (),
     concurrency: int | None = None,
     retry_faults: bool = False,
     display: Display | None = None,
@@ -269,7 +269,7 @@ def evaluate(
         dataset: A question set, a file of questions, or several of them. Empty takes the environment's own tasks.
         tasks: Tasks in place of a question set. An environment that searches then needs a ``retriever`` or a ``corpus``.
         out: Folder of the evaluation, in which one that was stopped goes on; None keeps none.
-        scorers: The first is the headline; none named takes those that suit the environment.
+        scorers: One scorer or several, of which the first is the headline; none named takes those that suit the environment.
         concurrency: Episodes at a time; None is 64, and 1 for an agent that is a plain function, which may not be safe to
             call from several threads.
         retry_faults: Whether episodes in ``out`` that an infrastructure failure ended are played again.
@@ -309,7 +309,7 @@ def evaluate_suite(
     *,
     env: str | type[Env[Any]] = "",
     out: str | Path | None = None,
-    scorers: Sequence[str] = (),
+    scorers: str | Sequence[str] = (),
     concurrency: int | None = None,
     retry_faults: bool = False,
     trust_config: bool = False,
@@ -325,7 +325,7 @@ def evaluate_suite(
             ``{"hotpotqa": {"limit": 100}, "nq": {}}``. Keys beside the tables hold for all of them.
         env: As of `evaluate`, for benchmarks that name none; so are the arguments below that are not explained here.
         out: Folder with one folder for each benchmark; None keeps none.
-        scorers: The first is the headline.
+        scorers: One scorer or several, of which the first is the headline.
         concurrency: Episodes at a time.
         retry_faults: Whether episodes in ``out`` that an infrastructure failure ended are played again.
         trust_config: Whether a TOML file may run code without a jail or contact hosts; otherwise that is asked at the
@@ -366,7 +366,7 @@ def evaluate_suite(
 def _fields(
     policy: str | Policy | Agent,
     env: str | type[Env[Any]],
-    scorers: Sequence[str],
+    scorers: str | Sequence[str],
     concurrency: int | None,
     settings: EvaluationOptions,
 ) -> tuple[dict[str, Any], BenchmarkParts]:
@@ -392,7 +392,7 @@ def _fields(
         fields["retriever"] = ""
     fields |= {
         "policy": policy if isinstance(policy, str) else getattr(opened, "name", type(policy).__qualname__),
-        "scorers": tuple(scorers),
+        "scorers": (scorers,) if isinstance(scorers, str) else tuple(scorers),
         "env": env if isinstance(env, str) else env_id_of(env),
         "concurrency": _episodes_at_a_time(concurrency, opened),
     }

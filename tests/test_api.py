@@ -84,6 +84,13 @@ def test_an_agent_is_any_function_from_messages_to_text(agent: Any) -> None:
     assert [turn["action"] for turn in result.episodes[0]["turns"]][1] in result.episodes[0]["answers"]
 
 
+def test_one_scorer_is_named_by_its_text_and_a_result_fits_a_screen() -> None:
+    result = evaluated(solve, scorers="em_squad")
+    assert result.score.scorer == "em_squad"
+    assert "em_squad" in repr(result)
+    assert len(repr(result)) < 400
+
+
 def test_what_would_need_tokens_is_left_out() -> None:
     result = evaluated(solve, limit=2)
     assert result.results["tokens"] == {}
@@ -308,6 +315,9 @@ def test_a_suite_cannot_name_what_is_given_as_an_object() -> None:
         ({"scorers": ["em_sqad"]}, UnknownName, "em_sqad"),
         ({"concurrency": 0}, ConfigurationError, "0"),
         ({"options": {"colour": 1}}, UnknownName, "colour"),
+        ({"scorers": "em_sqad"}, UnknownName, "em_sqad"),
+        ({"retriever": "bm25"}, ConfigurationError, "retriever"),
+        ({"corpus": "corpus.jsonl"}, ConfigurationError, "corpus"),
         ({"dataset": "hotpotqua"}, UnknownName, "hotpotqua"),
     ],
 )

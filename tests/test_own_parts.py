@@ -18,6 +18,7 @@ from agentenv.core.scoring.scorers import get_scorer, load_scorer
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.trust import risks
 from agentenv.core.types import EndReason, Task
+from agentenv.envs.search.outcomes import Ending, get_outcome
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.records import read_json
 from agentenv.retrievers.retriever_spec import check_retriever, make_retriever
@@ -32,8 +33,12 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "own_parts.md"
 RUN = """
 name = "own"
 threads = 1
-[env]
-options = {{ k = 2, max_turns = 1, observation_tokens = 128, prompt = "{{question}}" }}
+[env.options]
+k = 2
+max_turns = 1
+observation_tokens = 128
+prompt = "{{question}}"
+{env}
 [train.world]
 documents = 200
 questions = 12
@@ -100,6 +105,9 @@ def test_the_documented_run_trains_and_is_scored(here: Path, capsys: pytest.Capt
         )
         for name, table in documented().items()
     }
+    tables["env"] = "\n".join(
+        f"{key} = {_inline(one)}" for key, one in documented()["env"]["options"].items()
+    )
     (here / "own.toml").write_text(RUN.format(**tables))
     assert main(["train", "own.toml", "--out", "run"]) == 1
     assert "parts:above_best_loser" in capsys.readouterr().err
@@ -111,7 +119,7 @@ def test_the_documented_run_trains_and_is_scored(here: Path, capsys: pytest.Capt
     assert main(["report", "run", "--scorer", "parts:FIRST_LETTER"]) == 0
     (here / "parts.py").write_text((here / "parts.py").read_text() + "\nchanged = True\n")
     assert main(["train", "--resume", "run", "--trust-config", "--optimizer.steps", "3"]) == 1
-    assert "sources of loss.estimator" in capsys.readouterr().err
+    assert "sources of env.options.outcome" in capsys.readouterr().err
 
 
 def _inline(value: Any) -> str:
@@ -141,6 +149,19 @@ def test_a_part_that_is_not_there_is_refused_when_the_configuration_is_read(
     write(here / "broken.py", "Part = 3\ndef needy(group, must):\n    pass\n")
     with pytest.raises(ConfigurationError, match=r"broken:Part.*cannot be called"):
         parse_config({section: {key: "broken:Part"}}, "test")
+
+
+def test_a_reward_of_a_search_is_a_function_of_its_ending(here: Path) -> None:
+    reward = get_outcome("parts:brief_answer", {"price": "0.25"})
+    assert [reward(Ending(1.0, searches=n)) for n in (0, 1, 3, 9)] == [1.0, 1.0, 0.5, 0.0]
+    with pytest.raises(UnknownName, match=r"'prise'.*'price'"):
+        get_outcome("parts:brief_answer", {"prise": 1})
+    with pytest.raises(ConfigurationError, match=r"parts:brief_anser\b.*parts:brief_answer"):
+        get_outcome("parts:brief_anser")
+    with pytest.raises(UnknownName, match=r"'anser'.*'answer'"):
+        get_outcome("anser")
+    assert list(risks({"env": {"options": {"outcome": "parts:brief_answer"}}}))
+    assert not list(risks({"env": {"options": {"outcome": "answer"}}}))
 
 
 def test_options_of_own_parts_are_checked(here: Path) -> None:
@@ -210,7 +231,7 @@ def test_an_error_of_an_own_part_is_one_sentence_with_its_place(
     here: Path, section: str, key: str, code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(here / "wrong.py", code)
-    tables = dict.fromkeys(("rollout", "loss", "evaluation"), "") | {"search": 'encoder = "hash"'}
+    tables = dict.fromkeys(("env", "rollout", "loss", "evaluation"), "") | {"search": 'encoder = "hash"'}
     (here / "own.toml").write_text(RUN.format(**tables))
     words = ["train", "own.toml", "--out", "run", f"--{section}.{key}", "wrong:part"]
     assert main(words) == 1
@@ -274,6 +295,7 @@ def test_a_retriever_of_ones_own_needs_its_module(here: Path) -> None:
         {"evaluation": {"scorers": ["em_squad", "evil:part"]}},
         {"hotpotqa": {"scorer": "evil:part"}},
         {"env": {"options": {"executor": "evil:part"}}},
+        {"env": {"options": {"outcome": "evil:part"}}},
         {"search": {"retriever": "python:evil:part"}},
         {"search": {"retriever": "rerank:model@python:evil:part"}},
     ],
@@ -291,3 +313,21 @@ def test_an_environment_runs_its_programs_in_an_executor_of_ones_own(here: Path)
     for action in actions:
         step = env.step(action)
     assert step.reward == 1.0
+
+
+def test_a_long_name_of_a_scorer_stands_apart_from_its_score(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "eval",
+        "--env",
+        "agentenv/Calculator-v0",
+        "--policy",
+        "scripted",
+        "--limit",
+        "1",
+        "--out",
+        "run",
+    ]
+    assert main([*words, "--scorer", "parts:FIRST_LETTER"]) == 0
+    assert "parts:FIRST_LETTER 1.000" in capsys.readouterr().out

@@ -364,7 +364,7 @@ def _show(result: dict[str, Any], console: Console) -> None:
     if reasons and "incomplete" not in result:
         line("The same command with --retry-faults plays these episodes again.")
     for scorer, score in (result["scores"] | result.get("judged", {})).items():
-        line(f"{scorer:<18}{_score(score)}{left_out_note(score)}")
+        line(f"{scorer:<17} {_score(score)}{left_out_note(score)}")
     searches = result["searches_per_question"]
     if result["retrieval"]:
         for kind, value in (result["retrieval"] | {"searches": searches}).items():

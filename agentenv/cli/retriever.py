@@ -26,7 +26,7 @@ from agentenv.retrievers.hybrid import HybridRetriever
 from agentenv.retrievers.indexes import AUTO
 from agentenv.retrievers.rerank import RerankRetriever, make_reranker
 from agentenv.retrievers.retriever_spec import open_retriever
-from agentenv.retrievers.storage.corpus import load_corpus
+from agentenv.retrievers.storage.corpus import corpus_file, load_corpus
 from agentenv.retrievers.storage.retriever_folder import check_folder
 
 
@@ -92,6 +92,7 @@ class Build:
 
     def _build_dense(self) -> dict[str, Any]:
         hybrid = self.index == "hybrid"
+        corpus_file(self.corpus)  # before the encoder, which takes a while
         encoder = make_encoder(self.encoder)
         with _progress() as report:
             built = build_folder(

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import tyro
 from rich.console import Console
 
+from agentenv.core.io.tables import UTF_8
 from agentenv.errors import ConfigurationError
 from agentenv.sandbox import image
 from agentenv.sandbox.backends import make_executor
@@ -36,7 +37,7 @@ class Run:
     def run(self) -> dict[str, Any]:
         """Runs the program; returns its result."""
         try:
-            code = self.file.read_text(encoding="utf-8")
+            code = self.file.read_text(encoding=UTF_8)
         except UnicodeDecodeError as error:
             raise ConfigurationError(f"{self.file} is no text in UTF-8: {error}") from error
         limits = ExecutionLimits(wall_s=self.wall_s, cpu_s=self.wall_s, memory_mb=self.memory_mb)

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.records import read_results
 from agentenv.evaluation.repeats import compare_runs, read_runs, summarize_runs
 from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.results import load_measure
@@ -27,8 +29,8 @@ class Seeds:
     """Evaluation folders of one system, one for each seed."""
     against: tuple[Path, ...] = ()
     """Evaluation folders of another system over the same questions."""
-    scorer: str = "em_squad"
-    """The scorer of all of them."""
+    scorer: str = ""
+    """The scorer of all of them; by default the one by which the first folder is compared first."""
     k: tuple[int, ...] = ()
     """The k of pass@k and all@k; default: powers of two up to the number of runs, and that number."""
     per_interim: int = 5
@@ -40,22 +42,23 @@ class Seeds:
 
     def run(self) -> dict[str, Any]:
         """Reads the folders and does the sums."""
-        load_measure(self.scorer)
-        result = {"scorer": self.scorer, "first": self._side(self.runs)}
+        scorer = self.scorer or _headline(self.runs)
+        load_measure(scorer)
+        result: dict[str, Any] = {"scorer": scorer, "first": self._side(self.runs, scorer)}
         if self.against:
-            result["second"] = self._side(self.against)
+            result["second"] = self._side(self.against, scorer)
             result["comparison"] = compare_runs(
                 self.runs,
                 self.against,
-                self.scorer,
+                scorer,
                 per_interim=self.per_interim,
                 interims=self.interims,
                 alpha=self.alpha,
             )
         return result
 
-    def _side(self, folders: tuple[Path, ...]) -> dict[str, Any]:
-        return summarize_runs(read_runs(folders, self.scorer), self.scorer, self.k)
+    def _side(self, folders: tuple[Path, ...], scorer: str) -> dict[str, Any]:
+        return summarize_runs(read_runs(folders, scorer), scorer, self.k)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """Prints one block a system, then the verdict."""
@@ -78,6 +81,13 @@ class Seeds:
             f"in {test['seeds']} seeds of each {test['difference']:+.3f}, over seeds 95 % "
             f"{interval_text(test['ci95'], '+.3f')}"
         )
+
+
+def _headline(folders: tuple[Path, ...]) -> str:
+    """The scorer by which the first of the evaluations is compared first."""
+    if not folders:
+        raise ConfigurationError("name at least one folder of an evaluation")
+    return str(next(iter(read_results(folders[0])["scores"])))
 
 
 def _show(name: str, side: dict[str, Any], scorer: str, console: Console) -> None:

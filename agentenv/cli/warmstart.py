@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from agentenv.core.io.tables import UTF_8
 from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.policies.tiny import shipped_weights
@@ -308,7 +309,7 @@ class Warmstart:
         from agentenv.trainers.warmstart.self_distillation import DistillationConfig, self_distillation
 
         run = load_confirmed(self.distil, trusted=self.trust_config)
-        shots = None if self.shots is None else self.shots.read_text(encoding="utf-8")
+        shots = None if self.shots is None else self.shots.read_text(encoding=UTF_8)
         settings = DistillationConfig(
             samples=self.samples,
             least=self.least,

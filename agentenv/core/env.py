@@ -245,6 +245,8 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         Raises:
             SnapshotError: the snapshot belongs to another environment, was released, or a resource failed.
         """
+        if not isinstance(snapshot, Snapshot):
+            raise SnapshotError(f"restore() takes what snapshot() gave, not {snapshot!r:.80}")
         if snapshot.owner is not self:
             raise SnapshotError(
                 "this snapshot belongs to another environment; fork() makes independent copies"

@@ -57,12 +57,14 @@ class EnvSpec:
 _specs: dict[str, EnvSpec] = {}
 
 
-def register(id: str, entry_point: str, *, kwargs: Mapping[str, Any] | None = None, extra: str = "") -> None:
+def register(
+    id: str, entry_point: str | type[Env[Any]], *, kwargs: Mapping[str, Any] | None = None, extra: str = ""
+) -> None:
     """Adds an environment, here and in Gymnasium's registry. A second identical registration does nothing.
 
     Args:
         id: ``namespace/Name-vN``; raise the version whenever results change.
-        entry_point: ``module:Class``, imported when the environment is made.
+        entry_point: ``module:Class``, imported when the environment is made, or the class itself.
         kwargs: Default arguments of the class.
         extra: The extra of agentenv-suite that installs what the module needs.
 
@@ -71,6 +73,8 @@ def register(id: str, entry_point: str, *, kwargs: Mapping[str, Any] | None = No
     """
     if not re.fullmatch(r"[\w-]+/[\w.-]+-v\d+", id):
         raise ConfigurationError(f"{id!r} is no environment id; write namespace/Name-v0")
+    if not isinstance(entry_point, str):
+        entry_point = name_of_class(entry_point)
     if not _ENTRY_POINT.fullmatch(entry_point):
         raise ConfigurationError(f"{entry_point!r} is no entry point; write module:Class")
     spec = EnvSpec(id, entry_point, dict(kwargs or {}), extra)
@@ -87,6 +91,24 @@ def register(id: str, entry_point: str, *, kwargs: Mapping[str, Any] | None = No
         disable_env_checker=True,
         vector_entry_point=partial(make_vec, id),
     )
+
+
+def name_of_class(cls: type[Env[Any]]) -> str:
+    """``module:Class`` of an environment's class.
+
+    Raises:
+        ConfigurationError: it is no environment, or cannot be found again by its name.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Env)):
+        raise ConfigurationError(
+            f"{cls!r} is no subclass of agentenv.Env; give one, or the id of an environment"
+        )
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    if "." in cls.__qualname__:
+        raise ConfigurationError(
+            f"{name} cannot be found by its name: define the class at the top level of its module"
+        )
+    return name
 
 
 def discover() -> None:
@@ -231,12 +253,12 @@ def is_remote(id: str) -> bool:
     return id.startswith(_REMOTE)
 
 
-def make(id: str, **kwargs: Any) -> Env[Any]:
+def make(id: str | type[Env[Any]], **kwargs: Any) -> Env[Any]:
     """A new environment.
 
     Args:
-        id: For example ``agentenv/LocalSearch-v0``, ``module:Class`` for one that is not registered, or ``remote:URL`` for
-            one behind ``agentenv serve``.
+        id: For example ``agentenv/LocalSearch-v0``, ``module:Class`` or a class for one that is not registered, or
+            ``remote:URL`` for one behind ``agentenv serve``.
         **kwargs: Arguments of its class; they go before the registered ones.
 
     Raises:
@@ -244,6 +266,9 @@ def make(id: str, **kwargs: Any) -> Env[Any]:
         MissingExtra: an optional dependency is not installed; names the extra.
         ConfigurationError: no such module, class or server.
     """
+    if not isinstance(id, str):
+        name_of_class(id)
+        return id(**kwargs)
     if is_remote(id):
         return load_class("agentenv.serving.remote:RemoteEnv")(url=id.removeprefix(_REMOTE), **kwargs)  # type: ignore[call-arg]
     cls = env_class(id)
@@ -254,7 +279,7 @@ def make(id: str, **kwargs: Any) -> Env[Any]:
     return made
 
 
-def make_vec(id: str, num_envs: int, **kwargs: Any) -> "VectorEnv":
+def make_vec(id: str | type[Env[Any]], num_envs: int, **kwargs: Any) -> "VectorEnv":
     """``num_envs`` environments that step concurrently; what is shared or immutable in them is loaded once.
 
     Args:

@@ -19,7 +19,7 @@ _OUTWARD = re.compile(
     re.IGNORECASE,
 )
 _PART_KEY = re.compile(
-    r"(^|\.)(env(\.id)?|estimator|estimators\..+|objective|strategy|sampler|scorers?|executor|backend)$"
+    r"(^|\.)(env(\.id)?|estimator|estimators\..+|objective|strategy|sampler|scorers?|executor|backend|outcome)$"
 )
 """Keys that name a part, which may be ``module:name``."""
 _SHOWN = 100
@@ -82,5 +82,6 @@ def confirm_file(path: Path, *, trusted: bool) -> None:
         if input("Go on? [y/N] ").strip().lower() in ("y", "yes"):
             return
     raise ConfigurationError(
-        f"{path} runs code without a sandbox or contacts hosts ({named}); give --trust-config where you trust it."
+        f"{path} runs code without a sandbox or contacts hosts ({named}); give --trust-config, in Python "
+        "trust_config=True, where you trust it."
     )

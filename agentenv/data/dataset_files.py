@@ -9,14 +9,14 @@ import csv
 import os
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from agentenv.core.grammar import shortened
 from agentenv.core.io.strict_json import read_json_text
-from agentenv.core.io.tables import open_text, reason_of
+from agentenv.core.io.tables import UTF_8, open_text, reason_of
 from agentenv.errors import DatasetError, MissingExtra
 
 DATA_VARIABLE = "AGENTENV_DATA"
@@ -36,8 +36,17 @@ class RawRow:
                 return self.fields[name]
         there = shortened(", ".join(map(repr, self.fields)), 200)
         raise DatasetError(
-            f"{self.place} has no field {' or '.join(map(repr, names))}; its fields are {there}."
+            f"{self.place} has no field {' or '.join(map(repr, names))}; its fields are {there}{self._advice(names)}."
         )
+
+    def _advice(self, names: Sequence[str]) -> str:
+        """What to change where a head line was written in another way; empty where no way is known."""
+        for field in self.fields:
+            if field.strip().lower() in names:
+                return f"; write {field.strip().lower()!r} in place of {field!r}"
+        if len(self.fields) == 1 and any(mark in next(iter(self.fields)) for mark in ";\t,|"):
+            return "; separate the columns of a .csv file by commas, and those of a .tsv file by tabs"
+        return ""
 
     def text(self, *names: str) -> str:
         """A field that holds text, stripped and not blank."""
@@ -144,7 +153,7 @@ def read_records(
     found: Iterator[tuple[str, Any]]
     lines = lines or ".jsonl" in name
     try:
-        with open_text(path, encoding="utf-8-sig", newline="") as file:
+        with open_text(path, newline="") as file:
             if name.endswith((".csv", ".tsv")):
                 found = _table(file, path, "\t" if name.endswith(".tsv") else ",")
             elif lines:
@@ -235,7 +244,8 @@ def bare_name(path: Path) -> str:
 def read_qrels(questions: Path) -> dict[str, tuple[str, ...]] | None:
     """Supporting document ids by question id, from the ``.qrels.tsv`` beside ``questions``; None without one.
 
-    A line is question id, document id and relevance, separated by tabs; relevance 0 does not support.
+    A line is question id, document id and relevance, separated by tabs; relevance 0 does not support, and blank lines
+    are skipped.
 
     Raises:
         DatasetError: a line is anything else.
@@ -246,10 +256,12 @@ def read_qrels(questions: Path) -> dict[str, tuple[str, ...]] | None:
     found: dict[str, tuple[str, ...]] = {}
     try:
         # Not splitlines(): it would also cut at U+2028 and its like, which may stand in an id.
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        lines = path.read_text(encoding=UTF_8).removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}.") from error
-    for number, line in enumerate(lines if lines != [""] else [], 1):
+        raise DatasetError(f"{path} cannot be read: {reason_of(error)}.") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         fields = line.split("\t")
         if len(fields) != 3 or not fields[2].isdecimal():
             raise DatasetError(
@@ -292,7 +304,8 @@ def find_file(name: str, folder: str, pattern: str, path: Path | None) -> Path:
     own = root / folder if (root / folder).is_dir() else root
     files = sorted(file for file in own.glob(pattern) if file.is_file())
     if not files:
-        raise DatasetError(f"{root} does not hold {name}: there is no {pattern} in it or in {root / folder}.")
+        places = f"it or in {root / folder}" if folder else "it"
+        raise DatasetError(f"{root} does not hold {name}: there is no {pattern} in {places}.")
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise DatasetError(f"{own} holds {names}; pass the one you mean as --data {files[0]}.")

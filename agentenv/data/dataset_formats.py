@@ -7,6 +7,7 @@ import ast
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from typing import Any
@@ -108,6 +109,11 @@ def nq_open(record: RawRow) -> Iterator[Task]:
 
 def _id_of(prefix: str, question: str) -> str:
     return f"{prefix}_{hashlib.sha256(question.encode()).hexdigest()[:12]}"
+
+
+def is_made_id(id: str) -> bool:
+    """Whether an id has the form of those that are made of a question because its record has none."""
+    return re.fullmatch(r"[a-z]+_[0-9a-f]{12}", id) is not None
 
 
 def triviaqa(record: RawRow) -> Iterator[Task]:

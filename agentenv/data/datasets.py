@@ -191,7 +191,7 @@ _SHOWN = 20  # sentences of one message about malformed records
 
 def load_dataset(
     name: str,
-    path: Path | None = None,
+    path: Path | str | None = None,
     *,
     split: str | None = None,
     limit: int | None = None,
@@ -215,6 +215,7 @@ def load_dataset(
         MissingExtra: the hub is named and ``datasets`` is not installed.
         ConfigurationError: ``limit`` is below 1.
     """
+    path = None if path is None else Path(path)
     check_known("dataset", name, SETS)
     if limit is not None and limit < 1:
         raise ConfigurationError(f"limit must be at least 1, not {limit}; leave it out for all questions.")
@@ -304,7 +305,7 @@ def _tasks(
         try:
             for task in kind.read(record):
                 if task.id in tasks:
-                    raise DatasetError(f"{record.place}: the id {task.id!r} occurs twice; make ids unique.")
+                    raise DatasetError(f"{record.place}: {_twice(task)}.")
                 found = task.data.get("supporting_ids", ()) if qrels is None else qrels.get(task.id, ())
                 made = replace(task, split=split, data=_with_support(task.data, found, record.place))
                 if (flaw := flaw_of(made)) is not None:
@@ -318,6 +319,13 @@ def _tasks(
     if not tasks:
         raise DatasetError(f"{source} holds no questions.")
     return tuple(tasks.values())
+
+
+def _twice(task: Task) -> str:
+    """What is wrong with a second task of one id, which the file gives or which was made of the question."""
+    if formats.is_made_id(task.id):
+        return f"the question {task.question[:80]!r} stands in the file twice; remove one, or give each an id of its own"
+    return f"the id {task.id!r} occurs twice; make ids unique"
 
 
 def _with_support(data: Mapping[str, Any], found: Iterable[Any], place: str) -> dict[str, Any]:

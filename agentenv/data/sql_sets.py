@@ -138,7 +138,7 @@ def _described(path: Path) -> Iterator[str]:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error}.") from error
+        raise DatasetError(f"{path} cannot be read: {reason_of(error)}.") from error
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:  # some of the published files are in the encoding of Windows

@@ -185,7 +185,7 @@ def check_names(benchmark: Benchmark, given: BenchmarkParts = BY_NAME) -> None:
 
 def run_benchmark(
     benchmark: Benchmark,
-    out: Path,
+    out: Path | str,
     display: Display,
     *,
     given: BenchmarkParts = BY_NAME,
@@ -211,6 +211,7 @@ def run_benchmark(
         Fault: everything fails; what was finished is kept.
         Interrupted: SIGINT or SIGTERM came; what was finished is kept.
     """
+    out = Path(out)
     check_names(benchmark, given)
     lock_folder(out, {"benchmark": _identity(benchmark)})
     display.phase("preparing questions and index", 0)

@@ -125,13 +125,14 @@ class Evaluation:
     records: list[EpisodeRecord]
 
 
-def read_evaluation(directory: Path) -> Evaluation:
+def read_evaluation(directory: Path | str) -> Evaluation:
     """Reads a whole evaluation folder.
 
     Raises:
         ConfigurationError: it is not an evaluation folder, or its episodes were changed.
         DatasetError: a line of it cannot be scored; the message names the line.
     """
+    directory = Path(directory)
     results = read_results(directory)
     verify(directory / EPISODES)
     return Evaluation(directory, results, read_records(directory / EPISODES))

@@ -40,7 +40,7 @@ class Suite:
 
     def run(
         self,
-        out: Path,
+        out: Path | str,
         display: Callable[[str], Display],
         *,
         given: BenchmarkParts = BY_NAME,
@@ -61,6 +61,7 @@ class Suite:
             ConfigurationError: ``out`` holds another suite, or another evaluation in a folder of this one.
             AgentEnvError: a benchmark cannot be run; what was finished is kept.
         """
+        out = Path(out)
         _refuse_another(out, list(self.parts))
         results = {}
         for name, benchmark in self.parts.items():
@@ -75,7 +76,7 @@ class Suite:
         return {"suite": results, **summary}
 
 
-def read_suite(path: Path, defaults: Mapping[str, Any], given: BenchmarkParts = BY_NAME) -> Suite:
+def read_suite(path: Path | str, defaults: Mapping[str, Any], given: BenchmarkParts = BY_NAME) -> Suite:
     """The benchmarks that a file asks for.
 
     Args:
@@ -87,6 +88,7 @@ def read_suite(path: Path, defaults: Mapping[str, Any], given: BenchmarkParts = 
         ConfigurationError: no TOML, no table, a key or a value that no benchmark takes.
         UnknownName: a set or a scorer that does not exist.
     """
+    path = Path(path)
     return make_suite(read_toml(shipped_file(path)), defaults, given, where=str(path))
 
 

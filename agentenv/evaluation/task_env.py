@@ -20,7 +20,7 @@ from agentenv.core.env_options import checked_arguments, parameters_of
 from agentenv.core.io.digests import PathState, path_state
 from agentenv.core.options import bind_options
 from agentenv.core.protocols import Retriever
-from agentenv.core.registry import describe_error, env_class, make, registered
+from agentenv.core.registry import describe_error, env_class, make, name_of_class, registered
 from agentenv.core.task_checks import checked_tasks
 from agentenv.core.types import Task
 from agentenv.core.validation import Frozen
@@ -179,15 +179,7 @@ def env_id_of(cls: type[Env[Any]]) -> str:
     Raises:
         ConfigurationError: it is no environment, or cannot be found again by its name.
     """
-    if not (isinstance(cls, type) and issubclass(cls, Env)):
-        raise ConfigurationError(
-            f"{cls!r} is no subclass of agentenv.Env; give one, or the id of an environment"
-        )
-    name = f"{cls.__module__}:{cls.__qualname__}"
-    if "." in cls.__qualname__:
-        raise ConfigurationError(
-            f"{name} cannot be found by its name: define the class at the top level of its module"
-        )
+    name = name_of_class(cls)
     return next((id for id, one in registered().items() if one.entry_point == name and not one.kwargs), name)
 
 
@@ -241,8 +233,10 @@ def open_task_env(
     checked_options(env)  # before any work
     opened = opened or open_tasks(source, search, env, tasks)
     if not takes(env.id, "retriever"):
-        if retriever is not None:
-            raise ConfigurationError(f"{env.id} searches nothing: leave the retriever out")
+        searched = {"retriever": retriever is not None or search.retriever, "corpus": search.corpus}
+        for what, given in searched.items():
+            if given:
+                raise ConfigurationError(f"{env.id} searches nothing: leave the {what} out")
         return TaskEnv(opened, None, env, count_tokens)
     if source.topics:
         opened = replace(opened, tasks=topics_of(corpus_of(opened), source))

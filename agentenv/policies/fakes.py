@@ -119,7 +119,7 @@ def random_model(
     return Qwen2ForCausalLM(config).eval()
 
 
-def random_policy(folder: Path, texts: Iterable[str], **shape: Any) -> tuple[Any, Any]:
+def random_policy(folder: Path | str, texts: Iterable[str], **shape: Any) -> tuple[Any, Any]:
     """Writes a random model of width 16 with a tokenizer of ``texts`` for ``hf:FOLDER``; ``shape`` as of ``random_model``.
 
     Returns:

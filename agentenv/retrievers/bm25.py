@@ -82,12 +82,13 @@ class BM25Retriever(CorpusRetriever):
         index.index(([[vocabulary[stem] for stem in row] for row in stems], vocabulary), show_progress=False)
         return cls(corpus, index)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
         """Writes index, corpus and card; on any failure nothing is left behind.
 
         Raises:
             ConfigurationError: the folder is something else than a retriever, or cannot be written.
         """
+        folder = Path(folder)
         with new_folder(folder) as fresh:
             write_corpus(self.corpus, fresh)
             self._index.save(str(fresh / INDEX_FOLDER), corpus=None, show_progress=False)
@@ -95,7 +96,7 @@ class BM25Retriever(CorpusRetriever):
             write_card(fresh, replace(card, k1=self._index.k1, b=self._index.b))
 
     @classmethod
-    def load(cls, folder: Path, *, timeout_s: float = 60.0) -> "BM25Retriever":
+    def load(cls, folder: Path | str, *, timeout_s: float = 60.0) -> "BM25Retriever":
         """Reads what `save` wrote.
 
         Args:
@@ -106,6 +107,7 @@ class BM25Retriever(CorpusRetriever):
             ConfigurationError: the folder holds no BM25 retriever.
             IndexMismatch: the corpus is not the one that the index was built over.
         """
+        folder = Path(folder)
         card = read_card(folder, "bm25")
         corpus = read_corpus(folder, card)
         try:

@@ -26,7 +26,8 @@ class CassetteRetriever:
         ConfigurationError: no cassette of a retriever, or one of another retriever than ``inner``.
     """
 
-    def __init__(self, path: Path, inner: Retriever | None = None) -> None:
+    def __init__(self, path: Path | str, inner: Retriever | None = None) -> None:
+        path = Path(path)
         self.inner = inner
         if inner is None:
             self._tape = Cassette.replay(path)

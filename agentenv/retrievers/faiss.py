@@ -109,12 +109,13 @@ class FaissRetriever(CorpusRetriever):
         tune(index)
         return cls(corpus, encoder, index, spec)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
         """Writes index, corpus and card; on any failure nothing is left behind.
 
         Raises:
             ConfigurationError: the folder is something else than a retriever, or cannot be written.
         """
+        folder = Path(folder)
         with new_folder(folder) as fresh:
             corpus = write_corpus(self.corpus, fresh)
             write_index(self._index, fresh / INDEX_FILE)
@@ -122,7 +123,7 @@ class FaissRetriever(CorpusRetriever):
 
     @classmethod
     def load(
-        cls, folder: Path, *, encoder: Encoder | None = None, timeout_s: float = 60.0
+        cls, folder: Path | str, *, encoder: Encoder | None = None, timeout_s: float = 60.0
     ) -> "FaissRetriever":
         """Opens what `save` or `build_folder` wrote. Index and corpus are mapped: processes share one copy.
 
@@ -135,6 +136,7 @@ class FaissRetriever(CorpusRetriever):
             ConfigurationError: the folder holds no FAISS retriever.
             IndexMismatch: encoder or corpus are not those that the index was built with, or a newer FAISS wrote it.
         """
+        folder = Path(folder)
         card = read_card(folder, "faiss")
         _refuse_newer(card, folder)
         corpus = read_corpus(folder, card)

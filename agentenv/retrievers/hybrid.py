@@ -83,12 +83,13 @@ class HybridRetriever:
         dense = FaissRetriever.build(corpus, encoder, spec, progress=progress)
         return cls(dense, BM25Retriever.build(corpus))
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
         """Writes the two retrievers that `build` makes and a card; on any failure nothing is left behind.
 
         Raises:
             ConfigurationError: the folder is something else than a retriever, or cannot be written.
         """
+        folder = Path(folder)
         with new_folder(folder) as fresh:
             self.dense.save(fresh / DENSE_FOLDER)
             self.bm25.save(fresh / BM25_FOLDER)
@@ -96,9 +97,10 @@ class HybridRetriever:
 
     @classmethod
     def load(
-        cls, folder: Path, *, encoder: Encoder | None = None, timeout_s: float = 60.0
+        cls, folder: Path | str, *, encoder: Encoder | None = None, timeout_s: float = 60.0
     ) -> "HybridRetriever":
         """Reads what `save` wrote; arguments and errors as in `FaissRetriever.load`."""
+        folder = Path(folder)
         read_card(folder, "hybrid")
         dense = FaissRetriever.load(folder / DENSE_FOLDER, encoder=encoder, timeout_s=timeout_s)
         return cls(dense, BM25Retriever.load(folder / BM25_FOLDER, timeout_s=timeout_s))

@@ -69,13 +69,14 @@ def check_retriever(spec: str) -> None:
         check_retriever(rest.partition("@")[2])
 
 
-def open_retriever(folder: Path) -> Retriever:
+def open_retriever(folder: Path | str) -> Retriever:
     """The retriever saved in ``folder``, of whatever kind its card says.
 
     Raises:
         ConfigurationError: the folder holds no retriever, or its card names a kind that is not read from a folder.
         IndexMismatch: encoder or corpus are not those that the index was built with.
     """
+    folder = Path(folder)
     kind = read_card(folder).kind  # somebody else may have written it: only what reads a folder is named here
     if kind not in LOADERS:
         raise ConfigurationError(

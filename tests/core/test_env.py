@@ -277,6 +277,11 @@ def test_a_failing_restore_is_a_typed_error() -> None:
         env.restore(env.snapshot())
 
 
+def test_only_a_snapshot_is_restored() -> None:
+    with pytest.raises(SnapshotError, match="'state'"):
+        begun().restore("state")  # type: ignore[arg-type]
+
+
 def test_state_that_cannot_be_copied_is_a_typed_error_and_leaves_no_handle() -> None:
     session = Session()
     env = begun(session)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import pytest
@@ -39,6 +40,18 @@ def test_gymnasium_makes_the_same(id: str) -> None:
     env.reset(seed=1)
     assert isinstance(env.unwrapped, agentenv.Env)
     env.unwrapped.restore(env.unwrapped.snapshot())
+
+
+def test_a_class_is_registered_and_made_as_its_name_is() -> None:
+    agentenv.register("mine/Sums-v0", Calculator)
+    assert agentenv.spec("mine/Sums-v0").entry_point == CALCULATOR
+    assert type(gymnasium.make("mine/Sums-v0")) is type(agentenv.make(Calculator)) is Calculator
+    assert agentenv.make_vec(Calculator, 2).num_envs == 2
+    mistakes: list[Any] = [Calculator(), dict]
+    for wrong in mistakes:
+        for call in (agentenv.make, lambda one: agentenv.register("mine/Other-v0", one)):
+            with pytest.raises(ConfigurationError, match=r"Calculator|dict"):
+                call(wrong)
 
 
 def test_gymnasium_makes_our_vector_environment() -> None:

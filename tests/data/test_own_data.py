@@ -252,3 +252,24 @@ def test_two_fields_with_different_accepted_answers_are_refused(tmp_path: Path) 
         file = write(tmp_path / "q.jsonl", [{"question": "Where?", "ground_truth": "Rome"} | others])
         (task,) = load_dataset("jsonl", file).tasks
         assert task.answers == ("Rome",)
+
+
+@pytest.mark.parametrize(
+    ("head", "advice"),
+    [
+        ("Question,answers", "write 'question' in place of 'Question'"),
+        ("question, Answers", "write 'answers' in place of ' Answers'"),
+        ("question;answers", "commas"),
+    ],
+)
+def test_a_head_line_that_is_written_otherwise_gets_advice(head: str, advice: str, tmp_path: Path) -> None:
+    file = tmp_path / "q.csv"
+    file.write_text(f"{head}\nWho?{';' if ';' in head else ','}Oda\n", encoding="utf-8")
+    with pytest.raises(DatasetError, match=advice):
+        load_dataset("jsonl", file)
+
+
+def test_a_question_that_stands_twice_is_named_by_its_text_where_it_has_no_id(tmp_path: Path) -> None:
+    file = write(tmp_path / "q.jsonl", [{"question": "Who is it?", "answer": "Oda"}] * 2)
+    with pytest.raises(DatasetError, match=r"line 2: the question 'Who is it\?'"):
+        load_dataset("jsonl", file)

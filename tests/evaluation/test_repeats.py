@@ -180,3 +180,12 @@ def test_chances_are_told_of_powers_of_two_and_of_all_runs(
     table = summarize_runs(read_runs(folders, "em_squad"), "em_squad")
     for name in ("pass", "all"):
         assert [key for key in table if key.startswith(name)] == [f"{name}@{k}" for k in ks]
+
+
+def test_the_command_takes_the_first_scorer_of_the_evaluation(
+    tmp_path: Path, record: Make, write_run: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "0", [record("q0", "Paris in spring")], ("f1_squad", "em_squad"))
+    assert main(["seeds", str(tmp_path / "0"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scorer"] == "f1_squad"
+    assert main(["seeds"]) != 0

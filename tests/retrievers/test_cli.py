@@ -152,3 +152,9 @@ def test_a_corrupt_corpus_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"\b1\b"):
         Build(tmp_path, tmp_path / "out", "Flat", "hash").run()
     assert not (tmp_path / "out").exists()
+
+
+def test_a_corpus_that_is_not_there_is_said_before_an_encoder_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="There is no"):
+        Build(tmp_path / "corpus.jsonl", tmp_path / "out", "Flat", "st:nowhere").run()
+    assert not list(tmp_path.iterdir())

@@ -15,9 +15,10 @@ def read_json_text(text: str | bytes) -> Any:
             can be written to no file; the message says which, in words that go behind "because".
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text.rstrip())
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at line {error.lineno}, column {error.colno}") from error
+        line = f"line {error.lineno}, " if len(text.strip().splitlines()) > 1 else ""
+        raise ValueError(f"{error.msg} at {line}column {error.colno}") from error
     except RecursionError:
         raise ValueError("it is nested too deeply to be read") from None
     plain = text if isinstance(text, str) else text.decode("utf-8", "replace")

@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.io.tables import UTF_8
 from agentenv.errors import ConfigurationError
 
 
@@ -14,7 +15,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigurationError: it cannot be read, is no TOML, or nests too deeply.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding=UTF_8))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is no TOML: {error}.") from error
     except RecursionError as error:

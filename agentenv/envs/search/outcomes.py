@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentenv.core.options import bind_options
+from agentenv.core.options import bind_options, own_part
 from agentenv.core.scoring.evidence import holds_answer, is_yes_or_no
 from agentenv.core.scoring.scorers import Scorer
 from agentenv.envs.search.search_state import SearchState, ToolReply
-from agentenv.errors import check_known
 
 Reward = Callable[[Any], Mapping[str, float]]
 """From the state after a turn to what the turn earns, by part."""
@@ -120,14 +119,18 @@ THOUGHTFUL = frozenset({"knowledge_boundary", "graded_format"})
 
 
 def get_outcome(name: str, options: Mapping[str, Any] | None = None) -> Callable[[Ending], float]:
-    """The outcome of `OUTCOMES` with this name, with ``options`` filled in, which are its keyword-only arguments.
+    """The outcome of `OUTCOMES` with this name, or what ``module:name`` names.
+
+    Args:
+        name: A function from an `Ending` to the reward of the end.
+        options: Its keyword-only arguments, which are filled in.
 
     Raises:
         UnknownName: there is none, or it has no such option; carries the nearest.
-        ConfigurationError: an option's value is of another type.
+        ConfigurationError: the module cannot be imported, or an option's value is of another type.
     """
-    check_known("outcome", name, OUTCOMES)
-    return bind_options("outcome", name, OUTCOMES[name], options or {})
+    outcome = OUTCOMES[name] if name in OUTCOMES else own_part("outcome", name, OUTCOMES)
+    return bind_options("outcome", name, outcome, options or {})
 
 
 _GLUED = re.compile(r"[(\[](?:think|search|answer)|(?:think|search|answer)[)\]]")

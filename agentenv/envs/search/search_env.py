@@ -128,7 +128,8 @@ class SearchEnv(AsyncEnv[SearchState]):
             scorer: Name of the scorer that gives the reward.
             found_reward: Reward of the first turn whose observation holds an accepted answer as whole words, for credit by
                 turn (MT-GRPO: 0.5); where answers are yes or no, no turn earns it.
-            outcome: Row of `agentenv.envs.search.outcomes.OUTCOMES`: what the end is worth; ``answer`` is the score alone.
+            outcome: Row of `agentenv.envs.search.outcomes.OUTCOMES`, or ``module:name`` of a function from an `Ending`: what
+                the end is worth; ``answer`` is the score alone.
             outcome_options: Options of the outcome, such as ``retrieval`` of ``graded_format``.
             queries: Queries that one turn may ask, further ones are left out; 1 is sequential search, None any number.
             repeat_notice: Whether a query that the episode has asked before is not searched again, and a notice says so

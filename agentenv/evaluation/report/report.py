@@ -65,7 +65,7 @@ CURVES = {
 }
 
 
-def write_report(directory: Path, against: Path | None = None) -> Path:
+def write_report(directory: Path | str, against: Path | str | None = None) -> Path:
     """Writes ``report.html`` into the folder of a run and returns its path.
 
     Args:
@@ -76,6 +76,8 @@ def write_report(directory: Path, against: Path | None = None) -> Path:
         ConfigurationError: the folder holds neither, or the two cannot be compared.
         MissingExtra: jinja2 is not installed.
     """
+    against = None if against is None else Path(against)
+    directory = Path(directory)
     if (directory / METRICS).is_file():
         if against is not None:
             raise ConfigurationError(f"{directory} is a training run; only evaluations can be compared here.")

@@ -15,6 +15,7 @@ from typing import Any
 from agentenv.core.env import run_sync
 from agentenv.core.io.files import replacing
 from agentenv.core.io.strict_json import read_json_text
+from agentenv.core.io.tables import UTF_8, reason_of
 from agentenv.core.protocols import Retriever
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import Passage, Task
@@ -120,9 +121,9 @@ def read_examples(path: Path) -> list[Example]:
     """
     try:
         # Not splitlines(): it would also cut at U+2028 and its like, which JSON leaves inside strings.
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding=UTF_8).split("\n")
     except (OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}.") from error
+        raise DatasetError(f"{path} cannot be read: {reason_of(error)}.") from error
     found = [_example(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line]
     if not found:
         raise DatasetError(f"{path} holds no examples; build it with agentenv simulator data.")

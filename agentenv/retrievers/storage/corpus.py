@@ -73,8 +73,9 @@ class Corpus(Sequence[Document]):
         """
         return self._rows[document_id]
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Writes one ``{"id", "title", "text"}`` a line."""
+        path = Path(path)
         with path.open("wb") as file:
             file.writelines(map(document_line, self))
 
@@ -100,12 +101,13 @@ def load_corpus(path: Path | str) -> Corpus:
     return Corpus(read_documents(file), source=str(file))
 
 
-def read_documents(path: Path) -> Iterator[Document]:
+def read_documents(path: Path | str) -> Iterator[Document]:
     """Yields the documents of a ``.jsonl`` or ``.tsv`` file, also compressed, one by one; blank lines are skipped.
 
     Raises:
         CorpusError: a line cannot be read or lacks a field; the message gives its number.
     """
+    path = Path(path)
     if is_table(path):
         yield from _read_table(path)
         return
@@ -118,7 +120,7 @@ def read_documents(path: Path) -> Iterator[Document]:
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path} cannot be read after line {number}: {error}; save it in UTF-8.") from error
     except (OSError, EOFError) as error:
-        raise CorpusError(f"{path} cannot be read after line {number}: {error}.") from error
+        raise CorpusError(f"{path} cannot be read after line {number}: {reason_of(error)}.") from error
 
 
 def is_table(path: Path) -> bool:
@@ -160,8 +162,12 @@ def corpus_file(path: Path) -> Path:
     """``path`` itself, or the corpus file in it where it is a folder.
 
     Raises:
-        CorpusError: the folder holds none.
+        CorpusError: there is nothing of that name, or the folder holds none.
     """
+    if not path.exists():
+        raise CorpusError(
+            f"There is no {path}; name a corpus file, or a folder that holds {CORPUS_FILES[0]}."
+        )
     if not path.is_dir():
         return path
     for name in CORPUS_FILES:

@@ -14,6 +14,7 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from agentenv.core.io.tables import reason_of
 from agentenv.core.types import Document
 from agentenv.errors import CorpusError
 from agentenv.retrievers.storage.corpus import Corpus, document_line, is_table, parse_document
@@ -51,7 +52,7 @@ class MappedCorpus(Corpus):
             self._starts: Table = np.asarray(np.load(folder / STARTS_FILE, mmap_mode="r"))
             self._ids: Table = np.asarray(np.load(folder / IDS_FILE, mmap_mode="r"))
         except (OSError, ValueError) as error:
-            raise CorpusError(f"{self._path} or its tables cannot be read: {error}.") from error
+            raise CorpusError(f"{self._path} or its tables cannot be read: {reason_of(error)}.") from error
         if self._ids.shape != (2, len(self._starts)) or self._starts[-1] >= len(self._bytes):
             raise CorpusError(f"{self._path} does not belong to its tables; build the retriever again.")
 
@@ -132,7 +133,7 @@ def link_corpus(path: Path, folder: Path) -> MappedCorpus:
         with path.open("rb") as file:
             tables = _Tables(_rows_of(file, path))
     except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path} cannot be read: {error}.") from error
+        raise CorpusError(f"{path} cannot be read: {reason_of(error)}.") from error
     return tables.save(folder, str(path))
 
 

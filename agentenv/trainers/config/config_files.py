@@ -159,6 +159,8 @@ def resume_config(folder: Path) -> TrainConfig:
     way_out = f"remove it, and --resume writes it again from {IDENTITY}" if held else "put it back"
     if not values:
         raise ConfigurationError(f"{path} is empty: {way_out}")
+    if held is None and not values.keys() & TrainConfig.model_fields.keys():
+        raise ConfigurationError(f"{folder} holds no training run to resume: {path} has none of its keys")
     if held is not None and (missing := _missing(held.nested(), values)):
         raise ConfigurationError(f"{path} is incomplete, it lacks {missing}: {way_out}")
     return config_of(values, str(path))

@@ -76,7 +76,8 @@ class Stateful(Protocol):
 class RunFolder:
     """The files of one run."""
 
-    def __init__(self, path: Path, config: TrainConfig, *, fresh: bool = False) -> None:
+    def __init__(self, path: Path | str, config: TrainConfig, *, fresh: bool = False) -> None:
+        path = Path(path)
         self.path = path
         self.config = config
         self.fresh = fresh
@@ -89,12 +90,13 @@ class RunFolder:
         self._claimed: os.stat_result | None = None  # the folder that is locked, whatever lies under its name
 
     @classmethod
-    def create(cls, path: Path, config: TrainConfig) -> "RunFolder":
+    def create(cls, path: Path | str, config: TrainConfig) -> "RunFolder":
         """Starts a folder.
 
         Raises:
             ConfigurationError: it holds a run already, or files of one.
         """
+        path = Path(path)
         made = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         try:
@@ -108,7 +110,7 @@ class RunFolder:
         return cls(path, config, fresh=True)
 
     @classmethod
-    def open(cls, path: Path, config: TrainConfig | None = None) -> "RunFolder":
+    def open(cls, path: Path | str, config: TrainConfig | None = None) -> "RunFolder":
         """Opens the folder of an earlier run.
 
         Args:
@@ -118,7 +120,7 @@ class RunFolder:
         Raises:
             ConfigurationError: it holds no run, or a configuration that is empty or incomplete.
         """
-        return cls(path, resume_config(path) if config is None else config)
+        return cls(path, resume_config(Path(path)) if config is None else config)
 
     @cached_property
     def _base(self) -> str | None:

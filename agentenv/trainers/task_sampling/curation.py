@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from agentenv.core.io.strict_json import read_json_text
-from agentenv.core.io.tables import open_text
+from agentenv.core.io.tables import open_text, reason_of
 from agentenv.core.trajectory import Origin, Trajectory, checkpoint_record, from_record
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
@@ -185,5 +185,5 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
                 yield from map(read_json_text, lines)
         except (OSError, ValueError) as error:
             raise ConfigurationError(
-                f"the pool {file} cannot be read as trajectories in JSON lines: {error}"
+                f"the pool {file} cannot be read as trajectories in JSON lines: {reason_of(error)}"
             ) from error

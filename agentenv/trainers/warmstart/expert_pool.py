@@ -22,7 +22,7 @@ from agentenv.trainers.strategies.guided_strategies import play_demonstration
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 
-def record_expert(config: TrainConfig, path: Path) -> int:
+def record_expert(config: TrainConfig, path: Path | str) -> int:
     """Plays the expert once on every training task of ``config`` and writes what succeeds within its budgets.
 
     The ids are those of the policy's tokenizer. No policy sampled them: they are marked as of another context.
@@ -37,6 +37,7 @@ def record_expert(config: TrainConfig, path: Path) -> int:
     Raises:
         ConfigurationError: the environment has no expert for a task, or the configuration cannot be used.
     """
+    path = Path(path)
     shown = expert_episodes(config)
     lines = "".join(json.dumps(to_record(trajectory, whole=True)) + "\n" for trajectory in shown)
     write_text(path, lines)

@@ -13,7 +13,8 @@ from agentenv.errors import ConfigurationError
     ("text", "named"),
     [
         ('{"a": 1,\n "b" 2}', r"line 2, column 6"),
-        ("", "line 1, column 1"),
+        ("", "at column 1$"),
+        ('{"a": 1\n', "at column 8$"),
         ("[" * 100_000, "deep"),
         ('["\\ud83d"]', "surrogate"),
         ('["\\uDC00 x"]', "surrogate"),

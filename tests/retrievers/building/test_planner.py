@@ -102,13 +102,22 @@ def test_times_scale_as_stated() -> None:
 
 
 def test_scoring_again_does_not_grow_with_the_corpus() -> None:
-    def alone(passages: int, index: str) -> float:
+    def batched(passages: int, index: str) -> float:
         (option,) = (o for o in advise(passages, MEASURED_DIM, 1000 * GIB).options if kind(o.index) == index)
-        return option.alone_ms
+        return option.batch_ms
 
     # ten times the vectors: the codes cost ten times as much, the candidates what they did
-    codes, refined = MEASURED["PQx4fs"].alone_ms, MEASURED["PQx4fs,Refine(SQ8)"].alone_ms
-    assert alone(10 * MEASURED_ROWS, "PQx4fs,Refine(SQ8)") == pytest.approx(10 * codes + refined - codes)
+    codes, refined = MEASURED["PQx4fs"].batch_ms, MEASURED["PQx4fs,Refine(SQ8)"].batch_ms
+    assert batched(10 * MEASURED_ROWS, "PQx4fs,Refine(SQ8)") == pytest.approx(10 * codes + refined - codes)
+
+
+def test_no_time_is_below_zero_and_the_measured_size_has_the_measured_times() -> None:
+    for passages in (1, 1_000, 50_000, MEASURED_ROWS, 21_000_000):
+        for option in advise(passages, MEASURED_DIM, GIB).options:
+            assert min(option.alone_ms, option.batch_ms) > 0, option
+            if passages == MEASURED_ROWS:
+                known = MEASURED[kind(option.index)]
+                assert (option.alone_ms, option.batch_ms) == pytest.approx((known.alone_ms, known.batch_ms))
 
 
 @pytest.mark.parametrize("numbers", [(0, 384, GIB), (10, 0, GIB), (-1, 384, GIB)])

@@ -15,6 +15,7 @@ from agentenv.trainers.config.config_files import (
     override,
     presets,
     resume_command,
+    resume_config,
 )
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import ESTIMATORS
@@ -365,3 +366,9 @@ def test_the_command_that_goes_on_with_a_run_can_be_typed_as_it_stands(
     command = resume_command(folder)
     assert command == f"agentenv train --resume '{folder}'{flag}"
     assert shlex.split(command)[3] == str(folder)
+
+
+def test_the_folder_of_an_evaluation_is_no_run_to_resume(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[benchmark]\nenv = "agentenv/Calculator-v0"\n', encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="no training run"):
+        resume_config(tmp_path)
