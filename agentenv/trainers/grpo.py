@@ -112,7 +112,7 @@ def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
             clock.lap("rollout")
             with naming_own_parts(named_parts(config).values()):
                 metrics = {"step": step} | _update(run, step, batch.trained)
-            metrics |= rollout_metrics(batch.played) | batch.metrics
+            metrics |= rollout_metrics(batch.played, batch.given_up) | batch.metrics
             metrics |= retokenized_share(batch.played, run.policy.tokenizer)
             clock.lap("update")
             if config.evaluation.every and step % config.evaluation.every == 0:
