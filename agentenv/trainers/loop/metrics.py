@@ -49,8 +49,9 @@ def rollout_metrics(
     over the episodes with more reward than the mean of their group. Neither counts tokens that were sampled in another
     context or at another temperature, and each is absent where there are no others. A group that lost every member to
     infrastructure failures counts only in ``faults`` and in the sums. ``sampled_tokens`` counts every token that the policy
-    sampled, also those that a strategy left out of the record, and those of the episodes that were ``given_up``. Metrics of a
-    strategy are added up, and lists of them are averaged. A mean over nothing is 0. ``flawed_share`` is there where the environment says which right answers are flawed.
+    sampled, also those that a strategy left out of the record, and those of the episodes that were ``given_up``. Metrics of
+    a strategy are added up, and lists of them are averaged. A mean over nothing is 0. ``flawed_share`` is there where the
+    environment says which right answers are flawed.
 
     Retries of another trajectory, reflections and demonstrations count in no mean, so that the means show what the policy
     does without help. They count in the sums and, as members of their groups, in ``zero_variance_share``.

@@ -52,8 +52,8 @@ class DynamicSampling(StatelessSampler):
             not spent.
         max_rounds: The step ends after so many rounds in any case; 0 plays until the budget is spent.
         keep_last: Whether all groups of the last round are trained where fewer groups differ than ``questions`` times
-            ``keep``, as in the dynamic sampling of GiGPO (Feng et al. 2025, arXiv:2505.10978), whose credit of turns is not 0
-            in a group of equal outcomes.
+            ``keep``, as in the dynamic sampling of GiGPO (Feng et al. 2025, arXiv:2505.10978), whose credit of turns is not
+            0 in a group of equal outcomes.
     """
 
     keep: float = 0.5
@@ -78,7 +78,7 @@ class DynamicSampling(StatelessSampler):
         return [TaskDraw(place, step_budget.group_size) for place in step_budget.draw_unplayed(count)]
 
     def select(self, step_budget: StepBudget) -> Selection:
-        """Groups of outcomes that differ are trained, and with ``keep_last`` those of the last try where they are too few."""
+        """Groups of outcomes that differ are trained; with ``keep_last`` those of the last round too where they are few."""
         short = self.keep_last and self._missing(step_budget) > 0
         last = step_budget.last_round if short else len(step_budget.groups)
         return Selection([g for at, g in enumerate(step_budget.groups) if at >= last or self.keeps(g)])

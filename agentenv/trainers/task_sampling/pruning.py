@@ -64,8 +64,9 @@ class OnlinePruning:
     episode, and the episode continues with a probability that depends on the prediction. After each step the regression
     learns from the outcomes of the episodes that continued, each weighed by the inverse of its probability to continue.
     Episodes that are given up count neither in the loss nor in the metrics, except ``sampled_tokens``, ``pruned``,
-    ``pruned_tokens`` (which are among the sampled ones) and ``pruning_bias``: the mean outcome of the episodes that continued
-    minus their mean with these weights, which is how far pruning shifts the baseline. This sampler needs the strategy ``plain``; the budget counts episodes that were begun.
+    ``pruned_tokens`` (which are among the sampled ones) and ``pruning_bias``: the mean outcome of those that continued
+    minus their mean with these weights, which is how far pruning shifts the baseline. This sampler needs the strategy
+    ``plain``; the budget counts episodes that were begun.
 
     Args:
         target: Share of successes aimed at.

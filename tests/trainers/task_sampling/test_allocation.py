@@ -73,7 +73,11 @@ def test_dapo_stops_after_its_waves() -> None:
         # until the budget of four is spent: all of the last round is kept, and nothing else without a difference.
         (DynamicSampling(keep_last=True), [0.5, 0.5], [[0, 1], [0.5, 0.5]]),
         (DynamicSampling(), [0.5, 0.5], [[0, 1]]),
-        (DynamicSampling(keep_last=True, max_rounds=2), [], [[0, 1], [1, 1]]),  # the last round is the second one
+        (
+            DynamicSampling(keep_last=True, max_rounds=2),
+            [],
+            [[0, 1], [1, 1]],
+        ),  # the last round is the second one
         (DynamicSampling(keep_last=True), [1, 0], [[0, 1], [1, 0]]),  # as many differ as are wanted
     ],
 )
