@@ -136,7 +136,7 @@ class Benchmark:
         object.__setattr__(self, "env", env)
         own = env_class(env).scorers
         if takes(env, "retriever") and not RECORDED.keys() & set(own):
-            own = _SCORERS
+            own = tuple(dict.fromkeys((*own, *_SCORERS)))
         object.__setattr__(self, "scorers", self.scorers or own)
 
 
@@ -415,6 +415,7 @@ def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
         "prompt": card.prompt or None,
     }
     stated = {name: value for name, value in known.items() if value is not None}
+    stated |= card.options if card.env == benchmark.env else {}
     return {name: value for name, value in stated.items() if takes(benchmark.env, name)} | options
 
 

@@ -568,9 +568,17 @@ def test_a_plan_needs_no_folder(toml: Path, tmp_path: Path, capsys: pytest.Captu
                 "--test.dataset",
                 "env",
                 "--env.options",
-                '{"hints": true, "k": 2}',
+                '{"reward": "share", "stateful": false, "k": 2}',
             ],
-            ["--option hints=true "],
+            ["--option 'reward=\"share\"' "],
+            ["--option k", "--option stateful"],  # which the card has
+        ),
+        (
+            ["--env.id", "agentenv/AgentSearch-v0", "--env.options", '{"web": "web:https://a.b", "k": 2}'],
+            [
+                "agentenv world --seed 1003 --documents 1000 --hops 1-2 --families lookup bridge --out ",
+                "--dataset fictional --env agentenv/AgentSearch-v0 --retriever hybrid --option 'web=\"web:https://a.b\"' ",
+            ],
             ["--option k"],
         ),
         (

@@ -248,6 +248,13 @@ def test_options_that_are_asked_for_stand_above_those_of_the_card() -> None:
     }  # fmt: skip
     bare = _options(Benchmark("hotpotqa", "tiny", max_turns=9, options={"k": 4}), EpisodeCard(k=7))
     assert (bare["k"], bare["max_turns"], "prompt" in bare) == (4, 9, False)
+    shaped = replace(card, options={"queries": 8, "repeat_notice": True, "of_another_version": 1})
+    assert _options(Benchmark("hotpotqa", "tiny", options={"queries": 2}), shaped).items() >= {
+        ("queries", 2), ("repeat_notice", True), ("k", 7),
+    }  # fmt: skip
+    assert "of_another_version" not in _options(Benchmark("hotpotqa", "tiny"), shaped)
+    other = Benchmark("hotpotqa", "tiny", env="agentenv/SelfSearch-v0")
+    assert "queries" not in _options(other, shaped)  # another environment has a form of its own
     code = Benchmark("humaneval", "tiny", max_turns=2)
     assert _options(code, card) == {"max_turns": 2}  # of a card for another environment nothing holds
 

@@ -16,11 +16,11 @@ from agentenv.core.types import Task
 from agentenv.data.sources import SourceConfig
 from agentenv.envs.browser.driver import unavailable as no_browser
 from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.evaluation.runner import play
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_task_env
 from agentenv.policies.fakes import random_policy
 from agentenv.sandbox.backends import unavailable
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.evaluation.runner import play
 from agentenv.trainers.loop import evaluate
 from agentenv.trainers.loop.parts import rollout_config
 
