@@ -16,7 +16,7 @@ from rich.console import Console
 from agentenv.cli.descriptions import description, joined_field_docs
 from agentenv.cli.eval import bound_lines
 from agentenv.cli.switches import plain_switches
-from agentenv.data.sources import WORLD
+from agentenv.data.sources import OWN, WORLD
 from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.task_env import EnvConfig
@@ -151,6 +151,7 @@ def next_commands(config: TrainConfig, out: str) -> list[str]:
         "env": "" if config.env.id == EnvConfig().id else config.env.id,
         "retriever": config.search.retriever,
         "corpus": config.search.corpus,
+        "temperature": config.evaluation.temperature or "",
     }
     if test.dataset == WORLD:
         world = f"--documents {test.world.documents} --hops {test.world.hops[0]}-{test.world.hops[1]}"
@@ -160,10 +161,14 @@ def next_commands(config: TrainConfig, out: str) -> list[str]:
         flags |= {"dataset": "fictional", "data": "", "split": ""}
         asked = f"--data {folder}/world {asked}"
     given = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in flags.items() if value)
-    options = "".join(
-        f"--option {shlex.quote(f'{key}={json.dumps(value)}')} " for key, value in own_options(config)
-    )
+    options = "".join(f"--scorer {shlex.quote(name)} " for name in config.evaluation.scorers)
+    options += _as_flags("--option", own_options(config))
+    options += _as_flags("--task-option", list(test.options.items()) if test.dataset == OWN else [])
     return [*commands, f"agentenv eval {given} {options}{asked}"]
+
+
+def _as_flags(flag: str, options: Sequence[tuple[str, Any]]) -> str:
+    return "".join(f"{flag} {shlex.quote(f'{key}={json.dumps(value)}')} " for key, value in options)
 
 
 def own_options(config: TrainConfig) -> list[tuple[str, Any]]:

@@ -559,7 +559,12 @@ def test_a_plan_needs_no_folder(toml: Path, tmp_path: Path, capsys: pytest.Captu
         (
             ["--test.dataset", "hotpotqa", "--test.data", "my data/x", "--search.retriever", "bm25"],
             ["--dataset hotpotqa --data 'my data/x' --retriever bm25 "],
-            ["world", "fictional"],
+            ["world", "fictional", "--temperature", "--scorer"],
+        ),
+        (
+            ["--evaluation.temperature", "0.4", "--evaluation.scorers", '["f1_plain", "em_plain"]'],
+            ["--retriever hybrid --temperature 0.4 --scorer f1_plain --scorer em_plain "],
+            [],
         ),
         (
             [
@@ -584,7 +589,15 @@ def test_a_plan_needs_no_folder(toml: Path, tmp_path: Path, capsys: pytest.Captu
         (
             ["--env.id", "agentenv/SQL-v0", "--test.dataset", "env"],
             ["--dataset env --env agentenv/SQL-v0 "],
-            ["world"],
+            ["world", "--task-option"],
+        ),
+        (
+            [
+                *("--env.id", "agentenv/DomSim-v0", "--test.dataset", "env"),
+                *("--test.options", '{"joined": 2, "templates": ["notes-pin", "files-size"]}'),
+            ],
+            ['--task-option joined=2 --task-option \'templates=["notes-pin", "files-size"]\' '],
+            [],
         ),
     ],
 )

@@ -235,7 +235,13 @@ def test_questions_and_search_of_a_benchmark() -> None:
     code, _ = _sources(Benchmark("humaneval", "tiny", options={"executor": "local", "more": 1}))
     assert (code.options, code.split) == ({"executor": "local"}, None)
     own, _ = _sources(Benchmark("", "tiny", env="agentenv/Calculator-v0"))
-    assert own.split == "test"
+    assert (own.split, own.options) == ("test", {})
+    dialled = Benchmark("", "tiny", env="agentenv/Code-v0", task_options={"steps": 3})
+    assert _sources(dialled)[0].options == {"steps": 3}
+    assert _identity(dialled)["task_options"] == {"steps": 3}
+    assert "task_options" not in _identity(replace(dialled, task_options={}))
+    with pytest.raises(ConfigurationError, match="hotpotqa"):
+        Benchmark("hotpotqa", "tiny", task_options={"steps": 3})
 
 
 def test_options_that_are_asked_for_stand_above_those_of_the_card() -> None:
