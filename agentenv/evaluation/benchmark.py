@@ -233,6 +233,8 @@ def run_benchmark(
     fresh = not (out / CONFIG).is_file()
     try:
         with _open_agent(benchmark, given.policy) as agent:
+            if said := other_env_note(benchmark, agent.card):
+                display.note(said)
             task_env = _open(benchmark, opened, given, agent, display)
             return _play_episodes(benchmark, contents, agent, task_env, out, display, retry_faults)
     except Interrupted as error:
@@ -427,6 +429,16 @@ def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
     }
     stated = {name: value for name, value in known.items() if value is not None}
     return {name: value for name, value in stated.items() if takes(benchmark.env, name)} | options
+
+
+def other_env_note(benchmark: Benchmark, card: EpisodeCard) -> str:
+    """That the policy was trained in another environment, as a sentence; empty where it was not, or nothing says so."""
+    if card.env in (benchmark.env, EpisodeCard().env):
+        return ""
+    return (
+        f"{benchmark.policy} was trained in {card.env} and is asked in {benchmark.env}, whose tags and turns may be others: "
+        f"--env {card.env} asks it as it was trained"
+    )
 
 
 def _trained(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from agentenv.evaluation.benchmark import (
     _options,
     _sources,
     check_names,
+    other_env_note,
     run_benchmark,
 )
 from agentenv.evaluation.eval_agent import make_eval_agent
@@ -102,6 +103,18 @@ def test_the_strategy_is_that_of_the_card_unless_another_is_named(
     (record,) = read_records(tmp_path / "out" / "episodes.jsonl")
     assert ("of no use" in record["turns"][0]["observation"]) is dropped
     assert found["settings"].get("strategy", "") == ("judge" if dropped else "")
+
+
+def test_another_environment_than_that_of_the_training_is_told() -> None:
+    """The default of a question set is `LocalSearch-v0`, whose tags a policy of another one may not know."""
+    asked = Benchmark("hotpotqa", "hf:runs/reseek/policy")
+    said = other_env_note(asked, Judging.card)
+    assert "hf:runs/reseek/policy was trained in agentenv/JudgedSearch-v0" in said
+    assert "--env agentenv/JudgedSearch-v0" in said
+    assert other_env_note(replace(asked, env="agentenv/JudgedSearch-v0"), Judging.card) == ""
+    assert (
+        other_env_note(Benchmark("humaneval", "openai:m@http://h/v1"), EpisodeCard()) == ""
+    )  # nothing says so
 
 
 def test_results_say_how_they_were_sampled(world: Path, tmp_path: Path) -> None:
