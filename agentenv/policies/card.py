@@ -66,6 +66,7 @@ class EpisodeCard:
 
 
 _WORDS = re.compile(r"[\w .,+-]*")
+_DEPTH = 4  # of tables and lists in one another; no option has more
 _SANDBOX = frozenset({"executor", "limits"})
 
 
@@ -81,11 +82,10 @@ def portable(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(_is_plain(key) and _is_plain(part) for key, part in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
+def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
+    if isinstance(value, Mapping | list | tuple):
+        parts = [*value, *value.values()] if isinstance(value, Mapping) else value
+        return depth > 0 and all(_is_plain(part, depth - 1) for part in parts)
     return isinstance(value, bool | int | float) or (
         isinstance(value, str) and _WORDS.fullmatch(value) is not None
     )
