@@ -237,6 +237,8 @@ class EvaluationOptions(TypedDict, total=False):
     none."""
     strategy_options: Mapping[str, Any]
     """Its options by name."""
+    task_options: Mapping[str, Any]
+    """Dials of the environment's own tasks, by the names of its ``make_tasks``."""
     token_ids: bool
     """Whether the records hold the token ids of the episodes, for supervised learning from exactly what was sampled."""
     bounds: bool | None
@@ -383,6 +385,7 @@ def _fields(
     fields["corpus"] = str(fields.get("corpus", ""))
     fields["options"] = dict(fields.get("options", {}))
     fields["strategy_options"] = dict(fields.get("strategy_options", {}))
+    fields["task_options"] = dict(fields.get("task_options", {}))
     if isinstance(opened, AgentPolicy) and fields.get("bounds") is None:
         fields["bounds"] = False
     retriever = fields.get("retriever", "")

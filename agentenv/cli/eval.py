@@ -98,6 +98,8 @@ class Eval:
     as trained, otherwise ``plain``, which is none."""
     strategy_option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """KEY=VALUE for --strategy, may be repeated."""
+    task_option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """KEY=VALUE of the environment's own tasks, such as steps=3 of agentenv/Code-v0, may be repeated."""
     token_ids: bool = False
     """Whether episodes.jsonl holds the token ids too, of a policy that shows them: `agentenv warmstart --episodes` then
     learns exactly what was sampled, where the learner has the same tokens."""
@@ -128,6 +130,7 @@ class Eval:
             "token_ids": self.token_ids,
             "strategy": self.strategy,
             "strategy_options": read_options(self.strategy_option, "--strategy-option"),
+            "task_options": read_options(self.task_option, "--task-option"),
             "retriever": self.retriever,
             "corpus": self.corpus,
             "scorers": self.scorer,

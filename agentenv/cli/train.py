@@ -16,7 +16,7 @@ from rich.console import Console
 from agentenv.cli.descriptions import description, joined_field_docs
 from agentenv.cli.eval import bound_lines
 from agentenv.cli.switches import plain_switches
-from agentenv.data.sources import WORLD
+from agentenv.data.sources import OWN, WORLD
 from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.task_env import EnvConfig
@@ -144,26 +144,36 @@ def next_commands(config: TrainConfig, out: str) -> list[str]:
     folder = shlex.quote(out)
     commands = [f"agentenv compare {folder}/evaluation/before {folder}/evaluation/after"]
     test, asked = config.test, f"--policy hf:{folder}/policy --out {folder}/eval"
-    if test.dataset == WORLD:
-        world = f"--documents {test.world.documents} --hops {test.world.hops[0]}-{test.world.hops[1]}"
-        commands.append(f"agentenv world --seed {test.world.seed + 1000} {world} --out {folder}/world")
-        return [*commands, f"agentenv eval --dataset fictional --data {folder}/world {asked}"]
-    flags = {
+    flags: dict[str, Any] = {
         "dataset": test.dataset,
         "data": test.data,
         "split": test.split,
         "env": "" if config.env.id == EnvConfig().id else config.env.id,
         "retriever": config.search.retriever,
         "corpus": config.search.corpus,
+        "temperature": config.evaluation.temperature or "",
     }
+    if test.dataset == WORLD:
+        world = f"--documents {test.world.documents} --hops {test.world.hops[0]}-{test.world.hops[1]}"
+        families = " ".join(("--families", *test.world.families)) if test.world.families else ""
+        made = " ".join(filter(None, (f"--seed {test.world.seed + 1000} {world}", families)))
+        commands.append(f"agentenv world {made} --out {folder}/world")
+        flags |= {"dataset": "fictional", "data": "", "split": ""}
+        asked = f"--data {folder}/world {asked}"
     given = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in flags.items() if value)
-    options = "".join(
-        f"--option {shlex.quote(f'{key}={json.dumps(value)}')} " for key, value in own_options(config)
-    )
+    options = "".join(f"--scorer {shlex.quote(name)} " for name in config.evaluation.scorers)
+    options += _as_flags("--option", own_options(config))
+    options += _as_flags("--task-option", list(test.options.items()) if test.dataset == OWN else [])
     return [*commands, f"agentenv eval {given} {options}{asked}"]
+
+
+def _as_flags(flag: str, options: Sequence[tuple[str, Any]]) -> str:
+    return "".join(f"{flag} {shlex.quote(f'{key}={json.dumps(value)}')} " for key, value in options)
 
 
 def own_options(config: TrainConfig) -> list[tuple[str, Any]]:
     """The options of the environment that the `episode.json` of the policy does not keep, so that `--option` has to."""
-    kept = {field.name for field in fields(EpisodeCard)}
+    from agentenv.trainers.grpo import episode_card
+
+    kept = {field.name for field in fields(EpisodeCard)} | episode_card(config).options.keys()
     return [(key, value) for key, value in config.env.options.items() if key not in kept]

@@ -204,5 +204,6 @@ def _record_turn(
             policy_seconds=state.policy_seconds,
             env_seconds=env_seconds,
             scene=scene,
+            reward_parts=step.info.get("reward_parts", {}),
         )
     )

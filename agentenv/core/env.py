@@ -72,6 +72,9 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     scorers: ClassVar[tuple[str, ...]] = ("reward",)
     """Scorers that its episodes are evaluated by unless others are named, the headline first; ``reward`` is the sum of what
     the environment itself gave."""
+    reward_options: ClassVar[frozenset[str]] = frozenset()
+    """Options that decide what an episode earns and nothing that the policy sees. The card of a trained policy leaves them
+    out: an evaluation measures by its own."""
     reports_searches: ClassVar[bool] = False
     """Whether every search of an episode stands among its tool results. Where it does not, an episode whose results name no
     documents says nothing on its searches, and what depends on them is left out; otherwise it made none."""
@@ -215,7 +218,8 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
             truncated: Whether a budget of ours ended it, rather than the task.
             valid: Whether the action could be acted on.
             tool_results: One entry a tool call.
-            info: Further entries.
+            info: Further entries. ``reward_parts`` says of which rewards ``reward`` is the sum, by name, for credit that
+                compares each by itself.
 
         Raises:
             EpisodeOver: the episode had ended already or was never reset.

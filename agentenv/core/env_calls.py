@@ -13,7 +13,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -323,8 +323,9 @@ class _Host:
             if order.given_up and order.loop is not None:
                 order.loop.cancel(order)
 
-    def _send(self, orders: Iterable[_Order]) -> None:
-        if not self._outbox:
+    def _send(self, orders: Sequence[_Order]) -> None:
+        # None are left where a loop that looked blocked has begun them all before they could be taken away.
+        if orders and not self._outbox:
             self._home.call_soon(self._flush)  # orders of one turn begin in one turn: they share batches
         self._outbox += orders
 

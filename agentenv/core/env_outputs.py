@@ -221,9 +221,17 @@ def _step_info(info: Info, over: bool, what: str, most: int) -> Info:
         found["end_reason"] = _end(info.get("end_reason"), what)
     if info.get("answer") is not None:
         found["answer"] = _text(str(info["answer"]), f"{what}: info['answer']")[:most]
+    if "reward_parts" in info:
+        found["reward_parts"] = _parts(info["reward_parts"], what)
     if "solved" in info:
         found["solved"] = _flag(info["solved"], f"{what}: info['solved']")
     return found
+
+
+def _parts(given: Any, what: str) -> dict[str, float]:
+    if not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
+        raise EnvFault(f"{what} gave info['reward_parts'] {_described(given)}; it must be numbers by name")
+    return {name: _reward(part, f"{what}: info['reward_parts'][{name!r}]") for name, part in given.items()}
 
 
 def _end(given: Any, what: str) -> EndReason:

@@ -17,7 +17,7 @@ from agentenv.errors import ContextTooSmall, Fault
 
 _ERROR_CHARS = 20_000  # of an error that is kept
 _UNPLAYED = "unplayed"  # in the info of an episode whose prompt left no room for a turn
-_STEP_INFO = ("turn", "tool_results", "valid", "end_reason")
+_STEP_INFO = ("turn", "tool_results", "valid", "end_reason", "reward_parts")
 
 
 class EpisodeBudgets(Frozen):

@@ -119,6 +119,8 @@ class Turn:
     env_seconds: float = 0.0
     scene: TurnScene | None = None
     """The screen on which the action was chosen, where the environment has one."""
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    """What ``reward`` consists of by name, as the environment says in ``info["reward_parts"]``; some may have no name."""
 
 
 @dataclass(frozen=True)
@@ -283,6 +285,7 @@ def to_record(trajectory: Trajectory, *, whole: bool = False) -> dict[str, Any]:
                 "valid": turn.valid,
                 "anchor_key": turn.anchor_key,
             }
+            | ({"reward_parts": dict(turn.reward_parts)} if turn.reward_parts else {})
             for turn in trajectory.turns
         ],
     }
@@ -360,4 +363,5 @@ def _turn(record: Mapping[str, Any]) -> Turn:
         reward=record["reward"],
         valid=record["valid"],
         anchor_key=record["anchor_key"],
+        reward_parts=record.get("reward_parts", {}),
     )

@@ -1,9 +1,12 @@
-"""HumanEval and MBPP: their records as tasks whose tests are ``CallTest``.
+"""HumanEval and MBPP, and EvalPlus's further tests of both: their records as tasks whose tests are ``CallTest``.
 
 The sets state tests as Python asserts. An assert that compares one call of the function with a value is rewritten to
 record both, and the record's own test code is run in a sandbox of its own trust domain, next to the canonical solution that
 it may refer to. Loops and generated inputs unroll by themselves. A record in which any assert is of another form, or
 whose values are not plain, is an exception, by name and with the reason.
+
+EvalPlus (Liu et al. 2023, arXiv:2305.01210) has inputs in place of asserts. What the canonical solution returns for them in
+that sandbox is expected, floats within 1e-6.
 """
 
 import ast
@@ -44,7 +47,13 @@ CODE_SETS: Mapping[str, Kind] = {
             "prompt": range(1, 11),
         },
     ),
+    "humaneval_plus": Kind("humaneval/HumanEvalPlus.jsonl.gz", {"test": range(164)}),
+    "mbpp_plus": Kind("mbpp/MbppPlus.jsonl.gz", {"test": range(1, 975)}),
 }
+_CALLS_A_RUN = 200
+_TOLERANCE = 1e-6
+_ORACLES = {"humaneval_plus/32": "any root of the polynomial is right, which no expected value says"}
+"""Records of EvalPlus that a program of its own judges, and why."""
 DOMAIN = "conversion"
 RECORDER = """
 _recorded = []
@@ -69,7 +78,7 @@ class _Odd(Exception):
 
 
 def load_code_set(name: str, folder: Path, executor: Executor, *, split: str | None = None) -> CodeSet:
-    """The tasks of ``humaneval`` or ``mbpp``.
+    """The tasks of a set of ``CODE_SETS``.
 
     Args:
         name: Which set.
@@ -78,7 +87,7 @@ def load_code_set(name: str, folder: Path, executor: Executor, *, split: str | N
         split: One of the set's splits; None reads every record.
 
     Raises:
-        DatasetError: no such set or file.
+        DatasetError: no such set or file, or a record lacks a field.
         UnknownName: no such split.
     """
     if name not in CODE_SETS:
@@ -90,7 +99,7 @@ def load_code_set(name: str, folder: Path, executor: Executor, *, split: str | N
     if path is None:
         raise DatasetError(f"{folder / file} is missing")
     records = _records(path)
-    read = _humaneval if name == "humaneval" else _mbpp
+    read = _READERS[name]
     tasks, exceptions = [], {}
     for number, record in records.items():
         own = next((name for name, numbers in splits.items() if number in numbers), "")
@@ -101,6 +110,8 @@ def load_code_set(name: str, folder: Path, executor: Executor, *, split: str | N
             tasks.append(replace(read(label, record, executor), split=own))
         except _Odd as reason:
             exceptions[label] = str(reason)
+        except KeyError as field:
+            raise DatasetError(f"{path}: the record {record['task_id']!r} has no {field}") from None
     return CodeSet(tuple(tasks), exceptions)
 
 
@@ -142,6 +153,54 @@ def _mbpp(label: str, record: dict[str, Any], executor: Executor) -> Task:
     tests = _run(executor, solution, f"{record['test_setup_code']}\n{body}", name)
     text = f"{record['text']}\nYour function must pass this test: {asserts[0]}"
     return _task(label, text, name, solution, tests, (asserts[0],))
+
+
+def _plus(label: str, record: dict[str, Any], executor: Executor) -> Task:
+    """A record of EvalPlus: the inputs of the set itself, and many more."""
+    if label in _ORACLES:
+        raise _Odd(_ORACLES[label])
+    name, solution = record["entry_point"], record["prompt"] + record["canonical_solution"]
+    via = _compared_through(record.get("assertion", ""), name)
+    inputs = [tuple(arguments) for arguments in (*record["base_input"], *record["plus_input"])]
+    tests = []
+    for begin in range(0, len(inputs), _CALLS_A_RUN):
+        part = inputs[begin : begin + _CALLS_A_RUN]
+        for arguments, expected in zip(part, _returned(executor, solution, name, part), strict=True):
+            tests.append(_of_solution(name, arguments, VIA[via](expected), via, record.get("atol", 0.0)))
+    return _task(label, record["prompt"], name, solution, tests, ())
+
+
+def _compared_through(asserts: str, name: str) -> str:
+    """What the asserts of a record put what its function returns through, such as a set where its order says nothing."""
+    read = [_read(node.test, name) for node in _parse(asserts).body if isinstance(node, ast.Assert)]
+    return read[0][1] if read else ""
+
+
+def _returned(executor: Executor, solution: str, name: str, inputs: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """What the solution returns for each of ``inputs``."""
+    calls = [FunctionCall(name, arguments) for arguments in inputs]
+    result = executor.run(solution, calls=calls, limits=LIMITS, domain=DOMAIN)
+    try:
+        documents = [plain.decode(line) for line in result.returned]
+        if len(documents) == len(inputs) and all("v" in document for document in documents):
+            return [plain.load(document["v"]) for document in documents]
+    except plain.NotPlain as reason:
+        raise _Odd(f"its solution returns what is not plain: {reason}") from reason
+    failed = next((document["e"] for document in documents if "e" in document), "")
+    said = failed or result.stderr.strip().rpartition("\n")[2] or result.status
+    raise _Odd(f"its solution fails on an input: {said}")
+
+
+def _of_solution(name: str, arguments: tuple[Any, ...], expected: Any, via: str, atol: float) -> CallTest:
+    """The test that asks for what the solution returns."""
+    numbers = expected if isinstance(expected, list | tuple) else [expected]
+    inexact = bool(numbers) and all(isinstance(number, float) for number in numbers)
+    if not (atol or inexact):
+        return CallTest(name, arguments, expected, via=via)
+    return CallTest(name, arguments, expected, "near", atol or _TOLERANCE, via)
+
+
+_READERS = {"humaneval": _humaneval, "mbpp": _mbpp, "humaneval_plus": _plus, "mbpp_plus": _plus}
 
 
 def _task(

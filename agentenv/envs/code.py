@@ -73,6 +73,7 @@ class Code(ProgramEnv[CodeState]):
     capability: ClassVar[StateCapability] = StateCapability.PROCESS
     call_markers: ClassVar[tuple[str, ...]] = ("<python>",)
     stop: ClassVar[tuple[str, ...]] = STOP
+    reward_options: ClassVar[frozenset[str]] = frozenset({"reward"})
 
     def __init__(
         self,

@@ -69,6 +69,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
 
     stop: ClassVar[tuple[str, ...]] = STOP
     scorers: ClassVar[tuple[str, ...]] = ("sop", "sop_pg", "sop_tsr", "reward")
+    reward_options: ClassVar[frozenset[str]] = frozenset({"weights"})
     client_options: ClassVar[Mapping[str, Any]] = {"patch_budget": int, "patch_variant": Patch}
 
     def __init__(

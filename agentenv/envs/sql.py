@@ -72,6 +72,7 @@ class Sql(Env[SqlState]):
     """Of a query that is tried out, and of the one that is handed in."""
     call_markers: ClassVar[tuple[str, ...]] = ("<sql>",)
     stop: ClassVar[tuple[str, ...]] = ("</sql>", "</submit>")
+    reward_options: ClassVar[frozenset[str]] = frozenset({"reward"})
 
     def __init__(
         self,
@@ -237,6 +238,7 @@ class Sql(Env[SqlState]):
             reward=float(self._reward(ending)),
             end=EndReason.SUBMITTED,
             tool_results=(result,),
+            reward_parts=self._reward.parts(ending),
             passed=sum(grade.matches),
             tests=len(grade.matches),
             answer=query,

@@ -7,7 +7,7 @@ worth 1 under each of them.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from agentenv.core.scoring import tables
@@ -210,16 +210,29 @@ class SqlReward:
 
     rule: Part
     needs_form: bool = False
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of ``PARTS``, where the rule is their weighted mean; empty for other rules."""
 
     def __call__(self, ending: SqlEnding) -> float:
         """What an episode earns that ended so."""
         return self.rule(ending)
 
+    def parts(self, ending: SqlEnding) -> dict[str, float]:
+        """What each part adds to that reward, by name; nothing where the rule is no weighted mean."""
+        total = sum(self.weights.values())
+        return {name: weight * PARTS[name](ending) / total for name, weight in self.weights.items()}
+
+
+def _of_parts(weights: Mapping[str, float]) -> SqlReward:
+    """The weighted mean of parts."""
+    named = dict(weights)
+    return SqlReward(partial(weighted, named), not {"format", "tag_count"}.isdisjoint(named), named)
+
 
 REWARDS: Mapping[str, SqlReward] = {
     "execution": SqlReward(execution),
     "ex": SqlReward(execution_accuracy),
-    "think2sql": SqlReward(partial(weighted, {"execution_accuracy": 0.85, "format": 0.15}), True),
+    "think2sql": _of_parts({"execution_accuracy": 0.85, "format": 0.15}),
     "qatch": SqlReward(PARTS["qatch"]),
     "dense": SqlReward(dense, True),
     "bucketed": SqlReward(bucketed, True),
@@ -245,4 +258,4 @@ def get_reward(reward: str | Mapping[str, float]) -> SqlReward:
         check_known("part of a reward of SQL-v0", name, PARTS)
     if not reward or min(reward.values()) <= 0:
         raise ConfigurationError(f"reward={dict(reward)} needs at least one part, and weights above 0")
-    return SqlReward(partial(weighted, dict(reward)), not {"format", "tag_count"}.isdisjoint(reward))
+    return _of_parts(reward)

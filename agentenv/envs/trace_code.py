@@ -84,6 +84,7 @@ class TraceCode(ProgramEnv[TraceState]):
 
     call_markers: ClassVar[tuple[str, ...]] = tuple(f"<{tag}>" for tag in TAGS)
     stop: ClassVar[tuple[str, ...]] = tuple(f"</{tag}>" for tag in TAGS)
+    reward_options: ClassVar[frozenset[str]] = frozenset({"reward"})
 
     def __init__(
         self,

@@ -97,6 +97,9 @@ class Benchmark:
     strategy: str = ""
     """The rollout strategy that plays the episodes; empty takes that of the policy's card, and ``plain`` none."""
     strategy_options: Mapping[str, Any] = field(default_factory=dict)
+    task_options: Mapping[str, Any] = field(default_factory=dict)
+    """Dials of the environment's own tasks, by the names of its ``make_tasks``, such as those of the run that trained the
+    policy."""
     token_ids: bool = False
     """Whether the records hold the token ids of the episodes, for supervised learning from exactly what was sampled."""
 
@@ -123,6 +126,11 @@ class Benchmark:
                 f"strategy_options {dict(self.strategy_options)} are of no strategy: name the strategy as well"
             )
         object.__setattr__(self, "dataset", self.dataset or OWN)
+        if self.task_options and self.dataset != OWN:
+            raise ConfigurationError(
+                f"task_options {dict(self.task_options)} are of the environment's own tasks, and the questions are those of "
+                f"{self.dataset}: leave out the one or the other"
+            )
         if self.bounds is None:
             object.__setattr__(self, "bounds", not is_endpoint(self.policy))
         if self.format and self.format not in get_args(FormatName):
@@ -136,7 +144,7 @@ class Benchmark:
         object.__setattr__(self, "env", env)
         own = env_class(env).scorers
         if takes(env, "retriever") and not RECORDED.keys() & set(own):
-            own = _SCORERS
+            own = tuple(dict.fromkeys((*own, *_SCORERS)))
         object.__setattr__(self, "scorers", self.scorers or own)
 
 
@@ -226,6 +234,8 @@ def run_benchmark(
     fresh = not (out / CONFIG).is_file()
     try:
         with _open_agent(benchmark, given.policy) as agent:
+            if said := other_env_note(benchmark, agent.card):
+                display.note(said)
             task_env = _open(benchmark, opened, given, agent, display)
             return _play_episodes(benchmark, contents, agent, task_env, out, display, retry_faults)
     except Interrupted as error:
@@ -330,6 +340,8 @@ def _play_episodes(
         scorers=benchmark.scorers,
         seed=benchmark.seed,
         settings={"options": dict(benchmark.options)}
+        | ({"task_options": dict(benchmark.task_options)} if benchmark.task_options else {})
+        | ({"trained_options": trained} if (trained := _trained(benchmark, agent.card)) else {})
         | _strategy_settings(benchmark, agent.card)
         | _token_settings(agent),
         note=display.note,
@@ -368,7 +380,7 @@ def _sources(benchmark: Benchmark) -> tuple[SourceConfig, SearchConfig]:
         seed=benchmark.seed,
         options={name: value for name, value in benchmark.options.items() if name == "executor"}
         if benchmark.dataset in PROGRAM_SETS
-        else {},
+        else dict(benchmark.task_options),
     )
     return source, SearchConfig(retriever=benchmark.retriever, corpus=benchmark.corpus)
 
@@ -406,7 +418,8 @@ def _indexing(display: Display) -> Callable[[int, int], None]:
 def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
     """Arguments of the environment: what is asked for, otherwise what stands on the policy's card."""
     asked = {"k": benchmark.k, "max_turns": benchmark.max_turns}
-    options = {name: value for name, value in asked.items() if value is not None} | dict(benchmark.options)
+    options = _trained(benchmark, card) | {name: value for name, value in asked.items() if value is not None}
+    options |= benchmark.options
     if card.env != benchmark.env and not takes(benchmark.env, "retriever"):
         return options
     known: dict[str, Any] = {
@@ -417,6 +430,27 @@ def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
     }
     stated = {name: value for name, value in known.items() if value is not None}
     return {name: value for name, value in stated.items() if takes(benchmark.env, name)} | options
+
+
+def other_env_note(benchmark: Benchmark, card: EpisodeCard) -> str:
+    """That the policy was trained in another environment, as a sentence; empty where it was not, or nothing says so."""
+    if card.env in (benchmark.env, EpisodeCard().env):
+        return ""
+    return (
+        f"{benchmark.policy} was trained in {card.env} and is asked in {benchmark.env}, whose tags and turns may be others: "
+        f"--env {card.env} asks it as it was trained"
+    )
+
+
+def _trained(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
+    """What the card says of its environment beside prompt and budgets, as far as nothing else is asked for."""
+    if card.env != benchmark.env:
+        return {}
+    return {
+        name: value
+        for name, value in card.options.items()
+        if name not in benchmark.options and takes(benchmark.env, name)
+    }
 
 
 def _bounded_observation(env: str, card: EpisodeCard) -> int | None:
@@ -438,8 +472,9 @@ def _identity(benchmark: Benchmark) -> dict[str, Any]:
         fields = {name: value for name, value in fields.items() if name not in _SAMPLING}
     if not benchmark.strategy:
         fields = {name: value for name, value in fields.items() if name not in _PLAYED}
-    if not benchmark.token_ids:
-        del fields["token_ids"]
+    for name in ("token_ids", "task_options"):  # nor these
+        if not fields[name]:
+            del fields[name]
     by_arrival = (
         is_endpoint(benchmark.policy) or is_engine(benchmark.policy) or benchmark.policy.startswith(AGENT)
     )

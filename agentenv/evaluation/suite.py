@@ -142,7 +142,7 @@ def _fields(where: str, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
         if field == "scorers":
             fits = isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value)
             values[field] = tuple(value) if fits else value
-        elif field in ("options", "template_options", "strategy_options"):
+        elif field in ("options", "template_options", "strategy_options", "task_options"):
             fits = isinstance(value, dict)
             values[field] = value
         elif field == "data":

@@ -1,7 +1,8 @@
 """How a policy is used to being asked: kept beside its weights, so that an evaluation asks it the same way."""
 
 import json
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from agentenv.core.chat_formats import make_chat_format
 from agentenv.core.images import ImageReader
 from agentenv.core.io.model_files import read_settings
 from agentenv.core.protocols import ChatFormat
+from agentenv.core.trust import risks
 from agentenv.core.validation import sentence
 from agentenv.errors import CheckpointMismatch
 
@@ -46,6 +48,8 @@ class EpisodeCard:
     """The rollout strategy that belongs to the form of the episodes, such as ``judge``; empty is none."""
     strategy_options: dict[str, Any] = field(default_factory=dict)
     """Its options by name."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further options of the environment that shape its episodes, such as the tools. See `portable`."""
 
     def chat_format(
         self, tokenizer: Any, ends: Collection[int] = (), image_reader: ImageReader | None = None
@@ -61,6 +65,32 @@ class EpisodeCard:
         )
 
 
+_WORDS = re.compile(r"[\w .,+-]*")
+_DEPTH = 4  # of tables and lists in one another; no option has more
+_SANDBOX = frozenset({"executor", "limits"})
+
+
+def portable(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``options`` that consist of numbers and words alone: whoever opens somebody else's policy can take them.
+
+    What could name a file, a host or code is left out, and so are where and within which limits programs run.
+    """
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in _SANDBOX and _is_plain(value) and not any(risks({name: value}))
+    }
+
+
+def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
+    if isinstance(value, Mapping | list | tuple):
+        parts = [*value, *value.values()] if isinstance(value, Mapping) else value
+        return depth > 0 and all(_is_plain(part, depth - 1) for part in parts)
+    return isinstance(value, bool | int | float) or (
+        isinstance(value, str) and _WORDS.fullmatch(value) is not None
+    )
+
+
 def read_card(folder: Path) -> EpisodeCard:
     """The card in ``folder``; the defaults where there is none.
 
@@ -72,11 +102,17 @@ def read_card(folder: Path) -> EpisodeCard:
         return EpisodeCard()
     try:
         EpisodeCard(**(settings := read_settings(path)))  # which refuses what it does not know
-        return TypeAdapter(EpisodeCard).validate_python(settings)
+        card: EpisodeCard = TypeAdapter(EpisodeCard).validate_python(settings)
     except TypeError as error:
         raise CheckpointMismatch(f"{path} is no card of episodes: {error}") from error
     except ValidationError as error:
         raise CheckpointMismatch(f"{path} is no card of episodes: {sentence(error)}") from error
+    if more := sorted(card.options.keys() - portable(card.options).keys()):
+        raise CheckpointMismatch(
+            f"{path} sets the options {more}, and a card holds numbers and words alone, and nothing of a sandbox: delete "
+            "them there and name them with --option"
+        )
+    return card
 
 
 def write_card(folder: Path, card: EpisodeCard) -> None:
@@ -86,4 +122,6 @@ def write_card(folder: Path, card: EpisodeCard) -> None:
         del settings["family"], settings["template_options"]
     if not card.strategy:
         del settings["strategy"], settings["strategy_options"]
+    if not card.options:
+        del settings["options"]
     (folder / _FILE).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")

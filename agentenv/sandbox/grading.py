@@ -48,9 +48,10 @@ class CallTest:
     function: str
     arguments: tuple[Any, ...]
     expected: Any
-    compare: Literal["equal", "is", "close", "true", "false", "wrapped"] = "equal"
-    """equal: ``==``; is: the same type too; close: differs by at most ``tolerance``; true, false: counts as such; wrapped:
-    equal to ``expected``, or to the first item of it."""
+    compare: Literal["equal", "is", "close", "near", "true", "false", "wrapped"] = "equal"
+    """equal: ``==``; is: the same type too; close: differs by at most ``tolerance``; near: ``==``, or of the same type and
+    number for number within ``tolerance`` + 1e-7 of the expected one (EvalPlus); true, false: counts as such; wrapped: equal
+    to ``expected``, or to the first item of it."""
     tolerance: float = 0.0
     via: str = ""
     """One of ``VIA``, through which the returned value goes first."""
@@ -77,6 +78,7 @@ def items_of(value: Any) -> Any:
 
 
 Test = StdioTest | CallTest
+_RELATIVE = 1e-7
 VIA: dict[str, Callable[[Any], Any]] = {
     "": lambda value: value,
     "set": lambda value: set(plain.apart(list(items_of(value)))),
@@ -252,6 +254,8 @@ def _agrees(test: CallTest, value: Any) -> bool:
             return type(value) is type(test.expected) and value == test.expected
         case "close":
             return bool(abs(value - test.expected) <= test.tolerance)
+        case "near":
+            return bool(value == test.expected) or _all_near(value, test.expected, test.tolerance)
         case "true":
             return bool(value)
         case "false":
@@ -259,7 +263,20 @@ def _agrees(test: CallTest, value: Any) -> bool:
         case "wrapped":
             first = test.expected[:1] if isinstance(test.expected, list) else []
             return bool(value == test.expected) or bool(first and value == first[0])
-    raise ConfigurationError(f"compare={test.compare!r} must be equal, is, close, true, false or wrapped")
+    raise ConfigurationError(
+        f"compare={test.compare!r} must be equal, is, close, near, true, false or wrapped"
+    )
+
+
+def _all_near(value: Any, expected: Any, tolerance: float) -> bool:
+    """Whether two numbers, or two lists of as many, differ by at most ``tolerance`` + 1e-7 of the expected ones."""
+    if type(value) is not type(expected):
+        return False
+    if not isinstance(expected, list | tuple):
+        return bool(abs(value - expected) <= tolerance + _RELATIVE * abs(expected))
+    return len(value) == len(expected) and all(
+        abs(mine - one) <= tolerance + _RELATIVE * abs(one) for mine, one in zip(value, expected, strict=True)
+    )
 
 
 def matches_text(test: StdioTest, text: str) -> bool:

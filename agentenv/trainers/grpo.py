@@ -22,11 +22,12 @@ from typing import Any
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
 from agentenv.core.io.files import new_folder
 from agentenv.core.options import naming_own_parts
+from agentenv.core.registry import env_class
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import AgentEnvError, ConfigurationError, Diverged, Fault
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.evaluation.task_env import defaults_of
-from agentenv.policies.card import EpisodeCard, write_card
+from agentenv.policies.card import EpisodeCard, portable, write_card
 from agentenv.policies.compute import use_compute
 from agentenv.policies.export import write_model_card, write_readers, write_weights
 from agentenv.progress import Display
@@ -112,7 +113,7 @@ def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
             clock.lap("rollout")
             with naming_own_parts(named_parts(config).values()):
                 metrics = {"step": step} | _update(run, step, batch.trained)
-            metrics |= rollout_metrics(batch.played) | batch.metrics
+            metrics |= rollout_metrics(batch.played, batch.given_up) | batch.metrics
             metrics |= retokenized_share(batch.played, run.policy.tokenizer)
             clock.lap("update")
             if config.evaluation.every and step % config.evaluation.every == 0:
@@ -270,8 +271,10 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
 
 def episode_card(config: TrainConfig) -> EpisodeCard:
     """The form of the episodes of a run, as its policy's card has it."""
+    stated, own = ("prompt", *_BUDGETS), config.env.options
     options = defaults_of(config.env.id, _BUDGETS)
-    options |= {name: value for name, value in config.env.options.items() if name in ("prompt", *_BUDGETS)}
+    options |= {name: value for name, value in own.items() if name in stated}
+    left_out = env_class(config.env.id).reward_options.union(stated)
     rollout = config.rollout
     played = rollout if rollout.strategy in KEPT else config.evaluation
     keeps = played.strategy in KEPT
@@ -284,6 +287,7 @@ def episode_card(config: TrainConfig) -> EpisodeCard:
         context_tokens=rollout.context_tokens,
         strategy=played.strategy if keeps else "",
         strategy_options=played.strategy_options if keeps else {},
+        options=portable({name: value for name, value in own.items() if name not in left_out}),
         **options,
     )
 

@@ -559,7 +559,12 @@ def test_a_plan_needs_no_folder(toml: Path, tmp_path: Path, capsys: pytest.Captu
         (
             ["--test.dataset", "hotpotqa", "--test.data", "my data/x", "--search.retriever", "bm25"],
             ["--dataset hotpotqa --data 'my data/x' --retriever bm25 "],
-            ["world", "fictional"],
+            ["world", "fictional", "--temperature", "--scorer"],
+        ),
+        (
+            ["--evaluation.temperature", "0.4", "--evaluation.scorers", '["f1_plain", "em_plain"]'],
+            ["--retriever hybrid --temperature 0.4 --scorer f1_plain --scorer em_plain "],
+            [],
         ),
         (
             [
@@ -568,15 +573,31 @@ def test_a_plan_needs_no_folder(toml: Path, tmp_path: Path, capsys: pytest.Captu
                 "--test.dataset",
                 "env",
                 "--env.options",
-                '{"hints": true, "k": 2}',
+                '{"reward": "share", "stateful": false, "k": 2}',
             ],
-            ["--option hints=true "],
+            ["--option 'reward=\"share\"' "],
+            ["--option k", "--option stateful"],  # which the card has
+        ),
+        (
+            ["--env.id", "agentenv/AgentSearch-v0", "--env.options", '{"web": "web:https://a.b", "k": 2}'],
+            [
+                "agentenv world --seed 1003 --documents 1000 --hops 1-2 --families lookup bridge --out ",
+                "--dataset fictional --env agentenv/AgentSearch-v0 --retriever hybrid --option 'web=\"web:https://a.b\"' ",
+            ],
             ["--option k"],
         ),
         (
             ["--env.id", "agentenv/SQL-v0", "--test.dataset", "env"],
             ["--dataset env --env agentenv/SQL-v0 "],
-            ["world"],
+            ["world", "--task-option"],
+        ),
+        (
+            [
+                *("--env.id", "agentenv/DomSim-v0", "--test.dataset", "env"),
+                *("--test.options", '{"joined": 2, "templates": ["notes-pin", "files-size"]}'),
+            ],
+            ['--task-option joined=2 --task-option \'templates=["notes-pin", "files-size"]\' '],
+            [],
         ),
     ],
 )

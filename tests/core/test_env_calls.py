@@ -52,6 +52,26 @@ def test_calls_that_a_blocked_loop_has_not_begun_are_all_taken_away_from_it() ->
     assert asyncio.run(run()) == ["first", "second"]
 
 
+def test_a_loop_that_has_begun_its_calls_before_they_are_taken_away_leaves_nothing_to_send() -> None:
+    """It looked blocked a moment before, as on a machine with too much to do."""
+    failures = []
+
+    async def work() -> None: ...
+
+    async def run() -> None:
+        home = asyncio.get_running_loop()
+        home.set_exception_handler(lambda _, context: failures.append(context))
+        await call("a step", 5, work)
+        host = env_calls._hosts[home]
+        host._send(host.loops[-1].drain())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await call("a step", 5, work)  # and it goes on
+
+    asyncio.run(run())
+    assert failures == []
+
+
 def test_what_environments_left_under_way_is_cancelled_with_the_run() -> None:
     ended: list[str] = []
     kept: list[Any] = []

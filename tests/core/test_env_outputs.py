@@ -137,6 +137,8 @@ def test_what_a_step_says_of_itself_is_cut_and_checked() -> None:
         "tool_results": (replace(RESULT, text="a p"),),
     }
     assert type(found["solved"]) is type(found["valid"]) is bool
+    parts = checked_step(info(reward_parts={"right": np.float32(0.5)}), 3)[0].info["reward_parts"]
+    assert (parts, type(parts["right"])) == ({"right": 0.5}, float)
     assert checked_step(info(answer=12), 3)[0].info["answer"] == "12"
     assert checked_step(info(answer=None), 3)[0].info["answer"] is None
     assert checked_step(info(tool_results=(RESULT,)), 6)[0].info["tool_results"][0] is RESULT
@@ -158,6 +160,9 @@ def test_what_a_step_says_of_itself_is_cut_and_checked() -> None:
         (step(info={"tool_results": ()}), "'valid'.* None"),
         (info(valid=1), r"'valid'.* 1"),
         (info(solved="yes"), r"'solved'.* 'yes'"),
+        (info(reward_parts=[1.0]), r"'reward_parts'.* \[1\.0\]"),
+        (info(reward_parts={1: 1.0}), "'reward_parts'"),
+        (info(reward_parts={"right": float("nan")}), "'right'.*nan"),
         (info(strategy={}), "'strategy'"),
         (info(game={}), "'game'"),
         (info(answer=HALF), r"'answer'.*ud800.*\b0\b"),

@@ -124,6 +124,74 @@ def test_mbpp_shows_one_test_and_keeps_its_setup(tmp_path: Path) -> None:
     assert "\r" not in task.data["solution"]
 
 
+PLUS = {
+    "task_id": "HumanEval/7",
+    "prompt": "def f(x, y=1):\n",
+    "entry_point": "f",
+    "canonical_solution": "    return x / 2 if y else [x, x]\n",
+    "base_input": [[1], [3, 0]],
+    "plus_input": [[5], [[6, 7], 0]],
+    "atol": 0,
+}
+
+
+def test_inputs_of_evalplus_expect_what_the_solution_returns(tmp_path: Path) -> None:
+    """Floats within 1e-6 + 1e-7 of them, everything else exactly; a given tolerance holds for all."""
+    loaded = load_code_set(
+        "humaneval_plus", write(tmp_path, "HumanEvalPlus.jsonl.gz", [PLUS]), FakeExecutor()
+    )
+    (task,) = loaded.tasks
+    assert task.data["tests"] == (
+        CallTest("f", (1,), 0.5, "near", 1e-6),
+        CallTest("f", (3, 0), [3, 3]),
+        CallTest("f", (5,), 2.5, "near", 1e-6),
+        CallTest("f", ([6, 7], 0), [[6, 7], [6, 7]]),
+    )
+    assert (task.id, task.split, task.question) == ("humaneval_plus/7", "test", PLUS["prompt"])
+    assert grade(FakeExecutor(), task.data["solution"], task.data["tests"]).all_passed
+    # What passes the inputs of the set itself alone is found out by the others.
+    half = "def f(x, y=1):\n    return [3, 3] if y == 0 else 0.5"
+    grades = grade(FakeExecutor(), half, task.data["tests"])
+    assert [outcome.value for outcome in grades.outcomes] == ["passed", "passed", "wrong", "wrong"]
+
+
+def test_an_order_that_says_nothing_is_not_compared(tmp_path: Path) -> None:
+    record = PLUS | {
+        "task_id": "Mbpp/2",
+        "prompt": '"""Common items."""\n',
+        "entry_point": "g",
+        "canonical_solution": "def g(a, b):\n    return [x for x in a if x in b]\n",
+        "base_input": [[[3, 4], [4, 3]]],
+        "plus_input": [],
+        "assertion": "assert set(g((3, 4), (4, 3))) == set((3, 4))",
+    }
+    (task,) = load_code_set("mbpp_plus", write(tmp_path, "MbppPlus.jsonl.gz", [record]), FakeExecutor()).tasks
+    assert task.data["tests"] == (CallTest("g", ([3, 4], [4, 3]), {3, 4}, via="set"),)
+    assert grade(FakeExecutor(), "def g(a, b): return [4, 3]", task.data["tests"]).all_passed
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"plus_input": [["a"]]}, "TypeError"),  # "a" / 2
+        ({"task_id": "HumanEval/32"}, "root"),
+        ({"canonical_solution": "    return object()\n"}, "object"),
+    ],
+)
+def test_a_record_of_evalplus_without_an_expected_value_is_left_out(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    folder = write(tmp_path, "HumanEvalPlus.jsonl.gz", [PLUS | change])
+    (said,) = load_code_set("humaneval_plus", folder, FakeExecutor()).exceptions.values()
+    assert reason in said
+
+
+def test_a_record_without_a_field_is_named(tmp_path: Path) -> None:
+    record = {name: value for name, value in PLUS.items() if name != "plus_input"}
+    with pytest.raises(DatasetError, match=r"HumanEval/7.*'plus_input'"):
+        load_code_set("humaneval_plus", write(tmp_path, "HumanEvalPlus.jsonl.gz", [record]), FakeExecutor())
+
+
 def test_missing_sets_and_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="'apps'"):
         load_code_set("apps", tmp_path, FakeExecutor())

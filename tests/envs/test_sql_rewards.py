@@ -131,6 +131,8 @@ def test_the_further_measures_of_qatch_are_parts() -> None:
 def test_parts_are_mixed_by_their_weights() -> None:
     reward = get_reward({"exact": 1.0, "entity": 3.0})
     assert reward(HALF) == pytest.approx(3 * (2 / 3) / 4)
+    assert reward.parts(HALF) == {"exact": 0.0, "entity": pytest.approx(3 * (2 / 3) / 4)}
+    assert get_reward("dense").parts(HALF) == {}  # a rule that is no sum
     with pytest.raises(UnknownName, match="'entty'"):
         get_reward({"entty": 1.0})
     with pytest.raises(UnknownName, match="'denze'"):

@@ -21,6 +21,7 @@ from agentenv.evaluation.benchmark import (
     _options,
     _sources,
     check_names,
+    other_env_note,
     run_benchmark,
 )
 from agentenv.evaluation.eval_agent import make_eval_agent
@@ -102,6 +103,18 @@ def test_the_strategy_is_that_of_the_card_unless_another_is_named(
     (record,) = read_records(tmp_path / "out" / "episodes.jsonl")
     assert ("of no use" in record["turns"][0]["observation"]) is dropped
     assert found["settings"].get("strategy", "") == ("judge" if dropped else "")
+
+
+def test_another_environment_than_that_of_the_training_is_told() -> None:
+    """The default of a question set is `LocalSearch-v0`, whose tags a policy of another one may not know."""
+    asked = Benchmark("hotpotqa", "hf:runs/reseek/policy")
+    said = other_env_note(asked, Judging.card)
+    assert "hf:runs/reseek/policy was trained in agentenv/JudgedSearch-v0" in said
+    assert "--env agentenv/JudgedSearch-v0" in said
+    assert other_env_note(replace(asked, env="agentenv/JudgedSearch-v0"), Judging.card) == ""
+    assert (
+        other_env_note(Benchmark("humaneval", "openai:m@http://h/v1"), EpisodeCard()) == ""
+    )  # nothing says so
 
 
 def test_results_say_how_they_were_sampled(world: Path, tmp_path: Path) -> None:
@@ -235,7 +248,13 @@ def test_questions_and_search_of_a_benchmark() -> None:
     code, _ = _sources(Benchmark("humaneval", "tiny", options={"executor": "local", "more": 1}))
     assert (code.options, code.split) == ({"executor": "local"}, None)
     own, _ = _sources(Benchmark("", "tiny", env="agentenv/Calculator-v0"))
-    assert own.split == "test"
+    assert (own.split, own.options) == ("test", {})
+    dialled = Benchmark("", "tiny", env="agentenv/Code-v0", task_options={"steps": 3})
+    assert _sources(dialled)[0].options == {"steps": 3}
+    assert _identity(dialled)["task_options"] == {"steps": 3}
+    assert "task_options" not in _identity(replace(dialled, task_options={}))
+    with pytest.raises(ConfigurationError, match="hotpotqa"):
+        Benchmark("hotpotqa", "tiny", task_options={"steps": 3})
 
 
 def test_options_that_are_asked_for_stand_above_those_of_the_card() -> None:
@@ -248,6 +267,13 @@ def test_options_that_are_asked_for_stand_above_those_of_the_card() -> None:
     }  # fmt: skip
     bare = _options(Benchmark("hotpotqa", "tiny", max_turns=9, options={"k": 4}), EpisodeCard(k=7))
     assert (bare["k"], bare["max_turns"], "prompt" in bare) == (4, 9, False)
+    shaped = replace(card, options={"queries": 8, "repeat_notice": True, "of_another_version": 1})
+    assert _options(Benchmark("hotpotqa", "tiny", options={"queries": 2}), shaped).items() >= {
+        ("queries", 2), ("repeat_notice", True), ("k", 7),
+    }  # fmt: skip
+    assert "of_another_version" not in _options(Benchmark("hotpotqa", "tiny"), shaped)
+    other = Benchmark("hotpotqa", "tiny", env="agentenv/SelfSearch-v0")
+    assert "queries" not in _options(other, shaped)  # another environment has a form of its own
     code = Benchmark("humaneval", "tiny", max_turns=2)
     assert _options(code, card) == {"max_turns": 2}  # of a card for another environment nothing holds
 

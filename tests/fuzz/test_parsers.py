@@ -454,7 +454,11 @@ def test_cassettes(head: bytes, line: bytes) -> None:
     ("name", "valid", "read"),
     [
         ("retriever.json", CARD, lambda path: read_card(path.parent)),
-        ("episode.json", {"env": "e", "k": 3, "prompt": "p"}, lambda path: read_episode_card(path.parent)),
+        (
+            "episode.json",
+            {"env": "e", "k": 3, "prompt": "p", "options": {"tools": ["a"]}},
+            lambda path: read_episode_card(path.parent),
+        ),
         ("modules.json", MODULES, lambda path: check_model_files(path.parent)),
         (
             "config.json",

@@ -360,6 +360,26 @@ def test_a_wrapped_value_is_expected_as_it_is_or_without_its_list(
     assert judge_call(test, {"v": plain.dump(value)}) is outcome
 
 
+@pytest.mark.parametrize(
+    ("expected", "value", "outcome"),
+    [
+        # With a tolerance of 1e-6: 1000 may be off by 1e-6 + 1e-4.
+        (1000.0, 1000.0001, CaseOutcome.PASSED),
+        (1000.0, 1000.0002, CaseOutcome.WRONG),
+        ([0.5, 1.0], [0.5, 1.000001], CaseOutcome.PASSED),
+        ([0.5, 1.0], [0.5, 1.00001], CaseOutcome.WRONG),
+        ([0.5, 1.0], [0.5], CaseOutcome.WRONG),
+        ([0.5], (0.5,), CaseOutcome.WRONG),
+        (2.0, 2, CaseOutcome.PASSED),  # equal
+        (2.0, "2.0", CaseOutcome.WRONG),
+        (2.0, float("nan"), CaseOutcome.WRONG),
+    ],
+)
+def test_floats_are_near_by_the_rule_of_evalplus(expected: Any, value: Any, outcome: CaseOutcome) -> None:
+    test = CallTest("f", (), expected, "near", 1e-6)
+    assert judge_call(test, {"v": plain.dump(value)}) is outcome
+
+
 def test_tuples_count_as_lists_where_asked() -> None:
     for value, outcome in (
         ((1, (2,)), CaseOutcome.PASSED),

@@ -16,10 +16,12 @@ from agentenv.core.types import Task
 from agentenv.data.sources import SourceConfig
 from agentenv.envs.browser.driver import unavailable as no_browser
 from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.evaluation.runner import play
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_task_env
 from agentenv.policies.fakes import random_policy
 from agentenv.sandbox.backends import unavailable
 from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.loop import evaluate
 from agentenv.trainers.loop.parts import rollout_config
 
 SMALL = """
@@ -62,13 +64,13 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(env: str, policy: Path, out: Path) -> Path:
+def trained(env: str, policy: Path, out: Path, *words: str) -> Path:
     needs = {"agentenv/Code-v0": lambda: unavailable("bwrap"), "agentenv/Browser-v0": no_browser}
     if reason := needs.get(env, str)():
         pytest.skip(reason)
     toml = out.with_suffix(".toml")
     toml.write_text(SMALL.format(policy=policy, env=env, options=OPTIONS.get(env, "")))
-    assert main(["train", str(toml), "--out", str(out), "--json"]) == 0
+    assert main(["train", str(toml), "--out", str(out), "--json", *words]) == 0
     return out
 
 
@@ -92,6 +94,23 @@ def test_every_environment_can_be_trained_on(env: str, policy: Path, tmp_path: P
 def test_before_and_after_can_be_compared(policy: Path, tmp_path: Path) -> None:
     sides = trained("agentenv/Calculator-v0", policy, tmp_path / "out") / "evaluation"
     assert main(["compare", str(sides / "before"), str(sides / "after"), "--json"]) == 0
+
+
+def test_the_evaluations_of_a_run_sample_at_the_temperature_that_it_names(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heats = []
+
+    def recorded(*args: Any, **options: Any) -> Any:
+        heats.append(args[4].temperature)
+        return play(*args, **options)
+
+    monkeypatch.setattr(evaluate, "play", recorded)
+    run = trained("agentenv/Calculator-v0", policy, tmp_path / "out", "--evaluation.temperature", "5")
+    assert set(heats) == {5.0}  # of the dev questions
+    for side in ("before", "after"):
+        read = json.loads((run / "evaluation" / side / "results.json").read_text())
+        assert read["settings"]["decoding"] == "temperature 5"
 
 
 def task_env(env: str, **source: Any) -> tuple[Task, ...]:

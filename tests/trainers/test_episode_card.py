@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.trainers.config.config_files import load_config
+from agentenv.core.registry import env_class
+from agentenv.evaluation.benchmark import Benchmark, _options
+from agentenv.trainers.config.config_files import load_config, presets
 from agentenv.trainers.grpo import episode_card
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,3 +46,37 @@ def test_the_card_states_the_budgets_of_the_run_although_the_run_names_none(
         run.model_copy(update={"env": run.env.model_copy(update={"id": env, "options": options})})
     )
     assert (card.k, card.max_turns, card.observation_tokens) == budgets
+
+
+@pytest.mark.parametrize(
+    ("run", "options"),
+    [
+        ("desktop-pixels", {"tree": False, "pixels": True, "pointing": "coordinate", "max_steps": 8}),
+        ("examples/hybrid-search.toml", {"queries": 8, "repeat_notice": True}),
+        ("examples/hiersearch-web.toml", {"tools": ["web_search", "browse_url"]}),
+        (
+            "examples/tracecoder.toml",
+            {"rounds": 2, "observation_chars": 400},
+        ),  # and not what repairs are paid by
+        ("examples/mt-grpo.toml", {}),  # nothing but a reward
+    ],
+)
+def test_the_card_keeps_what_shapes_the_episodes_and_not_what_they_are_paid(
+    run: str, options: dict[str, object]
+) -> None:
+    """Asked with the environment's own options, a policy of pixels would be shown a tree, and its ids in place of places."""
+    card = episode_card(load_config(str(ROOT / run) if run.endswith(".toml") else run))
+    assert {name: value for name, value in card.options.items() if name in options or not options} == options
+    assert not {"reward", "outcome", "scorer", "found_reward"} & card.options.keys()
+
+
+def test_every_option_of_a_preset_is_asked_again_or_only_paid() -> None:
+    """By `agentenv eval` in the environment of the run: what a card cannot hold is named here with its reason."""
+    unsaid = {"generator": "it names who plays, which may be a model behind an address"}
+    for path in [*presets().values(), *sorted((ROOT / "examples").glob("*.toml"))]:
+        config = load_config(str(path))
+        card, benchmark = episode_card(config), Benchmark("", "tiny", env=config.env.id)
+        asked = _options(benchmark, card)
+        paid = env_class(config.env.id).reward_options
+        for name, value in config.env.options.items():
+            assert name in paid or asked.get(name) == value or name in unsaid, (path.stem, name)

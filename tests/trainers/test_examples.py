@@ -256,7 +256,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rollout.group_size": 16,
         "optimizer.max_grad_norm": 0.2,
     },
-    "ssp": {"rollout.group_size": 5, "loss.kl_coefficient": 0.01, "loss.clip_high": 0.285},
+    "ssp": {
+        "rollout.group_size": 5,
+        "rollout.temperature": 1.0,
+        "rollout.strategy_options.temperatures": {"proposer": 0.8},
+        "loss.kl_coefficient": 0.01,
+        "loss.clip_high": 0.285,
+    },
+    "r3l-self": {"rollout.group_size": 8, "rollout.temperature": 1.0, "evaluation.temperature": 0.4},
+    "gdpo": {"loss.estimator": "decoupled", "loss.estimator_options.scale": "batch"},
     "mae": {
         "loss.estimator": "reinforce_pp",
         "loss.estimator_options": {},

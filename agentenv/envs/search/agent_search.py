@@ -164,6 +164,7 @@ class AgentSearch(SearchEnv):
     call_markers = tuple(f"<{tool}>" for tool in TOOLS)
     stop = (*(f"</{tool}>" for tool in TOOLS), "</answer>")
     scorers = (*SearchEnv.scorers, "f1_squad_guard")
+    reward_options = SearchEnv.reward_options | {"local_first"}
     no_expert = "what has to be searched depends on the tools"
     state: HierarchicalState
 

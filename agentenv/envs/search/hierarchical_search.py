@@ -131,7 +131,7 @@ class AgentSettings:
 
 
 _TRAINED = ("prompt", "k", "max_turns", "observation_tokens", "turn_tokens", "context_tokens")
-"""Settings of an agent that the card of its policy states."""
+"""Settings of an agent that the card of its policy states, beside its tools and what else shaped its episodes."""
 
 
 @lru_cache(maxsize=8)
@@ -149,8 +149,12 @@ def _as_trained(policy: object) -> dict[str, Any]:
     if not isinstance(policy, str) or policy == EXTRACTIVE or is_endpoint(policy):
         return {}
     card = read_card(policy_folder(policy))
-    stated = {name: getattr(card, name) for name in _TRAINED} if card.env == "agentenv/AgentSearch-v0" else {}
-    return {name: value for name, value in stated.items() if value is not None}
+    if card.env != "agentenv/AgentSearch-v0":
+        return {}
+    stated = {name: getattr(card, name) for name in _TRAINED}
+    known = AgentSettings.__dataclass_fields__
+    shaped = {name: value for name, value in card.options.items() if name in known}
+    return shaped | {name: value for name, value in stated.items() if value is not None}
 
 
 def configured_agent(
@@ -266,6 +270,7 @@ class HierarchicalSearch(SearchEnv):
     call_markers = ("<local_search_agent>", "<web_search_agent>", "<all_search_agent>")
     stop = (*(marker.replace("<", "</") for marker in call_markers), "</answer>")
     scorers = (*SearchEnv.scorers, "f1_squad_guard")
+    reward_options = SearchEnv.reward_options | {"local_first"}
     state: HierarchicalState
 
     def __init__(

@@ -175,6 +175,8 @@ TOTALS: Mapping[str, Callable[[Sequence[float | None]], float]] = {"mean": verdi
 class JudgedSearch(LocalSearch):
     """`LocalSearch` in which each page may be judged once, in the action after it."""
 
+    reward_options = LocalSearch.reward_options | {"judge_reward", "false_yes", "verdicts", "discount"}
+
     def __init__(
         self,
         *,

@@ -279,6 +279,7 @@ class LongSearch(SearchEnv):
     call_markers = ("<search>", "<access>")
     stop = ("</search>", "</access>", "</answer>")
     scorers = (*SearchEnv.scorers, "f1_set", "cem")
+    reward_options = SearchEnv.reward_options | {"doubt_penalty"}
     client_data: ClassVar[Mapping[str, Any]] = {**SearchEnv.client_data, "augmented_answers": tuple[str, ...]}
     state: LongState
 

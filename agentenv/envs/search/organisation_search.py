@@ -140,6 +140,7 @@ class OrganisationSearch(SearchEnv):
 
     call_markers = ("<search>", "<open>")
     stop = ("</search>", "</open>", "</answer>")
+    reward_options = SearchEnv.reward_options | {"evidence_reward"}
 
     def __init__(
         self,

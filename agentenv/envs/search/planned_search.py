@@ -292,6 +292,7 @@ class PlannedSearch(LocalSearch):
     """`LocalSearch` in which the end of the plan asks the generator."""
 
     no_expert = "what a plan is worth depends on the generator"
+    reward_options = LocalSearch.reward_options | {"search_cost", "gain", "process", "process_weight", "cost"}
 
     def __init__(
         self,

@@ -98,6 +98,7 @@ class Rewrite(AsyncEnv[RewriteState]):
     }
     stop: ClassVar[tuple[str, ...]] = ("</rewrite>",)
     scorers: ClassVar[tuple[str, ...]] = ("mrr", "recall@10", "recall@100", "reward")
+    reward_options: ClassVar[frozenset[str]] = frozenset({"reward", "paid_ranks"})
 
     def __init__(
         self,

@@ -92,6 +92,9 @@ class SearchEnv(AsyncEnv[SearchState]):
 
     reports_searches: ClassVar[bool] = True
     scorers: ClassVar[tuple[str, ...]] = ("em_squad", "f1_squad")
+    reward_options: ClassVar[frozenset[str]] = frozenset(
+        {"scorer", "found_reward", "outcome", "outcome_options"}
+    )
     """Of the evaluations of a run; that of the reward and those of the paper are among them."""
     client_data: ClassVar[Mapping[str, Any]] = {"path": tuple[Hop, ...]}
     final_tag: ClassVar[str] = "answer"
@@ -210,8 +213,9 @@ class SearchEnv(AsyncEnv[SearchState]):
         )
         reply = replace(reply, info={**reply.info, **notes}, action=action)
         state.record.append(reply)
+        earned = parts.reward(state)
         reward = 0.0
-        for part in parts.reward(state).values():
+        for part in earned.values():
             reward += part
         if self._names_flaws and reply.end and score_of(state, self.scorer) >= 1:
             reply = replace(reply, info={**reply.info, "flawed": not is_grounded(state)})
@@ -223,6 +227,7 @@ class SearchEnv(AsyncEnv[SearchState]):
             truncated=reply.end is EndReason.TURN_LIMIT,
             valid=reply.valid,
             tool_results=(reply.result,) if reply.result else (),
+            reward_parts=dict(earned),
             **reply.info,
         )
 

@@ -86,6 +86,16 @@ def _within_loss(loss: LossSettings, *, several_steps: bool) -> Iterator[str]:
             yield "clip_low bounds no weight with loss.objective_options.convention='trl': leave it out"
 
 
+def leaves_contexts(rollout: RolloutSettings) -> bool:
+    """Whether the strategy may leave tokens that were sampled in another context than theirs, or at another temperature."""
+    options = rollout.strategy_options
+    if rollout.strategy == "tree":
+        return bool(options.get("window"))
+    if rollout.strategy == "self_play":
+        return any(heat != rollout.temperature for heat in options.get("temperatures", {}).values())
+    return rollout.strategy not in IN_CONTEXT
+
+
 def _with_strategy(rollout: RolloutSettings, loss: LossSettings, *, supervised_batch: int) -> Iterator[str]:
     """Conflicts of the rollout strategy with the task sampler, the loss and the supervised steps."""
     strategy, sampler = rollout.strategy, get_sampler(rollout.sampler, rollout.sampler_options)
@@ -105,8 +115,7 @@ def _with_strategy(rollout: RolloutSettings, loss: LossSettings, *, supervised_b
             f"makes, not {strategy!r}"
         )
     # What is about tokens of another context needs something that leaves such tokens.
-    window = strategy == "tree" and rollout.strategy_options.get("window")
-    leaves_some = strategy not in IN_CONTEXT or window or sampler.replays
+    leaves_some = leaves_contexts(rollout) or sampler.replays
     guided = isinstance(sampler, GuidingSampler) and sampler.guides
     shaped = "loss.objective='guided_clip'" if loss.objective == "guided_clip" else ""
     weighed = "loss.correction.off_context='ratio'" if loss.correction.off_context == "ratio" else ""

@@ -203,8 +203,10 @@ class ClusterSettings(Frozen):
 
 
 class EvaluationSettings(Frozen):
-    """Evaluation during and around training; always greedy, and without a rollout strategy unless one is named."""
+    """Evaluation during and around training; without a rollout strategy unless one is named."""
 
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature of these evaluations; 0 always takes the most likely token (R3L: .4)."""
     every: int = Field(10, ge=0)
     """Steps between two evaluations on the dev questions; 0 makes none."""
     keep_best: bool = False

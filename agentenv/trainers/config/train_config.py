@@ -11,7 +11,7 @@ from agentenv.evaluation.task_env import EnvConfig, SearchConfig, known_retrieve
 from agentenv.policies.compute import ComputeSettings, multiplies_bfloat16
 from agentenv.policies.engine import COLDEST, HOTTEST, EngineConfig
 from agentenv.tracking import check_tracker
-from agentenv.trainers.config.conflicts import bounds_note, conflict_of
+from agentenv.trainers.config.conflicts import bounds_note, conflict_of, leaves_contexts
 from agentenv.trainers.config.sections import (
     AsynchronousSettings,
     ChatSettings,
@@ -28,7 +28,7 @@ from agentenv.trainers.config.sections import (
 )
 from agentenv.trainers.learner.settings import LossSettings, MemorySettings
 from agentenv.trainers.selfplay.games import agent_names, get_game
-from agentenv.trainers.strategies.strategies import IN_CONTEXT, NATIVE
+from agentenv.trainers.strategies.strategies import NATIVE
 from agentenv.trainers.task_sampling.samplers import GatedSampler, GuidingSampler, TaskSampler, get_sampler
 
 
@@ -142,11 +142,13 @@ class TrainConfig(Frozen):
             raise ValueError(
                 "engine.kind='vllm' forms batches by arrival, which rollout.deterministic rules out: set it to false"
             )
-        if self.engine.kind == "vllm" and not COLDEST <= self.rollout.temperature <= HOTTEST:
-            raise ValueError(
-                f"engine.kind='vllm' samples at temperatures from {COLDEST} to {HOTTEST:g}, and rollout.temperature is "
-                f"{self.rollout.temperature:g}"
-            )
+        heats = {"rollout": self.rollout.temperature, "evaluation": self.evaluation.temperature or COLDEST}
+        for name, heat in heats.items():
+            if self.engine.kind == "vllm" and not COLDEST <= heat <= HOTTEST:
+                raise ValueError(
+                    f"engine.kind='vllm' samples at temperatures from {COLDEST} to {HOTTEST:g}, and {name}.temperature is "
+                    f"{heat:g}"
+                )
         return self
 
     @model_validator(mode="after")
@@ -258,8 +260,7 @@ class TrainConfig(Frozen):
         off_context, strategy = self.resolved_loss.correction.off_context, self.rollout.strategy
         if not self.resolved_loss.correction.weighs or off_context == "weight":
             return ""
-        window = strategy == "tree" and self.rollout.strategy_options.get("window")
-        if off_context != "rescore" and (strategy not in IN_CONTEXT or window):
+        if off_context != "rescore" and leaves_contexts(self.rollout):
             return f"rollout.strategy={strategy!r}"
         if off_context != "rescore" and guides(sampler):
             return f"rollout.sampler={self.rollout.sampler!r}"

@@ -89,6 +89,7 @@ ESTIMATORS: Mapping[str, str] = {
     "role_wise": "agentenv.trainers.credit.estimators:role_wise",
     "high_entropy": "agentenv.trainers.credit.estimators:high_entropy",
     "turn_roles": "agentenv.trainers.credit.turn_roles:turn_roles",
+    "decoupled": "agentenv.trainers.credit.decoupled:decoupled",
 }
 
 

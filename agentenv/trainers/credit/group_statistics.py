@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentenv.core.trajectory import Trajectory
+from agentenv.errors import ConfigurationError
 
 Values = NDArray[np.float64]
 Singleton = Literal["zero", "reward"]
@@ -66,6 +67,20 @@ def with_batch_deviation(groups: Sequence[Sequence[Trajectory]]) -> list[list[Tr
     # A step of equal rewards gets 0 in place of noise; its groups have no variance either, so nothing is divided by it.
     deviation = 0.0 if has_zero_variance(rewards) else float(np.std(rewards, ddof=1))
     return [[replace(t, info=t.info | {BATCH_DEVIATION: deviation}) for t in group] for group in groups]
+
+
+def deviation_of(trajectory: Trajectory, estimator: str) -> float:
+    """What the trainer has noted of the rewards of the whole step, for ``estimator``.
+
+    Raises:
+        ConfigurationError: nothing, as outside a training run.
+    """
+    if BATCH_DEVIATION not in trajectory.info:
+        raise ConfigurationError(
+            f"{estimator} with scale='batch' needs the rewards of the whole step, which the trainer notes; nothing was "
+            f"noted of trajectory {trajectory.id!r}: take another scale outside a training run"
+        )
+    return float(trajectory.info[BATCH_DEVIATION])
 
 
 def has_zero_variance(rewards_G: Sequence[float] | Values) -> bool:

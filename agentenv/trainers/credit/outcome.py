@@ -14,9 +14,9 @@ import numpy as np
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.group_statistics import (
-    BATCH_DEVIATION,
     Singleton,
     Values,
+    deviation_of,
     has_zero_variance,
     on_all_tokens,
     others_mean,
@@ -54,20 +54,9 @@ def group_relative(
     Raises:
         ConfigurationError: ``scale="batch"`` outside a training run, where nothing is known of other groups.
     """
-    deviation = _batch_deviation(group) if scale == "batch" else None
+    deviation = deviation_of(group[0], "group_relative") if scale == "batch" and group else None
     scores = standardize(rewards_of(group), epsilon=epsilon, deviation=deviation, singleton=singleton)
     return on_all_tokens(group, scores)
-
-
-def _batch_deviation(group: Sequence[Trajectory]) -> float | None:
-    for trajectory in group:
-        if BATCH_DEVIATION not in trajectory.info:
-            raise ConfigurationError(
-                "group_relative with scale='batch' needs the rewards of the whole step, which the trainer notes; nothing "
-                f"was noted of trajectory {trajectory.id!r}: take scale='std' outside a training run"
-            )
-        return float(trajectory.info[BATCH_DEVIATION])
-    return None
 
 
 def dr_grpo(group: Sequence[Trajectory], *, singleton: Singleton = "zero") -> list[Values]:

@@ -46,7 +46,7 @@ def curve(run: Json) -> list[tuple[int, int, float]]:
     Raises:
         ConfigurationError: nowhere.
     """
-    spent = accumulate(int(line["sampled_tokens"] + line.get("pruned_tokens", 0)) for line in run["metrics"])
+    spent = accumulate(int(line["sampled_tokens"]) for line in run["metrics"])
     lines = zip(run["metrics"], spent, strict=True)
     seen = [(line["step"], used, line["dev_score"]) for line, used in lines if "dev_score" in line]
     if not seen:

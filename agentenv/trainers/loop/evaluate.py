@@ -49,7 +49,8 @@ def plain_roll(config: TrainConfig) -> Roll:
 
 def run_dev_evaluation(run: Run) -> dict[str, Any]:
     """Score and interval of the present policy on the dev questions; nothing but a warning where none could be played."""
-    config = rollout_config(run.config.rollout, run.config.env, temperature=0.0)
+    heat = run.config.evaluation.temperature
+    config = rollout_config(run.config.rollout, run.config.env, temperature=heat)
     roll = plain_roll(run.config)
     played = play(run.policy, run.chat, run.dev.make_env, run.dev.source.tasks, config, name="dev", roll=roll)
     try:
@@ -122,7 +123,7 @@ def _play_test_evaluation(run: Run, directory: Path, title: str, strategy: str) 
         policy=run.policy,
         tokenizer=run.policy.tokenizer,
         chat=run.chat,
-        config=rollout_config(config.rollout, config.env, temperature=0.0),
+        config=rollout_config(config.rollout, config.env, temperature=config.evaluation.temperature),
         batch=BATCH,
         roll=plain_roll(config)
         if strategy == "plain"

@@ -40,15 +40,18 @@ def _sampled_turns(trajectory: Trajectory) -> Iterator[list[int]]:
     yield from turns.values()
 
 
-def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
+def rollout_metrics(
+    groups: Sequence[Sequence[Trajectory]], given_up: Sequence[Trajectory] = ()
+) -> dict[str, float]:
     """The metrics of the groups of one step, in which at least one episode is valid. Means are over valid episodes.
 
     The entropy is estimated from the sampled tokens: the mean of -log p, in nats. ``rewarded_logprob`` is the mean of log p
     over the episodes with more reward than the mean of their group. Neither counts tokens that were sampled in another
     context or at another temperature, and each is absent where there are no others. A group that lost every member to
     infrastructure failures counts only in ``faults`` and in the sums. ``sampled_tokens`` counts every token that the policy
-    sampled, also those that a strategy left out of the record. Metrics of a strategy are added up, and lists of them are
-    averaged. A mean over nothing is 0. ``flawed_share`` is there where the environment says which right answers are flawed.
+    sampled, also those that a strategy left out of the record, and those of the episodes that were ``given_up``. Metrics of
+    a strategy are added up, and lists of them are averaged. A mean over nothing is 0. ``flawed_share`` is there where the
+    environment says which right answers are flawed.
 
     Retries of another trajectory, reflections and demonstrations count in no mean, so that the means show what the policy
     does without help. They count in the sums and, as members of their groups, in ``zero_variance_share``.
@@ -78,7 +81,7 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         | ({"entropy": -fmean(sampled)} if sampled else {})
         | ({"rewarded_logprob": fmean(right)} if right else {})
         | _flawed(valid)
-        | _strategy_metrics(played)
+        | _strategy_metrics([*played, *given_up])
         | {f"end_{reason}": ends[f"end_{reason}"] for reason in EndReason if ends[f"end_{reason}"]}
     )
 

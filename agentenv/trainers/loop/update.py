@@ -14,6 +14,7 @@ from agentenv.core.types import EndReason
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.sections import OptimizerSettings, RewardShapingSettings, RolloutSettings
 from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.credit.decoupled import with_decoupled_deviation
 from agentenv.trainers.credit.estimators import get_estimator, left_out_by
 from agentenv.trainers.credit.group_statistics import (
     CREDIT_WEIGHT,
@@ -322,8 +323,7 @@ def assign_credit(
     estimate = get_estimator(loss.estimator, loss.estimator_options)
     credited, masked, changed = [], 0, Counter[str]()
     played = [shape_group(shaping, rollout.context_tokens, group) for group in groups]
-    if loss.estimator_options.get("scale") == "batch":
-        played = with_batch_deviation(played)
+    played = _with_step_noted(loss, played)
     # Left out of the loss alone: the estimator has compared all members, which is why one more was played.
     left_out = left_out_by(loss.estimator)
     for group, valid in zip(groups, played, strict=True):
@@ -350,6 +350,16 @@ def assign_credit(
             credited.append(Credited(tuple(rows), int(trajectory.loss_mask.sum())))
     figures = {"truncated_masked": masked} if loss.mask_truncated else {}
     return credited, figures | _shaping_figures(shaping, [t for group in played for t in group], changed)
+
+
+def _with_step_noted(loss: LossSettings, groups: list[list[Trajectory]]) -> list[list[Trajectory]]:
+    """``groups`` with what an estimator has to know of the rewards of the whole step, where it does."""
+    options = loss.estimator_options
+    if options.get("scale") != "batch":
+        return groups
+    if loss.estimator == "decoupled":
+        return with_decoupled_deviation(groups, **{key: options[key] for key in options if key != "scale"})
+    return with_batch_deviation(groups)
 
 
 def _with_bonuses(

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import EpisodeSpec, run_episode
 from agentenv.core.scoring.scorers import get_scorer
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Task
 from agentenv.envs.search.page_format import as_question, filled
 from agentenv.envs.search.proposals import Proposal, QuestionRules, as_page
@@ -86,6 +86,9 @@ class SelfPlayStrategy:
     """Opening messages by move, in place of the game's own."""
     role_policies: dict[str, str] = field(default_factory=dict)
     """Who plays a role in place of the trained policy: ``tiny``, ``hf:PATH`` or ``openai:MODEL@URL``; not trained."""
+    temperatures: dict[str, float] = field(default_factory=dict)
+    """At which a role samples, where it is not ``rollout.temperature`` (SSP: .8 of the proposer and 1 of the solver). Its
+    tokens carry ``context_mismatch`` then: their recorded log-probs are those of another distribution than the loss has."""
     agents: int = 0
     """Agents of which one is drawn by lot for each episode that is paid (CoMAS: 4), in place of roles. ``agent_1`` and so on
     can be named in ``second.roles`` and ``role_policies``; a role that is named in ``role_policies`` is drawn for nobody."""
@@ -110,8 +113,10 @@ class SelfPlayStrategy:
         for name in self.prompts:
             check_known(f"move of the game {self.game!r}:", name, turns)
         roles = {turn.role for turn in game.turns} | set(agent_names(self.agents))
-        for role in self.role_policies:
+        for role in (*self.role_policies, *self.temperatures):
             check_known(f"role of the game {self.game!r}:", role, roles)
+        if min(self.temperatures.values(), default=0.0) < 0:
+            raise ConfigurationError(f"self_play needs temperatures of at least 0, not {self.temperatures}")
         if self.agents < 0 or (self.imitate and not game.taught):
             raise ConfigurationError(
                 f"self_play needs agents of at least 0, not {self.agents}, and imitate = false in the game {self.game!r} "
@@ -223,7 +228,8 @@ class _GameRunner:
         seed = spec.seed + self.rounds * _ROUND_SEEDS
         role = self._role_of(turn, seed)
         policy, chat = self._policy_of(role)
-        config = context.config.model_copy(update={"temperature": 0.0}) if turn.greedy else context.config
+        heat = 0.0 if turn.greedy else self.strategy.temperatures.get(role, context.config.temperature)
+        config = context.config.model_copy(update={"temperature": heat})
         episode = f"{context.episode(place)}-{self.rounds}-{turn.name}"
         env, task = await self._make_episode(turn, place, seed)
         own = EpisodeSpec(env, task, seed, self._group(turn, role))
@@ -232,7 +238,10 @@ class _GameRunner:
         else:
             with closing(env):
                 played = await run_episode(own, policy, chat, config, episode=episode)
-        played = replace(played, info=played.info | {"role": role, "writes": turn.writes})
+        segments = played.segments
+        if heat != context.config.temperature:
+            segments = tuple(replace(s, context_mismatch=s.kind is SegmentKind.POLICY) for s in segments)
+        played = replace(played, segments=segments, info=played.info | {"role": role, "writes": turn.writes})
         if turn.kind == "search":
             return await self._judged_answer(played)
         return await self._check_agreement(played) if turn.check in AGREED else played

@@ -51,10 +51,14 @@ class DynamicSampling(StatelessSampler):
         keep: The step ends when the groups that are kept are this share of ``questions``; the rest of the budget is then
             not spent.
         max_rounds: The step ends after so many rounds in any case; 0 plays until the budget is spent.
+        keep_last: Whether all groups of the last round are trained where fewer groups differ than ``questions`` times
+            ``keep``, as in the dynamic sampling of GiGPO (Feng et al. 2025, arXiv:2505.10978), whose credit of turns is not
+            0 in a group of equal outcomes.
     """
 
     keep: float = 0.5
     max_rounds: int = 10
+    keep_last: bool = False
 
     def __post_init__(self) -> None:
         require("keep", self.keep, 0 < self.keep <= 1, "within (0, 1]")
@@ -66,17 +70,23 @@ class DynamicSampling(StatelessSampler):
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """Draws as many fresh groups as are missing, within the budget."""
-        target = max(1, round(self.keep * step_budget.questions))
         # Only what is missing, so that a step of good groups ends early and its cost follows the difficulty of the tasks.
-        missing = target - sum(map(self.keeps, step_budget.groups))
+        missing = self._missing(step_budget)
         if missing <= 0 or step_budget.rounds == self.max_rounds > 0:
             return []
         count = min(missing, step_budget.remaining // step_budget.group_size)
         return [TaskDraw(place, step_budget.group_size) for place in step_budget.draw_unplayed(count)]
 
     def select(self, step_budget: StepBudget) -> Selection:
-        """Groups of outcomes that differ are trained."""
-        return Selection([group for group in step_budget.groups if self.keeps(group)])
+        """Groups of outcomes that differ are trained; with ``keep_last`` those of the last round too where they are few."""
+        short = self.keep_last and self._missing(step_budget) > 0
+        last = step_budget.last_round if short else len(step_budget.groups)
+        return Selection([g for at, g in enumerate(step_budget.groups) if at >= last or self.keeps(g)])
+
+    def _missing(self, step_budget: StepBudget) -> int:
+        """How many groups are missing to what the step aims at; negative where there are more."""
+        target = max(1, round(self.keep * step_budget.questions))
+        return target - sum(map(self.keeps, step_budget.groups))
 
 
 def is_diverse(returns_G: Sequence[float], eta: float) -> bool:

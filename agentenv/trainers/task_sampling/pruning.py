@@ -63,9 +63,10 @@ class OnlinePruning:
     ARRoL, Xu et al. 2026, arXiv:2603.24840. Tasks are drawn uniformly. A logistic regression predicts the outcome of an
     episode, and the episode continues with a probability that depends on the prediction. After each step the regression
     learns from the outcomes of the episodes that continued, each weighed by the inverse of its probability to continue.
-    Episodes that are given up count neither in the loss nor in the metrics, except ``pruned``, ``pruned_tokens`` and
-    ``pruning_bias``: the mean outcome of the episodes that continued minus their mean with these weights, which is how far
-    pruning shifts the baseline. This sampler needs the strategy ``plain``; the budget counts episodes that were begun.
+    Episodes that are given up count neither in the loss nor in the metrics, except ``sampled_tokens``, ``pruned``,
+    ``pruned_tokens`` (which are among the sampled ones) and ``pruning_bias``: the mean outcome of those that continued
+    minus their mean with these weights, which is how far pruning shifts the baseline. This sampler needs the strategy
+    ``plain``; the budget counts episodes that were begun.
 
     Args:
         target: Share of successes aimed at.
@@ -141,7 +142,7 @@ class OnlinePruning:
             metrics["pruning_bias"] = fmean(outcomes) - weighted_mean(outcomes, chances)
             self._learn(np.stack(features), np.array(outcomes), 1 / np.array(chances))
         self._predicted += [self.predict(features) for features, _ in judged.values()]
-        return Selection(step_budget.groups, metrics=metrics)
+        return Selection(step_budget.groups, metrics=metrics, given_up=pruned)
 
     def _learn(self, features: Features, outcomes: Features, weights: Features) -> None:
         """Ten steps down the mean weighted log-loss."""

@@ -103,6 +103,8 @@ class StepBudget:
     """In the order in which they were opened."""
     rounds: int = 0
     """Rounds played."""
+    last_round: int = 0
+    """Place of the first group that the last round opened."""
     reserved: int = 0
     """Episodes asked for; those that met an infrastructure failure count."""
 
@@ -152,6 +154,8 @@ class Selection:
     """Groups of earlier steps to train on as well."""
     added_members: Mapping[int, list[Trajectory]] = field(default_factory=dict)
     """Episodes of earlier steps that join a group, by its place among ``trained``."""
+    given_up: Sequence[Trajectory] = ()
+    """Episodes of the step that have left their groups; what was sampled in them counts, and nothing else of them."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What else is worth a line in the metrics."""
 
@@ -220,6 +224,8 @@ class Batch:
     """Groups that credit is assigned in."""
     metrics: dict[str, float]
     """What the sampler did."""
+    given_up: Sequence[Trajectory] = ()
+    """Episodes that are in no group any more, because the sampler has given them up."""
 
 
 Play = Callable[[Sequence[TaskDraw], Sequence[Group], StepBudget], Sequence[Sequence[Trajectory]]]
@@ -233,6 +239,7 @@ def collect(sampler: TaskSampler, step_budget: StepBudget, play: Play) -> Batch:
         ConfigurationError: the sampler asks for more than the step has left.
     """
     while step_budget.remaining > 0 and (draws := sampler.draw(step_budget)):
+        step_budget.last_round = len(step_budget.groups)
         groups = step_budget.reserve(draws)
         for group, members in zip(groups, play(draws, groups, step_budget), strict=True):
             group.members += members
@@ -249,7 +256,10 @@ def collect(sampler: TaskSampler, step_budget: StepBudget, play: Play) -> Batch:
     apart = [group.apart for group in step_budget.groups if id(group) not in kept and group.apart]
     trained = [*own, *apart, *selection.replayed]
     return Batch(
-        [group.members for group in step_budget.groups], trained, _metrics(step_budget, selection, trained)
+        [group.members for group in step_budget.groups],
+        trained,
+        _metrics(step_budget, selection, trained),
+        selection.given_up,
     )
 
 

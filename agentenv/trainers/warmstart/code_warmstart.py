@@ -60,19 +60,19 @@ class CodeWarmstartConfig(SmallPolicyConfig):
         turns = 2 * self.difficulty + 2 if self.stateful else 3
         context = 896 if self.stateful else 512
         return EpisodeCard(
-            env=ENV, prompt="{question}", max_turns=turns, turn_tokens=80, context_tokens=context
+            env=ENV,
+            prompt="{question}",
+            max_turns=turns,
+            turn_tokens=80,
+            context_tokens=context,
+            options={"stateful": self.stateful, "observation_chars": 160},
         )
 
     @property
     def options(self) -> dict[str, Any]:
         """Options of the environment that the policy learns."""
         card = self.episodes_like
-        return {
-            "stateful": self.stateful,
-            "max_turns": card.max_turns,
-            "observation_chars": 160,
-            "prompt": card.prompt,
-        }
+        return {**card.options, "max_turns": card.max_turns, "prompt": card.prompt}
 
 
 def demonstrations(config: CodeWarmstartConfig) -> list[Demo]:

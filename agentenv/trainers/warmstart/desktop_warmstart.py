@@ -168,7 +168,12 @@ def desktop_warmstart(config: DesktopWarmstartConfig, display: Display, out: Pat
     metrics: Metrics = {"tokens": tokens, "skill": skill} | judge(policy, config)
     metrics["minutes"] = (time.perf_counter() - began) / 60
     episodes = EpisodeCard(
-        env=ENV, prompt=PROMPT, format="template", turn_tokens=TURN_TOKENS, context_tokens=CONTEXT_TOKENS
+        env=ENV,
+        prompt=PROMPT,
+        format="template",
+        turn_tokens=TURN_TOKENS,
+        context_tokens=CONTEXT_TOKENS,
+        options={name: value for name, value in OPTIONS.items() if name != "prompt"},
     )
     parameters = sum(p.numel() for p in policy.model.parameters())
     text = _CARD.format(config=config, parameters=parameters, kinds=", ".join(config.templates), **metrics)

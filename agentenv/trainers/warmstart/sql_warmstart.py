@@ -45,6 +45,7 @@ LEVELS = (1, 2)
 ORIGINAL = 4
 """One database in so many keeps the names of its domain."""
 MAX_TURNS, TURN_TOKENS, CONTEXT_TOKENS = 3, 96, 640
+OBSERVATION_CHARS = 160
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Form:
     @property
     def options(self) -> dict[str, Any]:
         """Options of the environment."""
-        return {"max_turns": MAX_TURNS, "observation_chars": 160, "prompt": self.prompt}
+        return {"max_turns": MAX_TURNS, "observation_chars": OBSERVATION_CHARS, "prompt": self.prompt}
 
 
 PLAIN = Form("agentenv/SQL-v0", Sql, "{question}\n", (0, 1))
@@ -159,6 +160,7 @@ def sql_warmstart(config: SqlWarmstartConfig, display: Display, out: Path) -> Me
         max_turns=MAX_TURNS,
         turn_tokens=TURN_TOKENS,
         context_tokens=CONTEXT_TOKENS,
+        options={"observation_chars": OBSERVATION_CHARS},
     )
     parameters = sum(p.numel() for p in policy.model.parameters())
     text = _CARD.format(config=config, parameters=parameters, prompt=EXPLORING.prompt.rstrip("\n"), **metrics)

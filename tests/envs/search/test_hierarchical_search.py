@@ -302,6 +302,21 @@ def test_an_agent_is_asked_as_it_was_trained(tmp_path: Path) -> None:
     assert budgets == [10, 1, 500]
 
 
+def test_an_agent_has_the_tools_that_it_was_trained_with(tmp_path: Path) -> None:
+    """Those of the table stand above them; the agent of HierSearch's web preset would have been given the local ones."""
+    random_policy(tmp_path, context=512, texts=["<web_search> </web_search> <answer> </answer> who is it ?"])
+    trained = {"tools": ["web_search", "browse_url"], "local_first": True}
+    write_card(tmp_path, EpisodeCard("agentenv/AgentSearch-v0", options=trained))
+
+    def offered(**settings: Any) -> list[str]:
+        policy = {"policy": f"hf:{tmp_path}"}
+        agent = configured_agent("web", policy | settings, [TASK], InMemoryRetriever(LOCAL))
+        return [tool for tool in agent.env.parts.tools if tool != "answer"]
+
+    assert offered() == ["web_search", "browse_url"]
+    assert offered(tools=["chunk_search"]) == ["chunk_search"]
+
+
 def test_an_agent_of_a_configuration_sees_ten_passages_a_query() -> None:
     many = InMemoryRetriever([Document(f"l{n}", f"Halvik {n}", "Halvik is in dispute .") for n in range(12)])
     env = HierarchicalSearch(tasks=[TASK], retriever=many, agents={"local": {}}, keep=1.0)

@@ -125,6 +125,12 @@ def test_the_reward_of_an_answer_is_a_function_of_the_state_alone() -> None:
     assert score_of(state, EM) == 0.0
 
 
+def test_a_step_names_the_parts_of_its_reward() -> None:
+    env = begun(found_reward=0.5)
+    steps = [env.step(action) for action in ("<search>Halvik</search>", "<answer>Norland</answer>")]
+    assert [step.info["reward_parts"] for step in steps] == [{"found": steps[0].reward}, {"outcome": 1.0}]
+
+
 def test_a_copy_of_a_state_shares_what_has_happened() -> None:
     state = begun().state
     state.record.append(page("Norland"))

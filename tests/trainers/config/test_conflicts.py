@@ -13,6 +13,9 @@ from agentenv.trainers.learner.losses import OBJECTIVES
 AHEAD = "--asynchronous.staleness 1 --rollout.deterministic false"
 MASK = "--loss.objective probability_mask"
 TRL = "--loss.objective cispo --loss.objective_options.convention trl"
+PLAYED = "--rollout.strategy self_play --rollout.strategy_options.temperatures.proposer"
+HEATED = f"{PLAYED} 0.8"
+WEIGHED = "--loss.proximal recompute --loss.correction.mode truncate --loss.correction.off_context"
 PENALISED = "--loss.estimator reinforce_pp --loss.estimator_options.kl_coefficient 0.01"
 
 
@@ -32,6 +35,8 @@ PENALISED = "--loss.estimator reinforce_pp --loss.estimator_options.kl_coefficie
         ("--loss.correction.off_context ratio", "off_context='ratio'.*'plain'"),
         ("--loss.correction.off_context ratio --rollout.strategy tree", "off_context='ratio'.*'tree'"),
         ("--rollout.sampler self_play", "'self_play'.*'plain'"),
+        (f"{HEATED} {WEIGHED} recompute", "'self_play'.*'recompute'"),
+        (f"{PLAYED} 1.0 --loss.correction.off_context ratio", "off_context='ratio'.*'self_play'"),
         (f"{MASK} --loss.clip_high 0.3", r"clip_high=0\.3.*'probability_mask'"),
         (f"{TRL} --loss.clip_high 0.28", r"clip_high=0\.28.*'trl'"),
         (f"{TRL} --loss.objective_options.clip_high 0.5", r"clip_high=0\.5.*'trl'"),
@@ -64,6 +69,9 @@ def test_what_does_not_go_together_is_refused(words: str, named: str) -> None:
         "--loss.objective guided_clip --rollout.sampler xrpo",
         "--loss.correction.off_context ratio --rollout.strategy guide",
         "--loss.correction.off_context ratio --rollout.strategy tree --rollout.strategy_options.window 2",
+        f"{HEATED} --loss.correction.off_context ratio",
+        f"{HEATED} {WEIGHED} weight",
+        f"{PLAYED} 1.0 {WEIGHED} recompute",
         "--loss.objective gspo --loss.clip_low 3e-4",
         TRL,
         f"{TRL} --loss.clip_high 4",

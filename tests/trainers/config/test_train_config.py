@@ -341,11 +341,12 @@ def test_values_in_python_are_checked_like_those_of_a_file() -> None:
         changed(base, {"optimizer.steps": "many"})
 
 
+@pytest.mark.parametrize("key", ["rollout.temperature", "evaluation.temperature"])
 @pytest.mark.parametrize("temperature", [0.001, 2.5])
-def test_a_temperature_that_vllm_does_not_sample_at_is_refused(temperature: float) -> None:
-    words = ["--engine.kind", "vllm", "--rollout.deterministic", "false", "--rollout.temperature"]
+def test_a_temperature_that_vllm_does_not_sample_at_is_refused(key: str, temperature: float) -> None:
+    words = ["--engine.kind", "vllm", "--rollout.deterministic", "false", f"--{key}"]
     override(TrainConfig(), [*words, "2.0"])
-    with pytest.raises(ConfigurationError, match=f"{temperature:g}"):
+    with pytest.raises(ConfigurationError, match=f"{key} is {temperature:g}"):
         override(TrainConfig(), [*words, str(temperature)])
 
 

@@ -261,6 +261,7 @@ def test_siblings_that_ignore_how_often_a_state_was_forked_fail_the_same_test() 
 MEASURED = [
     ("group_relative", {}, 0.536, 0.031),
     ("role_wise", {}, 0.536, 0.031),
+    ("decoupled", {}, 0.536, 0.031),
     ("high_entropy", {}, 0.509, 0.105),
     ("high_entropy", {"share": 0.5}, 0.418, 0.139),
     ("median_centered", {}, 0.915, 0.069),

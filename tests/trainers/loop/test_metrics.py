@@ -57,6 +57,12 @@ def test_means_are_over_episodes_turns_or_tokens(right: Trajectory, wrong: Traje
     assert "end_aborted" not in metrics
 
 
+def test_of_an_episode_that_was_given_up_only_its_tokens_count(right: Trajectory, wrong: Trajectory) -> None:
+    given_up = replace(wrong, valid=False, end_reason=EndReason.ABORTED)
+    without, with_it = rollout_metrics([[right]]), rollout_metrics([[right]], [given_up])
+    assert with_it == without | {"sampled_tokens": 3 + 1}
+
+
 def test_entropy_is_absent_where_every_token_was_sampled_in_another_context_or_at_another_temperature(
     right: Trajectory, wrong: Trajectory
 ) -> None:

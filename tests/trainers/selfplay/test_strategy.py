@@ -381,6 +381,29 @@ def test_a_judge_pays_a_solver_who_is_right_in_other_words() -> None:
     assert unread == {"proposer": [0.5], "solver": [1.0, 0.0]}
 
 
+def test_a_role_samples_at_its_own_temperature_and_no_ratio_reads_what_it_recorded() -> None:
+    """The published ones: the proposer at .8, solvers at 1. The verifier decides greedily as ever."""
+
+    class Heated(Roles):
+        async def generate(
+            self, prompt: Any, sampling: Sampling, *, episode: str | None = None
+        ) -> Completion:
+            assert episode is not None
+            heats.setdefault(episode.rsplit("-", 1)[1], set()).add(sampling.temperature)
+            return await super().generate(prompt, sampling, episode=episode)
+
+    heats: dict[str, set[float]] = {}
+    proposer, *solvers = game(Heated(ssp()), temperatures={"proposer": 0.8, "verifier": 0.5})
+    assert heats == {"propose": {0.8}, "verify": {0.0}, "solve": {1.0}}
+    assert proposer.context_mismatch.tolist() == proposer.loss_mask.tolist()
+    assert any(proposer.loss_mask)
+    assert not any(played.context_mismatch.any() for played in solvers)
+    with pytest.raises(ConfigurationError, match=r"-0\.1"):
+        get_strategy("self_play", {"temperatures": {"solver": -0.1}})
+    with pytest.raises(UnknownName, match="proposr"):
+        get_strategy("self_play", {"temperatures": {"proposr": 0.8}})
+
+
 def test_another_player_is_not_trained() -> None:
     """The proposer is an endpoint: its episode is there for the figures, without tokens."""
 

@@ -66,6 +66,36 @@ def test_dapo_stops_after_its_waves() -> None:
     assert DynamicSampling(max_rounds=0).draw(flat) != []
 
 
+@pytest.mark.parametrize(
+    ("sampler", "last", "trained"),
+    [
+        # Two of four questions shall differ. One of the first two does, then one question a round takes the other's place,
+        # until the budget of four is spent: all of the last round is kept, and nothing else without a difference.
+        (DynamicSampling(keep_last=True), [0.5, 0.5], [[0, 1], [0.5, 0.5]]),
+        (DynamicSampling(), [0.5, 0.5], [[0, 1]]),
+        (
+            DynamicSampling(keep_last=True, max_rounds=2),
+            [],
+            [[0, 1], [1, 1]],
+        ),  # the last round is the second one
+        (DynamicSampling(keep_last=True), [1, 0], [[0, 1], [1, 0]]),  # as many differ as are wanted
+    ],
+)
+def test_gigpo_keeps_the_last_try_as_it_is(
+    sampler: DynamicSampling, last: Sequence[float], trained: Sequence[Sequence[float]]
+) -> None:
+    rounds = iter([[[0, 0], [0, 1]], [[1, 1]], [last]])
+
+    def play(draws: Sequence[TaskDraw], *_: object) -> list[list[Trajectory]]:
+        return [
+            [Trajectory(TASKS[draw.task], (), (), r, EndReason.ANSWERED, id="e") for r in rewards]
+            for draw, rewards in zip(draws, next(rounds), strict=True)
+        ]
+
+    batch = collect(sampler, StepBudget(1, TASKS, np.random.default_rng(0), 4, 2), play)
+    assert [[member.reward for member in group] for group in batch.trained] == trained
+
+
 def test_returns_are_diverse_beyond_eta_or_alone() -> None:
     # The population deviation of 0 and x is x / 2, the sample's would be x / sqrt 2.
     assert is_diverse([0, 0.61], 0.3)

@@ -16,6 +16,7 @@ from agentenv.core.types import EndReason, Task, ToolResult, ToolStatus
 from agentenv.envs.calculator import Calculator
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
+from agentenv.trainers.loop.metrics import rollout_metrics
 from agentenv.trainers.task_sampling.pruning import OnlinePruning, features_of, keep_chance, weighted_mean
 from agentenv.trainers.task_sampling.step_budget import Batch, Group, StepBudget, TaskDraw, collect
 
@@ -98,6 +99,8 @@ def test_survivors_come_to_succeed_half_the_time_and_the_bias_is_logged() -> Non
     for batch in late:
         assert batch.metrics["pruned"] + batch.metrics["rollouts"] == 32
         assert batch.metrics["pruned_tokens"] == 2 * batch.metrics["pruned"]
+        # 32 episodes of two tokens each were begun, and so many tokens were sampled.
+        assert rollout_metrics(batch.played, batch.given_up)["sampled_tokens"] == 64
 
 
 def test_only_the_turn_of_the_probe_is_judged() -> None:
