@@ -86,7 +86,7 @@ class HFPolicy:
         self._passes: list[float] = []  # seconds of each forward pass of a batch, of several threads
         # It is held by whoever reads the weights for a batch, and by whoever exchanges them.
         self._weights = threading.Lock()
-        self._batcher: Batcher[Request, Completion] = Batcher(self._batch, rank=1)
+        self._batcher: Batcher[Request, Completion] = Batcher(self._results, rank=1)
         # A model may have more rows than its tokenizer has tokens; untrained, it samples them.
         spare = max(int(text_config(model).vocab_size) - len(tokenizer), 0)
         self._pieces = [tokenizer.decode([i]) for i in range(len(tokenizer))] + [""] * spare
@@ -195,7 +195,11 @@ class HFPolicy:
             raise self._diverged()
         return [0.0, *picked.tolist()]
 
-    def _batch(self, requests: list[Request]) -> Sequence[Completion | Exception]:
+    def _results(self, requests: list[Request]) -> Sequence[Completion | Exception]:
+        """What each request gets: its completion, or why it alone has none."""
+        return self._batch(requests)
+
+    def _batch(self, requests: list[Request]) -> list[Completion]:
         with self._weights:
             return self._run(requests)
 
@@ -231,7 +235,7 @@ class HFPolicy:
         return (ids, {}) if self.image_reader is None else self.image_reader.batch(ids, rows, starts)
 
     @torch.inference_mode()
-    def _run(self, requests: list[Request]) -> Sequence[Completion | Exception]:
+    def _run(self, requests: list[Request]) -> list[Completion]:
         vocabulary = Vocabulary(self._pieces, self.ends, self.tokenizer.decode)
         rows = [Row(request, self.context_tokens, vocabulary, self._cache.held) for request in requests]
         self._decoder = fused_decoder(self.model)

@@ -123,18 +123,21 @@ class ReaderPolicy(HFPolicy):
     def _plain(self, ids: Sequence[int], images: Sequence[PlacedImage]) -> Tensor:
         return self.model.row_logits(ids, range(len(ids)))
 
+    def _results(self, requests: list[Request]) -> Sequence[Completion | Exception]:
+        """An action for each, or why there is none: a page that ends another turn is no matter of the other episodes."""
+        found: list[Completion | Exception] = []
+        for request in requests:
+            try:
+                found += self._batch([request])
+            except ConfigurationError as error:
+                found.append(error)
+        return found
+
     @torch.inference_mode()
-    def _run(self, requests: list[Request]) -> Sequence[Completion | Exception]:
+    def _run(self, requests: list[Request]) -> list[Completion]:
         if len(self._held) > _HELD:
             self._held.clear()
-        return [self._acted(request) for request in requests]
-
-    def _acted(self, request: Request) -> Completion | Exception:
-        """An action, or why there is none: a page that ends another one's turn is no matter of the other episodes."""
-        try:
-            return self._act(request.ids, request.sampling)
-        except ConfigurationError as error:
-            return error
+        return [self._act(request.ids, request.sampling) for request in requests]
 
     def _act(self, prompt: Sequence[int], sampling: Sampling) -> Completion:
         turns = turns_of(prompt)

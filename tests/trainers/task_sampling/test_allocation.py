@@ -1,6 +1,6 @@
 """How many rollouts a task gets: DAPO's rule and DARS's formulas, by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -84,7 +84,7 @@ def test_dapo_stops_after_its_waves() -> None:
 def test_gigpo_keeps_the_last_try_as_it_is(
     sampler: DynamicSampling, last: Sequence[float], trained: Sequence[Sequence[float]]
 ) -> None:
-    rounds = iter([[[0, 0], [0, 1]], [[1, 1]], [last]])
+    rounds: Iterator[list[Sequence[float]]] = iter([[[0, 0], [0, 1]], [[1, 1]], [last]])
 
     def play(draws: Sequence[TaskDraw], *_: object) -> list[list[Trajectory]]:
         return [
