@@ -76,13 +76,20 @@ def _read(path: Path, base: Path, compute: Compute) -> tuple[Any, Any]:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    read = "model"
     try:
         model, report = _class_of(base).from_pretrained(
             str(base), dtype=compute.dtype, output_loading_info=True, use_safetensors=True, **LOCAL
         )
+        read = "tokenizer"
         tokenizer = AutoTokenizer.from_pretrained(str(base), **LOCAL)
     except Exception as error:  # a damaged file makes each library raise something of its own
-        raise CheckpointMismatch(f"{path} holds no model that can be loaded: {first_line(error)}") from error
+        said = first_line(error).removesuffix(":")
+        raise CheckpointMismatch(f"{path} holds no {read} that can be loaded: {said}") from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # made of nothing, for want of files
+        raise CheckpointMismatch(
+            f"{path} holds no tokenizer that can be loaded: save it beside the model (tokenizer.save_pretrained)"
+        )
     if report["missing_keys"] or report["unexpected_keys"]:
         odd = sorted(report["missing_keys"] or report["unexpected_keys"])[:3]
         raise CheckpointMismatch(f"the weights in {path} are of another architecture than its config: {odd}")
