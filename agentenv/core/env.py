@@ -262,7 +262,10 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
 
         Raises:
             SnapshotError: a part could not be forked; the forks made before it have been closed.
+            ValueError: ``n`` is below 0.
         """
+        if n < 0:
+            raise ValueError(f"an environment cannot be forked {n} times: give 0 or more")
         forks: list[Self] = []
         try:
             for _ in range(n):

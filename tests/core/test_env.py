@@ -198,6 +198,9 @@ def test_forks_are_independent_and_share_what_is_no_state() -> None:
     assert [one.step("3"), one.step("stop")] == wanted
     assert two.state.sum == 1
     assert [two.step("3"), two.step("stop")] == wanted
+    assert env.fork(0) == []
+    with pytest.raises(ValueError, match="-1 times"):
+        env.fork(-1)
 
 
 def test_a_fork_before_reset_has_a_generator_of_its_own() -> None:

@@ -125,8 +125,10 @@ def test_an_environment_is_given_the_tasks_and_the_policy_s_count_of_tokens() ->
 
 def test_an_environment_that_searches_nothing_has_no_retriever_and_no_corpus() -> None:
     source = SourceConfig(dataset="env", limit=3)
-    env, search = EnvConfig(id="agentenv/Calculator-v0"), SearchConfig(corpus="/nowhere.jsonl")
-    task_env = open_task_env(source, search, env, words)
+    env = EnvConfig(id="agentenv/Calculator-v0")
+    with pytest.raises(ConfigurationError, match="leave the corpus out"):
+        open_task_env(source, SearchConfig(corpus="/nowhere.jsonl"), env, words)
+    task_env = open_task_env(source, SearchConfig(), env, words)
     assert (len(task_env.source.tasks), task_env.retriever, task_env.source.corpus) == (3, None, None)
     task_env.make_env().reset(seed=0, options={"task": task_env.source.tasks[0]})
     with pytest.raises(ConfigurationError, match="Calculator-v0"):
