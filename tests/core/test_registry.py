@@ -4,6 +4,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import agentenv
 from agentenv.core import registry
+from agentenv.core.types import Message
 from agentenv.core.vector import VectorEnv
 from agentenv.envs.calculator import Calculator
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
@@ -58,6 +60,19 @@ def test_gymnasium_makes_our_vector_environment() -> None:
     envs = gymnasium.make_vec("agentenv/Calculator-v0", num_envs=3)
     assert type(envs) is VectorEnv
     assert envs.num_envs == 3
+
+
+def test_gymnasium_plays_environments_in_processes_of_their_own() -> None:
+    apart: dict[str, Any] = {"shared_memory": False, "context": "spawn"}
+    with closing(
+        gymnasium.make_vec(
+            "agentenv/Calculator-v0", num_envs=2, vectorization_mode="async", vector_kwargs=apart
+        )
+    ) as envs:
+        observations, _ = envs.reset(seed=1)
+        assert [type(messages[0]) for messages in observations] == [Message, Message]
+        _, rewards, *_ = envs.step(["<answer>a</answer>", "<answer>b</answer>"])
+    assert list(rewards) == [0, 0]
 
 
 def test_every_entry_is_mirrored_without_step_limit() -> None:
