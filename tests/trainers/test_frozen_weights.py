@@ -50,15 +50,15 @@ def test_frozen_weights_keep_their_bits_and_the_others_learn_as_without(qwen: Ca
 
 
 @pytest.mark.parametrize(
-    ("beginnings", "named"),
+    ("prefixes", "named"),
     [(["model.layer."], r"'model\.layer\.'"), (["model.", "lm_head."], "leaves no weight")],
 )
 def test_a_name_that_no_weight_has_and_all_names_are_refused(
-    qwen: Callable[..., Any], beginnings: list[str], named: str
+    qwen: Callable[..., Any], prefixes: list[str], named: str
 ) -> None:
     model = qwen()
     with pytest.raises(ConfigurationError, match=named):
-        freeze(model, beginnings)
+        freeze(model, prefixes)
 
 
 def test_a_run_keeps_them(tmp_path: Path) -> None:

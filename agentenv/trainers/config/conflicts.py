@@ -92,7 +92,7 @@ def leaves_contexts(rollout: RolloutSettings) -> bool:
     if rollout.strategy == "tree":
         return bool(options.get("window"))
     if rollout.strategy == "self_play":
-        return any(heat != rollout.temperature for heat in options.get("temperatures", {}).values())
+        return any(one != rollout.temperature for one in options.get("temperatures", {}).values())
     return rollout.strategy not in IN_CONTEXT
 
 

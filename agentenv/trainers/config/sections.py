@@ -88,8 +88,8 @@ class OptimizerSettings(Frozen):
     final_rate: float = Field(0.0, ge=0, le=1)
     """Share of ``learning_rate`` that ``linear`` and ``cosine`` lead to; 0 leads to nothing."""
     frozen: tuple[str, ...] = ()
-    """Weights whose names begin so do not learn, such as ``encoder.`` of a reader or ``model.visual.`` of a model that sees.
-    Adapters (``lora``) freeze all but themselves without it."""
+    """Prefixes of the names of weights that do not learn, such as ``encoder.`` of a reader or ``model.visual.`` of a vision
+    model. Adapters (``lora``) freeze all but themselves without it."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay."""
     max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=True)

@@ -142,12 +142,15 @@ class TrainConfig(Frozen):
             raise ValueError(
                 "engine.kind='vllm' forms batches by arrival, which rollout.deterministic rules out: set it to false"
             )
-        heats = {"rollout": self.rollout.temperature, "evaluation": self.evaluation.temperature or COLDEST}
-        for name, heat in heats.items():
-            if self.engine.kind == "vllm" and not COLDEST <= heat <= HOTTEST:
+        temperatures = {
+            "rollout": self.rollout.temperature,
+            "evaluation": self.evaluation.temperature or COLDEST,
+        }
+        for name, temperature in temperatures.items():
+            if self.engine.kind == "vllm" and not COLDEST <= temperature <= HOTTEST:
                 raise ValueError(
                     f"engine.kind='vllm' samples at temperatures from {COLDEST} to {HOTTEST:g}, and {name}.temperature is "
-                    f"{heat:g}"
+                    f"{temperature:g}"
                 )
         return self
 

@@ -49,8 +49,8 @@ def plain_roll(config: TrainConfig) -> Roll:
 
 def run_dev_evaluation(run: Run) -> dict[str, Any]:
     """Score and interval of the present policy on the dev questions; nothing but a warning where none could be played."""
-    heat = run.config.evaluation.temperature
-    config = rollout_config(run.config.rollout, run.config.env, temperature=heat)
+    temperature = run.config.evaluation.temperature
+    config = rollout_config(run.config.rollout, run.config.env, temperature=temperature)
     roll = plain_roll(run.config)
     played = play(run.policy, run.chat, run.dev.make_env, run.dev.source.tasks, config, name="dev", roll=roll)
     try:

@@ -100,7 +100,7 @@ def trained_policy(
         lora: The adapters.
         compute: Device, number format and attention.
         seed: Draws their first weights.
-        frozen: Beginnings of the names of weights that do not learn.
+        frozen: Prefixes of the names of weights that do not learn.
 
     Raises:
         AgentEnvError: it cannot be loaded, or not be frozen so.
@@ -114,24 +114,24 @@ def trained_policy(
     return policy
 
 
-def freeze(model: Any, beginnings: Sequence[str]) -> None:
-    """Keeps the weights of ``model`` whose names begin with one of ``beginnings`` as they are.
+def freeze(model: Any, prefixes: Sequence[str]) -> None:
+    """Keeps the weights of ``model`` whose names have one of ``prefixes`` as they are.
 
     Raises:
         ConfigurationError: no weight's name begins so, or none is left to learn.
     """
     weights = dict(model.named_parameters())
-    for beginning in beginnings:
-        named = [weight for name, weight in weights.items() if name.startswith(beginning)]
+    for prefix in prefixes:
+        named = [weight for name, weight in weights.items() if name.startswith(prefix)]
         if not named:
             raise ConfigurationError(
-                f"optimizer.frozen names {beginning!r}, and the name of no weight begins so: the first is "
+                f"optimizer.frozen names {prefix!r}, and the name of no weight begins so: the first is "
                 f"{next(iter(weights))}"
             )
         for weight in named:
             weight.requires_grad_(False)
     if not any(weight.requires_grad for weight in weights.values()):
-        raise ConfigurationError("optimizer.frozen leaves no weight to learn: name fewer")
+        raise ConfigurationError("optimizer.frozen leaves no weight to learn: leave one of its prefixes out")
 
 
 def make_learner(

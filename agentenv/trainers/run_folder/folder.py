@@ -87,7 +87,7 @@ class RunFolder:
         self._changes: list[Change] = []
         self._newest: Path | None = None
         self._looked = False
-        self._claimed: os.stat_result | None = None  # the folder that is locked, whatever lies under its name
+        self._locked: os.stat_result | None = None  # the folder that is locked, whatever lies under its name
 
     @classmethod
     def create(cls, path: Path | str, config: TrainConfig) -> "RunFolder":
@@ -139,11 +139,11 @@ class RunFolder:
             ConfigurationError: another process runs in it.
         """
         with _alone(self.path) as place:
-            self._claimed = os.fstat(place)
+            self._locked = os.fstat(place)
             try:
                 yield
             finally:
-                self._claimed = None
+                self._locked = None
 
     def _require_place(self) -> None:
         """Nothing is written under the name of a folder that somebody has removed, where another run may be by now.
@@ -157,7 +157,7 @@ class RunFolder:
 
     def _replaced(self) -> bool:
         try:
-            return self._claimed is not None and not os.path.samestat(self._claimed, self.path.stat())
+            return self._locked is not None and not os.path.samestat(self._locked, self.path.stat())
         except OSError:
             return True
 

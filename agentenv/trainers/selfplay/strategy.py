@@ -228,8 +228,8 @@ class _GameRunner:
         seed = spec.seed + self.rounds * _ROUND_SEEDS
         role = self._role_of(turn, seed)
         policy, chat = self._policy_of(role)
-        heat = 0.0 if turn.greedy else self.strategy.temperatures.get(role, context.config.temperature)
-        config = context.config.model_copy(update={"temperature": heat})
+        temperature = 0.0 if turn.greedy else self.strategy.temperatures.get(role, context.config.temperature)
+        config = context.config.model_copy(update={"temperature": temperature})
         episode = f"{context.episode(place)}-{self.rounds}-{turn.name}"
         env, task = await self._make_episode(turn, place, seed)
         own = EpisodeSpec(env, task, seed, self._group(turn, role))
@@ -239,7 +239,7 @@ class _GameRunner:
             with closing(env):
                 played = await run_episode(own, policy, chat, config, episode=episode)
         segments = played.segments
-        if heat != context.config.temperature:
+        if temperature != context.config.temperature:
             segments = tuple(replace(s, context_mismatch=s.kind is SegmentKind.POLICY) for s in segments)
         played = replace(played, segments=segments, info=played.info | {"role": role, "writes": turn.writes})
         if turn.kind == "search":

@@ -295,10 +295,10 @@ def episode_lessons(
 def window_of(text: str, answers: Sequence[str], size: int, rng: Random) -> str:
     """``size`` words of ``text`` drawn at random, an answer among them where the text has one; short passages are quick."""
     words = text.split(" ")
-    lowered = text.lower()  # a letter may become two, and a blank stays one
-    there = [lowered.find(answer.strip().lower()) for answer in answers]
+    lower = text.lower()  # a letter may become two, and a blank stays one
+    there = [lower.find(answer.strip().lower()) for answer in answers]
     at = min((place for place in there if place >= 0), default=None)
-    first = rng.randrange(len(words)) if at is None else lowered[:at].count(" ")
+    first = rng.randrange(len(words)) if at is None else lower[:at].count(" ")
     start = max(min(first - rng.randrange(max(size - 8, 1)), len(words) - size), 0)
     return " ".join(words[start : start + size])
 
