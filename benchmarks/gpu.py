@@ -1,7 +1,7 @@
 """What one card does with this package, in ten minutes: numerics, memory, speed, and a run from end to end.
 
     make gpu                                   # or: python benchmarks/gpu.py
-    python benchmarks/gpu.py --only loss training
+    python benchmarks/gpu.py --only loss training --cells "1.5B.*compiled"
     python benchmarks/gpu.py --tiny            # the same sections with tiny shapes, on the CPU, in a minute
 
 It needs torch, transformers and this package's light dependencies, and no network: models are made from configurations, with
@@ -40,6 +40,7 @@ def run_section(name: str, args: argparse.Namespace, seconds: float) -> dict[str
         out = Path(folder) / "figures.json"
         words = [sys.executable, str(Path(__file__).resolve()), "--section", name, "--out", str(out)]
         words += ["--device", args.device, "--threads", str(args.threads), *["--tiny"] * args.tiny]
+        words += ["--cells", args.cells]
         child = subprocess.Popen(words, stdout=sys.stderr, start_new_session=True)
         try:
             code = child.wait(timeout=seconds)
@@ -73,7 +74,8 @@ def child_main(args: argparse.Namespace) -> None:
         part.replace(args.out)
 
     measure = SECTIONS[args.section].measure
-    keep(tried(lambda: measure(Plan.of(args.device, tiny=args.tiny, threads=args.threads, keep=keep))))
+    plan = Plan.of(args.device, tiny=args.tiny, threads=args.threads, keep=keep, cells=args.cells)
+    keep(tried(lambda: measure(plan)))
 
 
 def card_of(device: str) -> dict[str, Any]:
@@ -110,6 +112,9 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, for a test of the kit on the CPU")
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="sections")
+    parser.add_argument(
+        "--cells", default="", help="a regular expression, for rows of training and attention"
+    )
     parser.add_argument("--budget", type=float, default=600.0, help="seconds for everything")
     parser.add_argument("--section", choices=list(SECTIONS), help=argparse.SUPPRESS)
     args = parser.parse_args()

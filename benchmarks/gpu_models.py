@@ -6,6 +6,7 @@ Shapes: T tokens of one row.
 import asyncio
 import gc
 import json
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -51,14 +52,22 @@ class Plan:
     tiny: bool
     keep: Callable[[Figures], None]
     """Told the figures so far whenever a part is complete, so that a deadline loses only what came after."""
+    cells: str = ""
+    """A regular expression: of ``training`` and ``attention``, only rows in whose names it is found are measured."""
 
     @classmethod
-    def of(cls, device: str, *, tiny: bool, threads: int, keep: Callable[[Figures], None]) -> "Plan":
+    def of(
+        cls, device: str, *, tiny: bool, threads: int, keep: Callable[[Figures], None], cells: str
+    ) -> "Plan":
         """The plan for ``--device``; threads of the CPU are set here, once."""
         import torch
 
         torch.set_num_threads(threads)
-        return cls(resolved_device(device), tiny, keep)
+        return cls(resolved_device(device), tiny, keep, cells)
+
+    def wants(self, name: str) -> bool:
+        """Whether the row of that name is measured."""
+        return re.search(self.cells, name) is not None
 
     @property
     def dtype(self) -> Any:

@@ -28,12 +28,16 @@ from agentenv.policies.forward import CacheShape, RowCache, require_support, ste
 from agentenv.policies.fused_decoder import FusedDecoder, fused_decoder
 from agentenv.policies.loading import load_model
 from agentenv.policies.lora import base_and_adapter, load_weights
+from agentenv.policies.recorded_steps import CudaRecorder, RecordedSteps
 from agentenv.policies.side_by_side import parts_at_once, side_by_side
 from agentenv.policies.vision import PixelReader, require_images, shift_of
 
 T = TypeVar("T")
 
 _TOGETHER = 2048  # tokens that a fused decoder is fed at once: what its layers pass on then stays in the processor's cache
+_TOGETHER_ON_A_CARD = (
+    32_768  # tokens that a model is fed at once there: masks and layers take memory for each
+)
 _ROWS_OF_A_PART = 16  # fewer rows are decoded together, because Python takes the longer part of their steps
 _COMPACT_BELOW = 0.5  # share of unfinished rows under which a decoding batch is cut down to them
 
@@ -83,6 +87,10 @@ class HFPolicy:
         """Seconds spent in the model's forward passes so far."""
         self._cache = EpisodeCache(self._shape, self.context_tokens)
         self._decoder: FusedDecoder | None = None
+        self.recorded: RecordedSteps | None = None
+        """Takes the steps of a batch; None where each operation of a step is launched by itself."""
+        if torch.device(model.device).type == "cuda" and image_reader is None:
+            self.recorded = RecordedSteps(self._step, CudaRecorder)
         self._passes: list[float] = []  # seconds of each forward pass of a batch, of several threads
         # It is held by whoever reads the weights for a batch, and by whoever exchanges them.
         self._weights = threading.Lock()
@@ -245,7 +253,11 @@ class HFPolicy:
         def decode(part: slice) -> None:
             self._decode(slots[:, :, part], rows[part], logits[part])
 
-        self._all_of(side_by_side(decode, cuts, len(cuts)), len(cuts))
+        try:
+            self._all_of(side_by_side(decode, cuts, len(cuts)), len(cuts))
+        finally:
+            if self.recorded is not None:
+                self.recorded.forget()
         self._cache.close(rows, slots)
         return [self._completion(row) for row in rows]
 
@@ -310,7 +322,7 @@ class HFPolicy:
         fed = [rows[i] for i in unique]
         width = max(len(row.ids) - row.start for row in fed)
         slots = self._cache.opened(rows, fed, max(row.longest for row in rows), self.model)
-        rows_at_once = len(fed) if self._decoder is None else max(1, _TOGETHER // width)
+        rows_at_once = max(1, self._tokens_at_once(len(fed) * width) // width)
         starts = range(0, len(fed), rows_at_once)
 
         def feed(at: int) -> Tensor:
@@ -323,6 +335,12 @@ class HFPolicy:
             copy_slots(slots, copies, max(len(row.ids) for row in fed))
             logits = logits[source]
         return slots, logits
+
+    def _tokens_at_once(self, tokens: int) -> int:
+        """Tokens that are fed in one pass, where as many as ``tokens`` are to be fed."""
+        if self._decoder is not None:
+            return _TOGETHER
+        return tokens if self.model.device.type == "cpu" else _TOGETHER_ON_A_CARD
 
     @torch.inference_mode()
     def _feed(self, slots: Tensor, rows: Sequence[Row], first: int) -> Tensor:
@@ -354,11 +372,25 @@ class HFPolicy:
     ) -> Tensor:
         """Feeds ids [B, Q]; see ``step``. The seconds that are counted end when the device has its orders."""
         began = time.perf_counter()
-        logits = step(
-            self.model, cache, ids, positions, last, seen=seen, vision=vision, decoder=self._decoder
-        ).float()
+        if self.recorded is not None and last is None:
+            logits = self.recorded(cache, ids, positions, seen)
+        else:
+            logits = self._step(cache, ids, positions, seen, last, vision)
         self._passes.append(time.perf_counter() - began)
         return logits
+
+    def _step(
+        self,
+        cache: RowCache,
+        ids: Tensor,
+        positions: Tensor,
+        seen: int,
+        last: Tensor | None = None,
+        vision: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        return step(
+            self.model, cache, ids, positions, last, seen=seen, vision=vision, decoder=self._decoder
+        ).float()
 
     def _completion(self, row: Row) -> Completion:
         assert row.finish is not None

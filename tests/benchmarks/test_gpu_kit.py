@@ -80,7 +80,7 @@ def test_the_table_of_shared_prompts_is_what_the_formula_gives() -> None:
 
 def test_what_fails_in_a_cell_costs_that_cell_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Out of memory, or whatever a library raises; what was measured is written each time."""
-    sections, models = module("gpu_sections"), module("gpu_models")
+    learner, models = module("gpu_learner"), module("gpu_models")
 
     def cell(plan: Any, setup: Any) -> dict[str, Any]:
         if setup.kind != "full":
@@ -91,9 +91,9 @@ def test_what_fails_in_a_cell_costs_that_cell_alone(monkeypatch: pytest.MonkeyPa
             )
         return {"tokens_per_second": 1.0}
 
-    monkeypatch.setattr(sections, "training_cell", cell)
+    monkeypatch.setattr(learner, "training_cell", cell)
     kept: list[int] = []
-    found = sections.training(models.Plan("cpu", True, lambda figures: kept.append(len(figures))))
+    found = learner.training(models.Plan("cpu", True, lambda figures: kept.append(len(figures))))
     assert found["tiny full 128"] == {"tokens_per_second": 1.0}
     assert found["tiny lora 64"] == {"failed": "OutOfMemoryError: CUDA out of memory."}
     assert found["tiny qlora 128"] == {"failed": "ValueError: 4"}
@@ -111,7 +111,7 @@ def test_a_section_that_fails_keeps_what_it_had_measured(
 
     monkeypatch.setitem(gpu.SECTIONS, "loss", sections.Section("", measure, 1))
     out = tmp_path / "figures.json"
-    gpu.child_main(argparse.Namespace(section="loss", out=out, device="cpu", tiny=True, threads=1))
+    gpu.child_main(argparse.Namespace(section="loss", out=out, device="cpu", tiny=True, threads=1, cells=""))
     assert json.loads(out.read_text()) == {
         "first": {"peak_gib": 1.0},
         "failed": "RuntimeError: the card fell off the bus",
@@ -224,7 +224,7 @@ def test_peak_rates_by_name(card: str, teraflops: float | None) -> None:
 
 def test_a_section_that_does_not_end_costs_its_own_figures_alone(tmp_path: Path) -> None:
     """The deadline is far too short for torch to be imported."""
-    args = argparse.Namespace(device="cpu", threads=1, tiny=True)
+    args = argparse.Namespace(device="cpu", threads=1, tiny=True, cells="")
     found = module("gpu").run_section("numerics", args, 0.2)
     assert "0 s" in found["failed"]
     assert found["seconds"] < 20
