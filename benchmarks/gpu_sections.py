@@ -286,7 +286,7 @@ SECTIONS = {
     "numerics": Section("log-probs of one set of weights, in nats apart", numerics, 60),
     "loss": Section("memory of the loss alone", loss, 40),
     "training": Section("the learner alone, random tokens", training, 280),
-    "attention": Section("the learner alone with each attention that is installed", attention, 90),
+    "attention": Section("the learner alone with each attention that is installed", attention, 130),
     "sampling": Section("the policy alone, all episodes at once", sampling, 90),
     "encoder": Section("the sentence encoder alone", encoder, 40),
     "search_run": Section("steps of a search run, random weights", search_run, 60),
