@@ -34,8 +34,9 @@ def training(plan: Plan) -> Figures:
     the tiny shapes only the smallest model is compiled, because a compiler on a CPU takes longer than all else.
     """
     short, long = (64, 128) if plan.tiny else (2048, 16384)
+    usual = attention_of(plan, "auto")
     cells = [
-        Setup(size, shape, kind, context, "sdpa", memory=memory_of(plan))
+        Setup(size, shape, kind, context, usual, memory=memory_of(plan))
         for size, shape in plan.shapes.items()
         for kind in ("full", "lora", "qlora")
         for context in (short, long)
@@ -83,7 +84,7 @@ def attention(plan: Plan) -> Figures:
 def training_cell(plan: Plan, setup: "Setup") -> Figures:
     """Steps of the learner on rows of one length, the second half of each trained.
 
-    Such rows need no padding, so that sdpa computes them apart; what other lengths cost is a matter of ``attention``.
+    Such rows need no padding and stand side by side; what other lengths cost is a matter of ``attention``.
     """
     context, shape = setup.context, setup.shape
     row_count = (256 if plan.tiny else STEP_TOKENS) // context

@@ -289,7 +289,7 @@ SECTIONS = {
     "attention": Section("the learner alone with each attention that is installed", attention, 130),
     "sampling": Section("the policy alone, all episodes at once", sampling, 90),
     "encoder": Section("the sentence encoder alone", encoder, 40),
-    "search_run": Section("steps of a search run, random weights", search_run, 60),
+    "search_run": Section("steps of a search run, random weights", search_run, 110),
     "laptop_search": Section("the preset laptop-search from end to end", laptop_search, 240),
 }
 """In the order in which they are run."""

@@ -53,9 +53,7 @@ def policy(recorder: Callable[[], Any] | None = None) -> HFPolicy:
     return made
 
 
-def turns(
-    made: HFPolicy, asked: Sequence[Sequence[tuple[Sequence[int], int, str]]]
-) -> list[list[Completion]]:
+def turns(made: HFPolicy, asked: Sequence[Sequence[tuple[Sequence[int], int, str]]]) -> list[Completion]:
     """What the policy gives for batches of prompt, tokens and name of the episode, one batch after the other."""
 
     async def batch(requests: Sequence[tuple[Sequence[int], int, str]]) -> list[Completion]:

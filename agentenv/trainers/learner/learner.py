@@ -381,7 +381,7 @@ class Learner:
         goal = self.objective
         # Not the present number of threads: what a run computes must not depend on it.
         multiple = MOST_PARTS if self._several_at_once else 1
-        return micro_batches(rows, goal.micro_tokens, goal.padding, layout_of(self.model), multiple)
+        return micro_batches(rows, goal.micro_tokens, goal.padding, layout_of(self.model, rows), multiple)
 
     def _kept(self) -> AbstractContextManager[None]:
         return offloaded_activations() if self.objective.offload_activations else nullcontext()

@@ -4,6 +4,7 @@ Shapes: B rows of one micro-batch, T tokens, N trained tokens of the micro-batch
 predicted from position t - 1.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from agentenv.policies.line_attention import line_attention
 from agentenv.policies.output_head import hidden_at, logit_tail, output_layer
 from agentenv.policies.vision import PixelReader
 from agentenv.trainers.learner.chunked import chunked_logprobs, whole_logprobs
-from agentenv.trainers.learner.packing import Layout, Packed
+from agentenv.trainers.learner.packing import Layout, Packed, TrainingRow
 
 WHOLE = 2**26
 """Most float32 values of a matrix of logits [N, V] (256 MiB); larger ones are made a few tokens at a time."""
@@ -29,14 +30,20 @@ def scores_rows(model: Any) -> bool:
     return hasattr(model, "row_logits")
 
 
-def layout_of(model: Any) -> Layout:
-    """How the rows of a micro-batch are laid out for the attention of ``model``; padded where its kernel is not known."""
+def layout_of(model: Any, rows: Sequence[TrainingRow] = ()) -> Layout:
+    """How ``rows`` are laid out for the attention of ``model``; padded where its kernel is not known.
+
+    Rows that all have one length need no kernel that looks for their ends: the plain one is faster.
+    """
     if scores_rows(model):
         return "rows"
     config = getattr(model, "config", None)
     name = "" if config is None else str(text_config(model)._attn_implementation)
-    lines: dict[str, Layout] = {"flex_attention": "shared_line"}
-    return "line" if packs_rows(name) else lines.get(name, "padded")
+    if packs_rows(name):
+        # A window would need a mask of all pairs of tokens outside of a line.
+        windowed = getattr(text_config(model), "sliding_window", None)
+        return "rows" if len({len(row.ids) for row in rows}) == 1 and not windowed else "line"
+    return "shared_line" if name == "flex_attention" else "padded"
 
 
 def checkpoint_layers(model: Any) -> None:

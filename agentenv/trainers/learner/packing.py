@@ -14,7 +14,7 @@ before it.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -27,8 +27,8 @@ from agentenv.core.trajectory import Trajectory
 
 Ints = NDArray[np.int64]
 Layout = Literal["padded", "shared_line", "line", "rows"]
-"""Strips padded to one length; all strips in one line; all rows in one line, each with a prompt of its own; or rows in the
-order in which they come, those of a group together, for a model that reads each by itself."""
+"""Strips padded to one length; all strips in one line; all rows in one line, each with a prompt of its own; or rows side by
+side in the order in which they come, for a model that reads each by itself, and where all have one length anyway."""
 
 _SHAPES = (
     8  # multiples of a share of ``micro_tokens`` that a line is filled up to: each length is compiled anew
@@ -247,6 +247,8 @@ def micro_batches(
             computed at once wait for each other at the end, and a third batch on two threads leaves one of them idle.
     """
     layout = "padded" if any(row.images for row in rows) else layout
+    # A card computes two halves faster than a full line and the few rows that had no room in it.
+    evenly = multiple > 1 or layout in ("line", "shared_line")
     apart = [PackedRows((row,), len(row.ids)) for row in rows]
     alone = layout in ("line", "rows")
     strips = apart if alone else strips_of(rows, micro_tokens, blocks=layout == "shared_line")
@@ -254,7 +256,8 @@ def micro_batches(
         # Strips of one row first: they need no mask of their own, and a batch of them alone stays plainly causal.
         strips = sorted(strips, key=lambda strip: (len(strip.rows) > 1, len(strip.ids)))
     limit = padding if layout == "padded" else None
-    for batch in _evenly_cut(strips, micro_tokens, limit, multiple):
+    cut = partial(_evenly_cut, multiple=multiple) if evenly else _cut
+    for batch in cut(strips, micro_tokens, limit):
         yield _packed(batch, micro_tokens, layout)
 
 
@@ -264,7 +267,7 @@ def _evenly_cut(
     """The fewest batches, a multiple of ``multiple`` where possible, the largest of them as small as that number allows."""
     found = _cut(strips, micro_tokens, padding)
     most = math.ceil(len(found) / multiple) * multiple
-    if multiple == 1 or not found:
+    if not found:
         return found
     # Fewer tokens give more batches, so the least budget that gives no more than ``most`` is found by bisection.
     low, high = 1, micro_tokens

@@ -21,8 +21,10 @@ from agentenv.policies.compute import Compute
 from agentenv.policies.fake_architectures import tiny_model
 from agentenv.policies.forward import require_support
 from agentenv.policies.loading import _attend
-from agentenv.trainers.learner.logprobs import checkpoint_layers, layout_of
-from tests.trainers.learner.test_lines import ROWS, WINDOWED, scored
+from agentenv.trainers.learner.learner import Learner, Objective
+from agentenv.trainers.learner.logprobs import checkpoint_layers, layout_of, token_logprobs
+from agentenv.trainers.learner.packing import micro_batches
+from tests.trainers.learner.test_lines import ROWS, WINDOWED, row, scored
 
 NAME = "flash_attention_2"
 
@@ -139,14 +141,37 @@ def test_the_kernel_is_given_the_rows_and_their_lengths(
     if recomputed:
         checkpoint_layers(model)
     found, ours, padding = scored(model, "line", 1000)
-    for row, logprobs in found.items():
-        torch.testing.assert_close(logprobs, wanted[row], rtol=0, atol=1e-10)
+    for name_of_row, logprobs in found.items():
+        torch.testing.assert_close(logprobs, wanted[name_of_row], rtol=0, atol=1e-10)
     # Norms are in float32.
     torch.testing.assert_close(ours, slopes, rtol=0, atol=1e-6 * float(slopes.abs().max()))
     assert padding == [0]
-    lengths = [len(row.ids) for row in ROWS]
+    lengths = [len(one.ids) for one in ROWS]
     bounds = [sum(lengths[:place]) for place in range(len(lengths) + 1)]
     assert kernel.calls == [(bounds, max(lengths))] * (4 if recomputed else 2)
+
+
+def test_rows_of_one_length_stand_side_by_side_for_the_plain_kernel(torchs: Kernel) -> None:
+    alike = [row(4, 5 + place, place) for place in (0, 0, 0)]
+    model = tiny_model("qwen2").double().eval()
+    (padded,) = micro_batches(alike, 1000, 0.0, "padded")
+    model.config._attn_implementation = VARLEN
+    assert layout_of(model, alike) == "rows"
+    assert layout_of(model, ROWS) == "line"
+    (packed,) = micro_batches(alike, 1000, 0.0, "rows")
+    assert (packed.ids.shape, packed.padding, packed.bounds, packed.attends) == ((3, 9), 0, None, None)
+    learner = Learner(model, Objective(proximal="recompute"), learning_rate=1e-3)
+    scored_rows = learner.with_proximal(alike)
+    assert torchs.calls == []
+    model.config._attn_implementation = "sdpa"
+    with torch.no_grad():
+        wanted, _ = token_logprobs(model, padded, 1.0)
+    torch.testing.assert_close(
+        torch.cat([torch.from_numpy(one.proximal) for one in scored_rows]).double(), wanted, rtol=0, atol=1e-6
+    )
+    windowed = tiny_model("qwen2", **WINDOWED)  # which would need a mask of all pairs
+    windowed.config._attn_implementation = VARLEN
+    assert layout_of(windowed, alike) == "line"
 
 
 def test_passes_with_masks_of_their_own_are_no_work_of_the_kernel(kernel: Kernel) -> None:

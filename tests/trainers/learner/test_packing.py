@@ -231,7 +231,7 @@ def test_a_line_by_hand() -> None:
 @pytest.mark.parametrize(
     ("layout", "micro_tokens", "lengths", "paddings"),
     [
-        ("line", 7, [[4, 2], [3]], [0, 0]),
+        ("line", 7, [[4], [2, 3]], [0, 0]),  # and not six tokens and three
         ("line", 9, [[4, 2, 3]], [0]),
         ("line", 1, [[4], [2], [3]], [0, 0, 0]),
         ("padded", 7, [[2, 3], [4]], [1, 0]),
