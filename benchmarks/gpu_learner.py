@@ -42,12 +42,14 @@ def training(plan: Plan) -> Figures:
         for context in (short, long)
     ]
     first, last = cells[0].size, cells[-1].size
+    cells.append(replace(cells[0], size=last, shape=plan.shapes[last], kind="qlora", memory=SMALL_CARD))
     cells += [
         replace(cell, compiled=True)
+        for kind in ("full", "lora")  # adapters last: they take a minute and more to compile
         for cell in cells
-        if cell.context == short and cell.kind != "qlora" and (cell.size == first or not plan.tiny)
+        if (cell.kind, cell.context, cell.memory) == (kind, short, memory_of(plan))
+        and (cell.size == first or not plan.tiny)
     ]
-    cells.append(replace(cells[0], size=last, shape=plan.shapes[last], kind="qlora", memory=SMALL_CARD))
     return measured(plan, {cell.name: partial(training_cell, plan, cell) for cell in cells})
 
 
@@ -65,18 +67,18 @@ def attention(plan: Plan) -> Figures:
     """Tokens a second of the learner with each attention, on rows of four kinds.
 
     Rows of one length; rows whose lengths are drawn anew for each step, as those of a run are; and groups of eight rows with
-    one first half, which some layouts read once. The two of them that are usual are measured with compiled layers too.
+    one first half, which some layouts read once. Rows of a run are measured with compiled layers as well.
     """
     short, long = (64, 128) if plan.tiny else (2048, 16384)
     kinds = {"rows of one length": (short, 1, False), "long rows": (long, 1, False)}
     kinds |= {"rows of any length": (short, 1, True), "groups of eight": (short // 2, 8, False)}
-    compiled = ("rows of one length", "rows of any length")
+    compiled = ("rows of any length",)
     cells: dict[str, Callable[[], Figures]] = {
         f"{kind}, {name}{', compiled' * way}": partial(attention_cell, plan, kind, *kinds[name], way)
         for kind in ("sdpa", "varlen", "flex", "flash_attention_2", "flash_attention_3")
         for way in (False, True)
         for name in (compiled if way else kinds)
-        if not way or (kind in ("sdpa", "varlen") and not plan.tiny)
+        if not way or (kind == "varlen" and not plan.tiny)
     }
     return measured(plan, cells)
 

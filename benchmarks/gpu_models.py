@@ -246,7 +246,7 @@ def sampling_policy(plan: Plan, context: int) -> Any:
 
 def write_policy(plan: Plan, folder: Path) -> None:
     """The smallest shape with random weights as a folder that every command loads."""
-    random_weights(plan.smallest(), 2048, "cpu", plan.dtype).save_pretrained(folder)
+    random_weights(plan.smallest(), 2048, plan.device, plan.dtype).save_pretrained(folder)
     shipped_tokenizer().save_pretrained(folder)
 
 

@@ -283,13 +283,13 @@ def sampled(plan: Plan, policy: Any, episodes: int) -> Figures:
 
 
 SECTIONS = {
-    "numerics": Section("log-probs of one set of weights, in nats apart", numerics, 60),
-    "loss": Section("memory of the loss alone", loss, 40),
+    "numerics": Section("log-probs of one set of weights, in nats apart", numerics, 45),
+    "loss": Section("memory of the loss alone", loss, 30),
+    "sampling": Section("the policy alone, all episodes at once", sampling, 80),
+    "encoder": Section("the sentence encoder alone", encoder, 30),
+    "search_run": Section("steps of a search run, random weights", search_run, 90),
+    "laptop_search": Section("the preset laptop-search from end to end", laptop_search, 160),
     "training": Section("the learner alone, random tokens", training, 280),
-    "attention": Section("the learner alone with each attention that is installed", attention, 130),
-    "sampling": Section("the policy alone, all episodes at once", sampling, 90),
-    "encoder": Section("the sentence encoder alone", encoder, 40),
-    "search_run": Section("steps of a search run, random weights", search_run, 110),
-    "laptop_search": Section("the preset laptop-search from end to end", laptop_search, 240),
+    "attention": Section("the learner alone with each attention that is installed", attention, 150),
 }
-"""In the order in which they are run."""
+"""In the order in which they are run; the last of them measures in what time is left, or alone (``--only attention``)."""

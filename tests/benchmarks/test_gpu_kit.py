@@ -98,6 +98,11 @@ def test_what_fails_in_a_cell_costs_that_cell_alone(monkeypatch: pytest.MonkeyPa
     assert found["tiny lora 64"] == {"failed": "OutOfMemoryError: CUDA out of memory."}
     assert found["tiny qlora 128"] == {"failed": "ValueError: 4"}
     assert kept == list(range(1, 10))
+    assert list(found)[-3:] == [
+        "tiny qlora 64, within 16 GiB",
+        "tiny full 64, compiled",
+        "tiny lora 64, compiled",
+    ]
 
 
 def test_a_section_that_fails_keeps_what_it_had_measured(
