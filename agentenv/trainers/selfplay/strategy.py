@@ -338,7 +338,7 @@ class _GameRunner:
             return _masked(played, "the judge of its answer failed")
         if not verdict:
             return played
-        spam = is_spam(played.turns[-1].action)
+        spam = is_spam(turn.action for turn in played.turns)
         whole = self.env.reward_ceiling
         paid = _paid(played, whole * (SPAM_FACTOR if spam else 1.0))
         return replace(paid, info=paid.info | {"success": not spam})
