@@ -64,7 +64,7 @@ class SelfPlayStrategy:
     votes: int = 1
     """Episodes of each of them, every one under a shuffle of its own; all have to agree."""
     noise: int = 4
-    """Passages of other searches among those that a verifier is shown."""
+    """Passages of other searches among those that a verifier is shown; SSP takes all pages of 4 other proposers."""
     verifier: Literal["reads", "searches"] = "reads"
     """Whether it is shown the passages at once, as published, or searches among them as a solver does; where the whole
     corpus is asked, it then searches that."""
