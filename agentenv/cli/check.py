@@ -72,8 +72,9 @@ def _say(sentence: str) -> None:
 
 
 def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """What each probe of the reward earns beside the expert."""
-    table = Table("probe of the reward", "earns", "expert", "episodes", "masked", "cut", box=None)
+    """What each probe of the reward earns beside the expert, or without one beside the declared ``reward_ceiling``."""
+    bar = "expert" if all(row["has_expert"] for row in rows) else "ceiling"
+    table = Table("probe of the reward", "earns", bar, "episodes", "masked", "cut", box=None)
     for row in rows:
         earned = [f"{row[name]:.3f}" if row[name] is not None else "-" for name in ("reward", "expert")]
         table.add_row(row["probe"], *earned, *(str(row[name]) for name in ("episodes", "masked", "cut")))

@@ -60,7 +60,7 @@ class {title}(Env[{title}State]):
 
     def step(self, action: str) -> Step:
         """Compares the guess with the secret."""
-        self.check_running()
+        self.check_running(action)
         self.state.tries += 1
         guess = int(action) if action.strip().isdecimal() else -1
         if guess == self.state.secret:

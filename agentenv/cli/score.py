@@ -11,6 +11,7 @@ from agentenv.data.sql_sets import SQL_SETS
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.official import OFFICIAL, score_file
 from agentenv.evaluation.predictions import is_official, read_predictions, score_predictions
+from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.sql_scores import score_queries
 
 
@@ -76,6 +77,6 @@ class ScoreFile:
             markup=False,
         )
         for name, value in result["scores"].items():
-            low, high = result.get("ci95", {}).get(name, (None, None))
-            interval = "" if low is None else f"  [{low:.4f}, {high:.4f}]"
+            known = result.get("ci95", {})
+            interval = f"  {interval_text(known[name], '.4f')}" if name in known else ""
             console.print(f"  {name:<14}{value:.4f}{interval}", markup=False)

@@ -187,16 +187,25 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         """Whether it acts in coroutines of its own; a plain one is called in threads."""
         return type(self).areset is not Env.areset or type(self).astep is not Env.astep
 
-    def check_running(self) -> None:
-        """Is called first by ``step``, so that nothing happens in an episode that is over.
+    def check_running(self, action: object = "") -> None:
+        """Is called first by ``step``, so that nothing happens in an episode that is over, nor by what is no action.
+
+        Args:
+            action: What ``step`` was given.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.
+            ConfigurationError: the action is no text.
         """
         if self._closed:
             raise EpisodeOver("this environment is closed; call reset() before step()")
         if self._over:
             raise EpisodeOver("this episode is over; call reset() before step()")
+        if not isinstance(action, str):
+            raise ConfigurationError(
+                f"an action is the text that a policy writes, and step() was given {action!r:.80} of type "
+                f"{type(action).__name__}"
+            )
 
     def result(
         self,

@@ -407,14 +407,21 @@ def check_probes(make: MakeEnv) -> list[ProbeRow]:
 def _complaint(row: ProbeRow) -> str:
     if row.reward is None:
         return f"{row.probe!r} ends each of {row.masked} episodes by a fault ({row.fault}), by {row.action!r}"
-    return f"{row.probe!r} earns {row.reward:g} where the expert earns {row.expert:g}, by {row.action!r}"
+    return f"{row.probe!r} earns {row.reward:g} where {_bar(row)}, by {row.action!r}"
+
+
+def _bar(row: ProbeRow) -> str:
+    """What a probe has to stay below, in words."""
+    if row.has_expert:
+        return f"the expert earns {row.expert:.3g}"
+    return f"there is no expert and reward_ceiling declares {row.expert:.3g}"
 
 
 def _best_probe(rows: Sequence[ProbeRow]) -> str:
     """What the best of ``rows`` earns."""
     earning = [row for row in rows if row.reward is not None]
     best = max(earning, key=lambda row: (row.reward or 0.0) - (row.expert or 0.0))
-    return f"{best.probe!r} earns most: {best.reward:.3g} where the expert earns {best.expert:.3g}"
+    return f"{best.probe!r} earns most: {best.reward:.3g} where {_bar(best)}"
 
 
 CHECKS: dict[str, Callable[[MakeEnv], str | list[ProbeRow] | None]] = {

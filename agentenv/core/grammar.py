@@ -44,13 +44,18 @@ def written_block(tag: str, content: str) -> str:
 
 def between(text: str, opening: str, closing: str) -> list[str]:
     """The texts between each ``opening`` and the next ``closing`` after it."""
+    return [text[start:end] for start, end in spans_between(text, opening, closing)]
+
+
+def spans_between(text: str, opening: str, closing: str) -> list[tuple[int, int]]:
+    """First character and end of each of the texts that `between` gives."""
     found, at = [], 0
     while (start := text.find(opening, at)) >= 0:
         start += len(opening)
         end = text.find(closing, start)
         if end < 0:
             break
-        found.append(text[start:end])
+        found.append((start, end))
         at = end + len(closing)
     return found
 

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,6 +208,8 @@ class ProbeRow:
     """Its first action, shortened."""
     fault: str = ""
     """What ended the first of the masked episodes."""
+    has_expert: bool = True
+    """Whether an expert played; else ``expert`` is what the environment declares, its ``reward_ceiling``."""
 
     @property
     def is_farm(self) -> bool:
@@ -238,9 +240,11 @@ def probe_env(make: MakeEnv) -> list[ProbeRow]:
     # A sandbox loses its processes with the thread that started them.
     threads = DaemonThreads(1, "agentenv-probes")
     try:
-        return [_probed(make, name, forms, episodes, threads) for name in PROBES]
+        rows = [_probed(make, name, forms, episodes, threads) for name in PROBES]
     finally:
         threads.shutdown()
+    has_expert = any(episode.actions for episode in episodes)
+    return [replace(row, has_expert=has_expert) for row in rows]
 
 
 def _expert_episode(env: Env[Any], seed: int) -> ExpertEpisode:

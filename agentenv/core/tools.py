@@ -330,7 +330,7 @@ class ToolEnv(AsyncEnv[StateT]):
             EpisodeOver: the episode has ended or was never reset.
             Fault: a tool failed by no fault of the policy.
         """
-        self.check_running()
+        self.check_running(action)
         calls = read_calls(action)
         if not calls:
             return self.answer(action)

@@ -46,6 +46,8 @@ def load_sql_set(
 ) -> tuple[Task, ...]:
     """The tasks of ``spider`` or ``bird``, with ``gold``, ``databases`` and ``db_id`` in ``data``.
 
+    Questions over one database are a cluster for intervals: who reads its schema wrongly errs in many of them.
+
     Args:
         name: Which set.
         folder: The folder of the set, or the one that its files lie in below a folder of that name.
@@ -114,7 +116,7 @@ def _over(record: RawRow, databases: Path) -> dict[str, object]:
     if not first.is_file():
         raise DatasetError(f"{record.place}: {first} is missing.")
     others = (path for path in sorted(first.parent.glob("*.sqlite")) if path != first)
-    return {"databases": tuple(map(str, (first, *others))), "db_id": name}
+    return {"databases": tuple(map(str, (first, *others))), "db_id": name, "cluster": f"database {name}"}
 
 
 def column_notes(folder: Path) -> str:

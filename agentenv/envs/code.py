@@ -150,7 +150,7 @@ class Code(ProgramEnv[CodeState]):
             EpisodeOver: the episode has ended or was never reset.
             SandboxFault: the sandbox failed; this is never the policy's doing.
         """
-        self.check_running()
+        self.check_running(action)
         block = earliest_block(action, TAGS)
         last = self.state.turns >= self._max_turns
         self.state.turns += 1

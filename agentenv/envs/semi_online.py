@@ -217,7 +217,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
             EpisodeOver: the episode has ended or was never reset.
             Fault: the writer of thoughts failed; this is never the policy's doing.
         """
-        self.check_running()
+        self.check_running(action)
         state, step = self.state, self.state.step
         reply = parse_reply(action, self._kinds)
         verdict = self._verdict(reply, step)

@@ -174,7 +174,7 @@ class Sql(Env[SqlState]):
             EpisodeOver: the episode has ended or was never reset.
             SandboxFault: no worker could be had, or a database cannot be read; this is never the policy's doing.
         """
-        self.check_running()
+        self.check_running(action)
         probe, final = self.tags
         block, state = earliest_block(action, self.tags), self.state
         last = state.turns >= self._max_turns

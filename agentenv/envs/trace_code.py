@@ -159,7 +159,7 @@ class TraceCode(ProgramEnv[TraceState]):
             EpisodeOver: the episode has ended or was never reset.
             SandboxFault: the sandbox failed; this is never the policy's doing.
         """
-        self.check_running()
+        self.check_running(action)
         state = self.state
         block = earliest_block(action, (state.wanted,))
         written = block.content if block else ""

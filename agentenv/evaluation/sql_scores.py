@@ -61,7 +61,7 @@ def score_queries(
 
     Returns:
         ``n`` and ``missing``, the number of ``unknown`` ids, of questions left out because the gold query fails here
-        (``ungraded``), ``scores`` and their ``ci95``.
+        (``ungraded``), ``scores`` and their ``ci95``, in which the questions over one database are a cluster.
 
     Raises:
         UnknownName: no such split.
@@ -80,8 +80,9 @@ def score_queries(
                 fault = error
     if fault is not None and not scored:
         raise fault
+    clusters = [task.data["cluster"] for task in tasks if task.id in scored]
     found = {
-        name: estimate([getattr(one, name) for one in scored.values()], clusters=list(scored))
+        name: estimate([getattr(one, name) for one in scored.values()], clusters=clusters)
         for name in MEASURES
     }
     return {

@@ -118,7 +118,7 @@ class RemoteEnv(AsyncEnv[RemoteState]):
             EpisodeOver: the episode has ended or was never reset.
             Fault: the server, or what is behind it, failed; there is no reward then.
         """
-        self.check_running()
+        self.check_running(action)
         data = await self.state.link.ask("step", "observation", text=action)
         with _decoding(self.url):
             step = step_in(data)

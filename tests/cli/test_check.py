@@ -59,6 +59,18 @@ def test_a_class_of_this_folder_that_fails(
     assert "broken_env:Demanding" in capsys.readouterr().err
 
 
+def test_a_table_without_an_expert_names_the_ceiling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    idle = "class Idle(Calculator):\n    def expert(self):\n        return None\n"
+    (tmp_path / "idle_env.py").write_text(f"from agentenv.envs.calculator import Calculator\n\n{idle}")
+    monkeypatch.chdir(tmp_path)
+    main(["check", "idle_env:Idle"])
+    lines = capsys.readouterr().out.splitlines()
+    heads = [line.split() for line in lines if "probe of the reward" in line]
+    assert heads == [["probe", "of", "the", "reward", "earns", "ceiling", "episodes", "masked", "cut"]]
+
+
 def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "agentenv/Calculater-v0"]) == 1
     assert "Did you mean 'agentenv/Calculator-v0'?" in capsys.readouterr().err

@@ -113,7 +113,7 @@ class ListObservation(Guess):
 
 
 class GoesOn(Guess):
-    def check_running(self) -> None: ...
+    def check_running(self, action: object = "") -> None: ...
 
 
 class ForgetsReason(Guess):

@@ -137,6 +137,20 @@ class PaysTheQuestion(Lookup):
         return float(action == f"<look>What is in {self.box}?</look>")
 
 
+def test_an_environment_without_an_expert_is_held_against_its_ceiling() -> None:
+    class Farmed(PaysForm):
+        def expert(self) -> None:
+            return None
+
+    assert {row.has_expert for row in rows_of(NoExpert).values()} == {False}
+    assert {row.has_expert for row in rows_of(Lookup).values()} == {True}
+    assert "the expert earns 1" in run_check("probes", Lookup).detail
+    for env in (NoExpert, Farmed):
+        said = run_check("probes", env).detail
+        assert "the expert earns" not in said
+        assert "reward_ceiling declares 1" in said
+
+
 @pytest.mark.parametrize(
     ("env", "farms"),
     [

@@ -95,6 +95,7 @@ def test_a_record_of_spider(spider: Path) -> None:
     assert first.data == {
         "databases": (str(path),),
         "db_id": "concert_singer",
+        "cluster": "database concert_singer",
         "gold": "SELECT count(*) FROM singer",
     }
 

@@ -1,6 +1,7 @@
 """Every registered environment keeps the contract: registering is enough to be tested."""
 
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from agentenv.core import env_contract
 from agentenv.core.env_contract import CHECKS, run_check
 from agentenv.envs.browser.driver import unavailable as no_browser
 from agentenv.envs.browser.sites import miniwob_task
+from agentenv.errors import ConfigurationError
 from agentenv.sandbox.backends import unavailable
 
 
@@ -39,3 +41,17 @@ def test_contract(id: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if result.status == "skipped":
         pytest.skip(result.detail)
     assert result.status == "ok", result.detail
+
+
+@pytest.mark.parametrize("action", [3, None, ["<answer>a</answer>"]])
+@pytest.mark.parametrize("id", [id for id in agentenv.registered() if id.startswith("agentenv/")])
+def test_an_action_that_is_no_text_is_refused(id: str, action: Any) -> None:
+    """The episode stays where it was."""
+    if reason := missing(id):
+        pytest.skip(reason)
+    env = agentenv.make(id, **SMALLER.get(id, {}))
+    env.reset(seed=0)
+    with pytest.raises(ConfigurationError, match=re.escape(repr(action))):
+        env.step(action)
+    assert env.step("").info["turn"] == 1
+    env.close()

@@ -87,6 +87,24 @@ def test_a_number_of_two_questions_is_refused(tmp_path: Path) -> None:
         score_queries("spider", tmp_path, [RawRow({"0": "SELECT 1"}, "p")], split="train", runs=1)
 
 
+def test_questions_over_one_database_are_not_independent(tmp_path: Path) -> None:
+    """Two databases with eight questions each, one all right and the other all wrong: of two values nothing is known."""
+    records = []
+    for name in ("pop", "rock"):
+        path = tmp_path / "dev_databases" / name / f"{name}.sqlite"
+        path.parent.mkdir(parents=True)
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE singer (name TEXT, age INTEGER)")
+            connection.commit()
+        records += [{"db_id": name, "question": f"{n}?", "evidence": "", "SQL": "SELECT 1"} for n in range(8)]
+    (tmp_path / "dev.json").write_text(json.dumps(records))
+    found = scored(tmp_path, {f"bird/dev/{n}": "SELECT 1" if n < 8 else "SELECT 2" for n in range(16)})
+    low, high = found["ci95"]["ex"]
+    assert found["scores"]["ex"] == 0.5
+    assert low < 0.1
+    assert high > 0.9
+
+
 def test_two_predictions_of_one_question_are_refused(bird: Path) -> None:
     with pytest.raises(DatasetError, match=r"'bird/dev/0'.*'0'"):
         scored(bird, {"bird/dev/0": GOLDS[0], "0": GOLDS[1]})
@@ -109,3 +127,6 @@ def test_the_command(bird: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["scores"]["execution"] == 1.0
     assert main(["score", "bird", str(path), "--data", str(bird), "--scorer", "em_squad"]) != 0
     assert main(["score", "bird", str(path), "--data", str(bird)]) == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[1:])
+    assert shown["ex"].startswith("1.0000  [0.")
+    assert shown["ves"].endswith("(no interval)")  # of one database, and a ratio of times has no bound

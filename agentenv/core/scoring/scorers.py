@@ -237,6 +237,26 @@ def f1_squad_guard(prediction: str, gold: str) -> float:
     return f1_hotpot(_CJK.sub(r" \g<0> ", prediction), _CJK.sub(r" \g<0> ", gold))
 
 
+def precision_squad_guard(prediction: str, gold: str) -> float:
+    """The share of the prediction's words that the gold has, counted and guarded as in `f1_squad_guard` (FlashRAG)."""
+    return _guarded_share(prediction, gold, of=prediction)
+
+
+def recall_squad_guard(prediction: str, gold: str) -> float:
+    """The share of the gold's words that the prediction has; see `precision_squad_guard`. Favours long predictions."""
+    return _guarded_share(prediction, gold, of=gold)
+
+
+def _guarded_share(prediction: str, gold: str, of: str) -> float:
+    """The words that both have over those of one of them; 0 where `f1_squad_guard` is."""
+    if not f1_squad_guard(prediction, gold) or not normalize.squad(gold):
+        return f1_squad_guard(prediction, gold)
+    mine, wanted, whole = (
+        Counter(normalize.squad(_CJK.sub(r" \g<0> ", one)).split()) for one in (prediction, gold, of)
+    )
+    return (mine & wanted).total() / whole.total()
+
+
 def f1_set(prediction: str, gold: str) -> float:
     """F1 over *sets* of words that keep their articles (ASearcher's reward).
 
@@ -273,6 +293,8 @@ SCORERS = {
         Scorer("f1_squad2", 1, False, "squad", f1_squad2),
         Scorer("f1_hotpot", 1, False, "squad", _over_golds(f1_hotpot)),
         Scorer("f1_squad_guard", 2, False, "squad", _over_golds(f1_squad_guard)),
+        Scorer("precision_squad_guard", 1, False, "squad", _over_golds(precision_squad_guard)),
+        Scorer("recall_squad_guard", 1, False, "squad", _over_golds(recall_squad_guard)),
         Scorer("f1_set", 1, False, "asearcher", _over_golds(f1_set)),
     )
 }

@@ -218,7 +218,7 @@ class Browser(AsyncEnv[BrowserState]):
             EpisodeOver: the episode has ended or was never reset.
             BrowserFault: the browser or the page broke.
         """
-        self.check_running()
+        self.check_running(action)
         state = self.state
         state.turns += 1
         reply = parse_reply(action, KINDS)

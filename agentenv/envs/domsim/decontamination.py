@@ -9,9 +9,10 @@ configuration alone.
 Shapes: n tasks of the test, d dimensions of an encoded goal.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
+from agentenv.envs.domsim.records import WantedEnd
 from agentenv.envs.domsim.world import World
 from agentenv.retrievers.encoder import HashEncoder
 
@@ -19,7 +20,7 @@ SEMANTIC = 0.9
 """Cosine of two goals from which on one says what the other says."""
 
 
-NOTHING = repr(([], None))
+NOTHING = repr([([], None)])
 """`wanted_changes` of a task that wants none."""
 
 
@@ -28,18 +29,20 @@ class PosedTask(Protocol):
 
     goal: str
     start: World
-    answer: str | None
 
     @property
-    def wanted(self) -> Mapping[str, Any]:
-        """The database as it shall be."""
+    def ends(self) -> Sequence[WantedEnd]:
+        """The ends of which one is right."""
 
 
 def wanted_changes(task: PosedTask) -> str:
-    """What the validator wants to be otherwise than at the start, and the answer that it wants."""
+    """What the validator wants to be otherwise than at the start, and the answer that it wants, for each right end."""
     start = task.start.facts()
-    changes = sorted((name, value) for name, value in task.wanted.items() if start.get(name) != value)
-    return repr((changes, task.answer))
+    ends = [
+        (sorted((name, value) for name, value in end.wanted.items() if start.get(name) != value), end.answer)
+        for end in task.ends
+    ]
+    return repr(sorted(ends, key=repr))
 
 
 class HeldOutTasks:

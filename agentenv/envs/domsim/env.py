@@ -15,6 +15,7 @@ from agentenv.core.env import Env
 from agentenv.core.types import EndReason, Info, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.envs.domsim.desktop import KINDS
 from agentenv.envs.domsim.raster import draw, png
+from agentenv.envs.domsim.records import Conjunction
 from agentenv.envs.domsim.tasks import DESKTOP, TEMPLATES, DesktopTask, generate_domsim_tasks, solve
 from agentenv.envs.domsim.widgets import Widget
 from agentenv.envs.domsim.world import DesktopView, World
@@ -104,6 +105,7 @@ class DomSim(Env[DomSimState]):
         split: str = "train",
         templates: Sequence[str] = tuple(TEMPLATES),
         joined: int = 1,
+        conjunction: Conjunction = "and",
         infeasible: float = 0.0,
         apart_from: Mapping[str, Any] | None = None,
     ) -> Sequence[Task]:
@@ -114,6 +116,7 @@ class DomSim(Env[DomSimState]):
             split=split,
             templates=templates,
             joined=joined,
+            conjunction=conjunction,
             infeasible=infeasible,
             apart_from=apart_from,
         )
@@ -171,7 +174,7 @@ class DomSim(Env[DomSimState]):
         Raises:
             EpisodeOver: the episode has ended or was never reset.
         """
-        self.check_running()
+        self.check_running(action)
         state = self.state
         reply = parse_reply(action, KINDS)
         state.turns += 1

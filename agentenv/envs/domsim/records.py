@@ -1,6 +1,7 @@
 """Tables of the database: tuples of immutable records with a number each, and the words for changing them."""
 
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 
 class Numbered(Protocol):
@@ -58,6 +59,31 @@ def numbered(rows: list[R]) -> tuple[R, ...]:
 Move = tuple[str, ...]
 """One step of a plan, by keys of widgets: ``("open", app)``, ``("click", key)``, ``("fill", key, text)``, ``("select", key,
 option)``, ``("drag", key, key)``, ``("answer", text)``."""
+
+
+Conjunction = Literal["and", "or"]
+"""How several measures of one task are joined."""
+
+
+def joined_value(values: Sequence[float], conjunction: Conjunction) -> float:
+    """What several measures of one task are worth together, each within [0, 1], as OSWorld joins them (Xie et al. 2024).
+
+    Of ``and``, any 0 gives 0, and otherwise their mean counts; of ``or``, any 1 gives 1, and otherwise the largest counts
+    (arXiv:2404.07972).
+    """
+    if conjunction == "and":
+        return 0.0 if min(values) == 0 else sum(values) / len(values)
+    return max(values)
+
+
+class WantedEnd(NamedTuple):
+    """One right end of a task, and how it is reached."""
+
+    plan: tuple[Move, ...]
+    wanted: Mapping[str, Any]
+    """The database as it shall be, in everything."""
+    answer: str | None
+    """What must have been said to the user; None where nothing is asked."""
 
 
 class TaskDraft(NamedTuple):

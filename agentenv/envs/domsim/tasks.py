@@ -15,7 +15,7 @@ from agentenv.core.types import Task
 from agentenv.envs.domsim.apps import across, bank, calendar, contacts, files, mail, notes, settings, shop
 from agentenv.envs.domsim.decontamination import HeldOutTasks
 from agentenv.envs.domsim.desktop import Desktop
-from agentenv.envs.domsim.records import Move, TaskDraft, without
+from agentenv.envs.domsim.records import Conjunction, Move, TaskDraft, WantedEnd, joined_value, without
 from agentenv.envs.domsim.widgets import Widget
 from agentenv.envs.domsim.world import App, DesktopView, World
 from agentenv.envs.gui.actions import Action, ActionKind
@@ -60,48 +60,70 @@ RECORDS: Mapping[str, str] = {
 MAX_SCROLLS = 6
 JOIN = "+"
 """Between the names of templates whose tasks are done one after the other."""
+EITHER = "|"
+"""Between the names of templates of which one task is to be done."""
+MARKS: Mapping[Conjunction, str] = {"and": JOIN, "or": EITHER}
+"""What joins templates, by how their validators are joined."""
 MUTANTS = 5
 """Wrong end states that each validator must refuse."""
 PATIENCE = 50
 """Draws in a row from which no joined task may come out."""
 SPLITS = ("train", "dev", "test")
-HELD_OUT = ("n", "seed", "split", "templates", "joined", "infeasible")
+HELD_OUT = ("n", "seed", "split", "templates", "joined", "infeasible", "conjunction")
 """What names the tasks that synthesised ones are kept apart from."""
 
 
 class DesktopTask:
     """One task with its world as it begins; nothing in it changes, so copies share it."""
 
-    __slots__ = ("answer", "goal", "impossible", "plan", "start", "wanted")
+    __slots__ = ("answer", "goal", "impossible", "others", "plan", "start", "wanted")
 
     def __init__(self, template: str, seed: str) -> None:
         """Makes the task.
 
         Args:
-            template: Which kind; several with ``+`` between them are done one after the other. Of a single one with
-                ``INFEASIBLE`` before it, the record that it is about is missing.
+            template: Which kind; several with ``+`` between them are done one after the other, of several with ``|`` between
+                them one is done. Of a single one with ``INFEASIBLE`` before it, the record that it is about is missing.
             seed: Which of its kind.
 
         Raises:
             UnknownName: no such template.
-            ConfigurationError: such a task is about no record; two of the kinds are questions; or a later one cannot be
-                drawn from what the earlier leave.
+            ConfigurationError: such a task is about no record, or one of several; two kinds that are done one after the
+                other are questions, or the later one cannot be drawn from what the earlier leaves.
         """
         feasible = template.removeprefix(INFEASIBLE)
-        names = feasible.split(JOIN)
-        for name in names:
+        first, *others = feasible.split(EITHER)
+        names = first.split(JOIN)
+        for name in (*names, *others):
             check_known("template", name, TEMPLATES)
+        if others and template != feasible:
+            raise ConfigurationError(
+                f"the task {template!r} is about no record that could be missing: there are several ways"
+            )
         rng = Random(f"domsim {feasible} {seed}")
         self.start = DESKTOP.start(rng)
         draft = TEMPLATES[names[0]](self.start.data, rng)
         for name in names[1:]:
             draft = _joined(self.start, draft, name, rng)
+        drafts = [TEMPLATES[name](self.start.data, rng) for name in others]
+        self.others = tuple(
+            WantedEnd(one.plan, self.start.facts() | one.changes, one.answer) for one in drafts
+        )
+        """Further right ends, of which each would do in place of the first."""
+        if drafts:
+            ways = "\n".join(f"- {one.goal}" for one in (draft, *drafts))
+            draft = draft._replace(goal=f"Do one of these things, and no more than one:\n{ways}")
         self.impossible: tuple[Move, ...] = ()
         """The plan that the missing record makes impossible; empty where the task can be done."""
         if template != feasible:
             draft, self.impossible = _without_record(self.start, draft), draft.plan
         self.goal, self.plan, self.answer = draft.goal, draft.plan, draft.answer
         self.wanted = self.start.facts() | draft.changes
+
+    @property
+    def ends(self) -> tuple[WantedEnd, ...]:
+        """The right ends, that of the plan first."""
+        return (WantedEnd(self.plan, self.wanted, self.answer), *self.others)
 
     @property
     def status(self) -> str:
@@ -119,9 +141,20 @@ class DesktopTask:
         return self
 
     def achieved(self, world: World) -> bool:
-        """The validator: the database is as it shall be, in everything, and the question is answered."""
-        said = self.answer is None or collapse(world.answer).casefold() == self.answer.casefold()
-        return said and world.facts() == self.wanted
+        """The validator: the database is as it shall be, in everything, and the question is answered, of one right end.
+
+        Both are measures of their own, joined as OSWorld joins those of a task: by ``and`` within an end, by ``or`` over
+        the ends.
+        """
+        facts, said = world.facts(), collapse(world.answer).casefold()
+        values = [
+            joined_value(
+                [float(facts == end.wanted), float(end.answer is None or said == end.answer.casefold())],
+                "and",
+            )
+            for end in self.ends
+        ]
+        return joined_value(values, "or") == 1
 
 
 def _joined(start: World, first: TaskDraft, template: str, rng: Random) -> TaskDraft:
@@ -237,6 +270,7 @@ def generate_domsim_tasks(
     split: str = "train",
     templates: Iterable[str] = TEMPLATES,
     joined: int = 1,
+    conjunction: Conjunction = "and",
     infeasible: float = 0.0,
     apart_from: Mapping[str, Any] | None = None,
 ) -> tuple[Task, ...]:
@@ -251,14 +285,16 @@ def generate_domsim_tasks(
             of the templates that are about a record, one after the other. They are not joined.
         joined: Templates that one task joins (EvoCUA makes new tasks of atomic capabilities so); with more than 1 they are
             drawn, and what is not sound is thrown away.
+        conjunction: How: ``and`` asks for all of them, one after the other, ``or`` for one of them.
         apart_from: ``n``, ``seed`` and the like of the tasks of a test: a joined or infeasible task that is one of these, by
             what it says, where it begins or what it checks, is thrown away as well (EvoCUA).
 
     Raises:
         ConfigurationError: ``n`` or ``joined`` below 1, a share outside 0 to 1, no template, nothing sound comes out, or
             tasks that are not joined are to be apart from others.
-        UnknownName: no such template or split, or no such argument in ``apart_from``.
+        UnknownName: no such template, split or conjunction, or no such argument in ``apart_from``.
     """
+    check_known("conjunction", conjunction, MARKS)
     names, held = tuple(templates), _held_out(apart_from, joined)
     check_known("split", split, SPLITS)
     if n < 1 or not names or not 1 <= joined <= len(names) or not 0 <= infeasible <= 1:
@@ -279,7 +315,9 @@ def generate_domsim_tasks(
             if flaw := flaw_of(desktop_task):
                 raise ConfigurationError(f"the template {name!r} with the seed {key!r} {flaw}")
         else:
-            name, key, desktop_task = _synthesized(names, joined, f"{split} {seed} {index}", held)
+            name, key, desktop_task = _synthesized(
+                names, joined, f"{split} {seed} {index}", held, MARKS[conjunction]
+            )
         data = {"template": name, "seed": key}
         tasks.append(Task(f"{name}/{split}-{seed}-{place}", desktop_task.goal, ("",), split, data))
     return tuple(tasks)
@@ -333,7 +371,7 @@ def _infeasible(
 
 
 def _synthesized(
-    names: Sequence[str], joined: int, seed: str, held: HeldOutTasks | None = None
+    names: Sequence[str], joined: int, seed: str, held: HeldOutTasks | None = None, mark: str = JOIN
 ) -> tuple[str, str, DesktopTask]:
     """A sound task of templates that are drawn, and none of those that are held out: its kind, its seed and itself.
 
@@ -342,7 +380,7 @@ def _synthesized(
     """
     rng = Random(f"joined {joined} {seed}")
     for attempt in range(PATIENCE):
-        name, key = JOIN.join(rng.sample(names, joined)), f"{seed} {attempt}"
+        name, key = mark.join(rng.sample(names, joined)), f"{seed} {attempt}"
         try:
             desktop_task = DesktopTask(name, key)
             flaw = flaw_of(desktop_task)
@@ -363,8 +401,14 @@ def flaw_of(desktop_task: DesktopTask) -> str:
         return "is achieved before anything is done"
     if desktop_task.impossible and _can_be_played(desktop_task.start, desktop_task.impossible):
         return "can be done"
+    flaws = (_flaw_of_end(desktop_task, end) for end in desktop_task.ends)
+    return next((flaw for flaw in flaws if flaw), "")
+
+
+def _flaw_of_end(desktop_task: DesktopTask, end: WantedEnd) -> str:
     world = copy.deepcopy(desktop_task.start)
-    for action, _, view in solve(desktop_task):
+    plan = [*end.plan, ("terminate", desktop_task.status)]
+    for action, _, view in played(copy.deepcopy(world), plan):
         if reason := DESKTOP.act(world, view, action):
             return f"has a plan whose action {action} fails: {reason}"
     if not desktop_task.passed(world, desktop_task.status):
@@ -399,13 +443,13 @@ def wrong_ends(desktop_task: DesktopTask, end: World) -> list[tuple[str, World]]
         (f"{name} lost its last record", {name: facts[name][:-1]}) for name in rng.sample(others, len(others))
     ]
     found = []
-    for what, changes in wrong[: MUTANTS - (desktop_task.answer is not None)]:
+    for what, changes in wrong[: MUTANTS - bool(end.answer)]:
         world = copy.deepcopy(end)
         world.data |= changes
         found.append((what, world))
-    if desktop_task.answer is not None:
+    if end.answer:
         world = copy.deepcopy(end)
-        world.answer = f"not {desktop_task.answer}"
+        world.answer = f"not {end.answer}"
         found.append(("the answer is another one", world))
     return found
 

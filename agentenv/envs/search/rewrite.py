@@ -177,7 +177,7 @@ class Rewrite(AsyncEnv[RewriteState]):
             EpisodeOver: the episode has ended or was never reset.
             RetrieverFault: the search failed.
         """
-        self.check_running()
+        self.check_running(action)
         match = _FORM.fullmatch(action)
         if match is None or not match[1].strip():
             return self.result(

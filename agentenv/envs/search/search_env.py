@@ -204,7 +204,7 @@ class SearchEnv(AsyncEnv[SearchState]):
             EpisodeOver: the episode has ended or was never reset.
             Fault: a tool failed; this is never the policy's doing, and the episode stays where it was.
         """
-        self.check_running()
+        self.check_running(action)
         parts, state = self.parts, self.state
         notes = await parts.beside(action, state) if parts.beside is not None else {}
         is_last = state.turns >= self.max_turns

@@ -6,7 +6,7 @@ rewards keeping the rules of ``proposals.py``. ``RoleTurn`` is the one written t
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -69,14 +69,15 @@ class GameSetup:
     """``signature`` of every question that would be a duplicate."""
 
 
-def is_spam(action: str) -> bool:
-    """Whether an action has more opening or closing answer tags than a solver may write."""
-    return max(action.count("<answer>"), action.count("</answer>")) > _TAG_LIMIT
+def is_spam(actions: Iterable[str]) -> bool:
+    """Whether a solver's actions have more opening or more closing answer tags together than an episode may (SSP)."""
+    text = "".join(actions)
+    return max(text.count("<answer>"), text.count("</answer>")) > _TAG_LIMIT
 
 
 def solver_reward(state: SearchState, *, answer: Reward) -> dict[str, float]:
     """SSP: the reward of the answer, a quarter of it where the answer's tags are spam."""
-    spam = state.last.end is EndReason.ANSWERED and is_spam(state.last.action)
+    spam = state.last.end is EndReason.ANSWERED and is_spam(turn.action for turn in state.record)
     return {name: part * (SPAM_FACTOR if spam else 1.0) for name, part in answer(state).items()}
 
 
@@ -101,7 +102,8 @@ class SearchSolver(LocalSearch):
         """Acts as ``LocalSearch.astep`` does; the last info holds ``success`` where there is an answer."""
         step = await super().astep(action)
         if step.info.get("end_reason") is EndReason.ANSWERED:
-            step.info["success"] = step.reward >= self.reward_ceiling and not is_spam(action)
+            spam = is_spam(turn.action for turn in self.state.record)
+            step.info["success"] = step.reward >= self.reward_ceiling and not spam
         return step
 
     def proposer(self, prompt: str, rules: QuestionRules) -> "SearchProposer":
@@ -220,6 +222,7 @@ class SearchProposer(SearchEnv):
         tasks: Sequence[Task] | None = None,
         prompt: str = PROPOSER_PROMPT,
         rules: QuestionRules | None = None,
+        queries: int | None = 1,
         **options: Any,
     ) -> None:
         """Builds an environment over a corpus.
@@ -228,6 +231,8 @@ class SearchProposer(SearchEnv):
             tasks: Topics; None takes those of a small FictionalWorld, with its questions as the expert's proposals.
             prompt: Opening message; must hold ``{topic}``.
             rules: Bounds of the rules.
+            queries: Queries that one search may ask. The rules count queries, which are the searches of SSP as long as a
+                search asks one.
             options: Those of ``SearchEnv``.
 
         Raises:
@@ -242,7 +247,7 @@ class SearchProposer(SearchEnv):
             words = InMemoryRetriever(world.documents)
             tasks = [_as_topic(task) for task in world.questions if _is_found(task, words)]
             options = {"retriever": words} | options
-        super().__init__(tasks=tasks, **options)
+        super().__init__(tasks=tasks, queries=queries, **options)
         self.parts = SearchParts(
             opening=partial(topic_prompt, template=prompt),
             parser=TagParser(("search", "read", "question")),

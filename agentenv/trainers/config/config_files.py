@@ -229,6 +229,7 @@ def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
         ConfigurationError: a value that is missing or wrong.
     """
     values = without_inapplicable_options(base.model_dump(mode="json"), _names_in(words))
+    commas: dict[str, list[str]] = {}  # lists of the command line with a comma in a word
     for flag, given in _flags(words):
         *tables, key = _path(flag)
         table = values
@@ -245,7 +246,23 @@ def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
         after: list[Any] = list(given) if isinstance(before, str) else [read_value(word) for word in given]
         listed = len(after) > 1 or (isinstance(before, list) and not isinstance(after[0], list))
         table[key] = after if listed else after[0]
-    return parse_config(values, "the command line")
+        if listed and any("," in word for word in given):
+            commas[flag] = given
+    try:
+        return parse_config(values, "the command line")
+    except ConfigurationError as error:
+        if hint := _written_apart(commas, str(error)):
+            raise ConfigurationError(f"{error} {hint}") from error
+        raise
+
+
+def _written_apart(commas: Mapping[str, Sequence[str]], complaint: str) -> str:
+    """How the first list is written that has a comma in a word and is complained of; empty where there is none."""
+    for flag, given in commas.items():
+        if any("," in word and word in complaint for word in given):
+            values = " ".join(" ".join(given).replace(",", " ").split())
+            return f"The values of a list stand with blanks between them: {flag} {values}"
+    return ""
 
 
 def _path(flag: str) -> list[str]:

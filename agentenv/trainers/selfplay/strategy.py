@@ -64,7 +64,7 @@ class SelfPlayStrategy:
     votes: int = 1
     """Episodes of each of them, every one under a shuffle of its own; all have to agree."""
     noise: int = 4
-    """Passages of other searches among those that a verifier is shown."""
+    """Passages of other searches among those that a verifier is shown; SSP takes all pages of 4 other proposers."""
     verifier: Literal["reads", "searches"] = "reads"
     """Whether it is shown the passages at once, as published, or searches among them as a solver does; where the whole
     corpus is asked, it then searches that."""
@@ -338,7 +338,7 @@ class _GameRunner:
             return _masked(played, "the judge of its answer failed")
         if not verdict:
             return played
-        spam = is_spam(played.turns[-1].action)
+        spam = is_spam(turn.action for turn in played.turns)
         whole = self.env.reward_ceiling
         paid = _paid(played, whole * (SPAM_FACTOR if spam else 1.0))
         return replace(paid, info=paid.info | {"success": not spam})

@@ -9,9 +9,11 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from math import exp
 
+from agentenv.core.grammar import spans_between
 from agentenv.core.rollout import EpisodeSpec, EpisodeState, act, observe, sample
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import Completion
@@ -21,7 +23,7 @@ from agentenv.trainers.strategies.rollout_context import RolloutContext, gather_
 Decode = Callable[[Sequence[int]], str]
 Span = tuple[int, int]
 
-_INFORMATION = re.compile(r"<information>(.*?)</information>", re.DOTALL)
+_WINDOW = 64  # tokens; what stands so far before a token does not change how it is decoded
 _QUERY = re.compile(r"<search>((?:(?!<search>).)*?)</search>", re.DOTALL)
 
 
@@ -55,7 +57,8 @@ class SelfSearchStrategy:
 
 def entropy_of_query(completion: Completion, decode: Decode) -> float:
     """`query_entropy` of the first query in ``completion``; 0 where there is none."""
-    spans = content_positions(completion.ids, decode, _QUERY)[:1]
+    found = _QUERY.search(decode(completion.ids))
+    spans = content_positions(completion.ids, decode, [found.span(1)] if found else [])
     return query_entropy([exp(completion.logprobs[i]) for begin, end in spans for i in range(begin, end)])
 
 
@@ -66,7 +69,8 @@ def mask_information(trajectory: Trajectory, decode: Decode) -> Trajectory:
         own = [segment for segment in trajectory.segments if segment.row == row]
         head = max((n for n, s in enumerate(own) if s.kind is SegmentKind.PROMPT), default=-1) + 1
         written = [i for segment in own[head:] for i in segment.ids]
-        spans = content_positions(written, decode, _INFORMATION)
+        contents = spans_between(decode(written), "<information>", "</information>")
+        spans = content_positions(written, decode, contents)
         segments += own[:head]
         at = 0
         for segment in own[head:]:
@@ -76,24 +80,41 @@ def mask_information(trajectory: Trajectory, decode: Decode) -> Trajectory:
     return replace(trajectory, segments=tuple(segments))
 
 
-def content_positions(ids: Sequence[int], decode: Decode, block: re.Pattern[str]) -> list[Span]:
-    """First token and end of the content of every match of ``block`` in the text of ``ids``.
+def content_positions(ids: Sequence[int], decode: Decode, contents: Sequence[Span]) -> list[Span]:
+    """First token and end of each of ``contents``, which are pieces of the text of ``ids``; empty ones are left out.
 
     A token that holds a piece of the content and a piece of a tag belongs to the content. Positions come from the lengths of
     decoded prefixes, which never shrink.
     """
-
-    def length(count: int) -> int:
-        return len(decode(ids[:count]))
+    length, counts = prefix_lengths(ids, decode), range(len(ids) + 1)
 
     def span(begin: int, end: int) -> Span:
         first = bisect_left(counts, begin + 1, key=length) - 1
         # A character of several tokens counts from its first one, a token of several characters with its last one.
         return first, max(bisect_left(counts, end, key=length), bisect_right(counts, end, key=length) - 1)
 
-    counts = range(len(ids) + 1)
-    contents = (match.span(1) for match in block.finditer(decode(ids)))
     return [span(begin, end) for begin, end in contents if begin < end]
+
+
+def prefix_lengths(ids: Sequence[int], decode: Decode) -> Callable[[int], int]:
+    """From a number of tokens to the length of their text, as many from the beginning of ``ids``.
+
+    To decode every prefix as a whole would take the square of their number. What is added to a prefix is read in a window
+    instead, as servers of language models stream text: decoded with and without it behind the tokens before it.
+    """
+    lengths = [0]  # of the prefixes of whole windows
+
+    @cache
+    def length(count: int) -> int:
+        place = count // _WINDOW
+        start, known = max(0, place - 1) * _WINDOW, place * _WINDOW
+        return lengths[place] + len(decode(ids[start:count])) - len(decode(ids[start:known]))
+
+    for end in range(_WINDOW, len(ids) + 1, _WINDOW):
+        start = max(0, end - 2 * _WINDOW)
+        added = len(decode(ids[start:end])) - len(decode(ids[start : end - _WINDOW]))
+        lengths.append(lengths[-1] + added)
+    return length
 
 
 def _split(segment: Segment, spans: Sequence[Span]) -> list[Segment]:

@@ -110,6 +110,29 @@ def test_the_guarded_f1_takes_every_chinese_character_as_a_word() -> None:
     assert get_scorer("f1_squad_guard").version == 2
 
 
+@pytest.mark.parametrize(
+    ("prediction", "gold", "precision", "recall"),
+    [
+        ("in Beijing, China", "Beijing", 1 / 3, 1.0),
+        (*NEW_YORK, 3 / 5, 1.0),
+        ("york", "new york city", 1.0, 1 / 3),
+        ("yes it is", "yes", 0.0, 0.0),  # the guard
+        ("Paris", "Beijing", 0.0, 0.0),
+        ("", "Beijing", 0.0, 0.0),
+        ("the", "Beijing", 0.0, 0.0),
+        ("北京", "北京大学", 1.0, 0.5),
+    ],
+)
+def test_precision_and_recall_of_flashrag(
+    prediction: str, gold: str, precision: float, recall: float
+) -> None:
+    assert value("precision_squad_guard", prediction, gold) == pytest.approx(precision)
+    assert value("recall_squad_guard", prediction, gold) == pytest.approx(recall)
+    both = precision + recall
+    f1 = 2 * precision * recall / both if both else 0.0
+    assert value("f1_squad_guard", prediction, gold) == pytest.approx(f1)
+
+
 def test_f1_set_keeps_articles_and_maps_booleans() -> None:
     # pred {the, beatles}, gold {beatles}: 2*1/(2+1).
     assert value("f1_set", "The Beatles", "Beatles") == pytest.approx(2 / 3)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agentenv.envs.domsim.decontamination import HeldOutTasks, wanted_changes
+from agentenv.envs.domsim.records import WantedEnd
 from agentenv.envs.domsim.tasks import INFEASIBLE, DesktopTask, generate_domsim_tasks
 from agentenv.envs.domsim.world import World
 from agentenv.errors import ConfigurationError, UnknownName
@@ -18,6 +19,10 @@ class Posed:
     start: World
     wanted: dict[str, Any] = field(default_factory=dict)
     answer: str | None = None
+
+    @property
+    def ends(self) -> tuple[WantedEnd, ...]:
+        return (WantedEnd((), self.wanted, self.answer),)
 
 
 def posed(goal: str, box: int = 0, wanted: int = 1, answer: str | None = None) -> Posed:

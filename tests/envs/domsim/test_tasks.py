@@ -1,6 +1,7 @@
 """DomSim's tasks: every template is proved by its expert, no shortcut passes, side effects count, worlds are independent."""
 
 import copy
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -9,7 +10,16 @@ from hypothesis import strategies as st
 
 from agentenv.envs.domsim.apps.bank import cents
 from agentenv.envs.domsim.apps.shop import Line, bought, in_cart
-from agentenv.envs.domsim.records import MissingRecord, added, changed, find, numbered, without
+from agentenv.envs.domsim.records import (
+    MissingRecord,
+    Move,
+    added,
+    changed,
+    find,
+    joined_value,
+    numbered,
+    without,
+)
 from agentenv.envs.domsim.tasks import (
     APPS,
     DESKTOP,
@@ -216,6 +226,69 @@ def test_joined_tasks_are_sound_and_ask_for_both() -> None:
         half = copy.deepcopy(desktop_task.start)
         played(half, DesktopTask(task.data["template"], task.data["seed"]).plan[:1])
         assert not desktop_task.achieved(half)
+
+
+@pytest.mark.parametrize(
+    ("values", "all_of_them", "any_of_them"),
+    [
+        ([1.0], 1.0, 1.0),
+        ([1.0, 0.5], 0.75, 1.0),  # the mean; one is whole
+        ([0.5, 0.25], 0.375, 0.5),  # the mean; the largest
+        ([1.0, 0.0], 0.0, 1.0),  # none may be 0
+        ([0.0, 0.0], 0.0, 0.0),
+    ],
+)
+def test_measures_of_one_task_are_joined_as_osworld_does(
+    values: list[float], all_of_them: float, any_of_them: float
+) -> None:
+    assert joined_value(values, "and") == pytest.approx(all_of_them)
+    assert joined_value(values, "or") == pytest.approx(any_of_them)
+
+
+def ended(task: DesktopTask, *plans: Sequence[Move]) -> World:
+    """The world of ``task`` after ``plans``."""
+    world = copy.deepcopy(task.start)
+    for plan in plans:
+        played(world, plan)
+    return world
+
+
+def test_of_two_ways_one_is_right_and_both_are_not() -> None:
+    task = DesktopTask("mail-star|notes-pin", "0")
+    first, second = (end.plan for end in task.ends)
+    assert task.goal.startswith("Do one of these things, and no more than one:\n- ")
+    assert flaw_of(task) == ""
+    assert [task.achieved(ended(task, *plans)) for plans in ((), (first,), (second,), (first, second))] == [
+        False, True, True, False,
+    ]  # fmt: skip
+    assert task.passed(ended(task, second), "success")
+    assert not task.passed(ended(task, second), "failure")
+
+
+def test_a_way_that_answers_a_question_wants_its_answer() -> None:
+    question = next(name for name in TEMPLATES if DesktopTask(name, "q").answer is not None)
+    task = DesktopTask(f"notes-pin|{question}", "0")
+    said = ended(task, task.ends[1].plan)
+    assert task.achieved(said)
+    said.answer = f"not {said.answer}"
+    assert not task.achieved(said)
+    assert flaw_of(task) == ""
+
+
+def test_tasks_of_several_ways_are_made_and_sound() -> None:
+    tasks = generate_domsim_tasks(4, joined=2, conjunction="or", split="dev")
+    assert all(task.data["template"].count("|") == 1 for task in tasks)
+    assert [flaw_of(DesktopTask(task.data["template"], task.data["seed"])) for task in tasks] == [""] * 4
+    with pytest.raises(UnknownName, match="'xor'"):
+        generate_domsim_tasks(1, joined=2, conjunction="xor")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="several ways"):
+        DesktopTask(f"{INFEASIBLE}mail-star|notes-pin", "0")
+
+
+def test_a_validator_that_takes_another_way_for_done_is_found_out() -> None:
+    task = DesktopTask("mail-star|notes-pin", "0")
+    task.others = (task.others[0]._replace(plan=(("open", "notes"),)),)
+    assert flaw_of(task) == "has a plan that does not achieve it"
 
 
 def test_what_cannot_be_joined_is_refused() -> None:

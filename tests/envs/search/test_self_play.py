@@ -171,15 +171,29 @@ def test_a_given_answer_is_the_gold_and_must_be_text() -> None:
 def test_spam_costs_three_quarters_and_is_no_success() -> None:
     """D11. Ten pairs are allowed, the eleventh is not."""
 
-    def answered(opening: int) -> tuple[float, bool]:
+    def answered(opening: int, before: int = 0) -> tuple[float, bool]:
         env = SearchSolver(tasks=[replace(TOPIC, answers=("Bay",))], retriever=InMemoryRetriever(DOCUMENTS))
         env.reset(seed=0)
+        if before:
+            env.step("<answer>" * before + "<search>Pobra Bay</search>")
         step = env.step("<answer>" * opening + "Bay</answer>")
         return step.reward, step.info["success"]
 
     assert answered(1) == (1.0, True)
     assert answered(10) == (1.0, True)
     assert answered(11) == (0.25, False)
+    assert answered(10, before=1) == (0.25, False)  # the tags of the whole response count (SSP)
+    assert answered(1, before=9) == (1.0, True)
+
+
+def test_a_search_of_a_proposer_asks_one_query() -> None:
+    """SSP counts searches: two lines in one block are one, so that two searches stand one after the other."""
+    env = proposer(rules=QuestionRules(searches=2))
+    env.reset(seed=0)
+    env.step("<search>Ada Guild\nPobra Bay</search>")
+    step = env.step("<question>Where is Ada Guild based?</question><answer>Pobra Bay</answer>")
+    assert step.info["proposal"].queries == ("Ada Guild",)
+    assert step.info["refused"] == "few_searches"
 
 
 def test_a_written_turn_is_read_from_its_own_words() -> None:

@@ -97,6 +97,13 @@ def test_overrides_reach_every_kind_of_value() -> None:
             r"pivotal=True.*from_pivot=False",
         ),
         ("5", "'5'"),
+        (
+            "--evaluation.scorers em_squad,f1_squad",
+            "'em_squad,f1_squad'.*--evaluation.scorers em_squad f1_squad$",
+        ),
+        ("--train.world.families lookup, bridge", "--train.world.families lookup bridge$"),
+        ("--simulation.real 0,1", "'0,1'.*--simulation.real 0 1$"),
+        ("--evaluation.scorers em_squad,f1_squad --optimizer.steps 0", "optimizer.steps"),
     ],
 )
 def test_a_wrong_override_is_one_sentence(words: str, named: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.trainers.strategies.rollout_context import RolloutContext
-from agentenv.trainers.strategies.self_search import entropy_of_query, mask_information
+from agentenv.trainers.strategies.self_search import entropy_of_query, mask_information, prefix_lengths
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
 TASK = Task("q", "Where is Halvik?", ("Norland",))
@@ -105,6 +106,31 @@ def test_a_token_with_a_piece_of_tag_and_content_counts_as_content() -> None:
     segment = Segment(POLICY, (0, 1, 2, 3, 4), 0, logprobs=(0.0,) * 5)
     masked = mask_information(Trajectory(TASK, (segment,), (), 0.0, EndReason.ANSWERED), decode)
     assert masked.loss_mask.tolist() == [True, False, False, True, True]
+
+
+@given(st.lists(WORDS, max_size=80))
+def test_prefixes_that_are_read_in_windows_have_the_lengths_of_whole_ones(words: list[str]) -> None:
+    """Characters of up to four tokens lie across the borders of windows."""
+    ids = BYTES.encode("".join(words))
+    length = prefix_lengths(ids, BYTES.decode)
+    assert [length(n) for n in range(len(ids) + 1)] == [
+        len(BYTES.decode(ids[:n])) for n in range(len(ids) + 1)
+    ]
+
+
+def test_the_work_of_masking_grows_with_the_text_and_not_with_its_square() -> None:
+    def decoded(blocks: int) -> int:
+        """Tokens that were decoded in all."""
+        counts = []
+
+        def decode(ids: Sequence[int]) -> str:
+            counts.append(len(ids))
+            return BYTES.decode(ids)
+
+        mask_information(of_bytes((POLICY, "<information>a</information>" * blocks)), decode)
+        return sum(counts)
+
+    assert decoded(160) < 5 * decoded(40)  # the square would be 16 times as much
 
 
 def test_the_entropy_is_that_of_the_querys_own_tokens() -> None:
