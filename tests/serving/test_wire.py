@@ -150,6 +150,12 @@ def test_other_peoples_errors_arrive_as_faults() -> None:
         assert type(error_in(strange, "http://server")) is EnvFault
 
 
+def test_a_token_that_a_server_repeats_is_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTENV_SERVE_TOKEN", "s3cret-of-mine")
+    said = error_in(error_out(EnvFault("s3cret-of-mine is no token")), "http://x")
+    assert str(said) == "*** is no token"
+
+
 def test_a_task_travels() -> None:
     task = Task("t", "What?", ("a", "b"), "dev", {"hops": 2})
     assert options_in(sent({"o": options_out({"task": task, "k": 1})})["o"]) == {"task": task, "k": 1}

@@ -19,12 +19,13 @@ def retry_after(header: str | None) -> float | None:
     """Seconds that a server's Retry-After header asks for: a number of them or a date (RFC 9110, 10.2.3).
 
     Returns:
-        At least 0; None where there is no header or none that can be read.
+        At least 0; None where there is no header or none that can be read, such as a number below 0.
     """
     if not header:
         return None
     with contextlib.suppress(ValueError):
-        return max(0.0, seconds) if math.isfinite(seconds := float(header)) else None
-    with contextlib.suppress(ValueError, TypeError):
+        seconds = float(header)
+        return seconds if math.isfinite(seconds) and seconds >= 0 else None
+    with contextlib.suppress(ValueError, TypeError, OverflowError):  # the last of a year that no calendar has
         return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
     return None
