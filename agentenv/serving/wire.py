@@ -165,8 +165,13 @@ def read_json(text: str) -> Any:
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is no JSON")
 
+    def finite(number: str) -> float:
+        if math.isinf(read := float(number)):  # 1e999
+            raise ValueError(f"{number:.40} is larger than any number that is read")
+        return read
+
     try:
-        return json.loads(text, parse_constant=refuse)
+        return json.loads(text, parse_constant=refuse, parse_float=finite)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
