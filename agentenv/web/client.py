@@ -73,7 +73,7 @@ class Response:
     @property
     def after_s(self) -> float | None:
         """Seconds that the server asks to be left alone; None where it does not say."""
-        return retry_after(self.headers.get("retry-after"))
+        return retry_after(self.headers.get("retry-after"), self.headers.get("date"))
 
     @property
     def said(self) -> str:
