@@ -48,4 +48,6 @@ def test_a_date_is_compared_with_the_clock_that_wrote_it(skew_s: int) -> None:
     sent, until = (email.utils.formatdate(second, usegmt=True) for second in (theirs, theirs + 60))
     assert retry_after(until, sent) == pytest.approx(60, abs=1)
     assert retry_after("7", sent) == 7
-    assert retry_after(email.utils.formatdate(time.time() + 60, usegmt=True), "soon") == pytest.approx(60, abs=30)
+    assert retry_after(email.utils.formatdate(time.time() + 60, usegmt=True), "soon") == pytest.approx(
+        60, abs=30
+    )
