@@ -18,7 +18,7 @@ from agentenv.cli.process_exit import leave
 from agentenv.cli.standard_streams import as_json, complete_streams, drop_output
 from agentenv.cli.switches import plain_switches
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
-from agentenv.errors import AgentEnvError, UnknownName
+from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 
 USAGE, FAILURE, SIGNALLED = 2, 1, 128  # exit codes; the number of a signal is added, as shells report it
 INTERRUPTED = SIGNALLED + signal.SIGINT
@@ -169,8 +169,9 @@ def _dispatch(words: list[str], json_only: bool) -> int:
         version = _version()
         return _answer({"version": version}, f"agentenv {version}", json_only)
     try:
+        check_words(words)
         name, rest = resolve(words)
-    except UnknownName as error:
+    except ConfigurationError as error:
         return _fail("agentenv", error, json_only, USAGE)
     try:
         return _run(name, rest, json_only)
@@ -180,6 +181,22 @@ def _dispatch(words: list[str], json_only: bool) -> int:
         return _fail(f"agentenv {name}", error, json_only, SIGNALLED + error.signal)
     except KeyboardInterrupt:
         return _fail(f"agentenv {name}", KeyboardInterrupt("interrupted"), json_only, INTERRUPTED)
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuses names of files that are no text, before hours of work end at the library that cannot write them.
+
+    Raises:
+        ConfigurationError: a word holds bytes that the alphabet of this system does not have.
+    """
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigurationError(
+                f"{word!a} holds bytes that are no text in {sys.getfilesystemencoding()}: give another name, or set the "
+                "variable LC_ALL to a locale of UTF-8 such as C.UTF-8"
+            ) from None
 
 
 def resolve(words: Sequence[str]) -> tuple[str, list[str]]:

@@ -239,6 +239,13 @@ def test_an_output_that_cannot_be_written_is_one_sentence(words: list[str]) -> N
     assert "No space left on device" in done.stderr
 
 
+def test_a_name_of_bytes_that_are_no_text_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.main(["new", "fine", "--out", "runs/\udcff"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert r"runs/\udcff" in told
+
+
 OWN_PROCESS = "import sys; from agentenv.cli.main import main; sys.exit(main())"
 STREAMS = """
 import os, sys
