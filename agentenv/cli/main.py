@@ -8,8 +8,6 @@ Modules are imported only when their command is called, so ``agentenv --help`` n
 import contextlib
 import importlib
 import importlib.metadata
-import json
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,9 +15,10 @@ from typing import Any, NamedTuple, Protocol, cast, get_type_hints
 
 from agentenv.cli.descriptions import description, joined_field_docs
 from agentenv.cli.process_exit import leave
+from agentenv.cli.standard_streams import as_json, complete_streams, drop_output
 from agentenv.cli.switches import plain_switches
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
-from agentenv.errors import AgentEnvError, UnknownName
+from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 
 USAGE, FAILURE, SIGNALLED = 2, 1, 128  # exit codes; the number of a signal is added, as shells report it
 INTERRUPTED = SIGNALLED + signal.SIGINT
@@ -136,12 +135,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Without ``argv`` it runs the words of the command line, and the process then ends whatever threads are left in it.
     """
+    if argv is None:
+        complete_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     code = FAILURE
     try:
         code = _dispatch([word for word in words if word != "--json"], "--json" in words)
+        sys.stdout.flush()  # not left to the end of the process, where nobody could say what went wrong
     except BrokenPipeError:  # the reader of our output went away, as `| head` does: nobody to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        drop_output()
+        reason = error.strerror or str(error)
+        code = _fail("agentenv", error, False, FAILURE, f"the output could not be written: {reason}")
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else FAILURE
         raise
@@ -151,27 +159,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _dispatch(words: list[str], as_json: bool) -> int:
+def _dispatch(words: list[str], json_only: bool) -> int:
     """Answers ``--help`` and ``--version`` itself and hands everything else to a command."""
     group = _members([word for word in words if word not in ("-h", "--help")])
     if group and (len(words) < 2 or words[-1] in ("-h", "--help")):
         text = help_text(group)
-        return _answer({"help": text}, text, as_json)
+        return _answer({"help": text}, text, json_only)
     if words[0] == "--version":
         version = _version()
-        return _answer({"version": version}, f"agentenv {version}", as_json)
+        return _answer({"version": version}, f"agentenv {version}", json_only)
     try:
+        check_words(words)
         name, rest = resolve(words)
-    except UnknownName as error:
-        return _fail("agentenv", error, as_json, USAGE)
+    except ConfigurationError as error:
+        return _fail("agentenv", error, json_only, USAGE)
     try:
-        return _run(name, rest, as_json)
+        return _run(name, rest, json_only)
     except AgentEnvError as error:
-        return _fail(f"agentenv {name}", error, as_json, FAILURE)
+        return _fail(f"agentenv {name}", error, json_only, FAILURE)
     except Interrupted as error:
-        return _fail(f"agentenv {name}", error, as_json, SIGNALLED + error.signal)
+        return _fail(f"agentenv {name}", error, json_only, SIGNALLED + error.signal)
     except KeyboardInterrupt:
-        return _fail(f"agentenv {name}", KeyboardInterrupt("interrupted"), as_json, INTERRUPTED)
+        return _fail(f"agentenv {name}", KeyboardInterrupt("interrupted"), json_only, INTERRUPTED)
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuses names of files that are no text, before hours of work end at the library that cannot write them.
+
+    Raises:
+        ConfigurationError: a word holds bytes that the alphabet of this system does not have.
+    """
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigurationError(
+                f"{word!a} holds bytes that are no text in {sys.getfilesystemencoding()}: give another name, or set the "
+                "variable LC_ALL to a locale of UTF-8 such as C.UTF-8"
+            ) from None
 
 
 def resolve(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -208,19 +233,17 @@ def help_text(names: Sequence[str]) -> str:
     )
 
 
-def _run(name: str, argv: list[str], as_json: bool) -> int:
+def _run(name: str, argv: list[str], json_only: bool) -> int:
     """Parses, runs and prints one command."""
     # With --json stdout belongs to the result alone; whatever else is printed meanwhile goes to stderr.
-    quiet = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+    quiet = contextlib.redirect_stdout(sys.stderr) if json_only else contextlib.nullcontext()
     module, _, class_name = COMMANDS[name].target.partition(":")
     try:
         with quiet:
             command = _parse(name, getattr(importlib.import_module(module), class_name), argv)
     except SystemExit as stop:  # --help or wrong flags: the parser has already said what
-        if as_json:
-            print(
-                json.dumps({"error": "see stderr", "kind": "usage"} if stop.code else {"help": "see stderr"})
-            )
+        if json_only:
+            print(as_json({"error": "see stderr", "kind": "usage"} if stop.code else {"help": "see stderr"}))
         return stop.code if isinstance(stop.code, int) else USAGE
     try:
         with quiet, Interruptible():
@@ -230,9 +253,9 @@ def _run(name: str, argv: list[str], as_json: bool) -> int:
     except OSError as error:
         path = error.filename or getattr(command, "out", None)  # a failed write() does not say to which file
         reason = error.strerror or str(error) or type(error).__name__
-        return _fail(f"agentenv {name}", error, as_json, FAILURE, f"{reason}: {path}" if path else reason)
-    if as_json:
-        print(json.dumps(result, ensure_ascii=False, allow_nan=False))
+        return _fail(f"agentenv {name}", error, json_only, FAILURE, f"{reason}: {path}" if path else reason)
+    if json_only:
+        print(as_json(result))
     else:
         from rich.console import Console
 
@@ -264,17 +287,17 @@ def _version() -> str:
         return "unknown (run from a checkout that is not installed)"
 
 
-def _answer(document: dict[str, Any], text: str, as_json: bool) -> int:
-    print(json.dumps(document) if as_json else text)
+def _answer(document: dict[str, Any], text: str, json_only: bool) -> int:
+    print(as_json(document) if json_only else text)
     return 0
 
 
-def _fail(who: str, error: BaseException, as_json: bool, code: int, sentence: str | None = None) -> int:
+def _fail(who: str, error: BaseException, json_only: bool, code: int, sentence: str | None = None) -> int:
     """Says in one sentence on stderr what went wrong, and again as JSON on stdout if that was asked for."""
     sentence = " ".join((sentence or str(error)).split())
     print(f"{who}: {sentence}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"error": sentence, "kind": type(error).__name__}, ensure_ascii=False))
+    if json_only:
+        print(as_json({"error": sentence, "kind": type(error).__name__}))
     return code
 
 

@@ -62,7 +62,9 @@ class {title}(Env[{title}State]):
         """Compares the guess with the secret."""
         self.check_running(action)
         self.state.tries += 1
-        guess = int(action) if action.strip().isdecimal() else -1
+        written = action.strip()
+        # Python reads no number of thousands of digits, and an error here would leave the episode out of training.
+        guess = int(written) if written.isdecimal() and len(written) < 9 else -1
         if guess == self.state.secret:
             return self.result((), reward=1.0, end=EndReason.ANSWERED)
         if self.state.tries == TRIES:

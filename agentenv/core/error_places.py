@@ -14,7 +14,7 @@ from agentenv.errors import AgentEnvError
 
 _PACKAGE = str(Path(__file__).parents[1])
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_FRAME = re.compile(r'^ *(?:[|] *)*File "(.+)", line (\d+)', re.MULTILINE)
+_FRAME = re.compile(r'^ *(?:[|] *)*File "(.+)", line (\d{1,9})\b', re.MULTILINE)
 
 Frames = Sequence[tuple[str, int]]
 """File and line of each frame, the outermost first."""

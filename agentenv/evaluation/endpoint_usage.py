@@ -123,5 +123,5 @@ def describe_usage(usage: Mapping[str, float]) -> dict[str, str]:
         "reply tokens": f"{usage['completion_tokens']:,}",
     }
     if unmetered:
-        of["replies without a count of tokens"] = f"{unmetered:,}"
+        of["replies without a count"] = f"{unmetered:,}"
     return of | {"cost": f"{usage['cost']:.4f}" if usage["cost"] else "not counted: no price was given"}

@@ -20,8 +20,9 @@ from agentenv.policies.wires import WIRES, Asked, ChatMessage, Reply, Used, as_j
 from agentenv.web.client import HTTPClient, Request, Response, bearer
 from agentenv.web.retries import GaveUp, RetryPolicy, TryAgain
 
-_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-_MISCONFIGURED = frozenset({301, 302, 307, 308, 401, 403, 404})
+_WRONG_KEY = 401
+_MISCONFIGURED = frozenset({*range(300, 400), _WRONG_KEY, 403, 404})
+_RETRIED = frozenset({408, 409, 425, 429, *range(500, 600)})
 _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _LONGEST_WAIT_S = 20.0  # of one back-off that the server did not ask for
 
@@ -96,6 +97,8 @@ class ChatClient:
         default_factory=WeakKeyDictionary, repr=False
     )
     _next_start: float = 0.0
+    _answered: bool = False
+    """Whether it has given a reply, so that address, key, model and fields are right."""
     spent: str = ""
     """Which budget refused a request; empty as long as none has."""
 
@@ -196,7 +199,9 @@ class ChatClient:
         if response.status == 200:
             answer = self._answer(response)
             if not (error := error_in(answer)):
-                return self._read(answer, sent)
+                reply = self._read(answer, sent)
+                self._answered = True
+                return reply
             response = as_refusal(response, error)
         refused = read_refusal(response)
         self._raise(response, refused, body)
@@ -209,15 +214,17 @@ class ChatClient:
             raise ContextTooSmall(f"The messages do not fit the context of {endpoint.model}: {said}")
         if refused.by_filter:
             raise EndpointRefusal(f"A content filter of {endpoint.address} refuses the messages: {said}")
-        if advice := refused.advice(body):
+        if not self._answered and (advice := refused.advice(body)):
             raise ConfigurationError(
                 f"{endpoint.model!r} does not take a field of the request: {said}; {advice}"
             )
-        if response.status in _MISCONFIGURED:
+        # A gateway that starts its service again, or refuses one conversation, must not end a run of hours.
+        passing = self._answered and response.status != _WRONG_KEY
+        if response.status in _MISCONFIGURED and not passing:
             unset = not endpoint.provider and not os.environ.get(KEY_VARIABLE)
             hint = f" (the environment variable {KEY_VARIABLE} is not set)" if unset else ""
             raise ConfigurationError(f"{endpoint.address} refuses {endpoint.model!r}: {said}{hint}")
-        if response.status in _RETRIED and refused.code != "insufficient_quota":
+        if response.status in _RETRIED | _MISCONFIGURED and refused.code != "insufficient_quota":
             # The whole client waits: other requests would be refused as well.
             if response.after_s is not None:
                 wait = min(response.after_s, endpoint.deadline_s)  # a header may ask for years

@@ -7,9 +7,11 @@ text, marked ``exact_tokens=False``: an episode can be read, scored and counted,
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentenv.core.assistant_turns import AssistantTurn
+from agentenv.core.env_outputs import TOKEN_CHARS
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, EndpointFault, EndpointRefusal, PolicyFault, PolicyRefusal
 from agentenv.policies.card import EpisodeCard
@@ -89,11 +91,9 @@ class OpenAIPolicy:
             raise PolicyRefusal(str(error)) from error
         except EndpointFault as error:
             raise PolicyFault(str(error)) from error
-        turn = None
+        reply, turn = bounded(reply, sampling.max_tokens), None
         if isinstance(self.chat, ToolFormat):
-            turn = AssistantTurn(
-                reply.reasoning or None, reply.text.strip(), reply.calls, as_sent=reply.message
-            )
+            turn = _turn_of(reply)
             text, finish = spoken(turn), _FINISHES.get(reply.finish, FinishReason.EOS)
         else:
             text, finish = restored(reply, sampling.stop)
@@ -135,6 +135,24 @@ class OpenAIPolicy:
     def usage(self) -> dict[str, Any]:
         """Requests and tokens so far."""
         return self.client.usage_report()
+
+
+def bounded(reply: Reply, max_tokens: int) -> Reply:
+    """A reply cut where so many tokens end at the latest: a service that disregards the bound may send megabytes.
+
+    What is cut holds no calls any more, as they stand at the end of a turn. Thinking has as much room again.
+    """
+    most = TOKEN_CHARS * max_tokens
+    reply = replace(reply, reasoning=reply.reasoning[:most])
+    if len(spoken(replace(_turn_of(reply), thinking=None))) <= most:
+        return reply
+    text = reply.text[:most]
+    message = {"role": "assistant", "content": text} if text else None
+    return Reply(text, "length", None, reply.reasoning, (), message)
+
+
+def _turn_of(reply: Reply) -> AssistantTurn:
+    return AssistantTurn(reply.reasoning or None, reply.text.strip(), reply.calls, as_sent=reply.message)
 
 
 def restored(reply: Reply, stops: Sequence[str]) -> tuple[str, FinishReason]:

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from agentenv.errors import ConfigurationError, MissingExtra, needs_extra
 from agentenv.policies.endpoint_spec import Endpoint
-from agentenv.policies.refusals import without_keys
 from agentenv.web.client import Response
 from agentenv.web.retries import TryAgain
+from agentenv.web.secrets import without_keys
 
 _EXTRA = "providers"
 _BAD_REQUEST, _UNAUTHORISED, _NOT_FOUND, _TOO_MANY = 400, 401, 404, 429

@@ -2,20 +2,17 @@
 
 import contextlib
 import json
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agentenv.policies.endpoint_spec import CAN_BE_LEFT_OUT, KEY_VARIABLE
 from agentenv.web.client import Response
+from agentenv.web.secrets import without_keys
 
 _SHOWN_CHARS = 200
 _ERRORS = range(400, 600)
 _UNKNOWN = 500  # what a server answers that cannot say what went wrong
-_SECRET = re.compile("KEY|TOKEN|SECRET")
-_SECRET_CHARS = 8  # a shorter value is a setting
 _FILTERS = frozenset(
     {
         "content_filter",  # Azure, and what any-llm makes of other services
@@ -100,12 +97,4 @@ def as_refusal(response: Response, error: Any) -> Response:
 
 
 def _one_line(words: str) -> str:
-    return " ".join(without_keys(words).split())[:_SHOWN_CHARS]
-
-
-def without_keys(text: str) -> str:
-    """``text`` without the value of any environment variable that holds a secret by its name."""
-    for name, value in os.environ.items():
-        if name == KEY_VARIABLE or (_SECRET.search(name) and len(value) >= _SECRET_CHARS):
-            text = text.replace(value or "\0", "***")
-    return text
+    return " ".join(without_keys(words, (KEY_VARIABLE,)).split())[:_SHOWN_CHARS]

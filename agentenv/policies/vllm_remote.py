@@ -22,6 +22,7 @@ from agentenv.policies.vllm_local import TAKE_UP, sampled, sampling_fields, scor
 from agentenv.web.client import HTTPClient, Response
 from agentenv.web.client import Request as HTTPRequest
 from agentenv.web.retries import RetryPolicy, TryAgain
+from agentenv.web.secrets import without_keys
 
 _ONCE = RetryPolicy(timeout_s=None, connect_s=None, tries=1, connections=None)
 _PROBE = EngineRequest((0, 1), Sampling(1, temperature=2.0), ends=(0,))
@@ -135,6 +136,6 @@ class RemoteEngine:
         except TryAgain as error:
             raise PolicyFault(f"{self._url} does not answer: {error}") from error
         if response.status != httpx.codes.OK:
-            reason = " ".join(response.text.split())[:200]
+            reason = " ".join(without_keys(response.text).split())[:200]
             raise PolicyFault(f"{self._url}{route} answers {response.status} {reason}")
         return response

@@ -52,7 +52,7 @@ def make_app(service: EnvService) -> Any:
         yield
         # The housekeeper goes on until here: it is what ends the sessions of a service that stops.
         keeping.cancel()
-        await service.wait_until_idle(_DRAIN_S)
+        await service.wait_until_idle(0.0 if service.hurried else _DRAIN_S)
 
     app = FastAPI(title="agentenv environment", version=VERSION, lifespan=lifespan)
     add_health_routes(app, service, service.meter, service.health)
@@ -151,7 +151,8 @@ async def _tasks(service: EnvService, request: "Request") -> "Response":
     try:
         _admit(service, request)
         asked = TasksQuery.model_validate(dict(request.query_params))
-        return json_response({"tasks": await service.tasks(asked.n, asked.seed, asked.split)}, 200)
+        made = await service.tasks(asked.n, asked.seed, asked.split, host_of(request))
+        return json_response({"tasks": made}, 200)
     except Refusal as error:
         return _refused(error)
     except ValidationError as error:

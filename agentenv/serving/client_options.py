@@ -5,6 +5,7 @@ task. A client of a server is not trusted with that. It names a task that the en
 task that it writes itself are only those that the environment has declared to be harmless (`Env.client_data`).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from agentenv.core.validation import sentence
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.serving.wire import TaskData
 
-_MOST_HELD = 100_000  # tasks that callers asked for; beyond it no more are made for them
+_MOST_HELD = 100_000  # tasks of the environment and those that callers asked for; beyond it no more are made
 _MOST_NAMED = 200  # characters of an id that an error repeats
 
 
@@ -32,6 +33,8 @@ class ClientOptions:
     def __init__(self, env: Env[Any], *, whole_tasks: bool, tasks: Iterable[Task] = ()) -> None:
         self.whole_tasks = whole_tasks
         self._held = {task.id: task for task in (*env.held_tasks(), *tasks)}
+        self._asked: Counter[str] = Counter()
+        """How many tasks are held because a client asked for them, by its address."""
         self._data = _model("task.data", env.client_data)
         self._options = _model("options", env.client_options)
 
@@ -39,11 +42,12 @@ class ClientOptions:
         """The task of that id, where there is one."""
         return self._held.get(id)
 
-    def hold(self, tasks: Iterable[Task]) -> None:
-        """Lets clients name ``tasks``, which were made for one of them.
+    def hold(self, tasks: Iterable[Task], client: str = "") -> None:
+        """Lets clients name ``tasks``, which were made for the one at the address ``client``.
 
         Raises:
-            ConfigurationError: another task has the id of one of them already, or too many are held.
+            ConfigurationError: another task has the id of one of them already, or too many are held, in all or for this
+                client: one that asks without end leaves half of the room to others.
         """
         made = {task.id: task for task in tasks}
         # Looked for before any is held, so that a refusal leaves the tasks that clients may name as they were.
@@ -53,11 +57,14 @@ class ClientOptions:
                 f"two tasks of this server have the id {taken[:_MOST_NAMED]!r}: make_tasks has to give every task an id "
                 "that depends on its content"
             )
-        if len(self._held.keys() | made.keys()) > _MOST_HELD:
+        new = len(made.keys() - self._held.keys())
+        if len(self._held) + new > _MOST_HELD or self._asked[client] + new > _MOST_HELD // 2:
             raise ConfigurationError(
-                f"this server holds {len(self._held)} tasks, and no more than {_MOST_HELD}"
+                f"this server holds {len(self._held)} tasks, {self._asked[client]} of them for this client; it holds no "
+                f"more than {_MOST_HELD}, and {_MOST_HELD // 2} for one client"
             )
         self._held |= made
+        self._asked[client] += new
 
     def read(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """The options as the environment takes them.

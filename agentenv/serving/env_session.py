@@ -12,7 +12,7 @@ from agentenv.core.concurrency.deadlines import Deadline, deadline_of
 from agentenv.core.env import Env
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.types import Step
-from agentenv.errors import EnvFault, Fault, SnapshotError
+from agentenv.errors import EnvFault, EpisodeOver, Fault, SnapshotError
 from agentenv.serving.limits import ServerLimits
 from agentenv.serving.wire import (
     ActionData,
@@ -264,6 +264,7 @@ class EnvSession:
 
     async def _expert(self, _: str) -> dict[str, Any]:
         async def work(env: Env[Any]) -> dict[str, Any]:
+            self._check_begun()
             actions = await asyncio.to_thread(env.expert)
             return {"actions": None if actions is None else list(actions), "why": env.no_expert}
 
@@ -271,8 +272,13 @@ class EnvSession:
             return {"actions": None, "why": "the server does not hand out the expert's actions"}
         return await self._run("expert", work)
 
+    def _check_begun(self) -> None:
+        if not self.begun:  # an environment has no state before, and would fail with a traceback in the log
+            raise EpisodeOver("no episode has begun here; reset before you ask for the expert or a picture")
+
     async def _render(self, _: str) -> dict[str, Any]:
         async def work(env: Env[Any]) -> dict[str, Any]:
+            self._check_begun()
             return {"text": plain(await asyncio.to_thread(env.render))}
 
         return await self._run("render", work)

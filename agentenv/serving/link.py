@@ -17,11 +17,13 @@ from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault, needs_e
 from agentenv.serving.wire import CAPACITY_REACHED, TOKEN_VARIABLE, error_in, frame, read_json
 from agentenv.web.client import bearer
 from agentenv.web.retries import RetryPolicy
+from agentenv.web.secrets import without_keys
 
 CONNECT_S = 10.0
 _CLOSE_S = 5.0
 _MOST_BYTES = 100 * 2**20
 _LONGEST_PAUSE_S = 10.0
+_SHOWN = 200  # characters of a server's own words in an error
 
 
 @dataclass(frozen=True)
@@ -210,9 +212,10 @@ def headers() -> dict[str, str]:
 
 def reason(body: bytes | bytearray | None) -> str:
     """The sentence in a refusal's body, or the body."""
-    text = (body or b"").decode(errors="replace")[:200]
+    text = without_keys((body or b"").decode(errors="replace"))
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(read_json(text)["error"])
+        return str(read_json(text)["error"])[:_SHOWN]
+    text = text[:_SHOWN]
     return text or "refused without a reason"
 
 

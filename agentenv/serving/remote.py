@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from agentenv.core.env import AsyncEnv
 from agentenv.core.types import Info, Observation, StateCapability, Step, Task
@@ -134,12 +134,15 @@ class RemoteEnv(AsyncEnv[RemoteState]):
     def expert(self) -> Sequence[str] | None:
         """The expert's actions, where the server hands them out."""
         told = self.state.link.ask_now("expert")
-        vars(self)["no_expert"] = told["why"]
-        return None if told["actions"] is None else tuple(told["actions"])
+        with _decoding(self.url):
+            vars(self)["no_expert"] = told["why"]
+            return None if told["actions"] is None else tuple(told["actions"])
 
     def render(self) -> str:
         """What the environment at the server renders."""
-        return str(self.state.link.ask_now("render")["text"])
+        told = self.state.link.ask_now("render")
+        with _decoding(self.url):
+            return str(told["text"])
 
 
 def remote_class(url: str) -> type[RemoteEnv]:
@@ -221,8 +224,8 @@ class _Card(BaseModel):
     """What is read of ``/metadata``; a server that says something else there is another one."""
 
     capability: Literal["none", "replay", "memory", "files", "process"]
-    reward_floor: float
-    reward_ceiling: float
+    reward_floor: FiniteFloat
+    reward_ceiling: FiniteFloat
     no_expert: str
     call_markers: tuple[str, ...]
     stop: tuple[str, ...] = ()
@@ -263,5 +266,5 @@ def _asked(url: str, route: str, query: Mapping[str, Any], seconds: float) -> di
 def _decoding(url: str) -> Iterator[None]:
     try:
         yield
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise EnvFault(f"{url} answered in another form than this version's: {error!r}") from error

@@ -100,11 +100,12 @@ class EnvService(Gate):
         assert self._client_options is not None
         return self._client_options.read(given)
 
-    async def tasks(self, n: int, seed: int, split: str) -> list[dict[str, Any]]:
+    async def tasks(self, n: int, seed: int, split: str, client: str = "") -> list[dict[str, Any]]:
         """At most ``n`` tasks as they are sent; callers may name them by their ids from then on.
 
         They are the tasks of that split that the environment holds, or else tasks that its class makes. The accepted answers
-        are left out unless callers may ask for the expert's actions, which hold them too.
+        are left out unless callers may ask for the expert's actions, which hold them too. The address ``client`` is who
+        asks; half of the room for tasks is for others.
 
         Raises:
             ConfigurationError: the environment holds none and makes none; or another task has the id of one of them.
@@ -134,7 +135,7 @@ class EnvService(Gate):
         # Not before: a call that is given up has its thread until it ends.
         making.add_done_callback(self._made)
         tasks = await self.await_call(making, "making tasks", deadline)
-        options.hold(tasks)
+        options.hold(tasks, client)
         answers = {task.id: list(task.answers) if self.expert else [] for task in tasks}
         return [
             {"id": task.id, "question": task.question, "answers": answers[task.id], "split": task.split}

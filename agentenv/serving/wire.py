@@ -31,6 +31,7 @@ from agentenv.core.types import (
 from agentenv.core.validation import sentence
 from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault, Fault
 from agentenv.web.gate import SERVE_TOKEN_VARIABLE
+from agentenv.web.secrets import without_keys
 
 VERSION = "v1"
 TOKEN_VARIABLE = SERVE_TOKEN_VARIABLE
@@ -164,8 +165,13 @@ def read_json(text: str) -> Any:
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is no JSON")
 
+    def finite(number: str) -> float:
+        if math.isinf(read := float(number)):  # 1e999
+            raise ValueError(f"{number:.40} is larger than any number that is read")
+        return read
+
     try:
-        return json.loads(text, parse_constant=refuse)
+        return json.loads(text, parse_constant=refuse, parse_float=finite)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
@@ -314,7 +320,7 @@ def error_out(error: Exception, code: str = EXECUTION_ERROR) -> dict[str, Any]:
 def error_in(data: Mapping[str, Any], sender: str) -> AgentEnvError:
     """The error that a server sent, as the class it was; one that we do not know is an `EnvFault`."""
     kind = getattr(agentenv.errors, str(data.get("kind", "")), None)
-    said = str(data.get("message", "an error without a message"))[:_SAID]
+    said = without_keys(str(data.get("message", "an error without a message")))[:_SAID]
     # The name of a class comes from outside, so only errors of this package are made of it.
     if isinstance(kind, type) and issubclass(kind, AgentEnvError) and data.get("code") == EXECUTION_ERROR:
         return kind(said)

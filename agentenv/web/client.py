@@ -1,7 +1,7 @@
 """Calls over HTTP as every client here makes them: bounded in time and size, and made again where that may help.
 
 A redirect is not followed, so that no key reaches another host than the one it is meant for. Keys are sent in headers, and
-stand in no error and no log.
+stand in no error and no log, even where a server repeats them.
 """
 
 import asyncio
@@ -19,12 +19,20 @@ from agentenv.core.concurrency.backoff import retry_after
 from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.web.gate import token_in
 from agentenv.web.retries import GaveUp, RetryPolicy, TryAgain
+from agentenv.web.secrets import without_keys
 
 T = TypeVar("T")
 
-_BROKEN = (httpx.NetworkError, httpx.TimeoutException, httpx.RemoteProtocolError, httpx.ProxyError)
+_BROKEN = (
+    httpx.NetworkError,
+    httpx.TimeoutException,
+    httpx.RemoteProtocolError,
+    httpx.ProxyError,
+    httpx.DecodingError,
+)
 _KEEPALIVE_S = 15.0  # less than servers keep an idle connection, or it closes under our hands
 _SHOWN = 200  # characters of a server's own words in an error
+_ENCODINGS = ("gzip", "deflate")
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class Response:
     @property
     def after_s(self) -> float | None:
         """Seconds that the server asks to be left alone; None where it does not say."""
-        return retry_after(self.headers.get("retry-after"))
+        return retry_after(self.headers.get("retry-after"), self.headers.get("date"))
 
     @property
     def said(self) -> str:
@@ -74,7 +82,7 @@ class Response:
             words = str(self.json()["error"])
         except (ValueError, TypeError, KeyError):
             words = " ".join(self.text.split()) or httpx.codes.get_reason_phrase(self.status)
-        return f"status {self.status}: {words[:_SHOWN].rstrip('.')}"
+        return f"status {self.status}: {without_keys(words)[:_SHOWN].rstrip('.')}"
 
 
 class HTTPClient:
@@ -154,8 +162,9 @@ class HTTPClient:
                 url,
                 json=request.body,
                 params=dict(request.params) or None,
-                headers=dict(self._headers()),
+                headers={"Accept-Encoding": ", ".join(_ENCODINGS)} | dict(self._headers()),
             ) as response:
+                self._check_encoding(url, response.headers.get("content-encoding", ""))
                 async for chunk in response.aiter_bytes():
                     chunks.append(chunk)
                     # Counted as it comes and not by the header, which may be missing or wrong.
@@ -165,10 +174,23 @@ class HTTPClient:
                             f"{url} answered with more than {self.retry_policy.most_bytes} bytes."
                         )
         except _BROKEN as error:
-            raise TryAgain(f"{type(error).__name__}{f' ({error})' if str(error) else ''}") from error
+            said = without_keys(str(error))  # a line of the answer, where that is no HTTP
+            raise TryAgain(f"{type(error).__name__}{f' ({said})' if said else ''}") from error
         except (httpx.HTTPError, UnicodeEncodeError) as error:
             raise self._fault(f"{url}: {type(error).__name__}: {error}") from error
         return Response(response.status_code, response.headers, b"".join(chunks))
+
+    def _check_encoding(self, url: str, encoding: str) -> None:
+        """Refuses what cannot be unpacked within bounds: a few kilobytes that were packed twice may hold gigabytes.
+
+        Raises:
+            AgentEnvError: of the kind ``fault``: the body has another encoding than those that were asked for, or several.
+        """
+        if encoding.strip().lower() not in ("", "identity", *_ENCODINGS):
+            raise self._fault(
+                f"{url} answered with the content encoding {without_keys(encoding)[:60]!r}, and only one of "
+                f"{', '.join(_ENCODINGS)} is taken."
+            )
 
     async def close(self) -> None:
         """Closes the connections of the running event loop; the next call opens others."""

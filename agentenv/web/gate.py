@@ -55,6 +55,8 @@ class Gate:
         self.active = 0
         """What was taken and is not yet done with."""
         self.answered = 0
+        self.hurried = False
+        """Whether it was told a second time to stop: nothing is waited for any more."""
         self.arriving = 0
         """Bytes of the large bodies that are arriving."""
         self.most_arriving = _MOST_ARRIVING

@@ -102,8 +102,15 @@ def _make_server(app: Any, gate: Gate, failures: Sequence[Exception], options: M
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if gate.state == STOPPING:  # asked twice
-                self.force_exit = self.should_exit = True
+                self.force_exit = self.should_exit = gate.hurried = True
             gate.stop()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().shutdown(sockets)
+            if (
+                self.force_exit
+            ):  # which uvicorn leaves out then, so that the end of its task would be logged as an error
+                await self.lifespan.shutdown()
 
         async def on_tick(self, counter: int) -> bool:
             return await super().on_tick(counter) or bool(failures) or gate.drained(GRACE_S)

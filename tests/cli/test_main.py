@@ -224,3 +224,64 @@ def test_a_closed_pipe_is_no_traceback() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 1
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list"], ["list", "--json"]])
+def test_an_output_that_cannot_be_written_is_one_sentence(words: list[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no device that is always full")
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", OWN_PROCESS, *words], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "No space left on device" in done.stderr
+
+
+def test_a_name_of_bytes_that_are_no_text_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.main(["new", "fine", "--out", "runs/\udcff"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert r"runs/\udcff" in told
+
+
+OWN_PROCESS = "import sys; from agentenv.cli.main import main; sys.exit(main())"
+STREAMS = """
+import os, sys
+for number in map(int, sys.argv[1]):
+    os.close(number)
+    setattr(sys, ("stdin", "stdout", "stderr")[number], None)
+from agentenv.cli.standard_streams import complete_streams
+complete_streams()
+print("out"); print("err", file=sys.stderr); assert sys.stdin.read() == ""
+with open(sys.argv[2], "w") as data:
+    assert data.fileno() > 2
+    os.write(1, b"lost"); os.write(2, b"lost")
+"""
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "01", "12", "012"])
+def test_a_closed_stream_leaves_its_number_to_no_file(closed: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STREAMS, closed, str(tmp_path / "data")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout == "") == ("1" in closed)
+    assert (done.stderr == "") == ("2" in closed)
+    assert (tmp_path / "data").read_text(encoding="utf-8") == ""
+
+
+@pytest.mark.parametrize("alphabet", ["ascii", "latin-1", "utf-8"])
+def test_any_text_is_printed_in_any_alphabet(alphabet: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import sys; from agentenv.cli.standard_streams import as_json, complete_streams; complete_streams(); "
+        "text = chr(233) + chr(0x4e2d) + chr(0x1f600) + chr(0xdcff); print(as_json(text)); print(text)"
+    )
+    monkeypatch.setenv("PYTHONIOENCODING", alphabet)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    first = done.stdout.splitlines()[0].decode(alphabet)
+    assert json.loads(first) == "\u00e9\u4e2d\U0001f600\udcff"

@@ -33,6 +33,11 @@ def test_the_generated_environment_passes_unchanged(
         )
         assert done.returncode == 0, done.stdout + done.stderr
     assert "0 of 17 checks failed" in done.stdout
+    odd = (
+        "from treasure_hunt import TreasureHunt; env = TreasureHunt(); env.reset(seed=1); "
+        "assert not env.step('9' * 5000).info['valid']"
+    )
+    subprocess.run([sys.executable, "-c", odd], cwd=out, env=environ, check=True)
 
 
 def test_what_is_written_is_checked_trained_and_evaluated_at_once(

@@ -81,3 +81,8 @@ def test_a_thread_that_runs_no_own_code_has_no_place() -> None:
     thread.start()
     assert thread.ident is not None
     assert place_of_thread(thread.ident) == ""
+
+
+def test_a_line_that_no_file_has_is_no_place() -> None:
+    text = f'Traceback (most recent call last):\n  File "/made/up.py", line {"9" * 5000}, in step\nValueError: no'
+    assert place_in(text) == ""

@@ -252,8 +252,9 @@ def test_a_slow_reply_ends_at_the_deadline() -> None:
             ask(asked)
 
 
-def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, "sk-secret-7")
+@pytest.mark.parametrize("around", ["", "\n"])
+def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch, around: str) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, f"sk-secret-7{around}")
     refusal = Answer(status=401, raw=json.dumps({"error": {"message": "wrong key sk-secret-7"}}))
     with FakeEndpoint(scripted(Answer("a"), refusal)) as server:
         asked = client(server)

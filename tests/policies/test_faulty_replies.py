@@ -1,5 +1,6 @@
 """Replies of servers that do not keep to the wire forms: odd counts, errors of status 200, streams, calls, surrogates."""
 
+import asyncio
 import json
 import time
 from typing import Any
@@ -7,8 +8,11 @@ from typing import Any
 import pytest
 
 from agentenv.core.assistant_turns import MalformedCall, NativeCall
+from agentenv.core.types import FinishReason, Message, Sampling
 from agentenv.errors import ContextTooSmall, EndpointFault, EndpointRefusal
+from agentenv.policies.endpoint_formats import ToolFormat
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
+from agentenv.policies.openai import OpenAIPolicy
 from agentenv.policies.wires import Reply
 from tests.policies.test_wires import ASK, WIRES, ask, client, scripted
 
@@ -177,3 +181,70 @@ def test_a_server_cannot_put_a_client_off_for_years() -> None:
         with pytest.raises(EndpointFault, match="slow down"):
             ask(asked)
     assert asked._next_start - time.monotonic() <= asked.endpoint.deadline_s
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("tools", [False, True], ids=["messages", "tools"])
+def test_a_reply_of_megabytes_is_cut_where_its_bound_ends_at_the_latest(wire: Any, tools: bool) -> None:
+    long = "word " * 200_000
+    if wire == "chat":
+        call = {"id": "a", "function": {"name": "f", "arguments": json.dumps({"x": long})}}
+        raw = chat({"content": long, "reasoning": long, "tool_calls": [call]}).raw
+    else:
+        said = {"type": "message", "content": [{"type": "output_text", "text": long}]}
+        raw = json.dumps({"output": [said, {"type": "reasoning", "summary": [{"text": long}]}]})
+    with FakeEndpoint(lambda body: Answer(raw=raw)) as server:
+        chat_format = ToolFormat() if tools else None
+        policy = OpenAIPolicy(client(server, wire=wire, retries=0), chat_format)
+        if isinstance(policy.chat, ToolFormat):
+            _conversation, ids = policy.chat.open([Message("user", "Who?")], [])
+        else:
+            ids = policy.chat.prompt([Message("user", "Who?")])
+        done = asyncio.run(policy.generate(ids, Sampling(max_tokens=10)))
+        assert done.finish is FinishReason.LENGTH
+        assert len(done.text) < 3_000
+        if done.turn is not None:
+            assert done.turn.calls == ()
+            assert done.turn.as_sent is not None
+            assert ask(client(server, wire=wire, retries=0), [*ASK, done.turn.as_sent])
+    assert json.dumps(server.bodies[-1]).count("word") < 300
+
+
+def test_a_short_turn_keeps_its_call_whatever_was_thought() -> None:
+    call = {"id": "a", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    answer = chat({"content": "Hm.", "reasoning": "why " * 9_999, "tool_calls": [call]})
+    with FakeEndpoint(lambda body: answer) as server:
+        policy = OpenAIPolicy(client(server, retries=0), ToolFormat())
+        assert isinstance(policy.chat, ToolFormat)
+        _conversation, ids = policy.chat.open([Message("user", "Who?")], [])
+        done = asyncio.run(policy.generate(ids, Sampling(max_tokens=10)))
+    assert done.turn is not None
+    assert done.turn.calls == (A,)
+
+
+@pytest.mark.parametrize("status", [302, 303, 403, 404, 520])
+def test_a_refusal_in_the_middle_of_a_run_passes_or_costs_its_own_request(status: int) -> None:
+    refused = Answer(status=status, raw="<html>maintenance</html>", headers={"Location": "http://elsewhere/"})
+    with FakeEndpoint(scripted(Answer("Ada"), refused, Answer("Bo"), refused, refused)) as server:
+        asked = client(server, retries=1)
+        assert [ask(asked).text for _ in range(2)] == ["Ada", "Bo"]
+        with pytest.raises(EndpointFault, match=f"{status}.*maintenance"):
+            ask(asked)
+
+
+def test_a_field_that_was_taken_before_is_no_mistake_of_the_configuration() -> None:
+    said = json.dumps({"error": {"message": "unsupported value in stop: this conversation", "param": "stop"}})
+    with FakeEndpoint(scripted(Answer("Ada"), Answer(status=400, raw=said))) as server:
+        asked = client(server, retries=0)
+        ask(asked, stop=("x",))
+        with pytest.raises(EndpointFault, match="this conversation"):
+            ask(asked, stop=("x",))
+
+
+@pytest.mark.parametrize("after", ["-5", "Mon, 01 Jan 99999999999 00:00:00 GMT", "soon"])
+def test_a_wait_that_cannot_be_read_is_none(after: str) -> None:
+    slow = Answer(status=429, raw="slow", headers={"Retry-After": after})
+    with FakeEndpoint(scripted(slow, Answer("Ada"))) as server:
+        asked = client(server, backoff_s=0.01)
+        assert ask(asked).text == "Ada"
+    assert asked._next_start <= time.monotonic()

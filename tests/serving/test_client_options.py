@@ -21,6 +21,7 @@ from agentenv.core.types import Task
 from agentenv.envs.calculator import Calculator
 from agentenv.envs.sql import Sql
 from agentenv.errors import ConfigurationError, Fault, MissingExtra
+from agentenv.serving import client_options
 from agentenv.serving.client_options import ClientOptions
 from agentenv.serving.remote import RemoteEnv
 
@@ -248,3 +249,21 @@ def test_an_environment_says_which_options_clients_may_set() -> None:
     assert (options.read(None), options.read({}), options.read({"task": None})) == (None, {}, {})
     with pytest.raises(ConfigurationError, match="colour"):
         options.read({"colour": ["red"]})
+
+
+def test_a_client_that_asks_for_tasks_without_end_leaves_room_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_options, "_MOST_HELD", 10)
+    options = ClientOptions(Calculator(), whole_tasks=False)
+
+    def some(start: int, count: int) -> list[Task]:
+        return [Task(f"q{place}", f"q{place}") for place in range(start, start + count)]
+
+    options.hold(some(0, 5), "greedy")
+    with pytest.raises(ConfigurationError, match=r"\b5\b.*one client"):
+        options.hold(some(5, 1), "greedy")
+    options.hold(some(0, 5), "greedy")  # these are held already
+    options.hold(some(5, 5), "other")
+    with pytest.raises(ConfigurationError, match=r"\b10\b"):
+        options.hold(some(10, 1), "third")

@@ -18,6 +18,8 @@ pytest.importorskip("websockets", reason="websockets is not installed")
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from agentenv.envs.calculator import Calculator
+
 WAIT_S = 60.0
 
 
@@ -304,6 +306,18 @@ def test_the_expert_is_handed_out_on_demand_only(serving: Any, house: Any) -> No
         line.ask("reset")
         told = line.ask("agentenv", verb="expert")["data"]
         assert told == {"actions": None, "why": "the server does not hand out the expert's actions"}
+
+
+@pytest.mark.parametrize("verb", ["render", "expert"])
+def test_what_needs_an_episode_is_refused_before_one_has_begun(
+    serving: Any, verb: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(Calculator, expert=True) as served, served.call() as line:
+        told = line.ask("agentenv", verb=verb)
+        assert (told["type"], told["data"]["kind"]) == ("error", "EpisodeOver")
+        line.ask("reset", seed=1)
+        assert line.ask("agentenv", verb=verb)["type"] == "agentenv"
+    assert "Traceback" not in caplog.text
 
 
 def test_browsers_strangers_and_early_callers_are_refused(serving: Any, house: Any) -> None:

@@ -43,6 +43,9 @@ QUICK = LinkTimeouts(call_s=WAIT_S, place_s=0.0, pause_s=0.01)
 class Process:
     """`agentenv serve` in a process of its own."""
 
+    said = ""
+    """What it wrote to stderr after its first line, once it has ended."""
+
     def __init__(self, *words: str, folder: Path | None = None) -> None:
         command = [sys.executable, "-m", "agentenv.cli.main", "serve", *words, "--port", "0", "--json"]
         self.child = subprocess.Popen(
@@ -56,7 +59,7 @@ class Process:
     def end(self, how: int = signal.SIGTERM) -> int:
         """Ends it and returns its exit code."""
         self.child.send_signal(how)
-        self.child.communicate(timeout=WAIT_S)
+        _, self.said = self.child.communicate(timeout=WAIT_S)
         return self.child.returncode
 
 
@@ -227,6 +230,7 @@ def test_an_environment_that_never_returns_does_not_keep_the_server_alive(tmp_pa
         assert time.monotonic() < deadline
     began = time.monotonic()
     assert process.end() == 1  # asked twice, it does not wait for what is under way
+    assert "Traceback" not in process.said
     assert time.monotonic() - began < GRACE_S / 2
 
 
@@ -365,6 +369,8 @@ def test_a_server_that_is_not_there_is_one_error() -> None:
         ({"call_markers": 3}, "call_markers"),
         ({"stop": "</answer>"}, "stop"),
         ({"reward_floor": "low"}, "low"),
+        ({"reward_floor": float("nan")}, "reward_floor"),
+        ({"reward_ceiling": float("inf")}, "reward_ceiling"),
     ],
 )
 def test_a_server_that_says_something_else_of_itself_is_one_error(

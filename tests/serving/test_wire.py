@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import sqlite3
 from dataclasses import dataclass
 from enum import IntEnum
@@ -148,6 +149,19 @@ def test_other_peoples_errors_arrive_as_faults() -> None:
         {"kind": "difflib", "message": 3},
     ):
         assert type(error_in(strange, "http://server")) is EnvFault
+
+
+def test_a_token_that_a_server_repeats_is_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTENV_SERVE_TOKEN", "s3cret-of-mine")
+    said = error_in(error_out(EnvFault("s3cret-of-mine is no token")), "http://x")
+    assert str(said) == "*** is no token"
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
+def test_a_number_that_is_none_is_no_json(number: str) -> None:
+    assert read_json("[1e300, 2]") == [1e300, 2]
+    with pytest.raises(ValueError, match=re.escape(number)):
+        read_json(f'{{"reward": {number}}}')
 
 
 def test_a_task_travels() -> None:

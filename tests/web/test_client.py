@@ -1,6 +1,7 @@
 """A call is repeated where that can help, never for longer than its deadline, and each failure says what happened."""
 
 import asyncio
+import gzip
 import logging
 import re
 import time
@@ -187,6 +188,44 @@ def test_an_answer_that_is_too_long_is_not_read_to_its_end() -> None:
         call(line, RetryPolicy(timeout_s=20.0, most_bytes=10_000))
     assert (body.sent, len(line.calls)) == (11, 1)
     assert call(Line(httpx.Response(200, json="x" * 98)), RetryPolicy(most_bytes=100)) == "x" * 98
+
+
+def packed(times: int) -> httpx.Response:
+    body = b'"Orla"'
+    for _ in range(times):
+        body = gzip.compress(body)
+    headers = {"Content-Encoding": ", ".join(["gzip"] * times)}
+    return httpx.Response(200, headers=headers, stream=httpx.ByteStream(body))
+
+
+def test_only_what_was_packed_once_is_unpacked() -> None:
+    line = Line(packed(1))
+    assert call(line) == "Orla"
+    assert line.calls[0].headers["accept-encoding"] == "gzip, deflate"
+    # Packed twice, a few kilobytes hold more than the memory of the machine, and all of it in one piece.
+    with pytest.raises(RetrieverFault, match="gzip, gzip"):
+        call(Line(packed(2)))
+
+
+def test_a_body_that_cannot_be_unpacked_is_asked_for_again() -> None:
+    broken = httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=httpx.ByteStream(b"not packed"))
+    assert call(Line(broken, good())) == {"answer": "Orla"}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        httpx.Response(403, text="no: s3cret-of-mine"),
+        httpx.Response(403, json={"error": "no: s3cret-of-mine"}),
+        httpx.RemoteProtocolError("illegal status line: s3cret-of-mine"),
+    ],
+    ids=["text", "json", "no HTTP"],
+)
+def test_a_key_that_a_server_repeats_is_in_no_error(reply: Reply, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "s3cret-of-mine\n")
+    with pytest.raises(RetrieverFault, match=r"\*\*\*") as caught:
+        call(Line(reply))
+    assert "s3cret" not in str(caught.value)
 
 
 def test_which_refusals_may_pass_is_told() -> None:

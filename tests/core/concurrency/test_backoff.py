@@ -25,7 +25,8 @@ def test_a_pause_doubles_up_to_its_bound_and_is_spread_by_half(tries: int, middl
         ("soon", None),
         ("3", 3.0),
         ("0.5", 0.5),
-        ("-2", 0.0),
+        ("-2", None),
+        ("Mon, 01 Jan 99999999999 00:00:00 GMT", None),
         ("nan", None),
         ("1e999", None),
     ],
@@ -39,3 +40,14 @@ def test_retry_after_may_be_a_date() -> None:
     assert later is not None
     assert 3500 < later <= 3600
     assert retry_after(email.utils.formatdate(0, usegmt=True)) == 0.0
+
+
+@pytest.mark.parametrize("skew_s", [-7200, 0, 7200])
+def test_a_date_is_compared_with_the_clock_that_wrote_it(skew_s: int) -> None:
+    theirs = time.time() + skew_s
+    sent, until = (email.utils.formatdate(second, usegmt=True) for second in (theirs, theirs + 60))
+    assert retry_after(until, sent) == pytest.approx(60, abs=1)
+    assert retry_after("7", sent) == 7
+    assert retry_after(email.utils.formatdate(time.time() + 60, usegmt=True), "soon") == pytest.approx(
+        60, abs=30
+    )
