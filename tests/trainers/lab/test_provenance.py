@@ -33,7 +33,8 @@ def test_everything_that_a_run_names_counts(simulator: Path, tmp_path: Path) -> 
         "search": {"encoder": f"st:{encoder}"},
     }
     found = stands_on("a", config_of(values, "t"), {})
-    names = {"weights of tiny", f"weights of hf:{simulator}", f"content of {encoder}", SOURCE}
+    code = {SOURCE, "version of agentenv-suite", "version of torch"}
+    names = code | {"weights of tiny", f"weights of hf:{simulator}", f"content of {encoder}"}
     assert names <= set(found)
     for path, changed in (
         (simulator / "model.safetensors", f"weights of hf:{simulator}"),
