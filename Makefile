@@ -17,6 +17,7 @@ GPU_PYTHON_VERSION ?= 3.12
 FAST ?= tests/core tests/data tests/evaluation tests/test_*.py
 
 SITE := 'import site; print(site.getsitepackages()[0])'
+DOCS := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")'
 
 .PHONY: help venv train train-real test coverage test-fast test-vllm mutants fuzz soak lint format docs peers gpu gpu-wheels wheel-smoke clean
 .DEFAULT_GOAL := help
@@ -83,10 +84,10 @@ fuzz: venv  ## every parser of untrusted bytes for an hour or so, with other inp
 soak: venv  ## ten minutes of full load on the retrieval server, every answer checked
 	$(BIN)/python benchmarks/soak.py $(ARGS)
 
-# An environment of its own: MkDocs reads the source and imports nothing of it.
+# An environment of its own, without the package: MkDocs reads the source and imports nothing of it.
 $(VENV)/docs/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)/docs
-	$(VENV)/docs/bin/python -m pip install -c constraints.txt -e '.[docs]'
+	$(PYTHON) -c $(DOCS) | $(VENV)/docs/bin/python -m pip install -c constraints.txt -r /dev/stdin
 	touch $@
 
 docs: $(VENV)/docs/.installed  ## the documentation site in build/site; a broken link or an unlisted page ends the build
