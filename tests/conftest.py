@@ -5,6 +5,7 @@ The device is registered where tests that need it are collected.
 
 import asyncio
 import contextlib
+import gc
 import importlib.util
 import os
 import sys
@@ -21,6 +22,9 @@ from agentenv.errors import AgentEnvError
 # time where several processes share the cores. OpenMP reads it when it is loaded, here and in processes that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Modules and tests by the ten thousand are made until the first test begins, and none of them is garbage.
+gc.disable()
+
 
 def pytest_configure() -> None:
     """Lets no test that draws its inputs fail because the machine is slow."""
@@ -36,8 +40,19 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return f"{len(val)} bytes" if isinstance(val, bytes) else None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts files that hold a slow test first: begun last, one would keep a process busy when the others are done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Registers the device before the first test: torch counts devices at the first backward pass of a process."""
+    """Registers the device before the first test: torch counts devices at the first backward pass of a process.
+
+    What is there by now stays to the end, so no later search for garbage looks at it.
+    """
+    gc.freeze()
+    gc.enable()
     if any("separate_device" in getattr(item, "fixturenames", ()) for item in session.items):
         registered_device()
 

@@ -53,7 +53,9 @@ def test_all_run_and_any_that_fails_is_a_failure(tmp_path: Path, failing: dict[s
     assert {"the site is built", "types are right"} <= set(said)
     calls = (tmp_path / "calls").read_text().splitlines()
     assert set(" ".join(calls).split()) >= {"venv", "docs", "lint", "wheel-smoke", "test-vllm", "test"}
-    assert calls.index("test ARGS=-n 0 --collect-only -q") < calls.index("test")  # it compiles for all processes
+    assert calls.index("test ARGS=-n 0 --collect-only -q") < calls.index(
+        "test"
+    )  # it compiles for all processes
 
 
 def test_a_run_that_is_told_to_end_leaves_no_tests_and_no_files(tmp_path: Path) -> None:
