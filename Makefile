@@ -32,11 +32,12 @@ $(BIN)/.trains: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt -e '.[$(TRAIN_EXTRAS)]'
 	touch $@
 
-# Building without isolation (the wheel's test, offline machines) needs setuptools in the environment itself.
-$(BIN)/.installed: $(BIN)/.trains
-	$(BIN)/python -m pip install -c constraints.txt setuptools
-	$(BIN)/python -m pip install -c constraints.txt -e '.[$(EXTRAS)]'
-	touch $@
+# Building without isolation (the wheel's test, offline machines) needs setuptools in the environment itself. One command
+# installs it all, so that the package is built and its requirements are resolved once.
+$(BIN)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt setuptools -e '.[$(EXTRAS)]'
+	touch $(BIN)/.trains $@
 
 train: $(BIN)/.trains  ## train a search agent end to end, evaluate it before and after, write report.html
 	$(BIN)/agentenv train laptop-search $(ARGS)
