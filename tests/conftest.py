@@ -10,7 +10,7 @@ import importlib.util
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,6 @@ from agentenv.errors import AgentEnvError
 # Threads of torch and FAISS sleep while they wait. They would spin between two operations, which takes most of the processor
 # time where several processes share the cores. OpenMP reads it when it is loaded, here and in processes that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-# Modules and tests by the ten thousand are made until the first test begins, and none of them is garbage.
-gc.disable()
 
 
 def pytest_configure() -> None:
@@ -40,6 +37,17 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return f"{len(val)} bytes" if isinstance(val, bytes) else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Searches for no garbage among the modules and tests, which are made here and stay to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts files that hold a slow test first: begun last, one would keep a process busy when the others are done."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -47,12 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Registers the device before the first test: torch counts devices at the first backward pass of a process.
-
-    What is there by now stays to the end, so no later search for garbage looks at it.
-    """
-    gc.freeze()
-    gc.enable()
+    """Registers the device before the first test: torch counts devices at the first backward pass of a process."""
     if any("separate_device" in getattr(item, "fixturenames", ()) for item in session.items):
         registered_device()
 
