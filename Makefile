@@ -17,6 +17,7 @@ GPU_PYTHON_VERSION ?= 3.12
 FAST ?= tests/core tests/data tests/evaluation tests/test_*.py
 
 SITE := 'import site; print(site.getsitepackages()[0])'
+DOCS := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")'
 
 .PHONY: help venv train train-real test coverage test-fast test-vllm mutants fuzz soak lint format docs peers gpu gpu-wheels wheel-smoke clean
 .DEFAULT_GOAL := help
@@ -31,11 +32,12 @@ $(BIN)/.trains: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt -e '.[$(TRAIN_EXTRAS)]'
 	touch $@
 
-# Building without isolation (the wheel's test, offline machines) needs setuptools in the environment itself.
-$(BIN)/.installed: $(BIN)/.trains
-	$(BIN)/python -m pip install -c constraints.txt setuptools
-	$(BIN)/python -m pip install -c constraints.txt -e '.[$(EXTRAS)]'
-	touch $@
+# Building without isolation (the wheel's test, offline machines) needs setuptools in the environment itself. One command
+# installs it all, so that the package is built and its requirements are resolved once.
+$(BIN)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt setuptools -e '.[$(EXTRAS)]'
+	touch $(BIN)/.trains $@
 
 train: $(BIN)/.trains  ## train a search agent end to end, evaluate it before and after, write report.html
 	$(BIN)/agentenv train laptop-search $(ARGS)
@@ -44,8 +46,9 @@ train-real: $(BIN)/.trains  ## train the reader of passages on real questions; A
 	test -d runs/reader || $(BIN)/agentenv warmstart --env questions --from-shipped --out runs/reader
 	$(BIN)/agentenv train real-questions $(ARGS)
 
+# Files in the order of tests/conftest.py, slow ones first: pytest-xdist would begin with those of many tests.
 test: venv  ## everything that proves correctness, in WORKERS processes
-	$(BOUND) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=40 $(ARGS)
+	$(BOUND) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 $(ARGS)
 
 coverage: venv  ## the same, with the lines and branches that no test reaches; it takes twice as long
 	timeout 2h $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term:skip-covered $(ARGS)
@@ -83,10 +86,10 @@ fuzz: venv  ## every parser of untrusted bytes for an hour or so, with other inp
 soak: venv  ## ten minutes of full load on the retrieval server, every answer checked
 	$(BIN)/python benchmarks/soak.py $(ARGS)
 
-# An environment of its own: MkDocs reads the source and imports nothing of it.
+# An environment of its own, without the package: MkDocs reads the source and imports nothing of it.
 $(VENV)/docs/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)/docs
-	$(VENV)/docs/bin/python -m pip install -c constraints.txt -e '.[docs]'
+	$(PYTHON) -c $(DOCS) | $(VENV)/docs/bin/python -m pip install -c constraints.txt -r /dev/stdin
 	touch $@
 
 docs: $(VENV)/docs/.installed  ## the documentation site in build/site; a broken link or an unlisted page ends the build

@@ -5,11 +5,12 @@ The device is registered where tests that need it are collected.
 
 import asyncio
 import contextlib
+import gc
 import importlib.util
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,23 @@ def pytest_configure() -> None:
 def pytest_make_parametrize_id(val: object) -> str | None:
     """Names bytes by their length: a packed file holds the time, and all processes must name their tests alike."""
     return f"{len(val)} bytes" if isinstance(val, bytes) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Searches for no garbage among the modules and tests, which are made here and stay to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts files that hold a slow test first: begun last, one would keep a process busy when the others are done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

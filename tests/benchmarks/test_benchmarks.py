@@ -126,16 +126,15 @@ def test_a_missing_peer_is_one_sentence(policy: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out.json").exists()
 
 
-def test_time_travel(tmp_path: Path) -> None:
+def test_time_travel(tmp_path: Path, here: Run) -> None:
     """Four cells and a hand-in. With snapshots nothing before turn t is executed again; seconds are not judged."""
     if reason := unavailable("unsafe-local"):
         pytest.skip(reason)
     path = tmp_path / "out.json"
     size = ("--turns", "4", "--branches", "3", "--tool-ms", "1", "--repeats", "1", "--threads", "1")
     where = ("--backend", "unsafe-local", "--json", "--out", str(path))
-    script = [sys.executable, str(ROOT / "benchmarks" / "time_travel.py"), *size, *where]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=300, cwd=ROOT)
-    rows = {(row["job"], row["turn"]): row for row in result(done, path)["rows"]}
+    figures = written(here("time_travel", *size, *where), path)
+    rows = {(row["job"], row["turn"]): row for row in figures["rows"]}
     assert set(rows) == {(job, turn) for job in ("rollback", "retry", "tree") for turn in (1, 2)}
     for (job, turn), row in rows.items():
         by_snapshot, repeated, whole = (

@@ -2,8 +2,7 @@
 
 import importlib
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,18 +25,11 @@ def test_a_shared_prompt_counts_once(prompts: str, read: int) -> None:
     assert limit.minimum_flops(shape, cell, 4) == (34 * (8 * read + 6 * 7) + 10 * 6 * 7, (34 + 10) * 2 * 7)
 
 
-def test_it_prints_a_limit_for_every_cell(tmp_path: Path) -> None:
+def test_it_prints_a_limit_for_every_cell(tmp_path: Path, here: Callable[..., str]) -> None:
     """The published grid with rates of this machine."""
-    script = [sys.executable, str(ROOT / "benchmarks/trl_limit.py"), "--seconds", ".01", "--threads", "1"]
-    done = subprocess.run(
-        [*script, "--out", str(tmp_path / "out.json")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    printed = here("trl_limit", "--seconds", ".01", "--threads", "1", "--out", str(tmp_path / "out.json"))
     figures = json.loads((tmp_path / "out.json").read_text())
     compared = json.loads((ROOT / "benchmarks/results/trl_comparison.json").read_text())
-    assert len(figures["cells"]) == len(compared["cells"]) == len(done.stdout.splitlines()) - 1
+    assert len(figures["cells"]) == len(compared["cells"]) == len(printed.splitlines()) - 1
     for cell, other in zip(figures["cells"], compared["cells"], strict=True):
         assert cell["largest_ratio"] / cell["agentenv_over_limit"] == pytest.approx(other["ratio"])

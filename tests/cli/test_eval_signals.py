@@ -1,42 +1,58 @@
 """SIGINT and SIGTERM in ``agentenv eval``: it ends in order, keeps what it has and goes on; a second one ends it at once."""
 
+import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentenv.cli.main import main
-
-WORDS = ("eval", "--dataset", "env", "--env", "agentenv/Calculator-v0", "--limit", "8", "--concurrency", "2")
-POLICY = ("--policy", "scripted")
-SIGNALLED = """
-import os, signal, sys, threading, time
 from agentenv.cli.main import main
 from agentenv.envs.calculator import Calculator
 from agentenv.evaluation import benchmark
 from agentenv.policies.scripted import ScriptedPolicy
 
-place, calls = sys.argv[1], []
-first, *second = [getattr(signal, name) for name in sys.argv[2].split(",")]
-owner, name, nth = {
+WORDS = ("eval", "--dataset", "env", "--env", "agentenv/Calculator-v0", "--limit", "8", "--concurrency", "2")
+POLICY = ("--policy", "scripted")
+PLACES: dict[str, tuple[Any, str, int]] = {
     "the policy": (ScriptedPolicy, "generate", 6),
     "the summary": (benchmark, "write_results", 1),
     "the report": (benchmark, "write_report", 1),
-}[place]
-inner = getattr(owner, name)
+}
+"""Whose function is it, its name, and at which call the signal comes."""
 
-def signalled(*args, **kwargs):
-    calls.append(1)
-    if len(calls) == nth:
-        for number in second:
-            Calculator.close = lambda self: time.sleep(60)
-            threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
-        os.kill(os.getpid(), first)
-    return inner(*args, **kwargs)
 
-setattr(owner, name, signalled)
+def signals_at(place: str, numbers: str, patch: Callable[[object, str, object], None]) -> None:
+    """Lets this process send itself the first signal at ``place``, and the second one soon after."""
+    owner, name, nth = PLACES[place]
+    first, *second = (getattr(signal, number) for number in numbers.split(","))
+    calls, inner = [], getattr(owner, name)
+
+    def signals(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == nth:
+            for number in second:
+                patch(Calculator, "close", lambda _: time.sleep(60))
+                threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+            os.kill(os.getpid(), first)
+        return inner(*args, **kwargs)
+
+    patch(owner, name, signals)
+
+
+PROGRAM = f"""
+import importlib.util, sys
+from agentenv.cli.main import main
+
+spec = importlib.util.spec_from_file_location("signalled", {__file__!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.signals_at(sys.argv[1], sys.argv[2], setattr)
 sys.argv[1:] = sys.argv[3:]
 sys.exit(main())
 """
@@ -44,7 +60,7 @@ sys.exit(main())
 
 def child(place: str, numbers: str, out: Path) -> subprocess.CompletedProcess[str]:
     """An evaluation that sends itself signals at ``place``, as a process of its own."""
-    words = [sys.executable, "-c", SIGNALLED, place, numbers, *WORDS, *POLICY, "--out", str(out)]
+    words = [sys.executable, "-c", PROGRAM, place, numbers, *WORDS, *POLICY, "--out", str(out)]
     return subprocess.run(words, capture_output=True, check=False, text=True, timeout=120)
 
 
@@ -56,15 +72,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("place", ["the policy", "the summary", "the report"])
-def test_a_signal_ends_an_evaluation_in_order(place: str, number: str, whole: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    done = child(place, number, out)
-    assert done.returncode == 128 + getattr(signal, number), done.stderr
-    assert number in done.stderr.splitlines()[-1]
-    assert str(out) in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+def ended_in_order(out: Path, code: int, errors: str, whole: Path, number: str) -> None:
+    """Checks the end of an evaluation that a signal ended, and that it goes on to the bytes of the undisturbed one."""
+    assert code == 128 + getattr(signal, number), errors
+    assert number in errors.splitlines()[-1]
+    assert str(out) in errors.splitlines()[-1]
+    assert "Traceback" not in errors
     kept = (out / "episodes.jsonl").read_bytes()
     assert 0 < len(kept.splitlines()) <= 8
     assert (whole / "episodes.jsonl").read_bytes().startswith(kept)
@@ -73,6 +86,23 @@ def test_a_signal_ends_an_evaluation_in_order(place: str, number: str, whole: Pa
     for name in ("episodes.jsonl", "results.json"):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
     assert (out / "report.html").is_file()
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_signal_ends_an_evaluation_in_order(
+    place: str, number: str, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        signals_at(place, number, patch.setattr)
+        code = main([*WORDS, *POLICY, "--out", str(tmp_path / "out")])
+    ended_in_order(tmp_path / "out", code, capfd.readouterr().err, whole, number)
+
+
+def test_a_signal_ends_the_process_of_an_evaluation(whole: Path, tmp_path: Path) -> None:
+    """With the code of the signal, whatever threads are left in it."""
+    done = child("the policy", "SIGTERM", tmp_path / "out")
+    ended_in_order(tmp_path / "out", done.returncode, done.stderr, whole, "SIGTERM")
 
 
 @pytest.mark.parametrize("numbers", ["SIGINT,SIGINT", "SIGTERM,SIGINT"])

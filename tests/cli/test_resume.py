@@ -19,6 +19,8 @@ from agentenv.data.world import FictionalWorld, WorldConfig, write_world
 from agentenv.evaluation.task_env import _load
 from agentenv.policies.fakes import random_policy
 from agentenv.trainers.config.config_files import load_config
+from agentenv.trainers.learner.learner import Learner
+from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 
 WORLD: dict[str, Any] = {"documents": 200, "questions": 12, "families": ("lookup",), "hops": (1, 1)}
 
@@ -315,23 +317,31 @@ def test_of_two_that_begin_in_one_folder_one_trains_and_one_says_so(start: Path,
     assert (out / "results.json").exists()
 
 
-SIGNALLED = """
-import os, signal, sys
+PLACES: dict[str, tuple[type, str]] = {"rollout": (RolloutScheduler, "_take"), "update": (Learner, "step")}
+
+
+def signals_in_step_3(place: str, number: str, patch: Callable[[object, str, object], None]) -> None:
+    """Lets this process send itself the signal when it comes to the third call of ``place``."""
+    owner, name = PLACES[place]
+    calls, inner = [], getattr(owner, name)
+
+    def signals(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            os.kill(os.getpid(), getattr(signal, number))
+        return inner(*args, **kwargs)
+
+    patch(owner, name, signals)
+
+
+PROGRAM = f"""
+import importlib.util, sys
 from agentenv.cli.main import main
-from agentenv.trainers.learner.learner import Learner
-from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 
-place, number = sys.argv[1], getattr(signal, sys.argv[2])
-owner, name = {"rollout": (RolloutScheduler, "_take"), "update": (Learner, "step")}[place]
-calls, inner = [], getattr(owner, name)
-
-def signals_in_step_3(self, *args, **kwargs):
-    calls.append(1)
-    if len(calls) == 3:
-        os.kill(os.getpid(), number)
-    return inner(self, *args, **kwargs)
-
-setattr(owner, name, signals_in_step_3)
+spec = importlib.util.spec_from_file_location("signalled", {__file__!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.signals_in_step_3(sys.argv[1], sys.argv[2], setattr)
 sys.exit(main(sys.argv[3:]))
 """
 
@@ -347,27 +357,46 @@ def undisturbed(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize(("place", "learned"), [("rollout", 2), ("update", 3)])
-def test_a_signal_ends_a_run_in_order(
-    start: Path, undisturbed: Path, tmp_path: Path, place: str, learned: int, number: str
-) -> None:
-    """Episodes under way are given up, an update is finished; nothing that was learned is lost, and the run goes on."""
-    out = tmp_path / "out"
-    argv = ["train", str(start / "run.toml"), *FOUR_STEPS]
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, place, number, *argv, "--out", str(out)],
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert done.returncode == 128 + getattr(signal, number), done.stderr
-    assert f"--resume {out}" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+def ended_in_order(out: Path, code: int, errors: str, undisturbed: Path, learned: int, number: str) -> None:
+    """Checks the end of a run that a signal ended, and that the run goes on to the bytes of the one that none did."""
+    assert code == 128 + getattr(signal, number), errors
+    assert f"--resume {out}" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
     assert [path.name for path in (out / "checkpoints").iterdir()] == [f"step-{learned:06d}"]
     assert main(["train", "--resume", str(out)]) == 0
     for name in ("metrics.jsonl", "policy/model.safetensors", "evaluation/after/results.json"):
         assert (out / name).read_bytes() == (undisturbed / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("place", "learned", "number"),
+    [("rollout", 2, "SIGINT"), ("rollout", 2, "SIGTERM"), ("update", 3, "SIGINT")],
+)
+def test_a_signal_ends_a_run_in_order(
+    start: Path,
+    undisturbed: Path,
+    tmp_path: Path,
+    place: str,
+    learned: int,
+    number: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Episodes under way are given up, an update is finished; nothing that was learned is lost, and the run goes on."""
+    out = tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        signals_in_step_3(place, number, patch.setattr)
+        code = main(["train", str(start / "run.toml"), *FOUR_STEPS, "--out", str(out)])
+    ended_in_order(out, code, capfd.readouterr().err, undisturbed, learned, number)
+
+
+def test_a_signal_ends_the_process_of_a_run(start: Path, undisturbed: Path, tmp_path: Path) -> None:
+    """With the code of the signal, whatever threads are left in it."""
+    out = tmp_path / "out"
+    argv = ["update", "SIGTERM", "train", str(start / "run.toml"), *FOUR_STEPS, "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *argv], capture_output=True, check=False, text=True, timeout=300
+    )
+    ended_in_order(out, done.returncode, done.stderr, undisturbed, 3, "SIGTERM")
 
 
 def test_a_second_signal_ends_at_once(start: Path, tmp_path: Path) -> None:

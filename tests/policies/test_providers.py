@@ -1,6 +1,7 @@
 """Services with wire forms of their own, asked through any-llm as released, each against a server that speaks its form."""
 
 import asyncio
+import importlib.util
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,10 @@ from agentenv.policies.endpoint import ChatClient
 from agentenv.policies.endpoint_spec import Endpoint
 from agentenv.policies.openai import OpenAIPolicy
 
-pytest.importorskip("any_llm", reason="needs the providers extra")
+if (
+    importlib.util.find_spec("any_llm") is None
+):  # importing it takes seconds, in each process that collects the tests
+    pytest.skip("needs the providers extra", allow_module_level=True)
 
 ASK = [{"role": "user", "content": "Who?"}]
 SUM = Task("sum", "2 * 3 - 1", ("5",))

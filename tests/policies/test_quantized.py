@@ -1,6 +1,7 @@
 """A base in 4 bits: what it holds, how near it computes, adapters over it, and the weights that are written."""
 
 import copy
+import importlib.util
 import logging
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,10 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
-pytest.importorskip("bitsandbytes", reason="needs the quantized extra")
+if (
+    importlib.util.find_spec("bitsandbytes") is None
+):  # importing it takes seconds, in each process that collects the tests
+    pytest.skip("needs the quantized extra", allow_module_level=True)
 
 from agentenv.policies.export import write_weights  # noqa: E402
 from agentenv.policies.fakes import ByteTokenizer, random_model  # noqa: E402

@@ -208,7 +208,9 @@ def found_lesson(
 
 def _stands(answer: str, text: str) -> bool:
     """Whether ``answer`` stands in ``text`` as whole words."""
-    return bool(answer) and re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
+    if not answer or answer not in text:  # most are not, and to compile a pattern takes longer than to look
+        return False
+    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
 
 
 def taught(tasks: tuple[Task, ...], config: ReaderWarmstartConfig) -> list[Task]:

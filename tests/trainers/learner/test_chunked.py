@@ -103,15 +103,21 @@ def test_values_and_gradients_are_those_of_the_plain_formula(kind: str, bend: st
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
-@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize(
+    ("entropy", "chunks"),
+    [
+        (False, (4, 3)),  # 4, 4 and 3 tokens, then 3, 3, 3 and 2
+        (True, (5, 4)),  # 5, 5 and 1 tokens, then 4, 4 and 3; a chunk of one token is compiled by itself
+    ],
+)
 def test_compiled_formulas_give_the_same_for_chunks_of_any_length(
-    entropy: bool, monkeypatch: pytest.MonkeyPatch
+    entropy: bool, chunks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(1)
     layer, (hidden, targets) = nn.Linear(WIDTH, WORDS).double(), given()
     compiled = []
     monkeypatch.setattr(fused_loss, "compiles_for", lambda _: True)
-    for chunk in (5, 4):  # 5, 5 and 1 tokens, then 4, 4 and 3
+    for chunk in chunks:
         found = chunked_logprobs(hidden, targets, layer, LogitTail(), 0.8, chunk=chunk, entropy=entropy)
         wanted = plain(hidden, targets, layer, LogitTail(), 0.8)
         torch.testing.assert_close(found[0], wanted[0], rtol=0, atol=1e-10)
