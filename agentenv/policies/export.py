@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentenv.policies.lora import is_adapted, write_model
+from agentenv.policies.lora import WRAPPED, is_adapted, write_model
 from agentenv.policies.quantized import is_quantized, weight_of
 
-_WRAPPED = "base_model.model."
 _BASE = ".base_layer."
 
 
@@ -49,7 +48,7 @@ def merged_state(model: Any) -> dict[str, Any]:
         value = values.setdefault(id(held), whole.detach())  # tied weights stay one tensor
         place, _, leaf = name.partition(_BASE)
         delta = deltas.get(place) if leaf == "weight" else None
-        plain = name.removeprefix(_WRAPPED).replace(_BASE, ".")
+        plain = name.removeprefix(WRAPPED).replace(_BASE, ".")
         state[plain] = value if delta is None else value + delta.to(value.dtype)
     return state
 

@@ -17,6 +17,8 @@ from agentenv.errors import CheckpointMismatch, check_known, first_line, needs_e
 if TYPE_CHECKING:
     from torch import Tensor
 
+WRAPPED = "base_model.model."
+"""What names of weights begin with in a model that peft has wrapped."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _WEIGHTS = "model.safetensors"
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agentenv.errors import ConfigurationError
+from agentenv.policies.lora import adapt
 from agentenv.policies.policy_spec import make_policy
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import parse_config
@@ -59,6 +60,18 @@ def test_a_name_that_no_weight_has_and_all_names_are_refused(
     model = qwen()
     with pytest.raises(ConfigurationError, match=named):
         freeze(model, prefixes)
+
+
+def test_layers_are_named_alike_under_adapters(qwen: Callable[..., Any]) -> None:
+    """The base learns nothing, so its embeddings are no weights that could be frozen."""
+    pytest.importorskip("peft", reason="adapters are peft's")
+    adapted = adapt(qwen(), rank=2, alpha=4)
+    freeze(adapted, ["model.layers.0."])
+    learning = [name for name, weight in adapted.named_parameters() if weight.requires_grad]
+    assert learning
+    assert all("model.layers.1." in name and "lora_" in name for name in learning)
+    with pytest.raises(ConfigurationError, match="that learns begins so"):
+        freeze(adapt(qwen(), rank=2, alpha=4), ["model.embed_tokens."])
 
 
 def test_a_run_keeps_them(tmp_path: Path) -> None:

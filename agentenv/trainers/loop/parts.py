@@ -17,7 +17,7 @@ from agentenv.evaluation.task_env import EnvConfig, SearchConfig, TaskEnv, open_
 from agentenv.policies.card import read_card
 from agentenv.policies.compute import ComputeSettings
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.lora import adapt, is_adapted
+from agentenv.policies.lora import WRAPPED, adapt, is_adapted
 from agentenv.policies.policy_spec import make_policy, policy_folder
 from agentenv.policies.quantized import quantize
 from agentenv.policies.vllm import VLLMPolicy
@@ -115,18 +115,20 @@ def trained_policy(
 
 
 def freeze(model: Any, prefixes: Sequence[str]) -> None:
-    """Keeps the weights of ``model`` whose names have one of ``prefixes`` as they are.
+    """Keeps the weights of ``model`` whose names have one of ``prefixes`` as they are; adapters are named by their layers.
 
     Raises:
-        ConfigurationError: no weight's name begins so, or none is left to learn.
+        ConfigurationError: no weight that learns has a name that begins so, or none is left to learn.
     """
-    weights = dict(model.named_parameters())
+    # Under adapters the names begin with those of what peft wraps around the model.
+    weights = {name.removeprefix(WRAPPED): weight for name, weight in model.named_parameters()}
+    learning = [name for name, weight in weights.items() if weight.requires_grad]
     for prefix in prefixes:
-        named = [weight for name, weight in weights.items() if name.startswith(prefix)]
+        named = [weights[name] for name in learning if name.startswith(prefix)]
         if not named:
             raise ConfigurationError(
-                f"optimizer.frozen names {prefix!r}, and the name of no weight begins so: the first is "
-                f"{next(iter(weights))}"
+                f"optimizer.frozen names {prefix!r}, and the name of no weight that learns begins so: the first is "
+                f"{learning[0]}"
             )
         for weight in named:
             weight.requires_grad_(False)
