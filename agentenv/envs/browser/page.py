@@ -280,7 +280,6 @@ class Tab:
 
     async def _settle(self, least_ms: int = LEAST_MS, first: str = "") -> None:
         """Waits until scripts, timers, requests and navigations rest: a condition, never a pause."""
-        answered = False  # since the page was seen to rest
         for _ in range(MAX_ROUNDS):
             loads = self._loads
             call = f"{first}agentenv.settle({least_ms}, {SETTLE_MS})"
@@ -291,10 +290,6 @@ class Tab:
                 await self._until(lambda loads=loads: self._loads > loads)
             elif self._requests:
                 await self._until(lambda: not self._requests)
-                answered = True
-            elif answered:
-                # What a request brought reaches the script in a task of its own, which may come later than a frame.
-                answered = False
             else:
                 return
             least_ms, first = 0, ""

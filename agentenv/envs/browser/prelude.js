@@ -8,6 +8,7 @@
   const QUIET_MS = 1000; // a timeout further away than this does not hold up the end of a turn
   const FAST_MS = 100; // an interval this short does
   const MAX_DIALOGS = 20; // a turn
+  const MAX_WAITS = 200; // of ten milliseconds, for the answers to requests
   const MAX_NOTES = 20; // a turn
   const realFrame = window.requestAnimationFrame.bind(window);
   const realTimeout = window.setTimeout.bind(window);
@@ -107,9 +108,23 @@
     if (timer.every) timer.at = now + timer.every; else timers.delete(timer.id);
     try { timer.call(); } catch (error) { note("error", error); }
   };
+  // What the page asked for, until the whole answer is there: the browser tells of a request later than of the script.
+  let asked = 0;
+  const realFetch = window.fetch.bind(window);
+  replace(window, "fetch", (...given) => {
+    const done = () => realTimeout(() => { asked--; });
+    asked++;
+    const answer = realFetch(...given);
+    answer.then(found => found.clone().arrayBuffer()).then(done, done);
+    return answer;
+  });
+  const answers = async () => {
+    for (let wait = 0; asked && !leaving && wait < MAX_WAITS; wait++) await new Promise(done => realTimeout(done, 10));
+  };
   const settle = async (least, most) => {
     if (document.readyState !== "complete") await new Promise(done => window.addEventListener("load", done, {once: true}));
     await frame();
+    await answers();
     const floor = now + least, end = now + Math.max(least, most);
     for (let next = earliest(); next && next.at <= end && !leaving; next = earliest()) {
       if (next.at > floor && ![...timers.values()].some(timer => timer.at <= end && holds(timer))) break;
