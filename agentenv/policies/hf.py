@@ -375,22 +375,13 @@ class HFPolicy:
         if self.recorded is not None and last is None:
             logits = self.recorded(cache, ids, positions, seen)
         else:
-            logits = self._step(cache, ids, positions, seen, last, vision)
+            logits = self._step(cache, ids, positions, seen, last=last, vision=vision)
         self._passes.append(time.perf_counter() - began)
         return logits
 
-    def _step(
-        self,
-        cache: RowCache,
-        ids: Tensor,
-        positions: Tensor,
-        seen: int,
-        last: Tensor | None = None,
-        vision: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
-        return step(
-            self.model, cache, ids, positions, last, seen=seen, vision=vision, decoder=self._decoder
-        ).float()
+    def _step(self, cache: RowCache, ids: Tensor, positions: Tensor, seen: int, **more: Any) -> Tensor:
+        """``step`` of this model, float32[B, V]."""
+        return step(self.model, cache, ids, positions, seen=seen, decoder=self._decoder, **more).float()
 
     def _completion(self, row: Row) -> Completion:
         assert row.finish is not None

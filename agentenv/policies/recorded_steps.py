@@ -97,6 +97,8 @@ class RecordedSteps:
 
     def __call__(self, cache: RowCache, ids: Tensor, positions: Tensor, seen: int) -> Tensor:
         """Logits [B, V] after ``ids``, which the next call may write over; see ``Step``."""
+        if not self._can_record:
+            return self._take(cache, ids, positions, seen)
         reach = min(-(-seen // REACH) * REACH, cache.kv.shape[4])
         if self._cache is not cache or self._reach != reach:
             # Not recorded, because libraries choose and prepare their kernels in the first step of a shape.
@@ -112,8 +114,6 @@ class RecordedSteps:
 
     def _record(self, cache: RowCache, ids: Tensor, positions: Tensor, reach: int) -> None:
         """Records the step, where that can be done."""
-        if not self._can_record:
-            return
         try:
             self._replay = self._recorder(lambda: self._take(cache, ids, positions, reach))
             self._inputs = ids, positions
