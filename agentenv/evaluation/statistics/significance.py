@@ -106,6 +106,7 @@ def estimate(
     clusters: Sequence[Hashable] | None = None,
     level: float = 0.95,
     seed: int = 0,
+    unbounded: bool = False,
 ) -> Estimate:
     """Mean of ``values`` [N] with its interval, by a method that covers (``benchmarks/interval_coverage.py``).
 
@@ -123,6 +124,7 @@ def estimate(
             Wilson's with an effective n (`bounded_interval`), or Student's t where values leave [0, 1]; else the bootstrap.
         level: of the interval.
         seed: of the bootstrap.
+        unbounded: whether another value could leave [0, 1] although none of these does, as a ratio of times could.
 
     Raises:
         ConfigurationError: no values, one that is not finite, or not one cluster a value.
@@ -130,14 +132,15 @@ def estimate(
     x = _checked(values)
     _tails(level)
     members = _members(x, range(x.size) if clusters is None else clusters)
-    low, high, method = _interval(x, members, level, seed)
+    low, high, method = _interval(x, members, level, seed, unbounded=unbounded)
     return Estimate(float(x.mean()), float(low), float(high), x.size, method)
 
 
 def _interval(
-    x: Floats, members: Sequence[Sequence[int]], level: float, seed: int
+    x: Floats, members: Sequence[Sequence[int]], level: float, seed: int, *, unbounded: bool
 ) -> tuple[float, float, str]:
-    proportion, bounded = bool(np.isin(x, (0.0, 1.0)).all()), bool(x.min() >= 0 and x.max() <= 1)
+    bounded = not unbounded and bool(x.min() >= 0 and x.max() <= 1)
+    proportion = bounded and bool(np.isin(x, (0.0, 1.0)).all())
     few, sparse = len(members) < SMALL_SAMPLE, few_differ(x)
     # First, because every method below would give an interval of no width.
     if not bounded and len(members) > 1 and _no_spread(x, members):

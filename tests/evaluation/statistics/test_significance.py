@@ -128,6 +128,15 @@ def test_the_method_follows_the_scores(values: list[float], a_cluster: int, meth
     assert estimate(values, clusters=[i // a_cluster for i in range(len(values))]).method == method
 
 
+@pytest.mark.parametrize("values", [[0.9, 0.95, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
+def test_values_that_nothing_bounds_have_no_bound_where_none_leaves_the_interval(values: list[float]) -> None:
+    """As ratios of times: on one day all are below one, and on another they are not."""
+    assert estimate(values, clusters=[0, 0, 0]).ci95 is not None
+    assert estimate(values, clusters=[0, 0, 0], unbounded=True).ci95 is None
+    spread = estimate(values, unbounded=True)
+    assert spread.method == ("unknown" if len(set(values)) == 1 else "bootstrap expanded")
+
+
 def test_clusters_of_unequal_size_weigh_by_their_questions() -> None:
     """Of 250 pairs and 250 single questions the pairs are right: the mean is 2/3, however the clusters are drawn.
 
