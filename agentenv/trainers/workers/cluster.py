@@ -218,6 +218,9 @@ def _connect(settings: ClusterSettings) -> Path:
     with needs_extra("cluster"):
         import ray
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray starts workers with niceness 15. The run waits for their episodes, so whatever else computes on the machine would
+    # hold it up, and an engine that starts in one could miss its deadline.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     here: dict[str, Any] = {"address": settings.address}
     if settings.address == "local":
         # As many as the workers ask for, whatever the machine has: the last of them would wait for room in vain
