@@ -20,6 +20,8 @@ from agentenv.trainers.run_folder.folder import RunFolder
 
 AGREEMENT = 1e-4
 """In nats, between what the engine recorded and what the weights of that version say in the trainer."""
+START_S = 1_800
+"""For an engine to come up, which takes most of a minute of two idle cores and far more of busy ones."""
 
 
 def config(**rollout: Any) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def config(**rollout: Any) -> dict[str, Any]:
         "dev": {"world": world | {"seed": 2, "split": "dev"}},
         "test": {"limit": 1, "world": world | {"seed": 2, "split": "dev"}},
         "rollout": budgets | {"deterministic": False} | rollout,
-        "engine": {"kind": "vllm", "kv_gib": 0.25},
+        "engine": {"kind": "vllm", "kv_gib": 0.25, "start_s": START_S},
         "optimizer": {"steps": 2, "learning_rate": 1e-3},
         "evaluation": {"every": 0, "bounds": False},
     }
@@ -85,7 +87,7 @@ def test_an_engine_in_a_worker_of_a_cluster_samples_with_the_weights_of_its_vers
     pytest.importorskip("vllm", reason="vLLM is not installed")
     pytest.importorskip("ray", reason="Ray is not installed")
     run = tmp_path / "run"
-    cluster = {"address": "local", "workers": 1}
+    cluster = {"address": "local", "workers": 1, "start_s": START_S}
     results = train(
         RunFolder.create(run, parse_config(config() | {"cluster": cluster}, "test")), SilentDisplay()
     )
