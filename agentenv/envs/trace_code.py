@@ -3,11 +3,11 @@
 A program is handed in and run on public tests. While it fails, each round has three turns: ``<instrument>`` adds prints,
 whose output on every failing public test is shown; ``<plan>`` names cause and change, and within ``<prints>`` what should be
 printed in the next round, which is shown that; ``<submit>`` repairs. A repair that passes strictly more public tests becomes
-the base of the next round, any other is rolled back and remembered with its errors. An action without a plan or a program
-ends the episode. The reward is given by hidden tests, of which nothing is
-ever shown, unless the task has a single test: that one is public as well. It is paid at the end, or with
-``reward = "progress"`` as each accepted program adds to the share of them that pass, from which the estimator ``turn_roles``
-makes the rewards of the three roles.
+the base of the next round, any other is rolled back and remembered with its errors. An action without the plan or the
+program that is asked for ends the episode; without an instrumented program the plan is made from no output. The reward is
+given by hidden tests, of which nothing is ever shown, unless the task has a single test: that one is public as well. It is
+paid at the end, or with ``reward = "progress"`` as each accepted program adds to the share of them that pass, from which the
+estimator ``turn_roles`` makes the rewards of the three roles.
 """
 
 import re
@@ -49,6 +49,8 @@ ASK = {
     SUBMIT: "Write the repaired program between <submit> and </submit>.",
 }
 """What each turn is asked for, by its tag."""
+UNTRACED = "No prints were added, so nothing is known of a run."
+"""In the place of what an instrumented program prints."""
 
 
 @dataclass
@@ -108,7 +110,8 @@ class TraceCode(ProgramEnv[TraceState]):
             public: Tests, the first of a task, that a program is repaired by; the others are hidden and give the reward. One
                 at least stays hidden; a task with a single test is repaired and graded by it.
             rounds: Rounds of repair at most; 5 in the paper.
-            slips: Actions without a plan or a program that are corrected before one ends the episode; 0 in the paper.
+            slips: Actions without a plan or a program for which it is asked once more; 0 in the paper. After them such an
+                action ends the episode, but for prints, without which it goes on.
             reward: ``solved`` pays 1 at the end where the base passes every hidden test. ``progress`` pays each accepted
                 program by how much the share of the hidden tests that pass has grown, or shrunk, so that an episode earns
                 the share that its last base passes; ``turn_roles`` divides this among the roles.
@@ -176,13 +179,18 @@ class TraceCode(ProgramEnv[TraceState]):
         return self._ask(f"It starts from this program:\n{state.base}", ToolResult(PLAN, ToolStatus.OK))
 
     def _slip(self) -> Step:
-        """Ends the episode after an action without the wanted plan or program, or asks for it once more."""
+        """After an action without the wanted block: asks for it once more, goes on without prints, or ends the episode."""
         state = self.state
         wrong = ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="no complete action")
-        if state.slips >= self._slips:
+        said = ""
+        if state.slips < self._slips:
+            state.slips += 1
+        elif state.wanted == INSTRUMENT:
+            state.wanted = PLAN
+            said = f"\n{UNTRACED}{self._history()}"
+        else:
             return self._finish(EndReason.PARSE_ERROR, (wrong,), valid=False)
-        state.slips += 1
-        asked = (Message("tool", f"\n{ASK[state.wanted]}\n"),)
+        asked = (Message("tool", f"{said}\n{ASK[state.wanted]}\n"),)
         return self.result(asked, valid=False, tool_results=(wrong,))
 
     def _submit(self, program: str) -> Step:
@@ -229,10 +237,13 @@ class TraceCode(ProgramEnv[TraceState]):
         state.wanted = PLAN
         status = ToolStatus.OK if kept else ToolStatus.ERROR
         result = ToolResult(INSTRUMENT, status, text, "" if kept else "ChangedMeaning")
-        remembered = state.failed[-REMEMBERED:]
+        return self._ask(framed(text).strip("\n") + self._history(), result)
+
+    def _history(self) -> str:
+        """The latest plans that failed, in a paragraph of their own."""
+        remembered = self.state.failed[-REMEMBERED:]
         history = "\n".join(shortened(plan, self._room // len(remembered)) for plan in remembered)
-        before = f"\nPlans that failed:\n{history}" if history else ""
-        return self._ask(framed(text).strip("\n") + before, result)
+        return f"\nPlans that failed:\n{history}" if history else ""
 
     def _traces(self, program: str) -> str:
         """What an instrumented program prints on each public test that fails, one after the other."""

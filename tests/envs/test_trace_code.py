@@ -8,7 +8,7 @@ from agentenv.core.env import Env
 from agentenv.core.env_contract import EnvContract
 from agentenv.core.types import EndReason, Step, Task, ToolStatus
 from agentenv.data.code_tasks import generate_code_tasks
-from agentenv.envs.trace_code import ASK, INSTRUMENT, PLAN, SUBMIT, TraceCode
+from agentenv.envs.trace_code import ASK, INSTRUMENT, PLAN, SUBMIT, UNTRACED, TraceCode
 from agentenv.errors import ConfigurationError, DatasetError, SandboxFault, UnknownName
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.sandbox.grading import CallTest, StdioTest
@@ -155,8 +155,6 @@ def test_five_rounds_at_most() -> None:
     [
         (0, "nothing"),
         (0, "<submit> </submit>"),
-        (1, "<plan>what is wanted is the program</plan>"),
-        (1, "<instrument>```python\n```</instrument>"),
         (2, "<plan></plan>"),
         (2, "<plan> <prints>x</prints></plan>"),
         (3, "<submit></submit>"),
@@ -177,6 +175,24 @@ def test_an_action_without_a_plan_or_a_program_ends_the_episode(before: int, las
         assert (step.terminated, step.reward, step.info["valid"]) == (True, 0.0, False)
         assert step.info["end_reason"] is EndReason.PARSE_ERROR
         assert step.info["answer"] == (TWO if before else "")
+
+
+@pytest.mark.parametrize(
+    "last", ["<plan>what is wanted are prints</plan>", "<instrument>```python\n```</instrument>"]
+)
+def test_without_prints_the_plan_is_made_from_no_output(last: str) -> None:
+    """The published program skips the instrumentation then; a slip that is allowed asks for it once more before."""
+    env = begun(slips=1)
+    env.step(f"<submit>{ONE}</submit>")
+    assert text(env.step(last)) == f"\n{ASK[INSTRUMENT]}\n"
+    step = env.step(last)
+    assert (text(step), step.terminated) == (f"\n{UNTRACED}\n{ASK[PLAN]}\n", False)
+    assert (step.info["valid"], step.info["tool_results"][0].status) == (False, ToolStatus.FORMAT_ERROR)
+    env.step("<plan>try one</plan>")
+    env.step(f"<submit>{ONE}</submit>")
+    assert f"{UNTRACED}\nPlans that failed:\ntry one\n(rolled back:" in text(env.step(last))
+    env.step("<plan>double</plan>")
+    assert env.step(f"<submit>{RIGHT}</submit>").reward == 1.0
 
 
 def test_programs_that_read_input() -> None:

@@ -53,7 +53,7 @@ class RollbackStrategy:
     roll_probability: float = 1.0
     """Share of the episodes that roll back at all, decided by the episode's seed."""
     max_phases: int = 30
-    """Turns with tool calls after which an episode rolls back no more."""
+    """Times that calls of an episode are carried out, retries among them, after which it rolls back no more."""
     commit: Literal["eager", "on_success"] = "eager"
     """What stands there after the last retry has failed: the latest attempt (the published code) or the first."""
     without_call: bool = False
@@ -122,15 +122,17 @@ class _Episode:
         first, config = self.record, self.context.config
         kept = await capture(first, config.deadline_s) if self.strategy.commit == "on_success" else None
         try:
-            for attempt in range(1, self.strategy.retries + 1):
-                if self.record.ended is not None or await self._try_again(clean, snapshot, attempt):
+            failures = 1
+            while failures <= self.strategy.retries and self.phases <= self.strategy.max_phases:
+                if self.record.ended is not None or await self._try_again(clean, snapshot, failures):
                     return
+                failures += 1
             self.counts["failed"] += 1
             self.enabled = False
             if kept is not None:
                 await rewind(first, kept, config.deadline_s)
                 self.record = first
-            self._observe(self.record, error_of(self.record.turns[-1], failures=self.strategy.retries + 1))
+            self._observe(self.record, error_of(self.record.turns[-1], failures=failures))
         finally:
             if kept is not None:
                 await release(kept, config.deadline_s)
@@ -153,6 +155,7 @@ class _Episode:
             return True
         self.record, action = self._spliced(clean, noisy, completion.text)
         observation = await act(self.record, action, config)
+        self.phases += 1
         if self.record.ended is not None and not self.record.ended.valid:
             return True
         failed = has_failed(self.record.turns[-1])

@@ -471,6 +471,18 @@ def test_after_so_many_turns_with_calls_nothing_is_taken_back() -> None:
     assert [t.action for t in play(LoggedPolicy(*script), max_phases=1).turns] == list(script)
 
 
+def test_retries_count_among_the_calls_after_which_nothing_is_taken_back() -> None:
+    """Calls a and b use the two that there are up: b stays with its error, though a third retry was left, and so does c."""
+    script = (call("a"), call("b"), call("c"), "42")
+    two = play(LoggedPolicy(*script), max_phases=1)
+    assert [t.action for t in two.turns] == [call("b"), call("c"), "42"]
+    assert "'b' is not allowed" in after_prompt(two)
+    assert [figures(two)[name] for name in ("triggered", "failed")] == [1, 1]
+    three = play(LoggedPolicy(*script), max_phases=2)
+    assert [t.action for t in three.turns] == [call("c"), "42"]
+    assert three.turns[0].observation[-1].text.endswith(HINT.format(failures=3))
+
+
 def test_an_episode_rolls_back_or_not_by_its_seed() -> None:
     def rolled(seed: int) -> bool:
         return bool(
