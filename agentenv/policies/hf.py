@@ -170,15 +170,19 @@ class HFPolicy:
             if weights is not None:
                 load_weights(self.model, weights)
             self.version = self.version + 1 if version is None else version
-            self._cache.clear()
+            self._forget()
 
     def resumed(self, version: int) -> None:
         """Tells that the weights are those of a checkpoint."""
         self.version = version
-        self._cache.clear()
+        self._forget()
 
     def close(self) -> None:
         """Drops every cache."""
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops whatever was computed with weights that may not be those of the next batch."""
         self._cache.clear()
 
     async def score(

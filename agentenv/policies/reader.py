@@ -4,7 +4,7 @@ It stands where a language model stands. Its actions are texts that the environm
 log-probs are those of the distribution that is sampled, so a learner trains it as it trains any other policy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from agentenv.policies.decoding import Request
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.forward import CacheShape
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.reader_model import EncoderInput, PassageReader, ReaderConfig
+from agentenv.policies.reader_model import PassageReader, ReaderConfig
+from agentenv.policies.reader_segments import EncoderInput
 from agentenv.policies.reading import END, turns_of
 from agentenv.policies.soundness import first_not_finite, not_finite
 
@@ -100,15 +101,10 @@ class ReaderPolicy(HFPolicy):
         """It keeps nothing of a token."""
         return CacheShape(0, 0, 0)
 
-    def set_weights(self, weights: Mapping[str, Tensor] | None = None, version: int | None = None) -> None:
-        """As of ``HFPolicy``; what the heads said of passages is forgotten."""
+    def _forget(self) -> None:
+        super()._forget()
         self._held.clear()
-        super().set_weights(weights, version)
-
-    def resumed(self, version: int) -> None:
-        """Tells that the weights are those of a checkpoint."""
-        self._held.clear()
-        super().resumed(version)
+        self.model.forget()
 
     def _scores(self, ids: Sequence[int], temperature: float, images: Sequence[PlacedImage]) -> list[float]:
         """Log-probability of every byte that the policy wrote in ``ids``, at a temperature of its actions."""

@@ -13,22 +13,21 @@ What stands in the question is seldom its answer, so such spans have a score of 
 The encoder and the heads compute on the device of the model. What follows, a few hundred numbers of each passage and the
 texts of its spans, is computed on the CPU; only logits go back.
 
-Shapes: S segments (the question, or a passage with it), T tokens of the longest, H hidden size, P spans of one segment,
+Shapes: S segments (`reader_segments`), T tokens of the longest, H hidden size, P spans of one segment,
 C candidates.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
+from agentenv.policies.reader_segments import EncoderInput, segment_of
 from agentenv.policies.reading import (
     ANSWER,
     END,
@@ -44,7 +43,7 @@ from agentenv.policies.reading import (
 )
 
 _AT_ONCE = 24  # segments of one forward pass
-_QUESTION_TOKENS = 64
+_ENCODED = 1_000  # segments that are remembered while the encoder does not learn, of up to 400 kB each
 _IN_QUESTION = -3.0  # before anything is learned: what stands in the question is seldom its answer
 _TRAITS = 13  # columns of the heads before the traits of a passage
 _TRAIT_COUNT = 16
@@ -98,23 +97,6 @@ class ReaderConfig(PretrainedConfig):  # type: ignore[misc]
         self.vocab_size = vocab_size
         self.max_position_embeddings = max_position_embeddings
         super().__init__(**({"tie_word_embeddings": False} | rest))
-
-
-@dataclass(frozen=True, eq=False)
-class EncoderInput:
-    """A question, or a passage with it, as the encoder reads it, and the spans that may be taken from both."""
-
-    ids: tuple[int, ...]
-    kinds: tuple[int, ...]
-    """0 for the question, 1 for the passage."""
-    first: NDArray[np.int64]
-    """[P], token where each span begins."""
-    last: NDArray[np.int64]
-    """[P], and ends."""
-    texts: tuple[str, ...]
-    """[P]."""
-    asked: NDArray[np.bool_]
-    """[P], whether the question has the span's text."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +221,7 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         """Weight in yes and no of whether two passages give the same answer to the question."""
         self.words: Any = None
         """The tokenizer of the encoder."""
+        self._encoded: dict[EncoderInput, Tensor] = {}
         self.post_init()
         self.page.bias.data[6] = _IN_QUESTION
         self.encoder.embeddings.requires_grad_(False)
@@ -330,22 +313,57 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         """
         # Each segment once and by length, so that little of a batch is padding.
         unique = sorted(dict.fromkeys(segments), key=lambda segment: len(segment.ids))
-        for start in range(0, len(unique), _AT_ONCE):
-            batch = unique[start : start + _AT_ONCE]
-            width = len(batch[-1].ids)
-            rows = (
-                [[*s.ids, *[0] * (width - len(s.ids))] for s in batch],
-                [[*s.kinds, *[0] * (width - len(s.kinds))] for s in batch],
-                [[1] * len(s.ids) + [0] * (width - len(s.ids)) for s in batch],
-            )
-            ids, kinds, seen = torch.tensor(rows, device=self.device)
-            hidden = self.encoder(input_ids=ids, token_type_ids=kinds, attention_mask=seen).last_hidden_state
-            # In double on the CPU: scores of hundreds of spans are compared in one softmax, whose digits are
-            # log-probs of bytes.
-            said = [self.spans(hidden), self.page(hidden), self.traits(hidden)]
-            heads = torch.cat(said, dim=-1).cpu().double()
+        if not any(parameter.requires_grad for parameter in self.encoder.parameters()):
+            for segment, hidden in self._remembered(unique):
+                held[segment] = self._heads(hidden)
+            return
+        for batch in _batches(unique):
+            heads = self._heads(self._encode(batch))
             for row, segment in enumerate(batch):
                 held[segment] = heads[row, : len(segment.ids)]
+
+    def forget(self) -> None:
+        """Forgets what the encoder said; to be called when its weights may have changed."""
+        self._encoded.clear()
+
+    def _heads(self, hidden: Tensor) -> Tensor:
+        """What the heads say of hidden states [..., H], float64[..., 29] on the CPU."""
+        # In double: scores of hundreds of spans are compared in one softmax, whose digits are log-probs of bytes.
+        said = [self.spans(hidden), self.page(hidden), self.traits(hidden)]
+        return torch.cat(said, dim=-1).cpu().double()
+
+    def _encode(self, batch: Sequence[EncoderInput]) -> Tensor:
+        """Hidden states [S, T, H] of segments of which none is longer than the last."""
+        width = len(batch[-1].ids)
+        rows = (
+            [[*s.ids, *[0] * (width - len(s.ids))] for s in batch],
+            [[*s.kinds, *[0] * (width - len(s.kinds))] for s in batch],
+            [[1] * len(s.ids) + [0] * (width - len(s.ids)) for s in batch],
+        )
+        ids, kinds, seen = torch.tensor(rows, device=self.device)
+        hidden: Tensor = self.encoder(
+            input_ids=ids, token_type_ids=kinds, attention_mask=seen
+        ).last_hidden_state
+        return hidden
+
+    def _remembered(self, segments: Sequence[EncoderInput]) -> list[tuple[EncoderInput, Tensor]]:
+        """Each of ``segments``, the shortest first, with its hidden states [T, H] by an encoder that does not learn.
+
+        A step samples from a passage and then learns from it, and the encoder says the same both times.
+        """
+        found = {segment: self._encoded.get(segment) for segment in segments}
+        # Neither in inference mode, whose tensors no head could learn from, nor with a graph that nobody wants.
+        with torch.inference_mode(False), torch.no_grad():
+            for batch in _batches([segment for segment, hidden in found.items() if hidden is None]):
+                encoded = self._encode(batch)
+                for row, segment in enumerate(batch):
+                    # A copy, because a part of the batch would keep all of it in memory.
+                    found[segment] = encoded[row, : len(segment.ids)].clone()
+        if len(self._encoded) > _ENCODED:
+            self._encoded.clear()
+        known = [(segment, hidden) for segment, hidden in found.items() if hidden is not None]
+        self._encoded.update(known)
+        return known
 
     def row_logits(
         self,
@@ -380,93 +398,5 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         return CausalLMOutput(logits=torch.stack(rows))
 
 
-@lru_cache(maxsize=2_000)  # of 140 kB each, as a long passage has a thousand spans
-def segment_of(
-    words: Any, question: str, query: str, found: FoundPassage | None, tokens: int, span_tokens: int
-) -> EncoderInput:
-    """A question, or a passage with it, as the encoder reads it.
-
-    Args:
-        words: The tokenizer of the encoder.
-        question: Of the episode.
-        query: What the passage was found by, where that was not the question.
-        found: The passage; None reads the question alone.
-        tokens: Most tokens of all.
-        span_tokens: Most word pieces of a span.
-    """
-    head, places = _pieces(words, question, _QUESTION_TOKENS)
-    begin, end = words.cls_token_id, words.sep_token_id
-    asked = [begin, *head, end]
-    first, last, texts = _spans(question, places, 0, span_tokens)
-    spans = [(first + 1, last + 1, texts)]
-    if found is None:
-        return _joined(question, asked, [], spans)
-    if query:
-        asked += [*_pieces(words, query, _QUESTION_TOKENS)[0], end]
-    text = f"{found.title}\n{found.text}"
-    body, offsets = _pieces(words, text, max(tokens - len(asked) - 1, 1))
-    first, last, texts = _spans(text, offsets, len(found.title), span_tokens)
-    spans.append((first + len(asked), last + len(asked), texts))
-    return _joined(question, asked, [*body, end], spans)
-
-
-def _joined(
-    question: str, asked: Sequence[int], body: Sequence[int], spans: Sequence["_Spans"]
-) -> EncoderInput:
-    firsts, lasts, parts = zip(*spans, strict=True)
-    texts = tuple(text for part in parts for text in part)
-    return EncoderInput(
-        ids=(*asked, *body),
-        kinds=(*[0] * len(asked), *[1] * len(body)),
-        first=np.concatenate(firsts),
-        last=np.concatenate(lasts),
-        texts=texts,
-        asked=np.array([text.lower() in question.lower() for text in texts], dtype=np.bool_),
-    )
-
-
-def _pieces(words: Any, text: str, most: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """The first ``most`` word pieces of a text, and where each begins and ends."""
-    # A page that quotes "[SEP]" has no say in where it ends.
-    coded = words(
-        text,
-        add_special_tokens=False,
-        split_special_tokens=True,
-        return_offsets_mapping=True,
-        truncation=True,
-        max_length=most,
-    )
-    return coded["input_ids"], coded["offset_mapping"]
-
-
-def _spans(text: str, offsets: Sequence[tuple[int, int]], border: int, longest: int) -> "_Spans":
-    """Runs of whole words of at most ``longest`` pieces that do not cross ``border``: first and last pieces, and texts."""
-    count = len(offsets)
-    begins = [i == 0 or _apart(text, offsets[i - 1][1], offsets[i][0]) for i in range(count)]
-    ends = [i == count - 1 or begins[i + 1] for i in range(count)]
-    plain = [text[a:b].isalnum() for a, b in offsets]
-    first, last, texts = [], [], []
-    for i in range(count):
-        if not begins[i] or text[offsets[i][0]] in _NEVER_FIRST:
-            continue
-        for j in range(i, min(i + longest, count)):
-            crosses = (offsets[i][0] < border) != (offsets[j][1] <= border)
-            if crosses or "<" in text[offsets[j][0] : offsets[j][1]]:
-                break
-            if ends[j] and (plain[j] or text[offsets[j][0]] in _MAY_END):
-                first.append(i)
-                last.append(j)
-                texts.append(text[offsets[i][0] : offsets[j][1]])
-    return np.array(first, dtype=np.int64), np.array(last, dtype=np.int64), tuple(texts)
-
-
-_Spans = tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]
-
-
-def _apart(text: str, end: int, start: int) -> bool:
-    """Whether two word pieces are of two words, or one of them is punctuation."""
-    return end < start or not text[start].isalnum() or not text[start - 1].isalnum()
-
-
-_NEVER_FIRST = frozenset(".,;:!?)]}'\u2019-\u2013/<>")
-_MAY_END = frozenset(".)]!?%\"'")
+def _batches(segments: Sequence[EncoderInput]) -> list[Sequence[EncoderInput]]:
+    return [segments[start : start + _AT_ONCE] for start in range(0, len(segments), _AT_ONCE)]

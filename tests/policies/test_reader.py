@@ -5,8 +5,9 @@ import json
 import math
 import threading
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from agentenv.policies.fake_reader import random_reader
 from agentenv.policies.policy_contract import PolicyContract
 from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.reader import ReaderPolicy
-from agentenv.policies.reader_model import EncoderInput, same_answer, segment_of
+from agentenv.policies.reader_model import same_answer
+from agentenv.policies.reader_segments import EncoderInput, segment_of
 from agentenv.policies.reading import Compared, FoundPassage, Reading, compared, is_reader
 from agentenv.trainers.learner.logprobs import token_logprobs
 from agentenv.trainers.learner.packing import TrainingRow, micro_batches
@@ -171,6 +173,39 @@ def test_new_weights_are_read_anew(policy: ReaderPolicy) -> None:
     other = random_reader(TEXTS, seed=5)
     mine.set_weights(other.model.state_dict())
     assert act(mine, READ, seed=4).logprobs == pytest.approx(act(other, READ, seed=4).logprobs)
+
+
+def test_an_encoder_that_does_not_learn_reads_a_passage_once_until_it_may_have_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sampled and learned from with the numbers of an encoder that reads anew each time."""
+    free, frozen = random_reader(TEXTS), random_reader(TEXTS)
+    frozen.model.encoder.requires_grad_(False)
+    read: list[int] = []
+    encode = frozen.model._encode
+
+    def counted(batch: Sequence[EncoderInput]) -> torch.Tensor:
+        read.append(len(batch))
+        return encode(batch)
+
+    monkeypatch.setattr(frozen.model, "_encode", counted)
+
+    def learned(policy: ReaderPolicy) -> tuple[Any, Any]:
+        done = act(policy, READ, seed=3)
+        ids = [*ids_of(READ), *done.ids]
+        rows = policy.model.row_logits(ids, range(len(ids) - 1))
+        rows.gather(-1, torch.tensor(ids[1:])[:, None]).sum().backward()  # type: ignore[no-untyped-call]
+        return done.logprobs, policy.model.spans.weight.grad
+
+    (logprobs, grads), (theirs, slopes) = learned(free), learned(frozen)
+    assert theirs == pytest.approx(logprobs, abs=1e-5)
+    assert torch.allclose(slopes, grads, atol=1e-4)
+    once = sum(read)
+    assert once == len(set(frozen.model._encoded)) > 0
+    other = random_reader(TEXTS, seed=5)
+    frozen.set_weights(other.model.state_dict())
+    assert act(frozen, READ, seed=4).logprobs == pytest.approx(act(other, READ, seed=4).logprobs, abs=1e-5)
+    assert sum(read) > once
 
 
 def test_a_prompt_without_a_question_is_a_fault(policy: ReaderPolicy) -> None:

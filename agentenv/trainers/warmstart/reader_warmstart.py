@@ -29,7 +29,8 @@ from agentenv.policies.reader_adapter import (
     shipped_adapter,
     write_adapter,
 )
-from agentenv.policies.reader_model import Choices, EncoderInput, PassageReader
+from agentenv.policies.reader_model import Choices, PassageReader
+from agentenv.policies.reader_segments import EncoderInput
 from agentenv.policies.reading import lowered
 from agentenv.progress import Display
 from agentenv.trainers.warmstart.reader_lessons import (
