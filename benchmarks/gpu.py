@@ -45,8 +45,9 @@ def run_section(name: str, args: argparse.Namespace, seconds: float) -> dict[str
         try:
             code = child.wait(timeout=seconds)
             found = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
-            if not found:
-                found = {"failed": f"its process ended with exit code {code} and wrote no figures"}
+            if code or not found:  # killed for its memory, say, with some of its figures written
+                kept = "after these figures" if found else "and wrote no figures"
+                found["failed"] = f"its process ended with exit code {code} {kept}"
         except subprocess.TimeoutExpired:
             found = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
             found["failed"] = f"it did not end within {seconds:.0f} s"

@@ -91,17 +91,15 @@ def training_cell(plan: Plan, setup: "Setup") -> Figures:
     context, shape = setup.context, setup.shape
     row_count = (256 if plan.tiny else STEP_TOKENS) // context
     rows = [training_row(ids_of(seed, context, shape.vocabulary), context // 2) for seed in range(row_count)]
-    spent, most = steps(plan, setup, lambda: rows)
     return {
-        **rates(plan, setup, rows, spent),
-        "peak_gib": most,
+        **steps(plan, setup, lambda: rows),
         "micro_tokens": setup.micro_tokens,
         "gradient_checkpointing": setup.checkpointed,
     }
 
 
 def rates(plan: Plan, setup: "Setup", rows: list[Any], seconds: float) -> Figures:
-    """Tokens a second of a step on ``rows``, and the utilisation, for rows of which the second half is trained."""
+    """Tokens a second of steps on ``rows``, which took so many seconds, and the utilisation."""
     rank = RANK if setup.kind != "full" else 0
     flops = sum(training_flops(setup.shape, len(row.ids), len(row.trained), rank=rank) for row in rows)
     rate = describe_card(plan.device).get("peak_bfloat16_tflops")
@@ -134,24 +132,29 @@ def attention_cell(plan: Plan, kind: str, context: int, group: int, ragged: bool
     setup = Setup(
         size, shape, "full", longest, attention_of(plan, kind), compiled=compiled, memory=memory_of(plan)
     )
-    given = [rows() for _ in range(2 if plan.tiny else 20)]
-    read = cycle(given)
-    spent, most = steps(plan, setup, lambda: next(read))
-    mean = [row for one in given for row in one]
-    return {**rates(plan, setup, mean, spent * len(given)), "peak_gib": most}
+    read = cycle([rows() for _ in range(2 if plan.tiny else 20)])
+    found = steps(plan, setup, lambda: next(read))
+    if group > 1:  # a layout that reads what they share once needs less arithmetic than the rows apart
+        del found["model_tflops"], found["mfu"]
+    return found
 
 
-def steps(plan: Plan, setup: "Setup", rows: Callable[[], list[Any]]) -> tuple[float, float | None]:
-    """Seconds of a step on ``rows()`` of the learner that ``setup`` makes, and the most memory it took in GiB."""
+def steps(plan: Plan, setup: "Setup", rows: Callable[[], list[Any]]) -> Figures:
+    """Rates of steps on ``rows()`` of the learner that ``setup`` makes, and the most memory it took in GiB."""
+    given: list[list[Any]] = []
+    warmup = 1 if plan.tiny else 2
+
+    def step() -> None:
+        given.append(rows())
+        learner.step(given[-1])
+
     with peak_memory(plan.device) as peak:
         learner = prepared_learner(plan, setup)
-        spent = seconds_of(
-            plan.device,
-            lambda: learner.step(rows()),
-            warmup=1 if plan.tiny else 2,
-            least_s=0.0 if plan.tiny else 2.0,
-        )
-        return spent, peak()
+        spent = seconds_of(plan.device, step, warmup=warmup, least_s=0.0 if plan.tiny else 2.0)
+        # Of the steps that were measured, whose rows may have more tokens than those of others, or fewer.
+        measured = [row for one in given[warmup:] for row in one]
+        seconds = spent * len(given[warmup:])
+        return {**rates(plan, setup, measured, seconds), "peak_gib": peak()}
 
 
 def memory_of(plan: Plan) -> float | None:

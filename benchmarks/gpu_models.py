@@ -167,6 +167,15 @@ def wait_for(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
+def give_back(device: str) -> None:
+    """Gives the card what nothing holds any more, so that another process can have it."""
+    import torch
+
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+
+
 @contextmanager
 def peak_memory(device: str) -> Iterator[Callable[[], float | None]]:
     """In it the most memory of the card is watched; gives GiB above what was held before, None on a CPU."""
@@ -175,8 +184,7 @@ def peak_memory(device: str) -> Iterator[Callable[[], float | None]]:
     if not device.startswith("cuda"):
         yield lambda: None
         return
-    gc.collect()
-    torch.cuda.empty_cache()
+    give_back(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     yield lambda: round((torch.cuda.max_memory_allocated(device) - before) / 2**30, 3)

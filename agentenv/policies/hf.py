@@ -90,7 +90,7 @@ class HFPolicy:
         self.recorded: RecordedSteps | None = None
         """Takes the steps of a batch; None where each operation of a step is launched by itself."""
         if torch.device(model.device).type == "cuda" and image_reader is None:
-            self.recorded = RecordedSteps(self._step, CudaRecorder)
+            self.recorded = RecordedSteps(self._step, CudaRecorder(model.device))
         self._passes: list[float] = []  # seconds of each forward pass of a batch, of several threads
         # It is held by whoever reads the weights for a batch, and by whoever exchanges them.
         self._weights = threading.Lock()

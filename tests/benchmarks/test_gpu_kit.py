@@ -123,6 +123,58 @@ def test_a_section_that_fails_keeps_what_it_had_measured(
     }
 
 
+def test_a_section_whose_process_dies_says_so_beside_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured before would look like all that there is."""
+    gpu, script = module("gpu"), tmp_path / "dies.py"
+    script.write_text(
+        "import os, sys\n"
+        "open(sys.argv[sys.argv.index('--out') + 1], 'w').write('{\"first\": {\"peak_gib\": 1.0}}')\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    monkeypatch.setattr(gpu, "__file__", str(script))
+    args = argparse.Namespace(device="cpu", threads=1, tiny=True, cells="")
+    found = gpu.run_section("training", args, 60)
+    assert found["first"] == {"peak_gib": 1.0}
+    assert "-9" in found["failed"]
+
+
+def test_tokens_are_those_of_the_steps_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step to warm up, three measured; the rows of a step differ in number and length."""
+    learner, models = module("gpu_learner"), module("gpu_models")
+    plan = models.Plan("cpu", True, lambda figures: None)
+    rows = [[models.training_row(list(range(8, 8 + n)), 2)] for n in (40, 10, 20, 30)]
+
+    class Learner:
+        def step(self, given: list[Any]) -> None: ...
+
+    def seconds_of(device: str, work: Any, *, warmup: int, least_s: float) -> float:
+        for _ in range(warmup + 3):
+            work()
+        return 2.0
+
+    monkeypatch.setattr(learner, "prepared_learner", lambda plan, setup: Learner())
+    monkeypatch.setattr(learner, "seconds_of", seconds_of)
+    setup = learner.Setup("tiny", plan.smallest(), "full", 64, "sdpa")
+    found = learner.steps(plan, setup, iter(rows).__next__)
+    assert found["tokens_per_second"] == (10 + 20 + 30) / 6
+
+
+def test_no_prompt_is_measured_that_an_engine_has_read() -> None:
+    """An engine (vLLM) keeps the keys and values of prompts, so that a second round of the same would cost no reading."""
+    models, seen = module("gpu_models"), list[tuple[int, ...]]()
+
+    class Policy:
+        async def generate(self, ids: list[int], sampling: Any) -> Any:
+            seen.append(tuple(ids))
+            return argparse.Namespace(ids=[1])
+
+    plan = models.Plan("cpu", True, lambda figures: None)
+    module("gpu_sections").sampled(plan, Policy(), 3)
+    assert len(seen) == len(set(seen)) == 6
+
+
 def test_a_process_that_no_signal_ends_does_not_end_the_kit() -> None:
     class Stuck:
         pid = 2**22 + 1  # of no process

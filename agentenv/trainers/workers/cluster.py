@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from agentenv.trainers.workers.group_runner import GroupRunner
 
 _CLOSE_S = 20.0
+_RAY_PARTS = 10_000
+"""Parts of a GPU that Ray tells apart."""
 
 
 class RolloutActor:
@@ -213,6 +215,12 @@ def _guard_of(session: Path) -> "subprocess.Popen[bytes] | None":
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
+def _gpus(workers: int, each: float) -> int:
+    """GPUs on which so many workers find room; the part of a GPU that one takes is always of a single GPU."""
+    whole, part = divmod(round(each * _RAY_PARTS), _RAY_PARTS)
+    return workers * whole + (math.ceil(workers / (_RAY_PARTS // part)) if part else 0)
+
+
 def _connect(settings: ClusterSettings) -> Path:
     """Connects to Ray; returns the folder of the session."""
     with needs_extra("cluster"):
@@ -226,7 +234,7 @@ def _connect(settings: ClusterSettings) -> Path:
         # As many as the workers ask for, whatever the machine has: the last of them would wait for room in vain
         # otherwise.
         here |= {"num_cpus": math.ceil(settings.workers * settings.cpus)}
-        here |= {"num_gpus": math.ceil(settings.workers * settings.gpus)}
+        here |= {"num_gpus": _gpus(settings.workers, settings.gpus)}
         here |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
         with warnings.catch_warnings():

@@ -164,9 +164,11 @@ class WorkerPool:
         self, worker: Worker, inflight: InflightGroup
     ) -> tuple[list[Trajectory], dict[str, Any]]:
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with asyncio.timeout(self._deadline_s) as deadline:
                 return await worker.play(inflight.state_dict(), self._weights)
         except TimeoutError as error:
+            if not deadline.expired():  # the worker itself raised it
+                raise
             raise WorkerLost(f"a worker took longer than {self._deadline_s:g} s for a group") from error
 
     async def _least_busy(self) -> _WorkerSlot:
@@ -193,17 +195,18 @@ class WorkerPool:
     async def _wait_ready(self, slot: _WorkerSlot) -> None:
         """Waits until the worker of ``slot`` is up; one that is lost before, or late, makes room for another."""
         try:
-            async with asyncio.timeout(self._start_s):
+            async with asyncio.timeout(self._start_s) as deadline:
                 await slot.worker.open()
             slot.ready = True
-        except TimeoutError:
-            self._replace(slot, WorkerLost(f"a worker was not up within {self._start_s:g} s"))
         except Fault as error:
             # A worker that fails at once would otherwise be replaced in a busy loop.
             await asyncio.sleep(_PAUSE_S)
             self._replace(slot, error)
-        except Exception as error:  # the same for every worker
-            self._refusal = error
+        except Exception as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                self._replace(slot, WorkerLost(f"a worker was not up within {self._start_s:g} s"))
+            else:  # the same for every worker
+                self._refusal = error
         async with self._changed:
             self._changed.notify_all()
 

@@ -324,3 +324,26 @@ def test_a_cluster_that_does_not_come_up_is_one_sentence(monkeypatch: pytest.Mon
     with pytest.raises(ConfigurationError, match=r"local.*timed out during startup") as error:
         RayCluster(ClusterSettings(address="local"), lambda: open_group_runner(parse_config({}, "test")))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "wanted"),
+    [(3, 0.6, 3), (2, 0.5, 1), (10, 0.1, 1), (4, 0.0, 0), (3, 2.0, 6), (2, 1.5, 3), (3, 1.6, 6), (4, 0.3, 2)],
+)
+def test_a_cluster_of_this_machine_has_gpus_for_every_worker(
+    monkeypatch: pytest.MonkeyPatch, workers: int, gpus: float, wanted: int
+) -> None:
+    """Ray takes the part of a GPU that a worker asks for from a single one: twice .4 that are left are not .6."""
+    given: dict[str, Any] = {}
+
+    def init(**settings: Any) -> None:
+        given.update(settings)
+        raise RuntimeError("that is all")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    with pytest.raises(ConfigurationError, match="that is all"):
+        RayCluster(
+            ClusterSettings(address="local", workers=workers, gpus=gpus),
+            partial(open_group_runner, parse_config({}, "test")),
+        )
+    assert given["num_gpus"] == wanted

@@ -237,6 +237,20 @@ async def _refused(cluster: Fakes) -> None:
     await worker_pool.play(group(0), None)
 
 
+async def times_out() -> None:
+    raise TimeoutError("the file system did not answer")
+
+
+@pytest.mark.parametrize("when", ["opening", "playing"])
+def test_a_timeout_that_a_worker_raises_is_no_deadline_that_it_missed(when: str) -> None:
+    """Others would meet it, too: they would be started and lost one after the other, and the reason not be told."""
+    cluster = Fakes()
+    setattr(cluster, when, dict.fromkeys(range(1000), times_out))
+    with pytest.raises(TimeoutError, match="the file system"):
+        played(cluster, 1, workers=1, start_s=5)
+    assert len(cluster.workers) == 1
+
+
 def test_a_cluster_is_named_by_one_word() -> None:
     asked = Train.parse(["--cluster", "local", "--cluster.workers", "3"]).config.cluster
     assert (asked.address, asked.workers) == ("local", 3)
