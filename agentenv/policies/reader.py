@@ -22,12 +22,12 @@ from agentenv.policies.decoding import Request
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.forward import CacheShape
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.reader_model import PassageReader, ReaderConfig
-from agentenv.policies.reader_segments import EncoderInput
+from agentenv.policies.reader_model import Memory, PassageReader, ReaderConfig
 from agentenv.policies.reading import END, turns_of
 from agentenv.policies.soundness import first_not_finite, not_finite
 
-_HELD = 2_000  # segments whose heads are remembered while the weights stay
+_HEADS = 2_000  # segments whose heads are remembered while the weights stay
+_CHOICES = 100  # states whose actions are, a megabyte or two each
 
 
 class ReaderTokenizer(ByteTokenizer):
@@ -53,7 +53,7 @@ class ReaderPolicy(HFPolicy):
 
     def __init__(self, model: PassageReader, words: Any) -> None:
         model.words = words
-        self._held: dict[EncoderInput, Tensor] = {}
+        self._memory = Memory()
         super().__init__(model, ReaderTokenizer(words))
 
     @classmethod
@@ -103,7 +103,7 @@ class ReaderPolicy(HFPolicy):
 
     def _forget(self) -> None:
         super()._forget()
-        self._held.clear()
+        self._memory = Memory()
         self.model.forget()
 
     def _scores(self, ids: Sequence[int], temperature: float, images: Sequence[PlacedImage]) -> list[float]:
@@ -131,8 +131,8 @@ class ReaderPolicy(HFPolicy):
 
     @torch.inference_mode()
     def _run(self, requests: list[Request]) -> list[Completion]:
-        if len(self._held) > _HELD:
-            self._held.clear()
+        if len(self._memory.heads) > _HEADS or len(self._memory.choices) > _CHOICES:
+            self._memory = Memory()
         return [self._act(request.ids, request.sampling) for request in requests]
 
     def _act(self, prompt: Sequence[int], sampling: Sampling) -> Completion:
@@ -144,7 +144,7 @@ class ReaderPolicy(HFPolicy):
             )
         turn = turns[-1]
         begun = bytes(i for i in prompt[turn.start : turn.end] if i < END)
-        choices = self.model.choices(turn.known, self._held)
+        choices = self.model.choices_once(turn.known, self._memory)
         if not bool(choices.scores_C.isfinite().all()):
             return Completion((), "", (), FinishReason.ABORT, self.version)
         open_ = choices.candidates.begun(begun)

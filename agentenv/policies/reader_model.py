@@ -18,7 +18,7 @@ C candidates.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,6 +107,15 @@ class Choices:
     scores_C: Tensor
     sources: tuple[int, ...]
     """[C], place of the passage in ``Reading.found``; -1 for none."""
+
+
+@dataclass
+class Memory:
+    """What a reader has computed with one state of its weights, for episodes that know the same."""
+
+    heads: dict[EncoderInput, Tensor] = field(default_factory=dict)
+    """What the heads say of each segment."""
+    choices: dict[Reading, Choices] = field(default_factory=dict)
 
 
 class _Scored(NamedTuple):
@@ -256,6 +265,12 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
             tuple(part.source for part in parts for _ in part.actions),
         )
 
+    def choices_once(self, known: Reading, memory: Memory) -> Choices:
+        """As ``choices``; the episodes of a group often know the same, and then it is computed once."""
+        if known not in memory.choices:
+            memory.choices[known] = self.choices(known, memory.heads)
+        return memory.choices[known]
+
     def _of_passages(
         self, known: Reading, segments: Sequence[EncoderInput], held: Mapping[EncoderInput, Tensor]
     ) -> list["_Scored"]:
@@ -365,19 +380,24 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         self._encoded.update(known)
         return known
 
+    def new_memory(self) -> Memory:
+        """For rows that are computed with the same weights."""
+        return Memory()
+
     def row_logits(
         self,
         ids: Sequence[int],
         places: Sequence[int],
         *,
         temperature: float = 1.0,
-        held: "dict[EncoderInput, Tensor] | None" = None,
+        memory: Memory | None = None,
     ) -> Tensor:
         """Log-probs [N, 257] of the byte after each of ``places``, on the device; uniform where the policy does not write.
 
-        The temperature divides the scores of actions: bytes get what actions have.
+        The temperature divides the scores of actions: bytes get what actions have. Rows that are given one ``memory`` share
+        what is computed for both.
         """
-        held = {} if held is None else held
+        memory = memory or Memory()
         wanted = np.asarray(places, dtype=np.int64)
         rows = torch.full((len(wanted), END + 1), -float(np.log(END + 1)), dtype=torch.float64)
         for turn in turns_of(ids):
@@ -385,7 +405,7 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
             if not len(mine):
                 continue
             written = bytes(i for i in ids[turn.start : turn.end] if i < END)
-            choices = self.choices(turn.known, held)
+            choices = self.choices_once(turn.known, memory)
             probabilities = torch.softmax(choices.scores_C / temperature, 0)
             table = choices.candidates.next_bytes(written, probabilities)
             behind = np.minimum(wanted[mine] - (turn.start - 1), len(written))

@@ -22,7 +22,7 @@ from agentenv.policies.fake_reader import random_reader
 from agentenv.policies.policy_contract import PolicyContract
 from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.reader import ReaderPolicy
-from agentenv.policies.reader_model import same_answer
+from agentenv.policies.reader_model import Choices, same_answer
 from agentenv.policies.reader_segments import EncoderInput, segment_of
 from agentenv.policies.reading import Compared, FoundPassage, Reading, compared, is_reader
 from agentenv.trainers.learner.logprobs import token_logprobs
@@ -100,7 +100,9 @@ def test_greedy_takes_the_most_likely_text_however_many_spans_it_has(policy: Rea
     assert all(sum(act(policy, READ, seed=seed).logprobs) <= best + 1e-9 for seed in range(60))
 
 
-def test_the_learner_s_log_probs_are_the_sampler_s(policy: ReaderPolicy) -> None:
+def test_the_learner_s_log_probs_are_the_sampler_s(
+    policy: ReaderPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For two rows of several turns at a temperature, and the model learns from them."""
     rows = []
     for seed in (1, 2):
@@ -112,7 +114,16 @@ def test_the_learner_s_log_probs_are_the_sampler_s(policy: ReaderPolicy) -> None
         logprobs[mask] = done.logprobs
         rows.append(TrainingRow(ids, mask, logprobs, np.zeros(len(ids), dtype=bool), mask.astype(float)))
     (packed,) = micro_batches(rows, 10_000, layout="rows")
+    known: list[Reading] = []
+    choices = policy.model.choices
+
+    def counted(reading: Reading, held: dict[EncoderInput, torch.Tensor] | None = None) -> Choices:
+        known.append(reading)
+        return choices(reading, held)
+
+    monkeypatch.setattr(policy.model, "choices", counted)
     found, entropy = token_logprobs(policy.model, packed, 0.7, entropy=True)
+    assert len(known) == 1, "both rows know the same"
     assert torch.allclose(found.float(), packed.old, atol=1e-5)
     assert entropy is not None
     assert bool((entropy >= -1e-9).all())
