@@ -5,12 +5,14 @@
 
 Each start plays the test tasks of its experiment greedily, as an arm there does. ``tiny-advice`` also retries failures of
 its own in an unseen world with advice, without, and with advice for another question (``advice.py``). A start is left out
-where it has not been made, or would be made otherwise by now.
+where it has not been made, or would be made otherwise by now. A row stays while its start would be made in the same way,
+whether it lies there or not.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import factorial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,8 @@ class Measurement:
     """Whether the training tasks are played, of which a start may know the answers."""
     simulated: bool = False
     """Whether the start is what is searched, and the shipped policy searches."""
+    listed: bool = False
+    """Whether an answer lists several names with their values, which can be right one by one."""
 
 
 MEASUREMENTS: Mapping[str, Sequence[Measurement]] = {
@@ -65,8 +69,8 @@ MEASUREMENTS: Mapping[str, Sequence[Measurement]] = {
         Measurement("whole evidence", "hiersearch", "everything"),
     ),
     "tiny-hybrid": (
-        Measurement("several queries a turn", "hybrid-search", "parallel"),
-        Measurement("one query a turn", "hybrid-search", "sequential"),
+        Measurement("several queries a turn", "hybrid-search", "parallel", listed=True),
+        Measurement("one query a turn", "hybrid-search", "sequential", listed=True),
     ),
     "tiny-ikea": (Measurement("half of the answers known", "ikea", "answer"),),
     "tiny-pages": (Measurement("pages opened part by part", "asearcher", "grpo"),),
@@ -99,13 +103,35 @@ def config_under(one: Measurement, folder: Path) -> TrainConfig:
     return config.model_copy(update={"test": known}) if one.known else config
 
 
-def score_under(config: TrainConfig) -> dict[str, Any]:
-    """Mean, interval and number of the test tasks, and the same by hops, by the first scorer."""
+def score_under(config: TrainConfig, *, listed: bool = False) -> dict[str, Any]:
+    """Mean, interval and number of the test tasks, and the same by hops, by the first scorer; of lists also `of_lists`."""
     scorer = with_declared_scorers(config).evaluation.scorers[0]
     records = [*map(to_record, play_under(config, with_strategy=True))]
     by_hops = score_tables([one for one in records if one["valid"]], [scorer])["by_hops"]
-    found = dict(bound_of(records, scorer)) | {"scorer": scorer}
+    found = dict(bound_of(records, scorer)) | {"scorer": scorer} | (of_lists(records) if listed else {})
     return found | {"by_hops": {hops: row["scores"][scorer] for hops, row in by_hops.items()}}
+
+
+def of_lists(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Share of the listed values that stand behind their name, and what guessing gives.
+
+    Who guesses has found and read every value, and does not know to which of the names it belongs: of lists of n names, one
+    in n! is right then, and one value in n.
+    """
+    lists = [dict(pair.split(": ") for pair in record["answers"][0].split(", ")) for record in records]
+    said = [f", {record['prediction'] or ''}, " for record in records]
+    right = [
+        sum(f", {name}: {value}, " in text for name, value in values.items())
+        for values, text in zip(lists, said, strict=True)
+    ]
+    count = sum(map(len, lists))
+    return {
+        "values_in_their_place": {"mean": sum(right) / count, "n": count},
+        "guessing": {
+            "all": sum(1 / factorial(len(one)) for one in lists) / len(lists),
+            "each": len(lists) / count,
+        },
+    }
 
 
 def advice_figures(folder: Path) -> dict[str, Any]:
@@ -120,7 +146,9 @@ def measured(name: str, folder: Path) -> dict[str, Any]:
     """What ``folder`` says of the start, and every score."""
     record = read_json(folder / RECORD)
     kept = {key: record[key] for key in ("commands", "digest", "source", "minutes", "core_minutes")}
-    scores = {one.what: score_under(config_under(one, folder)) for one in MEASUREMENTS[name]}
+    scores = {
+        one.what: score_under(config_under(one, folder), listed=one.listed) for one in MEASUREMENTS[name]
+    }
     advice = {"advice": advice_figures(folder)} if name == "tiny-advice" else {}
     return kept | {"scores": scores} | advice
 
@@ -135,9 +163,10 @@ def main() -> None:
     held = read_json(path)["starts"] if path.is_file() else {}
     rows = {}
     for name in STARTS:
-        if is_made(name, folder := args.starts / name):
-            same = name in held and held[name]["digest"] == digest_of(name)
-            rows[name] = held[name] if same and name not in args.names else measured(name, folder)
+        if name not in args.names and name in held and held[name]["digest"] == digest_of(name):
+            rows[name] = held[name]
+        elif is_made(name, folder := args.starts / name):
+            rows[name] = measured(name, folder)
     figures = {
         "shipped_weights": policy_digest("tiny"),
         "starts": rows,

@@ -15,7 +15,14 @@ from agentenv.policies.tiny import shipped_weights
 
 _OF_CODE = ("difficulty", "stateful")
 _CARELESS = ("code", "sql")
-_AFTER_READING = ("index_steps", "mixture_steps", "role_steps", "weak_proposer_steps", "advice_steps")
+_AFTER_READING = (
+    "index_steps",
+    "mixture_steps",
+    "role_steps",
+    "weak_proposer_steps",
+    "advice_steps",
+    "several_steps",
+)
 _OF_LEARNING = ("epochs", "batch", "rate")
 _PHASES = ("copying_steps", "reading_steps", *_AFTER_READING)
 
@@ -50,6 +57,8 @@ class Warmstart:
     """Optimiser steps on these roles with a weak proposer, after all others; none where not given."""
     advice_steps: int | None = None
     """Optimiser steps on retries that are advised what to look up, after all others; none where not given."""
+    several_steps: int | None = None
+    """Optimiser steps on what several documents tell of several things, after all others; none where not given."""
     hops: int | None = None
     """Longest questions that are demonstrated; default: 2."""
     from_shipped: bool = False

@@ -3,7 +3,7 @@
 import random
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from agentenv.data.world_grammar import (
     SUCCESSOR,
     TYPES,
     WORKS,
+    Listing,
     Relation,
 )
 from agentenv.data.world_solver import Solver
@@ -125,6 +126,15 @@ def hop_of(facts: Facts, entity: Entity, relation: Relation) -> dict[str, str]:
     }
 
 
+def listing_question(rule: Listing, hops: Sequence[dict[str, str]]) -> CandidateQuestion:
+    """What ``rule`` asks of the entities of ``hops``, in their order, and the answer, which names each before its value."""
+    *names, last = (hop["entity"] for hop in hops)
+    text = rule.question.format(a=", ".join(names), b=last)
+    return CandidateQuestion(
+        text, ", ".join(f"{hop['entity']}: {hop['answer']}" for hop in hops), tuple(hops)
+    )
+
+
 class QuestionGenerator:
     """Draws question drafts from the facts of one world; a candidate may still be ambiguous."""
 
@@ -214,10 +224,7 @@ class QuestionGenerator:
         entities = self._several(rule.type, rule.relation, hops)
         if len(entities) < hops:
             return None
-        found = tuple(self._hop((rule.type, i), rule.relation) for i in entities)
-        *names, last = (hop["entity"] for hop in found)
-        text = rule.question.format(a=", ".join(names), b=last)
-        return CandidateQuestion(text, ", ".join(f"{hop['entity']}: {hop['answer']}" for hop in found), found)
+        return listing_question(rule, [self._hop((rule.type, i), rule.relation) for i in entities])
 
     def _sameness(self, hops: int) -> CandidateQuestion | None:
         rule = self._pick(SAMENESS)

@@ -52,7 +52,8 @@ def test_a_start_is_measured_once_unless_it_is_named(
     def measure(one: Any, folder: Path) -> Any:
         return one
 
-    def score(one: Any) -> dict[str, Any]:
+    def score(one: Any, *, listed: bool) -> dict[str, Any]:
+        assert not listed
         measured.append(one.what)
         return {"mean": 0.25, "ci95": [0.2, 0.3], "n": 200}
 
@@ -73,3 +74,22 @@ def test_a_start_is_measured_once_unless_it_is_named(
     assert len(measured) == 1
     run("tiny-chains")
     assert len(measured) == 2
+    (tmp_path / "tiny-chains").rename(tmp_path / "elsewhere")
+    assert run()["starts"] == found["starts"]
+    monkeypatch.setitem(STARTS, "tiny-chains", ("warmstart --imitate lab-chains --steps 3",))
+    assert run()["starts"] == {}
+
+
+def test_values_count_where_they_stand_behind_their_name(script: Any) -> None:
+    """Three of eleven: values of other names, names without a value and lists that were not given count for nothing."""
+    records = [
+        {
+            "answers": ["Ann: smith, Bea: poet, Cid: judge"],
+            "prediction": "Ann: smith, Bea: judge, Cid: judge",
+        },
+        {"answers": ["A: x, B: y, C: z, D: x"], "prediction": "D: x, A: y, B, C: zz"},
+        {"answers": ["A: x, B: y, C: z, D: x"], "prediction": None},
+    ]
+    found = script.of_lists(records)
+    assert found["values_in_their_place"] == {"mean": 3 / 11, "n": 11}
+    assert found["guessing"] == {"all": pytest.approx((1 / 6 + 2 / 24) / 3), "each": 3 / 11}

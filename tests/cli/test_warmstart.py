@@ -70,9 +70,11 @@ def test_longer_questions_reach_the_mixture(tmp_path: Path, monkeypatch: pytest.
     Warmstart(out=tmp_path / "a", from_shipped=True, mixture_steps=7, hops=4).run()
     Warmstart(out=tmp_path / "b", from_shipped=True, role_steps=5).run()
     Warmstart(out=tmp_path / "c", from_shipped=True, advice_steps=9, hops=3).run()
+    Warmstart(out=tmp_path / "d", from_shipped=True, several_steps=4).run()
     steps = [(c.world.hops, c.index_steps, c.mixture_steps, c.role_steps, c.advice_steps) for c in asked]
-    assert steps == [((1, 4), 0, 7, 0, 0), ((1, 2), 0, 0, 5, 0), ((1, 3), 0, 0, 0, 9)]
-    assert [c.index_world.hops for c in asked] == [(1, 4), (1, 2), (1, 3)]
+    assert steps == [((1, 4), 0, 7, 0, 0), ((1, 2), 0, 0, 5, 0), ((1, 3), 0, 0, 0, 9), ((1, 2), 0, 0, 0, 0)]
+    assert [c.index_world.hops for c in asked] == [(1, 4), (1, 2), (1, 3), (1, 2)]
+    assert [c.several_steps for c in asked] == [0, 0, 0, 4]
 
 
 def test_an_imitation_may_read_more_than_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

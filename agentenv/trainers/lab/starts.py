@@ -35,7 +35,7 @@ _SIGNALLED = 128  # a command that a signal ended leaves with this and the signa
 STARTS: Mapping[str, tuple[str, ...]] = {
     "tiny-advice": ("warmstart --from-shipped --advice-steps 300 --hops 3",),
     "tiny-chains": ("warmstart --imitate lab-chains --steps 400",),
-    "tiny-hybrid": ("warmstart --imitate lab-parallel lab-sequential --steps 400",),
+    "tiny-hybrid": ("warmstart --from-shipped --several-steps 500",),
     "tiny-ikea": ("warmstart --imitate lab-lookups lab-memory --steps 400",),
     "tiny-pages": ("warmstart --imitate lab-pages --steps 300",),
     "tiny-planner": ("warmstart --imitate lab-refined lab-everything --steps 300",),

@@ -50,6 +50,7 @@ from agentenv.trainers.warmstart.demonstrations import (
 )
 from agentenv.trainers.warmstart.index_lessons import IndexedWorld, index_lessons
 from agentenv.trainers.warmstart.role_demonstrations import ROLE_MIXTURE, WEAK_PROPOSER_MIXTURE
+from agentenv.trainers.warmstart.several_demonstrations import SEVERAL_MIXTURE
 from agentenv.trainers.warmstart.supervised import (
     METRICS,
     Batch,
@@ -92,6 +93,8 @@ class WarmstartConfig:
     advice_steps: int = 0
     """Optimiser steps after all others on questions of two hops and more; half of the episodes are advised before one of
     their turns, as retries are."""
+    several_steps: int = 0
+    """Optimiser steps after all others on questions about several things, each told of on a document of its own."""
     episodes: int = 32
     """Demonstrations an optimiser step."""
     world: WorldConfig = field(default=_WORLD)
@@ -150,6 +153,8 @@ def warmstart(
     learn("weak proposer", weak_proposers, config.weak_proposer_steps, 0.1)
     retries = _small_batches(ADVICE_MIXTURE, _chains(config), 110_000_000, chat)
     learn("advice", retries, config.advice_steps, 0.5)
+    several = _small_batches(SEVERAL_MIXTURE, _listings(config), 130_000_000, chat)
+    learn("several", several, config.several_steps, 0.5)
     metrics["minutes"] += (time.perf_counter() - began) / 60
     save(policy, metrics, config, out)
     return metrics
@@ -274,6 +279,12 @@ def _chains(config: WarmstartConfig) -> WarmstartConfig:
     return replace(config, world=world)
 
 
+def _listings(config: WarmstartConfig) -> WarmstartConfig:
+    """Questions for what is told of three or four things, no fact of which stands on another's page."""
+    world = replace(config.world, families=("list",), hops=(3, 4), indirect=0)
+    return replace(config, world=world)
+
+
 def _batches(chat: InlineFormat, demos: Sequence[Demo], page_weight: float = 0.0) -> list[Batch]:
     return in_batches([to_tokens(chat, demo) for demo in demos], page_weight)
 
@@ -306,7 +317,7 @@ def _careful_episodes(config: WarmstartConfig) -> Iterator[Demo]:
 
 def save(policy: HFPolicy, metrics: Metrics, config: WarmstartConfig, out: Path) -> None:
     """Writes model (bfloat16), tokenizer, the form of its episodes and a card that says how it was made."""
-    episodes = EpisodeCard(
+    usual = EpisodeCard(
         prompt="{question}",
         k=config.k,
         max_turns=3,
@@ -314,6 +325,8 @@ def save(policy: HFPolicy, metrics: Metrics, config: WarmstartConfig, out: Path)
         turn_tokens=32,
         context_tokens=640,
     )
+    listing = replace(usual, k=1, max_turns=4, turn_tokens=96, options={"queries": 8})
+    episodes = listing if config.several_steps else usual
     shares = {demonstrator.__name__: share for demonstrator, share in MIXTURE.items()}
     parameters = sum(p.numel() for p in policy.model.parameters())
     about = {"encoder": config.encoder, "documents": config.index_world.documents} | shares
@@ -337,6 +350,7 @@ _PHASES = {
     "roles": "proposers and verifiers of self-play, and some of the mixture",
     "weak proposer": "the same, with proposers that mostly ask before they search",
     "advice": "retries that are advised what to look up, and some of the mixture",
+    "several": "what documents of several things tell, one by one or together, and such episodes",
 }
 """What each phase imitates, as the card says it."""
 

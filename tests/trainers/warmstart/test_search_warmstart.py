@@ -336,3 +336,17 @@ def test_advice_is_a_phase_of_its_own(tmp_path: Path) -> None:
     made, shipped = (folder / "model.safetensors" for folder in (tmp_path / "advised", shipped_weights()))
     assert made.read_bytes() != shipped.read_bytes()
     assert "| advice | 1 |" in (tmp_path / "advised" / "README.md").read_text()
+
+
+def test_several_things_are_a_phase_of_their_own(tmp_path: Path) -> None:
+    """The card asks for what its lessons showed: one document a query, several queries a turn, turns that hold a list."""
+    steps = replace(TINY, mixture_steps=0, several_steps=1)
+    warmstart(steps, SilentDisplay(), tmp_path / "several", init_from=shipped_weights())
+    made, shipped = (folder / "model.safetensors" for folder in (tmp_path / "several", shipped_weights()))
+    assert made.read_bytes() != shipped.read_bytes()
+    assert "| several | 1 |" in (tmp_path / "several" / "README.md").read_text()
+    card, run = read_card(tmp_path / "several"), load_config("lab-parallel")
+    asked = {name: run.env.options[name] for name in ("k", "max_turns", "observation_tokens", "prompt")}
+    assert {name: getattr(card, name) for name in asked} == asked
+    assert (card.turn_tokens, card.context_tokens) == (run.rollout.turn_tokens, run.rollout.context_tokens)
+    assert card.options == {"queries": run.env.options["queries"]}
