@@ -46,9 +46,8 @@ train-real: $(BIN)/.trains  ## train the reader of passages on real questions; A
 	test -d runs/reader || $(BIN)/agentenv warmstart --env questions --from-shipped --out runs/reader
 	$(BIN)/agentenv train real-questions $(ARGS)
 
-# Files in the order of tests/conftest.py, slow ones first: pytest-xdist would begin with those of many tests.
 test: venv  ## everything that proves correctness, in WORKERS processes
-	$(BOUND) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 $(ARGS)
+	$(BOUND) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=40 $(ARGS)
 
 coverage: venv  ## the same, with the lines and branches that no test reaches; it takes twice as long
 	timeout 2h $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term:skip-covered $(ARGS)

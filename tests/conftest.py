@@ -48,12 +48,6 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts files that hold a slow test first: begun last, one would keep a process busy when the others are done."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Registers the device before the first test: torch counts devices at the first backward pass of a process."""
     if any("separate_device" in getattr(item, "fixturenames", ()) for item in session.items):

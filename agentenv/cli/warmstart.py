@@ -58,7 +58,8 @@ class Warmstart:
     advice_steps: int | None = None
     """Optimiser steps on retries that are advised what to look up, after all others; none where not given."""
     several_steps: int | None = None
-    """Optimiser steps on what several documents tell of several things, after all others; none where not given."""
+    """Optimiser steps on pages of several documents that state the same relation of different things, after all others; none
+    where not given."""
     hops: int | None = None
     """Longest questions that are demonstrated; default: 2."""
     from_shipped: bool = False

@@ -170,18 +170,18 @@ class HFPolicy:
             if weights is not None:
                 load_weights(self.model, weights)
             self.version = self.version + 1 if version is None else version
-            self._forget()
+            self._drop_caches()
 
     def resumed(self, version: int) -> None:
         """Tells that the weights are those of a checkpoint."""
         self.version = version
-        self._forget()
+        self._drop_caches()
 
     def close(self) -> None:
         """Drops every cache."""
-        self._forget()
+        self._drop_caches()
 
-    def _forget(self) -> None:
+    def _drop_caches(self) -> None:
         """Drops whatever was computed with weights that may not be those of the next batch."""
         self._cache.clear()
 

@@ -22,11 +22,11 @@ from agentenv.policies.decoding import Request
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.forward import CacheShape
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.reader_model import Memory, PassageReader, ReaderConfig
+from agentenv.policies.reader_model import PassageReader, ReaderCache, ReaderConfig
 from agentenv.policies.reading import END, turns_of
 from agentenv.policies.soundness import first_not_finite, not_finite
 
-_HEADS = 2_000  # segments whose heads are remembered while the weights stay
+_HEADS = 2_000  # segments whose heads are cached while the weights stay
 _CHOICES = 100  # states whose actions are, a megabyte or two each
 
 
@@ -53,7 +53,7 @@ class ReaderPolicy(HFPolicy):
 
     def __init__(self, model: PassageReader, words: Any) -> None:
         model.words = words
-        self._memory = Memory()
+        self._reader_cache = ReaderCache()
         super().__init__(model, ReaderTokenizer(words))
 
     @classmethod
@@ -101,10 +101,10 @@ class ReaderPolicy(HFPolicy):
         """It keeps nothing of a token."""
         return CacheShape(0, 0, 0)
 
-    def _forget(self) -> None:
-        super()._forget()
-        self._memory = Memory()
-        self.model.forget()
+    def _drop_caches(self) -> None:
+        super()._drop_caches()
+        self._reader_cache = ReaderCache()
+        self.model.clear_cache()
 
     def _scores(self, ids: Sequence[int], temperature: float, images: Sequence[PlacedImage]) -> list[float]:
         """Log-probability of every byte that the policy wrote in ``ids``, at a temperature of its actions."""
@@ -131,8 +131,8 @@ class ReaderPolicy(HFPolicy):
 
     @torch.inference_mode()
     def _run(self, requests: list[Request]) -> list[Completion]:
-        if len(self._memory.heads) > _HEADS or len(self._memory.choices) > _CHOICES:
-            self._memory = Memory()
+        if len(self._reader_cache.heads) > _HEADS or len(self._reader_cache.choices) > _CHOICES:
+            self._reader_cache = ReaderCache()
         return [self._act(request.ids, request.sampling) for request in requests]
 
     def _act(self, prompt: Sequence[int], sampling: Sampling) -> Completion:
@@ -144,7 +144,7 @@ class ReaderPolicy(HFPolicy):
             )
         turn = turns[-1]
         begun = bytes(i for i in prompt[turn.start : turn.end] if i < END)
-        choices = self.model.choices_once(turn.known, self._memory)
+        choices = self.model.cached_choices(turn.known, self._reader_cache)
         if not bool(choices.scores_C.isfinite().all()):
             return Completion((), "", (), FinishReason.ABORT, self.version)
         open_ = choices.candidates.begun(begun)

@@ -43,7 +43,9 @@ from agentenv.policies.reading import (
 )
 
 _AT_ONCE = 24  # segments of one forward pass
-_ENCODED = 1_000  # segments that are remembered while the encoder does not learn, of up to 400 kB each
+_ENCODED = (
+    1_000  # segments whose hidden states are cached while the encoder does not learn, of up to 400 kB each
+)
 _IN_QUESTION = -3.0  # before anything is learned: what stands in the question is seldom its answer
 _TRAITS = 13  # columns of the heads before the traits of a passage
 _TRAIT_COUNT = 16
@@ -110,7 +112,7 @@ class Choices:
 
 
 @dataclass
-class Memory:
+class ReaderCache:
     """What a reader has computed with one state of its weights, for episodes that know the same."""
 
     heads: dict[EncoderInput, Tensor] = field(default_factory=dict)
@@ -265,11 +267,11 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
             tuple(part.source for part in parts for _ in part.actions),
         )
 
-    def choices_once(self, known: Reading, memory: Memory) -> Choices:
+    def cached_choices(self, known: Reading, cache: ReaderCache) -> Choices:
         """As ``choices``; the episodes of a group often know the same, and then it is computed once."""
-        if known not in memory.choices:
-            memory.choices[known] = self.choices(known, memory.heads)
-        return memory.choices[known]
+        if known not in cache.choices:
+            cache.choices[known] = self.choices(known, cache.heads)
+        return cache.choices[known]
 
     def _of_passages(
         self, known: Reading, segments: Sequence[EncoderInput], held: Mapping[EncoderInput, Tensor]
@@ -329,7 +331,7 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         # Each segment once and by length, so that little of a batch is padding.
         unique = sorted(dict.fromkeys(segments), key=lambda segment: len(segment.ids))
         if not any(parameter.requires_grad for parameter in self.encoder.parameters()):
-            for segment, hidden in self._remembered(unique):
+            for segment, hidden in self._cached_states(unique):
                 held[segment] = self._heads(hidden)
             return
         for batch in _batches(unique):
@@ -337,8 +339,8 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
             for row, segment in enumerate(batch):
                 held[segment] = heads[row, : len(segment.ids)]
 
-    def forget(self) -> None:
-        """Forgets what the encoder said; to be called when its weights may have changed."""
+    def clear_cache(self) -> None:
+        """Drops the hidden states of an encoder that does not learn; to be called when its weights may have changed."""
         self._encoded.clear()
 
     def _heads(self, hidden: Tensor) -> Tensor:
@@ -361,7 +363,7 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         ).last_hidden_state
         return hidden
 
-    def _remembered(self, segments: Sequence[EncoderInput]) -> list[tuple[EncoderInput, Tensor]]:
+    def _cached_states(self, segments: Sequence[EncoderInput]) -> list[tuple[EncoderInput, Tensor]]:
         """Each of ``segments``, the shortest first, with its hidden states [T, H] by an encoder that does not learn.
 
         A step samples from a passage and then learns from it, and the encoder says the same both times.
@@ -380,9 +382,9 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         self._encoded.update(known)
         return known
 
-    def new_memory(self) -> Memory:
+    def new_cache(self) -> ReaderCache:
         """For rows that are computed with the same weights."""
-        return Memory()
+        return ReaderCache()
 
     def row_logits(
         self,
@@ -390,14 +392,14 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
         places: Sequence[int],
         *,
         temperature: float = 1.0,
-        memory: Memory | None = None,
+        cache: ReaderCache | None = None,
     ) -> Tensor:
         """Log-probs [N, 257] of the byte after each of ``places``, on the device; uniform where the policy does not write.
 
-        The temperature divides the scores of actions: bytes get what actions have. Rows that are given one ``memory`` share
+        The temperature divides the scores of actions: bytes get what actions have. Rows that are given one ``cache`` share
         what is computed for both.
         """
-        memory = memory or Memory()
+        cache = cache or ReaderCache()
         wanted = np.asarray(places, dtype=np.int64)
         rows = torch.full((len(wanted), END + 1), -float(np.log(END + 1)), dtype=torch.float64)
         for turn in turns_of(ids):
@@ -405,7 +407,7 @@ class PassageReader(PreTrainedModel):  # type: ignore[misc]
             if not len(mine):
                 continue
             written = bytes(i for i in ids[turn.start : turn.end] if i < END)
-            choices = self.choices_once(turn.known, memory)
+            choices = self.cached_choices(turn.known, cache)
             probabilities = torch.softmax(choices.scores_C / temperature, 0)
             table = choices.candidates.next_bytes(written, probabilities)
             behind = np.minimum(wanted[mine] - (turn.start - 1), len(written))

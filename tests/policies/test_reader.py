@@ -219,6 +219,31 @@ def test_an_encoder_that_does_not_learn_reads_a_passage_once_until_it_may_have_c
     assert sum(read) > once
 
 
+def test_what_a_batch_caches_while_new_weights_wait_for_it_is_dropped() -> None:
+    """The batch holds the weights, and what it caches is of the old ones."""
+    mine, other = random_reader(TEXTS), random_reader(TEXTS, seed=5)
+    waits, lock = threading.Event(), mine._weights
+
+    class Announced:
+        def __enter__(self) -> None:
+            waits.set()
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    with lock:
+        mine._weights = Announced()  # type: ignore[assignment]
+        exchange = threading.Thread(target=mine.set_weights, args=(other.model.state_dict(),))
+        exchange.start()
+        assert waits.wait(30)
+        old = mine.model.cached_choices(Reading("Who directed Jaws?"), mine._reader_cache)
+    exchange.join(30)
+    assert not exchange.is_alive()
+    new = mine.model.cached_choices(Reading("Who directed Jaws?"), mine._reader_cache)
+    assert not torch.equal(new.scores_C, old.scores_C)
+
+
 def test_a_prompt_without_a_question_is_a_fault(policy: ReaderPolicy) -> None:
     """A reader has nothing to look for."""
     with pytest.raises(PolicyFault, match="Question"):

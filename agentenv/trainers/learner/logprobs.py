@@ -128,9 +128,9 @@ def _of_rows(
     model: Any, packed: Packed, temperature: float, *, entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Computes ``token_logprobs`` where the model itself applies the temperature; rows share what it has read."""
-    memory = model.new_memory()
+    cache = model.new_cache()
     logits = [
-        model.row_logits(row.ids.tolist(), row.trained - 1, temperature=temperature, memory=memory)
+        model.row_logits(row.ids.tolist(), row.trained - 1, temperature=temperature, cache=cache)
         for row in packed.members
     ]
     return whole_logprobs(torch.cat(logits), packed.targets, 1.0, entropy=entropy)

@@ -94,7 +94,7 @@ class WarmstartConfig:
     """Optimiser steps after all others on questions of two hops and more; half of the episodes are advised before one of
     their turns, as retries are."""
     several_steps: int = 0
-    """Optimiser steps after all others on questions about several things, each told of on a document of its own."""
+    """Optimiser steps after all others on questions about several things, each of which has a document of its own."""
     episodes: int = 32
     """Demonstrations an optimiser step."""
     world: WorldConfig = field(default=_WORLD)
@@ -280,7 +280,7 @@ def _chains(config: WarmstartConfig) -> WarmstartConfig:
 
 
 def _listings(config: WarmstartConfig) -> WarmstartConfig:
-    """Questions for what is told of three or four things, no fact of which stands on another's page."""
+    """Questions for one relation of three or four things, no fact of which stands on another's page."""
     world = replace(config.world, families=("list",), hops=(3, 4), indirect=0)
     return replace(config, world=world)
 

@@ -36,7 +36,7 @@ def asked_singly(context: DemonstrationContext) -> Demo:
 
     Whose fact it is has to be read off the name in the question, because the other documents tell the same of other things.
     """
-    facts = [fact for hop in context.task.data["path"] for fact in _told(context, hop)]
+    facts = [fact for hop in context.task.data["path"] for fact in _stated_facts(context, hop)]
     demo = [_page(context, context.task.data["path"])]
     for relation, fact in context.rng.sample(facts, len(facts)):
         forms = relation.questions[: context.solver.facts.config.paraphrase]
@@ -51,14 +51,14 @@ def asked_together(context: DemonstrationContext) -> Demo:
     They are named in an order of their own, so that the order of the documents tells nothing.
     """
     path, rng = context.task.data["path"], context.rng
-    told: dict[Relation, list[dict[str, str]]] = {}
+    stated: dict[Relation, list[dict[str, str]]] = {}
     for hop in path:
-        for relation, fact in _told(context, hop):
-            told.setdefault(relation, []).append(fact)
-    rules = [rule for rule in _rules_of(context) if len(told.get(rule.relation, ())) > 1]
+        for relation, fact in _stated_facts(context, hop):
+            stated.setdefault(relation, []).append(fact)
+    rules = [rule for rule in _rules_of(context) if len(stated.get(rule.relation, ())) > 1]
     demo = [_page(context, path)]
     for rule in rng.choices(rules, k=_TOGETHER):
-        facts = told[rule.relation]
+        facts = stated[rule.relation]
         asked = listing_question(rule, rng.sample(facts, rng.randint(2, len(facts))))
         demo += [Piece("question", asked.text), answered_with(asked.answer)]
     return demo
@@ -92,7 +92,9 @@ def _rules_of(context: DemonstrationContext) -> list[Listing]:
     return [rule for rule in LISTINGS if rule.type == kind]
 
 
-def _told(context: DemonstrationContext, hop: Mapping[str, str]) -> list[tuple[Relation, dict[str, str]]]:
+def _stated_facts(
+    context: DemonstrationContext, hop: Mapping[str, str]
+) -> list[tuple[Relation, dict[str, str]]]:
     """What the document of ``hop`` tells of its thing, as far as one question asks for it."""
     ((kind, i),) = context.solver.entities(hop["entity"])
     stated = [

@@ -243,7 +243,7 @@ async def times_out() -> None:
 
 @pytest.mark.parametrize("when", ["opening", "playing"])
 def test_a_timeout_that_a_worker_raises_is_no_deadline_that_it_missed(when: str) -> None:
-    """Others would meet it, too: they would be started and lost one after the other, and the reason not be told."""
+    """Others would meet it, too: they would be started and lost one after the other, and the reason not be reported."""
     cluster = Fakes()
     setattr(cluster, when, dict.fromkeys(range(1000), times_out))
     with pytest.raises(TimeoutError, match="the file system"):
