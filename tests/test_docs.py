@@ -269,3 +269,9 @@ def test_one_version_stands_everywhere() -> None:
     assert released is not None
     assert (citation["version"], str(citation["date-released"])) == (released[1], released[2])
     assert released[1] == version
+
+
+def test_what_follows_an_empty_line_within_a_list_item_is_indented_by_four() -> None:
+    """By two the site reads it as the end of the list, and runs the items after it together."""
+    behind = re.compile(r"\n\n {1,3}\S.*")
+    assert {path.name: found for path in PAGES if (found := behind.findall(text_of(path)))} == {}
