@@ -271,7 +271,9 @@ def test_one_version_stands_everywhere() -> None:
     assert released[1] == version
 
 
-def test_what_follows_an_empty_line_within_a_list_item_is_indented_by_four() -> None:
-    """By two the site reads it as the end of the list, and runs the items after it together."""
-    behind = re.compile(r"\n\n {1,3}\S.*")
-    assert {path.name: found for path in PAGES if (found := behind.findall(text_of(path)))} == {}
+def test_what_follows_an_empty_line_within_a_list_item_is_indented_by_four_and_ends_with_one() -> None:
+    """The site would otherwise run the items after it together in one paragraph."""
+    by_less, without_end = re.compile(r"\n\n {1,3}\S.*"), re.compile(r"\n {4}(?![-*] )\S.*\n[-*] .*")
+    pages = {path.name: text_of(path) for path in PAGES}
+    assert {name: found for name, page in pages.items() if (found := by_less.findall(page))} == {}
+    assert {name: found for name, page in pages.items() if (found := without_end.findall(page))} == {}
