@@ -46,17 +46,13 @@ def test_the_public_names_are_pinned_sorted_and_there() -> None:
     assert all(hasattr(agentenv, name) for name in agentenv.__all__)
 
 
-def test_importing_is_quick_silent_and_light() -> None:
-    # Processor time, not wall time: other work on the machine must not decide.
-    code = (
-        "import time; start = time.process_time(); import agentenv; used = time.process_time() - start; "
-        "import sys; print(used); print(*sys.modules)"
-    )
+def test_importing_is_silent_and_light() -> None:
+    code = "import sys, agentenv; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    seconds, modules = done.stdout.splitlines()
+    modules = set(done.stdout.split())
     assert done.stderr == ""
-    assert not HEAVY & set(modules.split())
-    assert float(seconds) < 0.5, "0.2 s on an idle core, of which Gymnasium and numpy take nearly all"
+    assert not HEAVY & modules
+    assert len(modules) < 600, "412, most of them of numpy, Gymnasium and Python"
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -214,7 +214,9 @@ def mail(view: PageView) -> Iterator[Action]:
     row = view.one("text", name).box.centre[1]
     icon = "trash" if "delete" in view.goal else "star" if "important" in view.goal else ""
     if icon:
-        near = [one for one in view.all("graphic") if one.text.split()[0] == icon]
+        # Icons are pictures, which a busy machine may load after the text.
+        while not (near := [one for one in view.all("graphic") if one.text.split()[0] == icon]):
+            yield Action(ActionKind.WAIT, time=0.2)
         yield click(min(near, key=lambda one: abs(one.box.centre[1] - row)))
         return
     yield click(view.one("text", name))
