@@ -29,6 +29,7 @@ from agentenv.core.types import Message
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.policies.fakes import random_policy
 from agentenv.trainers.config.config_files import load_config, override
+from tests.file_contents import contents_of
 
 WORLD = {"documents": 200, "questions": 24, "families": ("yes_no",), "hops": (2, 2)}
 STEPS = 4
@@ -130,17 +131,15 @@ def finished(toml: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def contents(run: Path) -> dict[str, bytes]:
+def contents(run: Path) -> dict[str, str]:
     """Every file whose bytes a run must repeat: seconds, logs, HTML and optimiser archives with their paths are not."""
-    names = ["metrics.jsonl", "policy/model.safetensors"]
-    names += [str(p.relative_to(run)) for p in sorted(run.glob("trajectories/*"))]
-    names += [str(p.relative_to(run)) for p in sorted(run.glob("checkpoints/*/model.safetensors"))]
+    names = ["metrics.jsonl", "policy/model.safetensors", "trajectories/*", "checkpoints/*/model.safetensors"]
     names += [
         f"evaluation/{when}/{name}"
         for when in ("before", "after")
         for name in ("episodes.jsonl", "results.json")
     ]
-    return {name: (run / name).read_bytes() for name in names}
+    return contents_of(run, names)
 
 
 def results(run: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
 from agentenv.trainers.learner.second_policy import SecondPolicy
 from agentenv.trainers.loop.parts import make_learner, make_objective, trained_policy
 from agentenv.trainers.run_folder.folder import RunFolder
+from tests.file_contents import contents_of
 
 WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
 
@@ -120,6 +121,9 @@ def config(policy: Path) -> TrainConfig:
     return parse_config(values, "test")
 
 
+WRITTEN = ("metrics.jsonl", "policy/model.safetensors")
+
+
 def test_a_run_resumes_to_the_bit_and_leaves_merged_weights(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     start = tmp_path / "start"
@@ -129,14 +133,13 @@ def test_a_run_resumes_to_the_bit_and_leaves_merged_weights(tmp_path: Path) -> N
     checkpoint = folder.path / "checkpoints" / "step-000002"
     assert (checkpoint / "adapter_model.safetensors").is_file()
     assert not (checkpoint / "model.safetensors").exists()
-    written = [folder.path / name for name in ("metrics.jsonl", "policy/model.safetensors")]
-    whole = [path.read_bytes() for path in written]
+    whole = contents_of(folder.path, WRITTEN)
     policy = make_policy(f"hf:{folder.path / 'policy'}")
     assert not hasattr(policy.model, "peft_config")
     assert "rank 4" in (folder.path / "policy" / "README.md").read_text()
     drop_the_end(folder.path)
     train(RunFolder.open(folder.path), SilentDisplay())
-    assert [path.read_bytes() for path in written] == whole
+    assert contents_of(folder.path, WRITTEN) == whole
 
     file = start / "model.safetensors"
     damaged = bytearray(file.read_bytes())
@@ -153,15 +156,15 @@ def test_a_run_over_a_base_in_4_bits_resumes_to_the_bit(tmp_path: Path) -> None:
     settings = override(config(shipped_weights()), ["--lora.quantization", "nf4"])
     folder = RunFolder.create(tmp_path / "run", settings)
     assert train(folder, SilentDisplay())["steps"] == 2
-    written = [folder.path / name for name in ("metrics.jsonl", "policy/model.safetensors")]
-    whole = [path.read_bytes() for path in written]
+    whole = contents_of(folder.path, WRITTEN)
     plain = RunFolder.create(tmp_path / "plain", config(shipped_weights()))
     train(plain, SilentDisplay())
-    assert (plain.path / "policy/model.safetensors").stat().st_size == written[1].stat().st_size
-    assert (plain.path / "metrics.jsonl").read_bytes() != whole[0]
+    sizes = {(run.path / "policy/model.safetensors").stat().st_size for run in (plain, folder)}
+    assert len(sizes) == 1
+    assert contents_of(plain.path, WRITTEN)["metrics.jsonl"] != whole["metrics.jsonl"]
     drop_the_end(folder.path)
     train(RunFolder.open(folder.path), SilentDisplay())
-    assert [path.read_bytes() for path in written] == whole
+    assert contents_of(folder.path, WRITTEN) == whole
 
 
 def drop_the_end(run: Path) -> None:

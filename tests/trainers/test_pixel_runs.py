@@ -18,6 +18,7 @@ from agentenv.policies.fake_vision import vision_policy
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import changed, load_config
 from agentenv.trainers.config.train_config import TrainConfig
+from tests.file_contents import content, contents_of
 
 SMALL: dict[str, Any] = {
     "optimizer.steps": 2,
@@ -52,8 +53,8 @@ def configured(policy: Path, **more: Any) -> TrainConfig:
     return changed(load_config("desktop-pixels"), SMALL | {"policy": f"hf:{policy}"} | more)
 
 
-def weights(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
+def weights(folder: Path) -> str:
+    return content(folder / "model.safetensors")
 
 
 def test_a_run_trains_from_pixels_and_resumes_to_the_bit(policy: Path, tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_a_run_trains_from_pixels_and_resumes_to_the_bit(policy: Path, tmp_path:
     assert weights(run / "policy") != weights(policy)
     for kept in ("policy", "checkpoints/step-000002"):
         assert (run / kept / "preprocessor_config.json").is_file()
-    before = {path.name: path.read_bytes() for path in run.glob("trajectories/*.gz")}
+    before = contents_of(run, ["trajectories/*.gz"])
     wanted = weights(run / "policy")
 
     shutil.rmtree(run / "checkpoints" / "step-000002")
@@ -75,10 +76,11 @@ def test_a_run_trains_from_pixels_and_resumes_to_the_bit(policy: Path, tmp_path:
     (run / "results.json").unlink()
     train(out=run, resume=True, display=SilentDisplay())
     assert weights(run / "policy") == wanted
-    assert {path.name: path.read_bytes() for path in run.glob("trajectories/*.gz")} == before
+    assert contents_of(run, ["trajectories/*.gz"]) == before
 
     ((first, *_), *_) = (
-        [json.loads(line) for line in gzip.decompress(text).splitlines()] for text in before.values()
+        [json.loads(line) for line in gzip.decompress((run / name).read_bytes()).splitlines()]
+        for name in before
     )
     played = from_record(first, Task(first["task"]["id"], ""), run / "trajectories" / "images")
     assert len(played.row_images[0]) == 2

@@ -17,6 +17,7 @@ from agentenv.trainers.config.config_files import override, parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
+from tests.file_contents import contents_of
 
 WORLD = {"documents": 200, "questions": 12, "families": ["lookup"], "hops": [1, 1]}
 STEPS = 3
@@ -52,10 +53,10 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def contents(run: Path) -> dict[str, bytes]:
-    paths = [run / "metrics.jsonl", *run.glob("policy/*.safetensors"), *run.glob("best/*/*")]
-    paths += run.glob("checkpoints/*/*.safetensors*")
-    return {str(path.relative_to(run)): path.read_bytes() for path in paths}
+def contents(run: Path) -> dict[str, str]:
+    return contents_of(
+        run, ["metrics.jsonl", "policy/*.safetensors", "best/*/*", "checkpoints/*/*.safetensors*"]
+    )
 
 
 def test_a_run_resumes_to_the_bit_and_keeps_its_best_policy(tmp_path: Path) -> None:

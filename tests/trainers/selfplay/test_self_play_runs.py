@@ -39,6 +39,7 @@ from agentenv.trainers.learner.second_policy import SecondPolicy, split
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
+from tests.file_contents import contents_of
 
 LINE = re.compile(r"Doc \d+\(Title: .*?\) (\S+ \S+ \S+ \S+) (\S+ \S+)")
 ASKED = re.compile(r"follows the words \[(.*?)\]")
@@ -156,12 +157,12 @@ def test_a_run_of_self_play_is_logged_resumed_to_the_same_bytes_and_ends_with_a_
         assert html.escape(asked[0]["question"]) in page
         assert "step-000002" in page
 
-        before = [(run / name).read_bytes() for name in ("metrics.jsonl", "questions.jsonl")]
+        before = contents_of(run, ["metrics.jsonl", "questions.jsonl"])
         shutil.rmtree(run / "checkpoints" / "step-000002")
         shutil.rmtree(run / "evaluation" / "after")
         (run / "results.json").unlink()
         assert train(RunFolder.open(run), SilentDisplay())["league"] == league
-        assert [(run / name).read_bytes() for name in ("metrics.jsonl", "questions.jsonl")] == before
+        assert contents_of(run, ["metrics.jsonl", "questions.jsonl"]) == before
 
 
 def test_a_league_needs_a_game() -> None:

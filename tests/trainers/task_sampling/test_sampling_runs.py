@@ -12,6 +12,7 @@ from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.task_sampling.samplers import SAMPLERS
+from tests.file_contents import contents_of
 
 QUESTIONS, SIZE = 3, 4
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -58,11 +59,9 @@ def config(sampler: str) -> dict[str, Any]:
     }
 
 
-def contents(run: Path) -> dict[str, bytes]:
+def contents(run: Path) -> dict[str, str]:
     """What an interrupted run must repeat."""
-    names = ["metrics.jsonl", "policy/model.safetensors"]
-    names += [str(path.relative_to(run)) for path in sorted(run.glob("trajectories/*"))]
-    return {name: (run / name).read_bytes() for name in names}
+    return contents_of(run, ["metrics.jsonl", "policy/model.safetensors", "trajectories/*"])
 
 
 def interrupt(run: Path) -> None:

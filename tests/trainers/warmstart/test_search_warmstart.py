@@ -52,6 +52,7 @@ from agentenv.trainers.warmstart.role_demonstrations import (
     verifying,
 )
 from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig, mean_weights, warmstart
+from tests.file_contents import content
 
 WORLD = WorldConfig(documents=200, questions=40, families=("lookup", "bridge"), split="train")
 TINY = WarmstartConfig(
@@ -209,9 +210,9 @@ def test_a_stored_reader_gives_the_same_policy_as_one_run(tmp_path: Path) -> Non
     warmstart(replace(TINY, mixture_steps=0), SilentDisplay(), tmp_path / "reader")
     mixture = replace(TINY, index_steps=0)
     warmstart(mixture, SilentDisplay(), tmp_path / "mixed", init_from=tmp_path / "reader")
-    whole, mixed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "mixed"))
+    whole, mixed = (content(tmp_path / name / "model.safetensors") for name in ("whole", "mixed"))
     assert whole == mixed
-    assert (tmp_path / "reader" / "model.safetensors").read_bytes() != whole
+    assert content(tmp_path / "reader" / "model.safetensors") != whole
     assert read_card(tmp_path / "whole").prompt == "{question}"
     cards = [(tmp_path / name / "README.md").read_text() for name in ("whole", "mixed", "reader")]
     for row in ("| copying | 1 |", "| refinement | 2 |", "| index | 1 |"):
@@ -320,12 +321,12 @@ def test_the_roles_of_self_play_are_a_phase_of_their_own(tmp_path: Path) -> None
     """Without steps nothing is moved; with one the policy differs, and so it does after one of the habits."""
     still = replace(TINY, index_steps=0, mixture_steps=0, role_steps=1)
     warmstart(still, SilentDisplay(), tmp_path / "troupe", init_from=shipped_weights())
-    shipped = (shipped_weights() / "model.safetensors").read_bytes()
-    assert (tmp_path / "troupe" / "model.safetensors").read_bytes() != shipped
+    shipped = content(shipped_weights() / "model.safetensors")
+    assert content(tmp_path / "troupe" / "model.safetensors") != shipped
     assert "| roles | 1 |" in (tmp_path / "troupe" / "README.md").read_text()
     last = replace(TINY, index_steps=0, mixture_steps=0, weak_proposer_steps=1)
     warmstart(last, SilentDisplay(), tmp_path / "careless", init_from=tmp_path / "troupe")
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("troupe", "careless")]
+    weights = [content(tmp_path / name / "model.safetensors") for name in ("troupe", "careless")]
     assert weights[0] != weights[1]
     assert read_card(tmp_path / "troupe").prompt == "{question}"
 
