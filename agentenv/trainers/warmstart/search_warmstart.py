@@ -336,7 +336,12 @@ def save(policy: HFPolicy, metrics: Metrics, config: WarmstartConfig, out: Path)
         if phase in metrics["steps"]
     ]
     card = _CARD.format(
-        config=config, shape=policy.model.config, parameters=parameters, table="\n".join(table), **metrics
+        config=config,
+        families="lookup, bridge and list" if config.several_steps else "lookup and bridge",
+        shape=policy.model.config,
+        parameters=parameters,
+        table="\n".join(table),
+        **metrics,
     )
     write_policy(policy, metrics, episodes, card, out)
 
@@ -369,5 +374,5 @@ no text but that of FictionalWorlds of the training split was ever seen.
 right on unseen worlds of that size, greedy, given searches that had found every document. The mixture phase then makes it
 behave badly on purpose: reinforcement learning has to find the good behaviour again.
 
-It answers questions of the families lookup and bridge over FictionalWorlds and nothing else.
+It answers questions of the families {families} over FictionalWorlds and nothing else.
 """

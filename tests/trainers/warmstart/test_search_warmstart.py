@@ -345,7 +345,9 @@ def test_several_things_are_a_phase_of_their_own(tmp_path: Path) -> None:
     warmstart(steps, SilentDisplay(), tmp_path / "several", init_from=shipped_weights())
     made, shipped = (folder / "model.safetensors" for folder in (tmp_path / "several", shipped_weights()))
     assert made.read_bytes() != shipped.read_bytes()
-    assert "| several | 1 |" in (tmp_path / "several" / "README.md").read_text()
+    text = (tmp_path / "several" / "README.md").read_text()
+    assert "| several | 1 |" in text
+    assert "families lookup, bridge and list over" in text
     card, run = read_card(tmp_path / "several"), load_config("lab-parallel")
     asked = {name: run.env.options[name] for name in ("k", "max_turns", "observation_tokens", "prompt")}
     assert {name: getattr(card, name) for name in asked} == asked
