@@ -63,8 +63,8 @@ def test_a_run_whose_process_was_killed_while_it_waited_is_repeated(
     doomed: JailExecutor, waiting: Waiting
 ) -> None:
     doomed.run("1")
-    assert eventually(lambda: bool(waiting(doomed)))
     for _ in range(2):
+        assert eventually(lambda: bool(waiting(doomed)))  # which takes a moment after each run
         killed = waiting(doomed)
         end(killed)
         assert eventually(gone(killed))

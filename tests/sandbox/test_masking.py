@@ -154,7 +154,7 @@ def test_no_number_of_tests_outlasts_the_deadline_of_its_step(
 def narrow(request: pytest.FixtureRequest) -> Iterator[JailExecutor]:
     """An executor that runs one program at a time, and lets nobody wait long without an end of one."""
     shared(request.param)
-    with make_executor(request.param, size=1, slots=1, wait_s=2.0) as executor:
+    with make_executor(request.param, size=1, slots=1, wait_s=6.0) as executor:
         executor.warm()
         yield executor
 
@@ -162,10 +162,12 @@ def narrow(request: pytest.FixtureRequest) -> Iterator[JailExecutor]:
 @pytest.mark.parametrize("stateful", [True, False])
 def test_a_queue_of_slow_programs_fails_no_step(narrow: JailExecutor, stateful: bool) -> None:
     """Together they take longer than a step may, and each waits for the others."""
-    actions = ["<python>import time\ntime.sleep(0.4)\nprint('done')</python>", "<submit>0</submit>"]
-    episodes = played(narrow, actions, generate_code_tasks(6), STEP_S, stateful=stateful)
+    step_s, count = 6.0, 6  # a busy machine may start a program seconds late
+    actions = ["<python>import time\ntime.sleep(1.1)\nprint('done')</python>", "<submit>0</submit>"]
+    episodes = played(narrow, actions, generate_code_tasks(count), step_s, stateful=stateful)
     assert [episode.error for episode in episodes if not episode.valid] == []
-    assert all("done" in episode.turns[0].tool_results[0].text for episode in episodes)
+    said = [episode.turns[0].tool_results[0].text for episode in episodes]
+    assert ["done" in text for text in said] == [True] * count, said
 
 
 REGIONS = """
