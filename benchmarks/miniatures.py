@@ -73,6 +73,11 @@ def small(run: str, name: str, own: Mapping[str, Any]) -> TrainConfig:
     return config_of(values, name)
 
 
+def own_values(name: str) -> Json:
+    """What differs in the run of one preset, without its start."""
+    return {key: value for key, value in TABLE["presets"].get(name, {}).items() if key != "start"}
+
+
 def make_start(name: str, folder: Path) -> str:
     """The spec of a start, which is made if it is not there."""
     out = folder / "starts" / name
@@ -88,7 +93,9 @@ def _make_start(how: Mapping[str, Any], out: Path) -> None:
         from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
         from agentenv.trainers.warmstart.learning import LearningSettings
 
-        runs = [small(run, "start", {"policy": "tiny"}) for run in how["imitate"]]
+        runs = [
+            small(presets()[name], "start", own_values(name) | {"policy": "tiny"}) for name in how["imitate"]
+        ]
         expert_warmstart(runs, Silent(), out, learning=LearningSettings(steps=steps, batch=episodes))
     elif how["env"] == "roles":
         from agentenv.trainers.warmstart.search_warmstart import WarmstartConfig, warmstart
@@ -115,8 +122,7 @@ def run_miniature(name: str, run: str, folder: Path) -> None:
     from agentenv.trainers.grpo import train
     from agentenv.trainers.run_folder.folder import RunFolder
 
-    own = dict(TABLE["presets"].get(name, {}))
-    start = own.pop("start", "")
+    own, start = own_values(name), TABLE["presets"].get(name, {}).get("start", "")
     began = time.perf_counter()
     try:
         policy = make_start(start, folder) if start else "tiny"

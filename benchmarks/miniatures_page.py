@@ -1,4 +1,4 @@
-"""Writes what `miniatures.py` found into the tables of methods: the last column, how many rose, and when each ran.
+"""Writes what `miniatures.py` found into the table of methods: the last column, how many rose, and when each ran.
 
     python benchmarks/miniatures_page.py
 
@@ -82,9 +82,9 @@ def filled(page: str, results: Mapping[str, Any], said: Mapping[str, Any]) -> st
         if line.startswith("| `"):
             cells = line.strip("| ").split(" | ")
             presets = [
-                name.rpartition("/")[2].removesuffix(".toml") for name in re.findall(r"`([^`]+)`", cells[4])
+                name.rpartition("/")[2].removesuffix(".toml") for name in re.findall(r"`([^`]+)`", cells[5])
             ]
-            cells[5:] = [cell(cells[0].strip("`"), presets, results, said)]
+            cells[6:] = [cell(cells[0].strip("`"), presets, results, said)]
             line = f"| {' | '.join(cells)} |"
         lines.append(line)
     text = COUNTS.sub(counts(results["summary"]), "\n".join(lines) + "\n")

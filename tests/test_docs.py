@@ -1,4 +1,4 @@
-"""The documentation site keeps up with the code: navigation, tables of methods, API pages, quoted messages, links."""
+"""The documentation site keeps up with the code: navigation, table of methods, API pages, quoted messages, links."""
 
 import ast
 import importlib
@@ -36,15 +36,15 @@ OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 
 REGISTRIES: dict[str, Collection[str]] = {
-    "Advantage estimators": ESTIMATORS,
-    "Objectives": OBJECTIVES,
-    "Task samplers": SAMPLERS,
-    "Rollout strategies": STRATEGIES,
-    "Games of self-play": GAMES,
-    "Question sets that are made": [
+    "loss.estimator": ESTIMATORS,
+    "loss.objective": OBJECTIVES,
+    "rollout.sampler": SAMPLERS,
+    "rollout.strategy": STRATEGIES,
+    "rollout.strategy_options.game": GAMES,
+    "agentenv synthesize": [
         name.removeprefix("synthesize ") for name in COMMANDS if name.startswith("synthesize ")
     ],
-    "Environments": [id.removeprefix("agentenv/") for id in registered() if id.startswith("agentenv/")],
+    "env.id": [id.removeprefix("agentenv/") for id in registered() if id.startswith("agentenv/")],
 }
 
 
@@ -63,6 +63,12 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
+def methods(key: str = "") -> list[list[str]]:
+    """The rows of the table of methods, or those of what plugs into ``key``."""
+    table = rows(section(text_of(DOCS / "methods.md"), "The table"))
+    return [cells for cells in table if not key or cells[3].strip("`") == key]
+
+
 def named_in(nav: Any) -> set[str]:
     """The pages that a navigation of MkDocs lists."""
     if isinstance(nav, str):
@@ -78,46 +84,44 @@ def test_the_navigation_lists_every_page_and_no_other() -> None:
     assert listed == {str(page.relative_to(DOCS)) for page in PAGES} | added
 
 
-@pytest.mark.parametrize("title", REGISTRIES)
-def test_the_table_of_methods_is_the_registry(title: str) -> None:
-    table = rows(section(text_of(DOCS / "methods.md"), title))
-    assert sorted(name.strip("`") for name, *_ in table) == sorted(REGISTRIES[title])
+@pytest.mark.parametrize("key", REGISTRIES)
+def test_the_table_of_methods_is_the_registry(key: str) -> None:
+    assert sorted(name.strip("`") for name, *_ in methods(key)) == sorted(REGISTRIES[key])
 
 
-@pytest.mark.parametrize("title", REGISTRIES)
-def test_every_method_cites_its_paper(title: str) -> None:
-    for name, _, source, *_ in rows(section(text_of(DOCS / "methods.md"), title)):
+@pytest.mark.parametrize("key", REGISTRIES)
+def test_every_method_cites_its_paper(key: str) -> None:
+    for name, _, source, *_ in methods(key):
         ids = re.findall(r"\[arXiv:(\d{4}\.\d{5})\]\(https://arxiv\.org/abs/(\d{4}\.\d{5})\)", source)
         assert all(shown == linked for shown, linked in ids)
         assert ids or "this project" in source or "(no arXiv id)" in source, name
 
 
 def test_every_method_names_its_file() -> None:
-    page = text_of(DOCS / "methods.md")
-    for title in (*REGISTRIES, "Other parts"):
-        for name, _, _, file, *_ in rows(section(page, title)):
-            path = file.strip("`")
-            assert (ROOT / "agentenv" / path).is_file(), (name, file)
-            if title in CITED:
-                registry = REGISTRIES[title]
-                assert isinstance(registry, Mapping)
-                entry = implementation(registry[name.strip("`")])
-                assert f"agentenv/{path}" == entry.__module__.replace(".", "/") + ".py", name
+    for name, _, _, plugs_into, file, *_ in methods():
+        key, path = plugs_into.strip("`"), file.strip("`")
+        assert key in (*REGISTRIES, "a key of its own", "a command"), (name, key)
+        assert (ROOT / "agentenv" / path).is_file(), (name, file)
+        if key in CITED:
+            registry = REGISTRIES[key]
+            assert isinstance(registry, Mapping)
+            entry = implementation(registry[name.strip("`")])
+            assert f"agentenv/{path}" == entry.__module__.replace(".", "/") + ".py", name
 
 
 NAMED_BY: dict[str, Callable[[TrainConfig], tuple[str, ...]]] = {
-    "Advantage estimators": lambda config: (config.loss.estimator,),
-    "Objectives": lambda config: (config.loss.objective,),
-    "Task samplers": lambda config: (config.rollout.sampler,),
-    "Rollout strategies": lambda config: (config.rollout.strategy, config.evaluation.strategy),
-    "Games of self-play": lambda config: (str(config.rollout.strategy_options.get("game", "")),),
-    "Environments": lambda config: (config.env.id.removeprefix("agentenv/"),),
+    "loss.estimator": lambda config: (config.loss.estimator,),
+    "loss.objective": lambda config: (config.loss.objective,),
+    "rollout.sampler": lambda config: (config.rollout.sampler,),
+    "rollout.strategy": lambda config: (config.rollout.strategy, config.evaluation.strategy),
+    "rollout.strategy_options.game": lambda config: (str(config.rollout.strategy_options.get("game", "")),),
+    "env.id": lambda config: (config.env.id.removeprefix("agentenv/"),),
 }
-"""What each table's key is in a configuration, all of them where it has several."""
+"""What each key has in a configuration, all of them where it has several."""
 
 
 def shipped_configurations() -> dict[str, TrainConfig]:
-    """Every example by its path and every preset by its name, as the tables of methods name them."""
+    """Every example by its path and every preset by its name, as the table of methods names them."""
     examples = {f"examples/{path.name}": path for path in sorted((ROOT / "examples").glob("*.toml"))}
     return {name: load_config(path) for name, path in examples.items()} | {
         name: load_config(name) for name in presets()
@@ -126,9 +130,9 @@ def shipped_configurations() -> dict[str, TrainConfig]:
 
 def test_every_preset_of_a_method_uses_it_and_none_is_left_out() -> None:
     shipped = shipped_configurations()
-    for title, key in NAMED_BY.items():
-        for method, _, _, _, cell, _ in rows(section(text_of(DOCS / "methods.md"), title)):
-            using = {name for name, config in shipped.items() if method.strip("`") in key(config)}
+    for key, used in NAMED_BY.items():
+        for method, _, _, _, _, cell, _ in methods(key):
+            using = {name for name, config in shipped.items() if method.strip("`") in used(config)}
             named = set(re.findall(r"`([^`]+)`", cell))
             assert named <= using, (method, named - using)
             assert bool(named) == bool(using), (method, using)
@@ -137,7 +141,7 @@ def test_every_preset_of_a_method_uses_it_and_none_is_left_out() -> None:
 
 def test_every_other_part_names_presets_that_are_shipped() -> None:
     shipped = shipped_configurations()
-    for key, _, _, _, cell, _ in rows(section(text_of(DOCS / "methods.md"), "Other parts")):
+    for key, _, _, _, _, cell, _ in (*methods("a key of its own"), *methods("a command")):
         named = set(re.findall(r"`([^`]+)`", cell))
         assert named <= shipped.keys(), (key, named - shipped.keys())
         assert named or cell == "none", (key, cell)
@@ -148,14 +152,14 @@ def implementation(entry: Any) -> Any:
     return load_entry(entry) if isinstance(entry, str) else entry.function
 
 
-CITED = ("Advantage estimators", "Objectives", "Task samplers", "Rollout strategies")
+CITED = ("loss.estimator", "loss.objective", "rollout.sampler", "rollout.strategy")
 
 
-@pytest.mark.parametrize("title", CITED)
-def test_every_method_cites_its_paper_where_it_is_defined(title: str) -> None:
-    registry = REGISTRIES[title]
+@pytest.mark.parametrize("key", CITED)
+def test_every_method_cites_its_paper_where_it_is_defined(key: str) -> None:
+    registry = REGISTRIES[key]
     assert isinstance(registry, Mapping)
-    for name, _, source, *_ in rows(section(text_of(DOCS / "methods.md"), title)):
+    for name, _, source, *_ in methods(key):
         docstring = implementation(registry[name.strip("`")]).__doc__ or ""
         cited = re.findall(r"arXiv:(\d{4}\.\d{5})", docstring)
         assert cited or "no arXiv id" in docstring or "this project's own" in docstring, name

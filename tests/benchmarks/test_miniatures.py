@@ -1,4 +1,4 @@
-"""The miniatures: how a preset is made small, what is counted, and the cells of the tables of methods."""
+"""The miniatures: how a preset is made small, what is counted, and the cells of the table of methods."""
 
 import importlib
 import json
@@ -25,7 +25,7 @@ def script(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def test_the_tables_have_the_figures_of_the_result_file() -> None:
+def test_the_table_has_the_figures_of_the_result_file() -> None:
     page, results = script("miniatures_page"), json.loads(RESULTS.read_text(encoding="utf-8"))
     assert page.filled(METHODS, results, page.sentences()) == METHODS
     assert page.counts(results["summary"]) in METHODS
@@ -36,9 +36,10 @@ def test_no_method_is_without_a_figure_or_a_sentence() -> None:
     rows = [line.strip("| ").split(" | ") for line in METHODS.splitlines() if line.startswith("| `")]
     assert len(rows) > 80
     for cells in rows:
-        assert len(cells) == 6, cells[0]
-        assert script("miniatures_page").NOT_YET not in cells[5], cells[0]
-        assert re.search(r" → \S+ \([+-]?\S+ \[\S+, \S+\]\)", cells[5]) or cells[5].endswith("."), cells[0]
+        assert len(cells) == 7, cells[0]
+        assert all(cells), cells[0]
+        assert script("miniatures_page").NOT_YET not in cells[6], cells[0]
+        assert re.search(r" → \S+ \([+-]?\S+ \[\S+, \S+\]\)", cells[6]) or cells[6].endswith("."), cells[0]
 
 
 def test_the_counts_are_those_of_the_runs() -> None:
@@ -80,10 +81,8 @@ def test_what_rose_and_what_fell() -> None:
 def test_a_preset_is_made_small_and_keeps_its_method() -> None:
     miniatures = script("miniatures")
     for name, run in miniatures.presets().items():
-        own = {
-            key: value for key, value in miniatures.TABLE["presets"].get(name, {}).items() if key != "start"
-        }
-        config, whole = miniatures.small(run, name, own), miniatures.load_config(miniatures.place_of(run))
+        config = miniatures.small(run, name, miniatures.own_values(name))
+        whole = miniatures.load_config(miniatures.place_of(run))
         assert config.optimizer.steps == 12
         assert config.rollout.questions * config.rollout.group_size <= 128
         assert config.test.limit >= 100
