@@ -18,8 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,10 @@ from gpu_sections import SECTIONS  # isort: skip
 
 GRACE_S = 20.0
 """What stays of the budget for the last section's end and the result file."""
+CARD = "card"
+"""What a process is asked for that only says which card it sees."""
+CARD_S = 90.0
+"""After which a card that says nothing hangs; importing torch takes most of the time."""
 
 
 def run_section(name: str, args: argparse.Namespace, seconds: float) -> dict[str, Any]:
@@ -74,15 +76,27 @@ def child_main(args: argparse.Namespace) -> None:
         part.write_text(json.dumps(kept), encoding="utf-8")
         part.replace(args.out)
 
+    if args.section == CARD:
+        keep(tried(lambda: describe_card(args.device)))
+        return
     measure = SECTIONS[args.section].measure
     plan = Plan.of(args.device, tiny=args.tiny, threads=args.threads, keep=keep, cells=args.cells)
     keep(tried(lambda: measure(plan)))
 
 
-def card_of(device: str) -> dict[str, Any]:
-    """What the figures are from, asked in a process of its own: a card in exclusive mode serves one process at a time."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(describe_card, device).result()
+def card_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What the figures are from, asked in a process of its own: a card in exclusive mode serves one process at a time.
+
+    Raises:
+        SystemExit: the card does not say so, or not in time.
+    """
+    card = run_section(CARD, args, CARD_S)
+    if "kind" not in card:
+        raise SystemExit(
+            f"--device {args.device} gave nothing to measure on: {card.get('failed', card.get('skipped'))}"
+        )
+    card.pop("seconds", None)
+    return card
 
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
@@ -117,13 +131,13 @@ def main() -> None:
         "--cells", default="", help="a regular expression, for rows of training and attention"
     )
     parser.add_argument("--budget", type=float, default=600.0, help="seconds for everything")
-    parser.add_argument("--section", choices=list(SECTIONS), help=argparse.SUPPRESS)
+    parser.add_argument("--section", choices=[*SECTIONS, CARD], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.section:
         child_main(args)
         return
     began, results = time.monotonic(), {}
-    card = card_of(args.device)
+    card = card_of(args)
     for name in args.only:
         left = args.budget - (time.monotonic() - began) - GRACE_S
         if left < 1:

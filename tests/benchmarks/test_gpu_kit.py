@@ -194,7 +194,7 @@ def test_a_spent_budget_leaves_out_what_is_left(tmp_path: Path, monkeypatch: pyt
         time.sleep(1.1)
         return {"peak_gib": 1.0}
 
-    monkeypatch.setattr(gpu, "card_of", lambda device: {"kind": "cpu"})
+    monkeypatch.setattr(gpu, "card_of", lambda args: {"kind": "cpu"})
     monkeypatch.setattr(gpu, "run_section", run_section)
     out = tmp_path / "gpu.json"
     words = ["gpu.py", "--tiny", "--budget", "22", "--only", "loss", "training", "--out", str(out)]
@@ -205,6 +205,20 @@ def test_a_spent_budget_leaves_out_what_is_left(tmp_path: Path, monkeypatch: pyt
     assert 1 <= given[0] <= 2
     assert "peak_gib" in sections["loss"]
     assert "22 s" in sections["training"]["skipped"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "device", "said"), [(0.0, "cpu", "did not end within 0 s"), (300.0, "cuda:9", "")]
+)
+def test_a_card_that_hangs_or_is_not_there_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, device: str, said: str
+) -> None:
+    gpu, out = module("gpu"), tmp_path / "gpu.json"
+    monkeypatch.setattr(gpu, "CARD_S", seconds)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", device, "--only", "loss", "--out", str(out)])
+    with pytest.raises(SystemExit, match=f"--device {device} gave nothing to measure on: .*{said}"):
+        gpu.main()
+    assert not out.exists()
 
 
 def needed_by(*names: str) -> set[str]:
@@ -320,7 +334,6 @@ def test_the_whole_kit_with_tiny_shapes(
         return found
 
     monkeypatch.setattr(gpu, "run_section", run_section)
-    monkeypatch.setattr(gpu, "card_of", module("gpu_models").describe_card)
     # Compiling takes a minute on a CPU and is tested in tests/policies/test_compiled.py.
     monkeypatch.setattr("agentenv.policies.loading.compile_layers", lambda model: None)
     words = ["gpu.py", "--tiny", "--device", "cpu", "--threads", "1", "--out", str(path)]
