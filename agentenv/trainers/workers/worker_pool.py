@@ -74,6 +74,12 @@ class _WorkerSlot:
     ready: bool = False
     groups: int = 0
     """Groups that it has."""
+    overdue: bool = False
+    """Whether it was given up because a group of it took too long."""
+
+
+class _Overdue(WorkerLost):
+    """A worker is given up because of the group that meets this."""
 
 
 class WorkerPool:
@@ -123,10 +129,12 @@ class WorkerPool:
                 within a group.
 
         Raises:
-            Fault: no worker came up in time, or every one that had the group was lost.
+            Fault: no worker came up in time, or every one that had the group was lost; one that was given up because of
+                another group does not count.
             AgentEnvError: what the worker raised.
         """
-        for _ in range(_TRIES):
+        tries = 0
+        while tries < _TRIES:
             slot = await self._least_busy()
             inflight.start_version = (
                 self.version if inflight.start_version is None else inflight.start_version
@@ -137,6 +145,8 @@ class WorkerPool:
                 members, answers = await self._play_on(slot.worker, inflight)
             except WorkerLost as error:
                 self._lost_episodes += len(inflight.seeds)
+                tries += isinstance(error, _Overdue) or not slot.overdue
+                slot.overdue |= isinstance(error, _Overdue)
                 self._replace(slot, error)
             else:
                 inflight.policy = RecordedPolicy(inflight.policy.policy, answers)
@@ -169,7 +179,7 @@ class WorkerPool:
         except TimeoutError as error:
             if not deadline.expired():  # the worker itself raised it
                 raise
-            raise WorkerLost(f"a worker took longer than {self._deadline_s:g} s for a group") from error
+            raise _Overdue(f"a worker took longer than {self._deadline_s:g} s for a group") from error
 
     async def _least_busy(self) -> _WorkerSlot:
         """The worker with the fewest groups; waits where none is up."""

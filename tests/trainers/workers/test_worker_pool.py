@@ -241,6 +241,36 @@ async def times_out() -> None:
     raise TimeoutError("the file system did not answer")
 
 
+def test_a_group_that_is_always_late_costs_the_others_of_its_workers_no_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each worker is ended because of the first group while it has the second one, and they share the next."""
+    cluster, play_on = Fakes(), WorkerPool._play_on
+
+    async def lost(worker_pool: WorkerPool, worker: Fake, inflight: InflightGroup) -> Any:
+        if inflight.group.first == 0:
+            await asyncio.sleep(0.01)
+            raise crew_module._Overdue("a worker took longer than it may")
+        while worker.number < crew_module._TRIES:
+            if worker.ended:
+                raise WorkerLost("the actor was ended")
+            await asyncio.sleep(0)
+        return await play_on(worker_pool, worker, inflight)
+
+    monkeypatch.setattr(WorkerPool, "_play_on", lost)
+
+    async def both() -> list[Any]:
+        worker_pool = WorkerPool(cluster, 1, start_s=30, deadline_s=30)
+        await worker_pool.set_weights(3, {"w": 1.0})
+        plays = [worker_pool.play(group(first), None) for first in range(2)]
+        return await asyncio.gather(*plays, return_exceptions=True)
+
+    late, other = run(both())
+    assert isinstance(late, Fault)
+    assert "longer than it may" in str(late)
+    assert [one.id for one in other] == ["1 by 5"]
+
+
 @pytest.mark.parametrize("when", ["opening", "playing"])
 def test_a_timeout_that_a_worker_raises_is_no_deadline_that_it_missed(when: str) -> None:
     """Others would meet it, too: they would be started and lost one after the other, and the reason not be reported."""
