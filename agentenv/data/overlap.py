@@ -9,6 +9,9 @@ from agentenv.errors import ConfigurationError
 FAMILY = "passages"
 """The family of questions that rules make of passages, by which scores are listed, and what stands before their ids."""
 
+_ORGANISATION = "organisation"
+"""What the data of a task says of the organisation that is asked about, whose incidents have the numbers of all others."""
+
 _MOST = 0.1  # share of the test tasks; fewer may come about by chance where tasks are made up
 
 
@@ -60,6 +63,10 @@ def _refuse_shared_passages(train: Sequence[Task], measured: Mapping[str, Sequen
 
 
 def _content(task: Task) -> str:
-    """A question with its answers, whatever its id; a task without a word of an answer is told by its data too."""
+    """A question with its answers and the organisation that it is about, whatever its id.
+
+    A task without a word of an answer is told by all of its data.
+    """
     words = " ".join(task.question.split()).casefold()
-    return value_digest([words, sorted(task.answers), None if any(task.answers) else task.data])
+    about = [task.split, task.data[_ORGANISATION]] if _ORGANISATION in task.data else None
+    return value_digest([words, sorted(task.answers), about if any(task.answers) else task.data])

@@ -8,12 +8,15 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.core.types import Task
+from agentenv.data.organisation_questions import organisation_tasks
 from agentenv.data.overlap import refuse_overlap
 from agentenv.envs.gui.actions import Action, ActionKind
 from agentenv.envs.gui.matching import Gold
 from agentenv.envs.gui.recordings import RecordedStep, Recording
 from agentenv.envs.gui.screen import Screen
 from agentenv.errors import ConfigurationError
+from agentenv.evaluation.task_env import open_tasks
+from agentenv.trainers.config.config_files import load_config
 
 
 def tasks(questions: Sequence[str], start: int = 0) -> list[Task]:
@@ -52,6 +55,19 @@ def test_equal_words_over_other_data_are_other_tasks() -> None:
     refuse_overlap([one], {"test": [two]})
     with pytest.raises(ConfigurationError, match="1 of 1"):
         refuse_overlap([one], {"test": [one]})
+
+
+def test_questions_about_several_organisations_are_several_tasks() -> None:
+    """Each has an incident INC-4, of which many were resolved by nobody."""
+    train, test = (organisation_tasks(40, seed=1000, split=split) for split in ("train", "test"))
+    assert {task.question for task in train} & {task.question for task in test}
+    refuse_overlap(train, {"test": test}, warn=pytest.fail)
+    with pytest.raises(ConfigurationError, match="40 of 40"):
+        refuse_overlap(train, {"test": train})
+    config = load_config(str(Path(__file__).parents[2] / "examples" / "orgforge.toml"))
+    sources = {"train": config.train, "dev": config.dev, "test": config.test}
+    made = {name: open_tasks(source, config.search, config.env).tasks for name, source in sources.items()}
+    refuse_overlap(made.pop("train"), made, warn=pytest.fail)
 
 
 @pytest.mark.parametrize("plan", [["--plan"], []])
