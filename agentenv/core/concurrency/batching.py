@@ -222,9 +222,9 @@ class DeterministicBatcher:
     lowest rank runs (of equal ranks the one created first), its items sorted by episode index and cut into
     runs of ``max_batch``.
 
-    Which episodes are live must itself not depend on time: enter all episodes of a rollout at once, or, with
-    fewer slots than episodes, let a fixed slot hold one registration over the episodes that it runs one
-    after another. An episode must not wait for another one by any other means than a batcher.
+    Which episodes are live must itself not depend on time: enter all episodes of a rollout at once, ``hold`` the rounds
+    where some have to be prepared first, or, with fewer slots than episodes, let a fixed slot hold one registration over
+    the episodes that it runs one after another. An episode must not wait for another one by any other means than a batcher.
     """
 
     def __init__(self) -> None:
@@ -258,6 +258,21 @@ class DeterministicBatcher:
             slot.live = False
             self._slots.remove(slot)
             self._check_soon()
+
+    def hold(self) -> Callable[[], None]:
+        """Lets no round begin until what is returned was called: for who has yet to make what its episodes need.
+
+        It is called where the first of these episodes enters, or where there will be none; once is enough.
+        """
+        slot = _Slot(self, -1)  # it never waits, so that no round begins
+        self._slots.append(slot)
+
+        def end() -> None:
+            if slot in self._slots:
+                self._slots.remove(slot)
+                self._check_soon()
+
+        return end
 
     async def wait(self, slot: _Slot, batcher: Batcher[In, Out], item: In) -> Out:
         """Waits in ``slot`` for the round that answers ``item``; called by `Batcher.submit`.

@@ -78,6 +78,20 @@ class GroupRunner:
         Raises:
             ConfigurationError: what the strategy or the environment cannot do.
         """
+        # How long environments take to be made depends on time, and which episodes are in a batch must not.
+        ready = deterministic_batcher.hold() if deterministic_batcher is not None else lambda: None
+        try:
+            return await self._play(inflight, deterministic_batcher, ready)
+        finally:
+            ready()
+
+    async def _play(
+        self,
+        inflight: InflightGroup,
+        deterministic_batcher: DeterministicBatcher | None,
+        ready: Callable[[], None],
+    ) -> list[Trajectory]:
+        """Does the work of ``play``; calls ``ready`` once the episodes take their slots."""
         specs = await self._specs(inflight)
         policy: Policy = inflight.policy
         if self._segment_tokens:
@@ -93,7 +107,7 @@ class GroupRunner:
             role_policies=self._others,
             step=inflight.step,
             temperatures=tuple(inflight.draw.temperatures),
-            worker=partial(self._worker, inflight),
+            worker=partial(self._worker, inflight, ready),
         )
         envs, seconds = [spec.env for spec in specs], self.settings.deadline_s
         try:
@@ -110,8 +124,9 @@ class GroupRunner:
         return members
 
     @asynccontextmanager
-    async def _worker(self, inflight: InflightGroup) -> AsyncIterator[None]:
+    async def _worker(self, inflight: InflightGroup, ready: Callable[[], None]) -> AsyncIterator[None]:
         """A worker for one episode of ``inflight``; the group begins with the first that it gets."""
+        ready()  # before the wait for a worker, which may be for one that waits for a batch
         async with self._workers:
             inflight.start_version = (
                 self.policy.version if inflight.start_version is None else inflight.start_version

@@ -303,6 +303,35 @@ def test_lockstep_forms_the_same_batches_under_shuffled_sleeps() -> None:
         assert rollout(seed) == (search, generate)
 
 
+def test_no_round_begins_while_somebody_prepares_its_episodes() -> None:
+    double = Doubler()
+
+    async def main() -> None:
+        batcher, deterministic_batcher = Batcher(double), DeterministicBatcher()
+
+        async def episode(index: int) -> None:
+            with deterministic_batcher.episode(index):
+                await batcher.submit(index)
+
+        async def prepared(index: int) -> None:
+            ready = deterministic_batcher.hold()
+            await asyncio.sleep(0.02 * index)
+            ready()
+            ready()  # a second time is nothing
+            await asyncio.gather(episode(index), episode(index + 10))
+
+        async def none() -> None:
+            ready = deterministic_batcher.hold()
+            await asyncio.sleep(0.08)
+            ready()
+
+        await asyncio.gather(prepared(1), none(), prepared(3))
+        await episode(5)
+
+    play(main())
+    assert double.batches == [[1, 3, 11, 13], [5]]
+
+
 def test_lockstep_cuts_a_round_into_runs_of_max_batch() -> None:
     for seed in range(4):
         search, generate = rollout(seed, max_batch=4)

@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 from agentenv.core.chat import InlineFormat
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.env import AsyncEnv
+from agentenv.core.env_lifecycle import make_envs
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.core.types import Completion, EndReason, Info, Message, Observation, Sampling, Step, Task
@@ -641,6 +642,31 @@ def test_without_staleness_records_are_those_of_the_groups_played_by_themselves(
             assert not {"staleness_max", "groups_under_way"} & set(batch.metrics)
             assert made.state_dict()["inflight"] == []
             policy.set_weights()
+
+
+def test_a_group_whose_environments_are_made_late_is_in_the_first_batch_all_the_same(
+    qwen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers differ in the last digits with who shares a batch, so that a busy machine would change a run."""
+    torch.set_num_threads(1)
+    policy, sizes, asked = HFPolicy(qwen(), TOKENIZER), list[int](), list[int]()
+    run = policy._run
+
+    def counted(requests: Any) -> Any:
+        sizes.append(len(requests))
+        return run(requests)
+
+    async def late(makes: Any, seconds: float) -> Any:
+        asked.append(len(makes))
+        await asyncio.sleep(0.2 * (len(asked) - 1))
+        return await make_envs(makes, seconds)
+
+    policy._run = counted  # type: ignore[method-assign]
+    monkeypatch.setattr("agentenv.trainers.workers.group_runner.make_envs", late)
+    with rollouts(policy, 0) as rolled:
+        rolled.batch(1)
+    assert asked == [SIZE] * QUESTIONS
+    assert sizes[0] == QUESTIONS * SIZE
 
 
 def test_temperatures_follow_the_entropy_of_the_step_before_also_after_a_resume() -> None:
