@@ -30,9 +30,9 @@ from gpu_sections import SECTIONS  # isort: skip
 GRACE_S = 20.0
 """What stays of the budget for the last section's end and the result file."""
 CARD = "card"
-"""What a process is asked for that only says which card it sees."""
+"""The section, named by nobody, in which a process says which card it sees and measures nothing."""
 CARD_S = 90.0
-"""After which a card that says nothing hangs; importing torch takes most of the time."""
+"""Seconds after which a card that has not answered is given up; importing torch takes most of them."""
 
 
 def run_section(name: str, args: argparse.Namespace, seconds: float) -> dict[str, Any]:
@@ -85,7 +85,9 @@ def child_main(args: argparse.Namespace) -> None:
 
 
 def card_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What the figures are from, asked in a process of its own: a card in exclusive mode serves one process at a time.
+    """What the figures are from, as ``describe_card`` says it in a process of its own.
+
+    A card in exclusive mode serves one process at a time.
 
     Raises:
         SystemExit: the card does not say so, or not in time.

@@ -260,9 +260,9 @@ class DeterministicBatcher:
             self._check_soon()
 
     def hold(self) -> Callable[[], None]:
-        """Lets no round begin until what is returned was called: for who has yet to make what its episodes need.
+        """Keeps rounds from beginning until the returned function is called: for episodes that have to be prepared.
 
-        It is called where the first of these episodes enters, or where there will be none; once is enough.
+        Call it when the first of these episodes enters, or when it is certain that none will; further calls do nothing.
         """
         slot = _Slot(self, -1)  # it never waits, so that no round begins
         self._slots.append(slot)

@@ -79,7 +79,7 @@ class _WorkerSlot:
 
 
 class _Overdue(WorkerLost):
-    """A worker is given up because of the group that meets this."""
+    """A worker was given up because the group whose ``play`` gets this took too long."""
 
 
 class WorkerPool:

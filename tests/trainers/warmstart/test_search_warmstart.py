@@ -320,15 +320,15 @@ def test_the_preset_asks_as_the_demonstrators_do() -> None:
 def test_the_roles_of_self_play_are_a_phase_of_their_own(tmp_path: Path) -> None:
     """Without steps nothing is moved; with one the policy differs, and so it does after one of the habits."""
     still = replace(TINY, index_steps=0, mixture_steps=0, role_steps=1)
-    warmstart(still, SilentDisplay(), tmp_path / "troupe", init_from=shipped_weights())
+    warmstart(still, SilentDisplay(), tmp_path / "roles", init_from=shipped_weights())
     shipped = content(shipped_weights() / "model.safetensors")
-    assert content(tmp_path / "troupe" / "model.safetensors") != shipped
-    assert "| roles | 1 |" in (tmp_path / "troupe" / "README.md").read_text()
+    assert content(tmp_path / "roles" / "model.safetensors") != shipped
+    assert "| roles | 1 |" in (tmp_path / "roles" / "README.md").read_text()
     last = replace(TINY, index_steps=0, mixture_steps=0, weak_proposer_steps=1)
-    warmstart(last, SilentDisplay(), tmp_path / "careless", init_from=tmp_path / "troupe")
-    weights = [content(tmp_path / name / "model.safetensors") for name in ("troupe", "careless")]
+    warmstart(last, SilentDisplay(), tmp_path / "careless", init_from=tmp_path / "roles")
+    weights = [content(tmp_path / name / "model.safetensors") for name in ("roles", "careless")]
     assert weights[0] != weights[1]
-    assert read_card(tmp_path / "troupe").prompt == "{question}"
+    assert read_card(tmp_path / "roles").prompt == "{question}"
 
 
 def test_advice_is_a_phase_of_its_own(tmp_path: Path) -> None:
