@@ -437,9 +437,14 @@ def test_the_list_says_how_far_each_is(tmp_path: Path, capsys: pytest.CaptureFix
     assert set(listed) == set(experiments())
     assert listed["group-size"]["missing"] == 36
     assert listed["group-size"]["decided"] is None
-    assert main(["lab", "list", "--out", str(tmp_path)]) == 0
+    figures = write_page("tree", load_experiment("tree"), tmp_path / "tree")
+    figures["families"][0]["detectable"] = 0.25
+    for arm in figures["arms"].values():
+        arm["measure"]["values"] = [0.5] * 5
+    (tmp_path / "tree.json").write_text(json.dumps(figures))
+    assert main(["lab", "list", "--out", str(tmp_path), "--pages", str(tmp_path)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "undecided: AdaStop, 5 of 10 seeds, 80 % power for" in shown
+    assert "undecided: AdaStop, 5 of 10 seeds, 80 % power for 0.250" in shown
 
 
 def test_fewer_runs_than_none_are_refused(tmp_path: Path) -> None:
