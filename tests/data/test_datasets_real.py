@@ -71,8 +71,10 @@ def test_the_counts_are_those_of_the_card(name: str, split: str) -> None:
 
 @each_split
 def test_the_gold_answer_passes_the_scorers(name: str, split: str) -> None:
+    """All golds pass the exact match of SQuAD, and those of about 500 questions, spread over the set, every scorer."""
+    tasks = load(name, split).tasks
     for scorer in SCORERS.values():
-        for task in load(name, split).tasks:
+        for task in tasks if scorer.name == "em_squad" else tasks[:: 1 + len(tasks) // 500]:
             assert scorer(task.answers[0], task.answers).value == 1.0, (scorer.name, task.id, task.answers)
             assert scorer(None, task.answers).value == 0.0
 

@@ -249,14 +249,14 @@ def test_no_text_masks_an_episode(env: Env[Any]) -> None:
     tags = tags_of(env)
     actions = [action for body in TEXTS.values() for action in framed(tags, body)]
     actions += [action for body in TEXTS.values() for action in expert_with(env, body)]
-    unmasked(env, some(env, actions, 3))
+    unmasked(env, some(env, actions, 9))
 
 
 def test_no_value_of_an_argument_masks_an_episode(env: Env[Any]) -> None:
     actions = [action for value in VALUES.values() for action in calls(env, value)]
     if not actions:
         pytest.skip("its actions have no arguments")
-    unmasked(env, some(env, actions, 12))
+    unmasked(env, some(env, actions, 36))
 
 
 def test_no_length_masks_an_episode(env: Env[Any]) -> None:
