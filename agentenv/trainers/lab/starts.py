@@ -37,7 +37,7 @@ STARTS: Mapping[str, tuple[str, ...]] = {
     "tiny-chains": ("warmstart --imitate lab-chains --steps 400",),
     "tiny-hybrid": ("warmstart --from-shipped --several-steps 500",),
     "tiny-ikea": ("warmstart --imitate lab-lookups lab-memory --steps 400",),
-    "tiny-pages": ("warmstart --imitate lab-pages --steps 300",),
+    "tiny-pages": ("warmstart --imitate lab-pages-lessons --steps 300",),
     "tiny-planner": ("warmstart --imitate lab-refined lab-everything --steps 300",),
     "tiny-rewriter": ("warmstart --imitate lab-rewrites --steps 100",),
     "tiny-self": ("warmstart --imitate lab-self --steps 300",),
