@@ -119,5 +119,6 @@ _CARD = """\
 # A policy that imitated an expert
 
 From `{policy}` by {steps} supervised steps on {demonstrations} episodes of the expert of {names}
-(`agentenv warmstart --imitate`): {tokens:,} tokens in {minutes:.1f} minutes.
+(`agentenv warmstart --imitate`): {tokens:,} tokens in {minutes:.1f} minutes. Each episode was learned {passes:.1f} times on
+average.
 """

@@ -68,6 +68,10 @@ class LearningSettings:
             return _STEPS if self.steps is None else self.steps
         return self.epochs * math.ceil(examples / self.batch)
 
+    def passes_over(self, examples: int) -> float:
+        """How often each of so many examples is learned on average."""
+        return self.epochs or self.steps_on(examples) * min(self.batch, examples) / examples
+
     def rate_of(self, model: Any) -> float | None:
         """The peak step size of AdamW over all trained weights of ``model``; None where it learns as the tiny policy."""
         if self.rate is not None:
@@ -111,18 +115,21 @@ def learn(
         display: Gets the progress.
 
     Returns:
-        ``tokens`` that were seen; of a fine-tuned model also ``rate``, ``batch`` and ``steps``.
+        ``tokens`` that were seen, and ``passes``, how often each example was on average; of a fine-tuned model also
+        ``rate``, ``batch`` and ``steps``.
 
     Raises:
         Diverged: the loss or the norm of a gradient is not finite.
     """
     steps, rate = settings.steps_on(len(examples)), settings.rate_of(policy.model)
+    passes = settings.passes_over(len(examples))
+    display.note(f"{len(examples)} examples, each learned {passes:.1f} times on average")
     drawn = draws(examples, settings, rng)
     if rate is None:
         cut = (in_batches(rows, 0.0) for rows in drawn)
-        return {"tokens": fit(policy, cut, steps, settings.scale, display)}
+        return {"tokens": fit(policy, cut, steps, settings.scale, display), "passes": passes}
     if memory.gradient_checkpointing:
         checkpoint_layers(policy.model)
     parts = (in_micro_batches(rows, memory.micro_tokens) for rows in drawn)
     tokens = fine_tune(policy, parts, steps, rate, memory, display)
-    return {"tokens": tokens, "rate": rate, "batch": settings.batch, "steps": steps}
+    return {"tokens": tokens, "passes": passes, "rate": rate, "batch": settings.batch, "steps": steps}

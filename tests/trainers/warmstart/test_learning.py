@@ -78,7 +78,10 @@ def test_a_small_model_learns_as_before_where_nothing_is_said() -> None:
         first, examples(), LearningSettings(steps=3, batch=2), MemorySettings(), Random(4), SilentDisplay()
     )
     asked = sample_batches(examples(), 2, 0.0, Random(4))
-    assert found == {"tokens": fit(second, asked, 3, 0.25, SilentDisplay())}
+    assert found == {
+        "tokens": fit(second, asked, 3, 0.25, SilentDisplay()),
+        "passes": 3 * 2 / len(examples()),
+    }
     for name, value in weights_of(first).items():
         assert torch.equal(value, weights_of(second)[name])
 
@@ -125,7 +128,7 @@ def test_how_a_step_is_cut_into_passes_does_not_change_it(monkeypatch: pytest.Mo
         settings = LearningSettings(epochs=1, batch=5, rate=0.1)
         memory = MemorySettings(micro_tokens=tokens)
         found = learn(one, examples(), settings, memory, Random(0), SilentDisplay())
-        assert found == {"tokens": 2 + 3 + 4 + 5 + 6, "rate": 0.1, "batch": 5, "steps": 1}
+        assert found == {"tokens": 2 + 3 + 4 + 5 + 6, "passes": 1.0, "rate": 0.1, "batch": 5, "steps": 1}
         steps = [(value - start[name]).flatten() for name, value in weights_of(one).items()]
         moved.append(torch.cat(steps))
     assert moved[0].norm() > 0
@@ -142,6 +145,13 @@ def test_weights_that_are_not_trained_stay(tmp_path: Path) -> None:
     moved = {name for name, value in weights_of(frozen).items() if not torch.equal(value, before[name])}
     assert moved
     assert not any("layers" in name for name in moved)
+
+
+def test_how_often_each_example_is_learned() -> None:
+    """300 steps of 32 on 796 episodes: 9600 / 796. A step has no example twice, so that of 5 it takes 5."""
+    assert LearningSettings(steps=300).passes_over(796) == pytest.approx(12.06, abs=0.005)
+    assert LearningSettings(steps=7).passes_over(5) == 7
+    assert LearningSettings(epochs=2).passes_over(796) == 2
 
 
 @pytest.mark.parametrize(
