@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 STATES = ".states.jsonl"
 """Ending of the file of the states that were searched, after the name of the model's file."""
+MODEL = ".model"
+"""Ending of the folder of a language model that has learned with its head."""
 SEARCHED = ".searched.jsonl"
 """Ending of the file of what was searched so far, which goes when the model is written."""
 
@@ -52,6 +54,11 @@ class Value:
     """With --search, next states that stay open."""
     ridge: float = 100.0
     """How strongly the weights of the head are pulled towards 0, above 0; about as many states weigh as much."""
+    epochs: int = 0
+    """Passes over the states in which the whole language model learns with the head (2 in ReST-RL); it is written to the
+    folder OUT.model. 0 fits the head alone."""
+    rate: float = 1e-7
+    """With --epochs, the step size (1e-7 in ReST-RL, for models of billions of weights)."""
     compute: ComputeSettings = AUTOMATIC
     """Where the language model computes, and how."""
     trust_config: bool = False
@@ -60,33 +67,60 @@ class Value:
     def run(self) -> dict[str, Any]:
         """Trains the value model and saves it."""
         states, searched = (self.out.with_name(f"{self.out.name}{ending}") for ending in (STATES, SEARCHED))
-        # States beside what was searched so far are of a command that was ended before the model was written.
-        for path in (self.out, *([states] if self.search and not searched.exists() else [])):
-            if path.exists():
-                raise ConfigurationError(f"{path} exists already; choose another --out")
-        if not (isfinite(self.ridge) and self.ridge > 0):
-            raise ConfigurationError(f"--ridge must be finite and above 0, not {self.ridge}")
+        self._refuse(states, searched)
         with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
-        from agentenv.policies.policy_spec import make_policy
         from agentenv.progress import LiveDisplay
-        from agentenv.trainers.learner.value_training import train_value_model
 
-        if self.search < 0:
-            raise ConfigurationError(f"--search must be at least 0, not {self.search}")
-        spec = self.policy or f"hf:{self.run_folder / 'policy'}"
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with (
             use_compute(self.compute),
             LiveDisplay("value model", log=self.out.parent / f"{self.out.name}.log") as display,
         ):
-            episodes = self._episodes(display)
-            policy = make_policy(spec, self.compute)
-            found = train_value_model(policy, spec, episodes, self.out, ridge=self.ridge, display=display)
+            found = self._trained(self._episodes(display), display)
         if not self.search:
             return found | {"out": str(self.out)}
         searched.unlink()
         return found | {"out": str(self.out), "searched": str(states)}
+
+    def _refuse(self, states: Path, searched: Path) -> None:
+        """Refuses files that are there, and numbers that are out of range."""
+        # States beside what was searched so far are of a command that was ended before the model was written.
+        beside = [states] if self.search and not searched.exists() else []
+        model = [self.out.with_name(f"{self.out.name}{MODEL}")] if self.epochs else []
+        for path in (self.out, *beside, *model):
+            if path.exists():
+                raise ConfigurationError(f"{path} exists already; choose another --out")
+        for name, number in (("ridge", self.ridge), ("rate", self.rate)):
+            if not (isfinite(number) and number > 0):
+                raise ConfigurationError(f"--{name} must be finite and above 0, not {number}")
+        if self.search < 0 or self.epochs < 0:
+            raise ConfigurationError(
+                f"--search and --epochs must be at least 0, not {self.search} and {self.epochs}"
+            )
+
+    def _trained(self, episodes: "list[LabelledEpisode]", display: "Display") -> dict[str, Any]:
+        """Fits the head, or with ``--epochs`` trains the language model as well."""
+        from agentenv.policies.policy_spec import make_policy
+        from agentenv.trainers.learner.value_training import train_value_model
+        from agentenv.trainers.warmstart.value_tuning import TuningSettings, tune_value_model
+
+        spec = self.policy or f"hf:{self.run_folder / 'policy'}"
+        policy = make_policy(spec, self.compute)
+        if not self.epochs:
+            return train_value_model(policy, spec, episodes, self.out, ridge=self.ridge, display=display)
+        settings = TuningSettings(self.epochs, self.rate)
+        model = self.out.with_name(f"{self.out.name}{MODEL}")
+        return tune_value_model(
+            policy,
+            episodes,
+            self.out,
+            model,
+            settings,
+            ridge=self.ridge,
+            compute=self.compute,
+            display=display,
+        )
 
     def _episodes(self, display: "Display") -> "list[LabelledEpisode]":
         """States of known value: recorded ones, or with ``--search`` those of a search, which are kept in a file as well."""
@@ -121,4 +155,6 @@ class Value:
             )
         if "searched" in result:
             said += f"\nSearched states: {result['searched']}"
+        if "model" in result:
+            said += f"\nIts language model: {result['model']}"
         console.print(f"{said}\nValue model: {result['out']}")

@@ -72,6 +72,8 @@ class Sql(Env[SqlState]):
     """Of a query that is tried out, and of the one that is handed in."""
     call_markers: ClassVar[tuple[str, ...]] = ("<sql>",)
     stop: ClassVar[tuple[str, ...]] = ("</sql>", "</submit>")
+    scorers: ClassVar[tuple[str, ...]] = ("solved", "reward")
+    """Right queries are the headline: most rewards also pay form, parts or length, and a run is not judged by those."""
     reward_options: ClassVar[frozenset[str]] = frozenset({"reward"})
 
     def __init__(

@@ -86,6 +86,8 @@ class TraceCode(ProgramEnv[TraceState]):
 
     call_markers: ClassVar[tuple[str, ...]] = tuple(f"<{tag}>" for tag in TAGS)
     stop: ClassVar[tuple[str, ...]] = tuple(f"</{tag}>" for tag in TAGS)
+    scorers: ClassVar[tuple[str, ...]] = ("solved", "reward")
+    """Repaired programs are the headline: ``reward="progress"`` also pays parts of the way."""
     reward_options: ClassVar[frozenset[str]] = frozenset({"reward"})
 
     def __init__(

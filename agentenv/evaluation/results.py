@@ -47,6 +47,7 @@ RECORDED: Mapping[str, RecordedMeasure] = dict(
         _recorded("mrr", "rank", lambda rank: 1 / rank, binary=False),
         _recorded("recall@10", "rank", lambda rank: float(rank <= 10), binary=True),
         _recorded("recall@100", "rank", lambda rank: float(rank <= 100), binary=True),
+        _recorded("solved", "solved", float, binary=True),
         _recorded("sop", "followed_share", lambda share: (share + (share == 1)) / 2, binary=False),
         _recorded("sop_pg", "followed_share", lambda share: share, binary=False),
         _recorded("sop_tsr", "followed_share", lambda share: float(share == 1), binary=True),
@@ -54,8 +55,10 @@ RECORDED: Mapping[str, RecordedMeasure] = dict(
 )
 """Measures that are read off records; 0 where an episode has nothing there.
 
-Of the best rank of a gold passage: MRR and recall (TopiOCQA, QReCC). Of the share of a recording that was followed before
-the first mismatch: PG, TSR and their mean, the score SOP (UI-S1, Lu et al. 2025, arXiv:2509.11543).
+Of the best rank of a gold passage: MRR and recall (TopiOCQA, QReCC). Of what was handed in: whether it is right, whatever
+training pays for form, parts or length (execution accuracy of a query, all hidden tests of a program). Of the share of a
+recording that was followed before the first mismatch: PG, TSR and their mean, the score SOP (UI-S1, Lu et al. 2025,
+arXiv:2509.11543).
 """
 
 CEILINGS = ("oracle", "oracle_paged", "expert")

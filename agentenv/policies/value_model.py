@@ -94,13 +94,7 @@ def features_of(policy: "HFPolicy", pieces: Sequence[Piece]) -> Features:
     nothing was. The question is posed as a user's message in the form of the model's tokenizer. A text beyond the context
     loses its beginning.
     """
-    # In the form that the model was trained in: to text without it a language model gives other hidden states.
-    posed = InlineFormat(policy.tokenizer).prompt((Message("user", "".join(pieces[0])),))
-    later = [[policy.tokenizer.encode(text, add_special_tokens=False) for text in one] for one in pieces[1:]]
-    encoded = [[[], posed], *later]
-    ids = [i for piece in encoded for part in piece for i in part]
-    writers = [n for n, (own, shown) in enumerate(encoded) for n in [n] * len(own) + [-1] * len(shown)]
-    ends = [*accumulate(len(own) + len(shown) for own, shown in encoded)]
+    ids, writers, ends = encoded_pieces(policy, pieces)
     most = policy.context_tokens
     if len(ids) <= most:
         return _read(policy, ids, writers, ends)
@@ -118,6 +112,17 @@ def features_of(policy: "HFPolicy", pieces: Sequence[Piece]) -> Features:
         if n >= fit
     ]
     return np.concatenate([*heads, *tails])
+
+
+def encoded_pieces(policy: "HFPolicy", pieces: Sequence[Piece]) -> tuple[list[int], list[int], list[int]]:
+    """The tokens of an episode: int[T] ids, int[T] the piece in which each was written (-1: it was shown), int[N] ends."""
+    # In the form that the model was trained in: to text without it a language model gives other hidden states.
+    posed = InlineFormat(policy.tokenizer).prompt((Message("user", "".join(pieces[0])),))
+    later = [[policy.tokenizer.encode(text, add_special_tokens=False) for text in one] for one in pieces[1:]]
+    encoded = [[[], posed], *later]
+    ids = [i for piece in encoded for part in piece for i in part]
+    writers = [n for n, (own, shown) in enumerate(encoded) for n in [n] * len(own) + [-1] * len(shown)]
+    return ids, writers, [*accumulate(len(own) + len(shown) for own, shown in encoded)]
 
 
 def _read(policy: "HFPolicy", ids: list[int], writers: list[int], ends: list[int]) -> Features:

@@ -192,4 +192,4 @@ def test_a_command_takes_them_by_name(spider: Path) -> None:
     source = open_source(SourceConfig(dataset="spider", data=spider, limit=1))
     assert (source.split, len(source.tasks)) == ("dev", 1)
     benchmark = Benchmark("spider", "scripted", data=spider)
-    assert (benchmark.env, benchmark.scorers) == ("agentenv/SQL-v0", ("reward",))
+    assert (benchmark.env, benchmark.scorers) == ("agentenv/SQL-v0", ("solved", "reward"))

@@ -50,6 +50,18 @@ def test_the_opening_shows_the_schema_and_no_row(task: Task) -> None:
     assert info == {"task_id": "cities"}
 
 
+def test_a_wrong_query_in_the_right_form_is_paid_in_training_and_is_not_solved(task: Task) -> None:
+    """Think2SQL pays .15 for the form, SQL-R1 more than 1 for a long reply; an evaluation counts right queries alone."""
+    wrong, right = "<think>t</think><submit>SELECT 9</submit>", f"<think>t</think><submit>{GOLD}</submit>"
+    step = begun(task, reward="think2sql").step(wrong)
+    assert step.reward == pytest.approx(0.15)
+    assert step.info["solved"] is False
+    step = begun(task, reward="sql_r1_length").step(right)
+    assert step.reward > 1
+    assert step.info["solved"] is True
+    assert Sql.scorers == ("solved", "reward")
+
+
 @pytest.mark.parametrize(
     ("query", "text"),
     [

@@ -341,6 +341,14 @@ def test_ranks_give_mrr_and_recall_over_conversations(record: Maker) -> None:
     assert score_of(record("g", rank=101), "recall@100") == 0.0
 
 
+def test_what_is_right_is_counted_whatever_the_training_pays(record: Maker) -> None:
+    """Think2SQL pays .15 for the form of a wrong query, which is no right one, and neither is one never handed in."""
+    played = [record("a", solved=True, reward=1.0), record("b", solved=False, reward=0.15), record("c")]
+    score = summary(*played, scorers=("solved",))["scores"]["solved"]
+    assert score["mean"] == pytest.approx(1 / 3)
+    assert measure_of("solved").binary
+
+
 def test_how_far_a_recording_was_followed_gives_sop(record: Maker) -> None:
     """1, 3/4 and 0 of it: PG 7/12, TSR 1/3, and the score is the mean of the two (UI-S1)."""
     played = [record(name, followed_share=share) for name, share in (("a", 1.0), ("b", 0.75), ("c", 0.0))]

@@ -168,7 +168,8 @@ def anchor_state(
         singleton: ``reward`` gives a group of one its reward as the episode's score, as published.
         invalid_penalty: Subtracted from outcome and return of a turn with an invalid action, of that turn alone;
             published 0.1.
-        similarity: Keys of at least this difflib ratio share a step group; 1 asks for equal ones.
+        similarity: Keys of at least this difflib ratio, with every character counted, share a step group; 1 asks for equal
+            ones. The published program leaves out characters that are frequent in long keys.
     """
     # A fine stays with its own turn: carried along in the return it would punish the valid turns before it.
     fines = [[invalid_penalty * (not turn.valid) for turn in t.turns] or [0.0] for t in group]
@@ -235,8 +236,10 @@ def _clustered(keys: Sequence[Sequence[str | None]], similarity: float) -> Seque
         if key is None:
             return None
         # Only heads are compared, never members with each other: otherwise a chain of similar keys would join unlike states.
+        # Every character counts: difflib's rule for frequent ones makes states of 200 characters or more that differ in one
+        # place unlike each other.
         for known in heads:
-            if difflib.SequenceMatcher(None, known, key).ratio() >= similarity:
+            if difflib.SequenceMatcher(None, known, key, autojunk=False).ratio() >= similarity:
                 return known
         heads.append(key)
         return key

@@ -169,21 +169,35 @@ def train_value_model(
             targets += [episode.targets[place] for place in places]
             tasks += [episode.task] * len(places)
         display.advance(number, {})
-    if len(targets) < _LEAST:
-        raise ConfigurationError(
-            f"there are {len(targets)} states of known value, and a value model needs {_LEAST}: record more episodes, or "
-            "search more questions"
-        )
+    refuse_few_states(len(targets))
     features_NF, targets_N = np.concatenate(rows), np.array(targets)
-    names = list(dict.fromkeys(tasks))
-    # From the second task on, so that the only task of a run is learned from and not held out.
-    held = set(names[1::5])
+    held = held_out_tasks(episodes)
     held_N = np.array([task in held for task in tasks])
-    metrics = {"states": len(targets), "episodes": len(episodes), "tasks": len(names)}
+    metrics = {"states": len(targets), "episodes": len(episodes), "tasks": len(set(tasks))}
     errors = _held_out(features_NF, targets_N, held_N, ridge)
     head = least_squares(features_NF, targets_N, ridge_of(features_NF.shape[1], ridge))
     save_value_model(out, spec, *head)
     return metrics | errors
+
+
+def refuse_few_states(states: int) -> None:
+    """Refuses to train a value model on hardly any states.
+
+    Raises:
+        ConfigurationError: there are fewer than ten.
+    """
+    if states < _LEAST:
+        raise ConfigurationError(
+            f"there are {states} states of known value, and a value model needs {_LEAST}: record more episodes, or "
+            "search more questions"
+        )
+
+
+def held_out_tasks(episodes: Sequence[LabelledEpisode]) -> set[str]:
+    """Every fifth task with a state of known value, on which is measured how well others predict it."""
+    names = list(dict.fromkeys(episode.task for episode in episodes if episode.targets))
+    # From the second task on, so that the only task of a run is learned from and not held out.
+    return set(names[1::5])
 
 
 def _held_out(

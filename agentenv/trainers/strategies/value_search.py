@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.env import Env
@@ -64,12 +64,16 @@ class ValueSearchStrategy:
 
     In its training phase, with ``verifier`` for a value, a continuation is worth the reward that it earned: each one is a
     visit of the first state that it led to, with that reward. The episode with the highest reward is kept, so that no
-    evaluation may play it, and the states with their values stand in its ``info``.
+    evaluation may play it, and the states with their values stand in its ``info``. ``scores="outcomes"`` searches in this
+    way by a model that judges complete episodes.
     """
 
     value: str = "tiny"
     """The value model: a file that ``agentenv value`` wrote, or ``tiny``, which is shipped for the shipped policy and
     questions like those of its worlds. ``verifier`` is the reward of the environment: the training phase."""
+    scores: Literal["states", "outcomes"] = "states"
+    """What the value model is asked about: each new state, or, as an outcome reward model, each complete continuation, which
+    is then worth that and a visit of the first state that it led to."""
     iterations: int = 20
     """States from which the policy goes on, one after the other, those that end the episode included."""
     samples: int = 5
@@ -192,6 +196,11 @@ class _Search:
     def episode(self) -> str:
         return self.context.episode(self.place)
 
+    @property
+    def by_outcome(self) -> bool:
+        """Whether a state is worth what came of it, and not what the value model says of it."""
+        return self.model is None or self.strategy.scores == "outcomes"
+
     async def run(self) -> Trajectory:
         """The episode that is kept."""
         samples = self.strategy.samples
@@ -225,7 +234,7 @@ class _Search:
         if self.node is not None:
             self._grow(self.node, rounds[-1])
         elif self.root.state.ended is not None:
-            self._keep(self.root.state.ended)
+            self._keep(self.root.state.ended, self._worth(self.root.state.ended))
             return None
         while self.left > 0:
             self.left -= 1
@@ -310,22 +319,23 @@ class _Search:
         for one in continuations:
             if one.ended is None:
                 continue
-            self._keep(one.ended)
+            worth = self._worth(one.ended)
+            self._keep(one.ended, worth)
             if one.action is None or one.after is None:  # the environment failed, and the search ends
                 self.left = 0
                 return
             self.metrics["search_episodes"] += 1
-            if self.model is None and not one.ended.valid:  # says nothing, as no reward of it is one
+            if self.by_outcome and not one.ended.valid:  # says nothing, as no reward of it is one
                 self._leave(one.after)
             else:
-                self._visit(node, one.action, one.after, one.goes_on, one.ended.reward)
+                self._visit(node, one.action, one.after, one.goes_on, worth)
         ranked = sorted(node.children.values(), key=lambda child: -child.value)
         node.open = ranked[: self.strategy.children]
         for child in ranked[self.strategy.children :]:
             self._leave(child.state)
         node.count(sum(child.total for child in ranked), sum(child.visits for child in ranked))
 
-    def _visit(self, node: _Node, action: str, after: EpisodeState, goes_on: bool, reward: float) -> None:
+    def _visit(self, node: _Node, action: str, after: EpisodeState, goes_on: bool, worth: float) -> None:
         """A first action makes a child, or visits the one that it has made before.
 
         Args:
@@ -333,23 +343,30 @@ class _Search:
             action: What was written.
             after: The state that it led to.
             goes_on: Whether an environment stands there.
-            reward: What the continuation that began with it has earned.
+            worth: Of the complete continuation that began with it.
         """
         known = node.children.get(action)
         if known is not None:
-            known.total += reward if self.model is None else known.value
+            known.total += worth if self.by_outcome else known.value
             known.visits += 1
             self._leave(after)
         elif after.ended is None or after.ended.valid:
-            value = self._value(after.spec.task.question, after.turns, reward)
+            value = worth if self.by_outcome else self._value(after.spec.task.question, after.turns)
             node.children[action] = _Node(after, node, value, 1, goes_on)
             self.metrics["search_states"] += 1
 
-    def _value(self, question: str, turns: Sequence[Turn], reward: float) -> float:
-        return reward if self.model is None else self.model.values(state_pieces(question, turns))[-1]
+    def _value(self, question: str, turns: Sequence[Turn]) -> float:
+        """What the value model expects after ``turns``."""
+        assert self.model is not None
+        return self.model.values(state_pieces(question, turns))[-1]
 
-    def _keep(self, ended: Trajectory) -> None:
-        """Takes up a complete episode, if its value is above those of all before."""
-        value = self._value(ended.task.question, ended.turns, ended.reward) if ended.valid else -math.inf
-        if self.best is None or value > self.best[0]:
-            self.best = value, ended
+    def _worth(self, ended: Trajectory) -> float:
+        """Of a complete episode: its reward in the training phase, else what the value model says of it."""
+        if not ended.valid:
+            return -math.inf
+        return ended.reward if self.model is None else self._value(ended.task.question, ended.turns)
+
+    def _keep(self, ended: Trajectory, worth: float) -> None:
+        """Takes up a complete episode, if it is worth more than all before."""
+        if self.best is None or worth > self.best[0]:
+            self.best = worth, ended

@@ -189,6 +189,13 @@ def test_similar_states_share_a_group(turns: Turns) -> None:
     assert_scores(by_turn("anchor_state", group, scale="none", similarity=0.95), [[0.5], [-0.5]])
 
 
+def test_long_states_that_differ_in_one_place_are_alike(turns: Turns) -> None:
+    """199 a's and a b, either way round, have a ratio of .995, and of .005 by difflib's rule for frequent characters."""
+    keys = ["a" * 199 + "b", "b" + "a" * 199]
+    group = [turns([reward], keys=[key]) for reward, key in zip((1.0, 0.0), keys, strict=True)]
+    assert_scores(by_turn("anchor_state", group, scale="none", similarity=0.95), [[1.0], [-1.0]])
+
+
 def test_an_invalid_action_costs_its_own_turn(turns: Turns) -> None:
     # gamma 1, outcomes 1 1. State a: returns 1 - .1 and 1, mean .95. Turn b of both: 1 and 1.
     # The episode's entry is that of the first turn: .9 and 1, mean .95; the second turn of the first: 1 - .95.

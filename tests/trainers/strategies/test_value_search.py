@@ -1,7 +1,7 @@
 """VM-MCTS: its rule by hand, what it keeps, equal actions, faults of a continuation, environments that cannot go back."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -49,14 +49,20 @@ def test_the_rule_by_hand() -> None:
 @pytest.fixture(scope="module")
 def value(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A value model that knows how good the calls are: only "2 * 3 - 1" is; and likes the answer 5 in any case."""
-    folder = tmp_path_factory.mktemp("value")
+    goodness = dict(zip(SHOWN, (0.3, 0.9, 0.1), strict=True))
+    states = {expression: (good, good, good - 0.1) for expression, good in goodness.items()}
+    return value_model(tmp_path_factory.mktemp("value"), states)
+
+
+def value_model(folder: Path, states: Mapping[str, tuple[float, float, float]]) -> str:
+    """A value model by expression: of the state after the call, and of the episode that then answers 5, or 6."""
     random_policy(folder / "policy", [TASK.question, *FIRST], spread=0.5)
     spec = f"hf:{folder / 'policy'}"
     policy = make_policy(spec)
     texts: dict[tuple[tuple[str, str], ...], float] = {(): 0.3}
-    for expression, goodness in zip(SHOWN, (0.3, 0.9, 0.1), strict=True):
+    for expression, (after, five, six) in states.items():
         step = (call(expression), shown_after(expression))
-        texts |= {(step,): goodness, (step, ("5", "")): goodness, (step, ("6", "")): goodness - 0.1}
+        texts |= {(step,): after, (step, ("5", "")): five, (step, ("6", "")): six}
     rows = [features_of(policy, [("", TASK.question), *text])[-1] for text in texts]
     save_value_model(
         folder / "v.safetensors",
@@ -82,6 +88,7 @@ class Branching:
 
     def __init__(self, first: Sequence[str], fails: str = "") -> None:
         self.first, self.fails, self.asked = first, fails, 0
+        self.answered: list[str] = []
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
@@ -93,6 +100,7 @@ class Branching:
         called = TOKENIZER.decode(prompt_ids).rpartition('"expression": "')[2].partition('"')[0]
         if called == self.fails:
             raise PolicyFault("gone")
+        self.answered.append(called)
         return complete(SHOWN[called], TOKENIZER, sampling)
 
     def release(self, episode: str) -> None: ...
@@ -132,6 +140,20 @@ def test_the_second_iteration_goes_on_from_the_best_first_action(value: str) -> 
     # Until all ends are known.
     later = searched(value, Branching(FIRST), iterations=50, samples=3, exploration=9.0)
     assert later.info["strategy"]["search_episodes"] == 3 * 4
+
+
+def test_an_outcome_model_is_asked_about_complete_episodes(tmp_path: Path) -> None:
+    """After "2 * 3" much is expected, and its answer 6 is worth nothing; the answer 5 of the other is worth .8.
+
+    By its states the model goes on from the first call, by its outcomes from the second.
+    """
+    states = {"2 * 3": (0.9, 0.0, 0.0), "2 * 3 - 1": (0.2, 0.8, 0.1), "2 + 3": (0.1, 0.1, 0.1)}
+    model = value_model(tmp_path, states)
+    for scores, expected in (("states", [3, 1]), ("outcomes", [1, 3])):
+        policy = Branching(FIRST[:2])
+        played = searched(model, policy, iterations=2, samples=2, scores=scores)
+        assert [policy.answered.count(call) for call in ("2 * 3", "2 * 3 - 1")] == expected
+        assert played.turns[-1].action == "5"
 
 
 def test_only_so_many_states_stay_open(value: str) -> None:
