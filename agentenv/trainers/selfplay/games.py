@@ -216,7 +216,8 @@ def _evaluation(solve: str, mark: str) -> tuple[GameTurn, GameTurn]:
     score = GameTurn(
         f"score_{mark}",
         "scorer",
-        prompt="{question}\nAnswer: {answer}\nCritique: {critique}\nHow right is the answer?"
+        prompt="{question}\nAnswer: {answer}\nCritique: {critique}\nHow right is the answer?\n"
+        "3: it is right, and the critique does it no harm.\n2: it has small flaws.\n1: it has a fatal one."
         + _SCORE.format(low=1, high=3),
         sees={"question": "seed", "answer": f"{solve}.answer", "critique": f"criticise_{mark}.critique"},
         writes=("score",),

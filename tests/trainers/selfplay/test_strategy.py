@@ -584,6 +584,16 @@ def test_a_solution_sees_the_last_two_rounds_of_a_discussion() -> None:
     assert ("guess 1" in second, "guess" in first) == (True, False)
 
 
+def test_a_scorer_is_told_what_its_scores_mean() -> None:
+    """3 is a right answer that its critique did not hurt, 2 one with small flaws, 1 one with a fatal one (CoMAS)."""
+    roles = Roles(discussing)
+    game(roles, 1, game="comas", checks=())
+    lines = roles.shown["score_2"][0].splitlines()
+    meant = {mark: next(line for line in lines if line.startswith(f"{mark}: ")) for mark in (1, 2, 3)}
+    assert ("fatal" in meant[1], "small" in meant[2]) == (True, True)
+    assert ("right" in meant[3], "critique" in meant[3]) == (True, True)
+
+
 def test_several_evaluations_of_a_solution_are_scored_one_by_one() -> None:
     """Scores 3, 1 and one that is none: the solution has the mean of 1 and 0, its critiques 0, 1 and nothing."""
 
