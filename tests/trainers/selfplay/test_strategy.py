@@ -631,6 +631,12 @@ def test_each_episode_of_a_discussion_is_an_agents_on_whom_the_lot_falls() -> No
     assert drawn[0] == drawn[1] != drawn[2]
     assert set(drawn[0]) == {"agent_1", "agent_2", "agent_3", "agent_4"}
     assert all(12 <= drawn[0].count(agent) <= 36 for agent in set(drawn[0]))
+    # Twice as many rounds as agents, each of a solution, a critique and a score; the shorter game always has two.
+    lengths = [
+        len(game(Roles(discussing), 1, game=name, checks=(), agents=agents))
+        for name, agents in (("comas_history", 2), ("comas_history", 0), ("comas", 4))
+    ]
+    assert lengths == [4 * 3, 8 * 3, 2 * 3]
     played = game(Roles(discussing), 4, game="comas", checks=(), agents=2)
     assert {t.group_id for t in played} == {"step-1/agent_1", "step-1/agent_2"}
     assert [t.reward for t in played] == [0.5] * 8 + [0.0] * 4 + [0.5] * 8 + [0.0] * 4
