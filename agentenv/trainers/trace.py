@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.io.files import write_text
-from agentenv.envs.search.capability_search import CAPABILITIES, get_capability
+from agentenv.envs.search.capability_search import CAPABILITIES, EXERCISE, get_capability
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.capabilities import SEARCH_SKILLS
 from agentenv.evaluation.contrast import (
@@ -39,7 +39,6 @@ BAND = (0.2, 0.6)
 """Success rates of the policy between which an environment is kept."""
 QUESTIONS = GROUP_SIZE = 8
 """Groups of a step, and episodes of each, as in the paper."""
-_SHOWN = 0.5  # what an episode earns that shows the capability and gives a wrong answer
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,17 @@ def success_rate(config: TrainConfig, tasks: int) -> float:
     """
     posed = config.model_copy(update={"test": config.train.model_copy(update={"limit": tasks})})
     played = valid_episodes(play_under(posed, temperature=config.rollout.temperature))
-    return sum(t.reward >= _SHOWN for t in played) / len(played)
+    return sum(is_shown(t.reward, config.env.options) for t in played) / len(played)
+
+
+def is_shown(reward: float, options: Mapping[str, Any]) -> bool:
+    """Whether an episode showed its capability: it earned at least what showing it pays with a wrong answer.
+
+    Args:
+        reward: Of the episode.
+        options: Of its environment, `CapabilitySearch`.
+    """
+    return bool(reward >= options.get("exercise", EXERCISE))
 
 
 def environment_for(

@@ -96,6 +96,30 @@ def test_mc_grpo_takes_one_median_member_out_of_rows_and_counts(
     assert [len(one.rows) == 1 for one in credited] == expected
 
 
+def test_turns_of_low_entropy_leave_the_loss_of_dart_with_its_penalty_and_its_denominator(
+    episode: Make,
+) -> None:
+    """Of ten turns two are surer than the others; the penalty towards the start, .1 there, does not act on them either."""
+    parts = [(SegmentKind.PROMPT, (1, 2)), *((SegmentKind.POLICY, (5,)) for _ in range(5))]
+    group = []
+    for reward, sure in ((1.0, 1), (0.0, 3)):
+        made = episode(parts, reward)
+        segments = [made.segments[0]]
+        for turn, segment in enumerate(made.segments[1:]):
+            chance = 0.9 if turn == sure else 0.5
+            segments.append(replace(segment, turn=turn, logprobs=(math.log(chance),)))
+        group.append(replace(made, segments=tuple(segments)))
+    config = load_config("dart")
+    assert config.loss.kl_coefficient == 0.1
+    sections = config.loss, config.reward_shaping, config.rollout
+    credited, _ = assign_credit(*sections, [group], 0, keep_zero_variance=True)
+    assert [one.tokens for one in credited] == [4, 4]
+    rows = [row for one in credited for row in one.rows]
+    # Places of tokens: a prompt of two, then one for each turn.
+    assert [row.trained.tolist() for row in rows] == [[2, 4, 5, 6], [2, 3, 4, 6]]
+    assert [row.sequence_tokens for row in rows] == [4, 4]
+
+
 def test_prime_rl_leaves_out_tokens_that_moved_away_from_the_sampler(
     episode: Make, learner_of: Callable[[TrainConfig], Learner]
 ) -> None:

@@ -11,7 +11,7 @@ from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.router import read_router
 from agentenv.trainers.config.config_files import changed, load_config
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.trace import environment_for, variant_of
+from agentenv.trainers.trace import environment_for, is_shown, variant_of
 
 TARGET = load_config("laptop-search")
 
@@ -33,6 +33,12 @@ def test_the_easiest_world_within_the_band_is_kept() -> None:
 def test_a_capability_without_a_world_within_the_band_is_dropped() -> None:
     made = environment_for(TARGET, "read", rate=lambda config, tasks: 0.1)
     assert (made.config, made.rates) == (None, (0.1, 0.1, 0.1))
+
+
+def test_what_showing_a_capability_pays_says_which_episodes_succeed() -> None:
+    """With exercise = .3 a wrong answer that shows the capability earns .3, and a right one 1; with 1 nothing else pays."""
+    for options, least in (({}, 0.5), ({"exercise": 0.3}, 0.3), ({"exercise": 1.0}, 1.0)):
+        assert [is_shown(reward, options) for reward in (0.0, least, 1.0)] == [False, True, True]
 
 
 def test_a_variant_keeps_the_tools_and_budgets_of_the_target() -> None:

@@ -52,13 +52,14 @@ class Matcher:
     """The rules of one preset."""
 
     box: Literal["smallest", "any"] = "smallest"
-    """``smallest`` takes the smallest box that holds the expert's point, and none above ``max_area``; ``any`` takes each."""
+    """``smallest`` takes the smallest box that holds the expert's point, and none above ``max_area``; the radius counts only
+    where there is no such box. ``any`` takes each box, and the radius besides."""
     max_area: float = 0.25
     """Share of the screen above which ``smallest`` does not trust a box."""
     enlarge: float = 1.2
     """Factor of a box's sides, about its centre."""
     radius: float = 0.04
-    """How far from the expert's point a click may lie, where no box holds it."""
+    """How far from the expert's point a click may lie; see ``box``."""
     radius_of: Literal["shorter_side", "unit_square"] = "shorter_side"
     """What the radius is a share of; on the unit square it is longer along the longer side."""
     words: Literal["close", "contained", "anls"] = "close"
@@ -67,7 +68,7 @@ class Matcher:
     """``finger`` compares the ways of the fingers; ``flipped`` the predicted way with the declared or, where none is
     declared, the expert's own way, after exchanging up and down; ``any`` compares nothing."""
     min_swipe: float = 0.05
-    """Share of a side that a finger must travel; shorter is no swipe."""
+    """Share of a side that a finger must travel, or as far as the expert's did where that is less; shorter is no swipe."""
     any_status: bool = False
     """Whether every status of terminate is as good as the expert's."""
     drops_four_boxes: bool = False
@@ -126,9 +127,13 @@ class Matcher:
             return "no place"
         if self.drops_four_boxes and len(gold.boxes) == 4:
             return "four boxes are read as one"
+        if self._in_box(predicted.point, gold, display_size):
+            return ""
+        # A box says where the element ends, and a click beyond it may be on the next one.
+        if self.box == "smallest" and self._trusted(gold):
+            return "other place"
         place, target = _on_unit(predicted.point, display_size), _on_unit(gold.action.point, gold.size)
-        near = self._distance(place, target, gold.size) <= self.radius
-        return "" if near or self._in_box(predicted.point, gold, display_size) else "other place"
+        return "" if self._distance(place, target, gold.size) <= self.radius else "other place"
 
     def _in_box(self, point: Point, gold: Gold, display_size: Size) -> bool:
         """Whether a point lies in a box that counts, enlarged."""
@@ -163,11 +168,13 @@ class Matcher:
     def _other_way(self, predicted: Action, gold: Gold, display_size: Size) -> str:
         if self.swipe == "any":
             return ""
-        way = finger_direction(predicted, display_size, self.min_swipe)
-        wanted = finger_direction(gold.action, gold.size, self.min_swipe)
+        wanted = finger_direction(gold.action, gold.size)
+        # An expert's short swipe must still be its own match, however it was rounded to pixels of the shown screen.
+        least = min(self.min_swipe, 0.9 * max(map(abs, _swept(gold.action, gold.size))))
+        way = finger_direction(predicted, display_size, least)
         if self.swipe == "flipped":
             wanted = _FLIPPED.get(gold.declared or wanted or "up")
-        if way is None:
+        if way is None and wanted is not None:
             return "too short a swipe"
         return "" if way == wanted else "other direction"
 
@@ -183,15 +190,20 @@ def finger_direction(action: Action, size: Size, min_length: float = 0.0) -> Dir
         size: Width and height of the screen that its coordinates refer to.
         min_length: Share of that side below which there is no direction.
     """
-    if action.point is None or action.end is None:
-        return None
-    (x1, y1), (x2, y2) = _on_unit(action.point, size), _on_unit(action.end, size)
-    dx, dy = x2 - x1, y2 - y1
+    dx, dy = _swept(action, size)
     if max(abs(dx), abs(dy)) < max(min_length, 1e-9):
         return None
     if abs(dx) > abs(dy):
         return "right" if dx > 0 else "left"
     return "down" if dy > 0 else "up"
+
+
+def _swept(action: Action, size: Size) -> Point:
+    """How far the finger of a swipe goes, across and down, in shares of the screen; nowhere without two places."""
+    if action.point is None or action.end is None:
+        return 0.0, 0.0
+    (x1, y1), (x2, y2) = _on_unit(action.point, size), _on_unit(action.end, size)
+    return x2 - x1, y2 - y1
 
 
 def words_match(predicted: str, gold: str, rule: str) -> bool:

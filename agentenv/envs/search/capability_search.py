@@ -21,6 +21,9 @@ from agentenv.envs.search.search_state import SearchState
 from agentenv.errors import ConfigurationError, check_known
 from agentenv.retrievers.fakes import InMemoryRetriever
 
+EXERCISE = 0.5
+"""What an episode earns that shows its capability and gives a wrong answer; 1 in the paper."""
+
 
 @dataclass(frozen=True)
 class Capability:
@@ -173,7 +176,7 @@ def capability_reward(state: SearchState, *, capability: Capability, exercise: f
 class CapabilitySearch(LocalSearch):
     """Search as in ``LocalSearch``; paid for one capability."""
 
-    def __init__(self, *, capability: str = "search", exercise: float = 0.5, **options: Any) -> None:
+    def __init__(self, *, capability: str = "search", exercise: float = EXERCISE, **options: Any) -> None:
         """Builds an environment over a corpus.
 
         Args:

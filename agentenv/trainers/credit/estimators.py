@@ -16,7 +16,7 @@ from agentenv.core.options import bind_options, load_entry, load_part
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.group_statistics import Values
-from agentenv.trainers.credit.step_selection import high_entropy_tokens
+from agentenv.trainers.credit.step_selection import SHARE, high_entropy_tokens, low_entropy_turns
 
 Estimator = Callable[[Sequence[Trajectory]], list[Values]]
 
@@ -48,13 +48,14 @@ def role_wise(
 
 
 def high_entropy(
-    group: Sequence[Trajectory], *, estimator: str = "group_relative", share: float = 0.8
+    group: Sequence[Trajectory], *, estimator: str = "group_relative", share: float = SHARE
 ) -> list[Values]:
     """Keeps the values of another estimator on the turns of highest entropy and gives 0 to the other turns.
 
-    DART, Li et al. 2025, arXiv:2509.23866, does not train steps below the 20 % quantile of the entropies of a group. The
-    estimate of a turn's entropy is this project's: the mean -log p of the sampled tokens, so that among turns of few tokens
-    those with rare words are chosen. Biased: .509 along, .105 aside.
+    DART, Li et al. 2025, arXiv:2509.23866, does not train steps below the 20 % quantile of the entropies of a group, so that
+    in training they leave the loss, its penalties and its denominator (`untrained_by`). The estimate of a turn's entropy is
+    this project's: the mean -log p of the sampled tokens, so that among turns of few tokens those with rare words are
+    chosen. Biased: .509 along, .105 aside.
 
     Args:
         group: Valid trajectories.
@@ -102,6 +103,13 @@ def left_out_by(name: str) -> Callable[[Sequence[float]], int] | None:
 
 
 _LEFT_OUT = {"median_centered": "agentenv.trainers.credit.outcome:median_member"}
+
+
+def untrained_by(
+    name: str, options: Mapping[str, Any]
+) -> Callable[[Sequence[Trajectory]], list[list[int]]] | None:
+    """From a group to the turns of each member that leave the loss; None where the estimator has none."""
+    return partial(low_entropy_turns, share=options.get("share", SHARE)) if name == "high_entropy" else None
 
 
 def get_estimator(name: str, options: Mapping[str, Any] | None = None) -> Estimator:

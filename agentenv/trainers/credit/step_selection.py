@@ -5,11 +5,15 @@ Shapes: G trajectories of one group, T tokens of one trajectory.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import SegmentKind, Trajectory
+
+SHARE = 0.8
+"""Of the turns of a group that are trained (DART, Li et al. 2025, arXiv:2509.23866)."""
 
 
 def turn_entropies(trajectory: Trajectory) -> dict[int, float]:
@@ -24,8 +28,8 @@ def turn_entropies(trajectory: Trajectory) -> dict[int, float]:
     return {int(turn): float(surprises[turns == turn].mean()) for turn in np.unique(turns)}
 
 
-def high_entropy_tokens(group: Sequence[Trajectory], share: float) -> list[NDArray[np.bool_]]:
-    """bool[T] for each of G: whether a token belongs to a turn among the ``share`` of highest entropy in the group.
+def low_entropy_turns(group: Sequence[Trajectory], share: float = SHARE) -> list[list[int]]:
+    """For each of G the turns that are not among the ``share`` of highest entropy in the group.
 
     Args:
         group: Valid trajectories.
@@ -37,5 +41,19 @@ def high_entropy_tokens(group: Sequence[Trajectory], share: float) -> list[NDArr
     # Without a turn of known entropy no turn is below the edge, and all are trained.
     edge = ordered[math.ceil(share * len(ordered)) - 1] if ordered else 0.0
     # Strictly below, so that ties at the edge stay in, whatever their order.
-    low = [[turn for turn, value in known.items() if value < edge] for known in entropies]
+    return [[turn for turn, value in known.items() if value < edge] for known in entropies]
+
+
+def high_entropy_tokens(group: Sequence[Trajectory], share: float) -> list[NDArray[np.bool_]]:
+    """bool[T] for each of G: whether a token belongs to none of `low_entropy_turns`."""
+    low = low_entropy_turns(group, share)
     return [~np.isin(trajectory.turn_index, turns) for trajectory, turns in zip(group, low, strict=True)]
+
+
+def without_turns(trajectory: Trajectory, turns: Sequence[int]) -> Trajectory:
+    """``trajectory`` with none of the tokens of ``turns`` trained: neither a loss nor a penalty acts on them."""
+    segments = (
+        replace(s, trained=False) if s.kind is SegmentKind.POLICY and s.turn in turns else s
+        for s in trajectory.segments
+    )
+    return replace(trajectory, segments=tuple(segments)) if turns else trajectory

@@ -15,7 +15,7 @@ from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.sections import OptimizerSettings, RewardShapingSettings, RolloutSettings
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.decoupled import with_decoupled_deviation
-from agentenv.trainers.credit.estimators import get_estimator, left_out_by
+from agentenv.trainers.credit.estimators import get_estimator, left_out_by, untrained_by
 from agentenv.trainers.credit.group_statistics import (
     CREDIT_WEIGHT,
     Values,
@@ -28,6 +28,7 @@ from agentenv.trainers.credit.preference_pairs import PAIR
 from agentenv.trainers.credit.progress import progress_credit, progress_weight
 from agentenv.trainers.credit.redundancy import redundant_in, without_redundant
 from agentenv.trainers.credit.shaping import novelty_bonus, penalty_mean, shape_rewards
+from agentenv.trainers.credit.step_selection import without_turns
 from agentenv.trainers.credit.tree import shared_means
 from agentenv.trainers.learner.imitation import DemonstrationBuffer, imitate
 from agentenv.trainers.learner.learner import Learner, TrainingRow, rows_of
@@ -326,6 +327,7 @@ def assign_credit(
     played = _with_step_noted(loss, played)
     # Left out of the loss alone: the estimator has compared all members, which is why one more was played.
     left_out = left_out_by(loss.estimator)
+    untrained = untrained_by(loss.estimator, loss.estimator_options)
     for group, valid in zip(groups, played, strict=True):
         spare = left_out(rewards_of(valid)) if left_out and valid else -1
         credit = estimate(valid)
@@ -333,6 +335,8 @@ def assign_credit(
             credit = shared_means(valid, credit)
         credit, counts = _with_bonuses(shaping, group, valid, credit)
         changed += counts
+        if untrained:
+            valid = list(map(without_turns, valid, untrained(valid)))
         for place, (trajectory, values) in enumerate(
             zip(valid, map(weigh_credit, valid, credit), strict=True)
         ):

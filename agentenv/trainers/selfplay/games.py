@@ -170,7 +170,7 @@ def discussion(rounds: int, kappa: int = 1, evaluations: int = 1) -> Game:
     scorer 1 and counts for neither.
 
     Args:
-        rounds: Of the discussion; twice the number of agents as published, which is 8 of 4.
+        rounds: Of the discussion; twice the number of agents as published, which is 8 of 4 (`get_game`).
         kappa: Rounds whose solution and critiques the next solution sees, the latest; 2 as published.
         evaluations: Critiques of each solution, every one with a score of its own; 1 as published.
     """
@@ -216,7 +216,8 @@ def _evaluation(solve: str, mark: str) -> tuple[GameTurn, GameTurn]:
     score = GameTurn(
         f"score_{mark}",
         "scorer",
-        prompt="{question}\nAnswer: {answer}\nCritique: {critique}\nHow right is the answer?"
+        prompt="{question}\nAnswer: {answer}\nCritique: {critique}\nHow right is the answer?\n"
+        "3: it is right, and the critique does it no harm.\n2: it has small flaws.\n1: it has a fatal one."
         + _SCORE.format(low=1, high=3),
         sees={"question": "seed", "answer": f"{solve}.answer", "critique": f"criticise_{mark}.critique"},
         writes=("score",),
@@ -355,22 +356,24 @@ def agent_names(count: int) -> list[str]:
     return [f"agent_{number}" for number in range(1, count + 1)]
 
 
-def get_game(name: str, evaluations: int = 1) -> Game:
+def get_game(name: str, evaluations: int = 1, agents: int = 0) -> Game:
     """The game registered under ``name``.
 
     Args:
         name: Row of ``GAMES``.
         evaluations: Critiques of each solution in a discussion; 1 in every other game.
+        agents: Among whom the lot decides; ``comas_history`` has twice as many rounds, as published, and 8 without any.
 
     Raises:
         UnknownName: there is none.
         ConfigurationError: other evaluations than one in a game that is no discussion, or fewer.
     """
     check_known("game", name, GAMES)
-    if evaluations == 1:
+    of_agents = {"rounds": 2 * agents} if agents > 0 and name == "comas_history" else {}
+    if evaluations == 1 and not of_agents:
         return GAMES[name]
     if evaluations < 1 or name not in DISCUSSIONS:
         raise ConfigurationError(
             f"evaluations={evaluations} must be at least 1, and 1 in the game {name!r} unless it is one of {[*DISCUSSIONS]}"
         )
-    return discussion(**DISCUSSIONS[name], evaluations=evaluations)
+    return discussion(**{**DISCUSSIONS[name], **of_agents}, evaluations=evaluations)

@@ -103,7 +103,7 @@ class SelfPlayStrategy:
     match; empty asks nobody."""
 
     def __post_init__(self) -> None:
-        game = get_game(self.game, self.evaluations)
+        game = get_game(self.game, self.evaluations, self.agents)
         turns = {turn.name: turn for turn in game.turns}
         for name in self.checks:
             if name not in turns or not turns[name].optional:
@@ -193,7 +193,7 @@ class _GameRunner:
                 f"self_play needs env.id = 'agentenv/SearchSolver-v0', not {type(specs[0].env).__name__}"
             )
         self.strategy, self.specs, self.context = strategy, specs, context
-        self.game: Game = get_game(strategy.game, strategy.evaluations)
+        self.game: Game = get_game(strategy.game, strategy.evaluations, strategy.agents)
         self.turns = [m for m in self.game.turns if not m.optional or m.name in strategy.checks]
         self.at = 0
         self.rounds = 0

@@ -56,6 +56,17 @@ def test_the_smallest_box_counts_and_a_large_one_does_not() -> None:
     assert exact("odyssey", click(50, 50), elsewhere)
 
 
+def test_the_radius_counts_only_where_no_box_can_be_trusted() -> None:
+    gold = Gold(click(500, 1000), SIZE, (Box(490, 990, 510, 1010),))
+    # enlarged 1.2 times: 488 to 512; the radius of 40 px would reach the next element
+    assert exact("agentenv", click(512, 1000), gold)
+    assert not exact("agentenv", click(513, 1000), gold)
+    assert exact("ui_s1", click(539, 1000), gold)  # as released: in a box or near the point
+    large = Gold(click(500, 1000), SIZE, (Box(0, 0, 1000, 501), Box(0, 499, 1000, 1001)))
+    assert exact("agentenv", click(539, 1000), large)  # the box is .251 of the screen
+    assert not exact("agentenv", click(541, 1000), large)
+
+
 def test_four_boxes_are_four_boxes_except_as_released() -> None:
     boxes = tuple(Box(i * 10, 0, i * 10 + 10, 10) for i in range(4))
     gold = Gold(click(5, 5), SIZE, boxes)
@@ -101,6 +112,18 @@ def test_a_swipe_is_what_the_finger_does() -> None:
     assert not exact("agentenv", down, Gold(up, SIZE, declared="down"))
     short = swipe(500, 1000, 500, 950)
     assert MATCHERS["agentenv"](short, Gold(up, SIZE), SIZE).reason == "too short a swipe"
+
+
+def test_a_short_swipe_of_the_expert_is_matched_by_itself_and_by_longer_ones() -> None:
+    short = swipe(500, 1000, 500, 940)  # .03 of the height, where .05 is asked of a swipe otherwise
+    gold = Gold(short, SIZE)
+    assert exact("agentenv", short, gold)
+    shown = (336, 672)
+    assert MATCHERS["agentenv"](swipe(168, 336, 168, 316), gold, shown).exact  # in whole pixels of that size
+    assert exact("agentenv", swipe(500, 1500, 500, 500), gold)
+    assert exact("agentenv", swipe(5, 5, 5, 5), Gold(swipe(9, 9, 9, 9), SIZE))  # a recording may hold one
+    assert MATCHERS["agentenv"](swipe(500, 1000, 500, 990), gold, SIZE).reason == "too short a swipe"
+    assert MATCHERS["agentenv"](swipe(500, 500, 500, 1500), gold, SIZE).reason == "other direction"
 
 
 def test_ui_s1_fails_its_own_vertical_swipes_where_no_direction_is_declared() -> None:

@@ -584,6 +584,16 @@ def test_a_solution_sees_the_last_two_rounds_of_a_discussion() -> None:
     assert ("guess 1" in second, "guess" in first) == (True, False)
 
 
+def test_a_scorer_is_told_what_its_scores_mean() -> None:
+    """3 is a right answer that its critique did not hurt, 2 one with small flaws, 1 one with a fatal one (CoMAS)."""
+    roles = Roles(discussing)
+    game(roles, 1, game="comas", checks=())
+    lines = roles.shown["score_2"][0].splitlines()
+    meant = {mark: next(line for line in lines if line.startswith(f"{mark}: ")) for mark in (1, 2, 3)}
+    assert ("fatal" in meant[1], "small" in meant[2]) == (True, True)
+    assert ("right" in meant[3], "critique" in meant[3]) == (True, True)
+
+
 def test_several_evaluations_of_a_solution_are_scored_one_by_one() -> None:
     """Scores 3, 1 and one that is none: the solution has the mean of 1 and 0, its critiques 0, 1 and nothing."""
 
@@ -621,6 +631,12 @@ def test_each_episode_of_a_discussion_is_an_agents_on_whom_the_lot_falls() -> No
     assert drawn[0] == drawn[1] != drawn[2]
     assert set(drawn[0]) == {"agent_1", "agent_2", "agent_3", "agent_4"}
     assert all(12 <= drawn[0].count(agent) <= 36 for agent in set(drawn[0]))
+    # Twice as many rounds as agents, each of a solution, a critique and a score; the shorter game always has two.
+    lengths = [
+        len(game(Roles(discussing), 1, game=name, checks=(), agents=agents))
+        for name, agents in (("comas_history", 2), ("comas_history", 0), ("comas", 4))
+    ]
+    assert lengths == [4 * 3, 8 * 3, 2 * 3]
     played = game(Roles(discussing), 4, game="comas", checks=(), agents=2)
     assert {t.group_id for t in played} == {"step-1/agent_1", "step-1/agent_2"}
     assert [t.reward for t in played] == [0.5] * 8 + [0.0] * 4 + [0.5] * 8 + [0.0] * 4
