@@ -166,7 +166,11 @@ def _learn(
 def failures(
     run: TrainConfig, task_env: TaskEnv, policy: HFPolicy, taught: Sequence[Trajectory]
 ) -> list[Trajectory]:
-    """The episodes of ``taught`` whose tasks the policy does not solve when it decides greedily."""
+    """The episodes of ``taught`` whose tasks the policy does not solve when it decides greedily.
+
+    An episode that fails through the environment says nothing of the policy: what was to be checked is kept, since one
+    episode too many does less harm than one too few.
+    """
     chat = make_chat_format(run.format, run.chat, policy)
     config = rollout_config(run.rollout, run.env, temperature=0.0)
     context = RolloutContext(policy, chat, config, policy.tokenizer.decode, name="arena")
