@@ -35,6 +35,8 @@ from common import RESULTS, common_arguments, finish  # isort: skip  # a sibling
 
 SEED, QUESTIONS = 101, 400
 """The unseen world in which failures are retried. No configuration was chosen by what was found in it."""
+TRAINED = "questions on which the arms train"
+"""Much better than on unseen ones, where a start has learned their answers by heart."""
 _SIMULATED = "simulated:noise_end=0,temperature=0,tokens=256@hf:{folder}"
 
 
@@ -58,7 +60,10 @@ class Measurement:
 
 MEASUREMENTS: Mapping[str, Sequence[Measurement]] = {
     "tiny-advice": (Measurement("two and three hops, without advice", "r3l", "grpo"),),
-    "tiny-chains": (Measurement("three and four hops", "turn-credit", "outcome"),),
+    "tiny-chains": (
+        Measurement("three and four hops", "turn-credit", "outcome"),
+        Measurement(TRAINED, "turn-credit", "outcome", known=True),
+    ),
     "tiny-steps": (Measurement("programs of four steps", "cleaner", "grpo"),),
     "tiny-verdicts": (
         Measurement("drops pages", "reseek", "reseek"),
@@ -67,13 +72,17 @@ MEASUREMENTS: Mapping[str, Sequence[Measurement]] = {
     "tiny-planner": (
         Measurement("refined evidence", "hiersearch", "refined"),
         Measurement("whole evidence", "hiersearch", "everything"),
+        Measurement(TRAINED, "hiersearch", "refined", known=True),
     ),
     "tiny-hybrid": (
         Measurement("several queries a turn", "hybrid-search", "parallel", listed=True),
         Measurement("one query a turn", "hybrid-search", "sequential", listed=True),
     ),
     "tiny-ikea": (Measurement("half of the answers known", "ikea", "answer"),),
-    "tiny-pages": (Measurement("pages opened part by part", "asearcher", "grpo"),),
+    "tiny-pages": (
+        Measurement("pages opened part by part", "asearcher", "grpo"),
+        Measurement(TRAINED, "asearcher", "grpo", known=True),
+    ),
     "tiny-rewriter": (Measurement("reward by rank, of 2", "convsearch-r1", "by-rank", "rank"),),
     "tiny-self": (
         Measurement("its own memory of the world that it knows", "sim2real", "self", known=True),
