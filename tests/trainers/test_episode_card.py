@@ -33,7 +33,8 @@ def test_the_card_of_a_run_keeps_the_strategy_that_belongs_to_its_episodes(
     [
         ("agentenv/LongSearch-v0", {}, (5, 128, 8192)),
         ("agentenv/LongSearch-v0", {"k": 2, "max_turns": 40}, (2, 40, 8192)),
-        ("agentenv/AgentSearch-v0", {"observation_tokens": 256}, (3, 8, 256)),  # k is that of every search
+        ("agentenv/AgentSearch-v0", {"observation_tokens": 256}, (10, 8, 256)),
+        ("agentenv/HierarchicalSearch-v0", {"observation_tokens": 256}, (3, 8, 256)),  # k is that of every search
         ("agentenv/LocalSearch-v0", {}, (3, 4, 500)),
     ],
 )
