@@ -73,8 +73,8 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     """Scorers that its episodes are evaluated by unless others are named, the headline first; ``reward`` is the sum of what
     the environment itself gave."""
     reward_options: ClassVar[frozenset[str]] = frozenset()
-    """Options that decide what an episode earns and nothing that the policy sees. The card of a trained policy leaves them
-    out: an evaluation measures by its own."""
+    """Options that decide what an episode earns, and nothing that the policy sees but its opening message
+    (`default_prompt`). The card of a trained policy leaves them out: an evaluation measures by its own."""
     reports_searches: ClassVar[bool] = False
     """Whether every search of an episode stands among its tool results. Where it does not, an episode whose results name no
     documents says nothing on its searches, and what depends on them is left out; otherwise it made none."""
@@ -113,6 +113,19 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         self.render_mode = render_mode
         self._turn = 0
         self._over = True
+
+    @classmethod
+    def default_prompt(cls, options: Mapping[str, Any], *, native: bool = False) -> str | None:
+        """Its own opening message under ``options``, where one of ``reward_options`` decides on it; None where none does.
+
+        The card of a trained policy leaves these options out and states the message in their place, so that an evaluation
+        asks as training did.
+
+        Args:
+            options: Arguments of the constructor, ``prompt`` not among them.
+            native: Whether the policy calls tools in the form that its model was trained in.
+        """
+        return None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

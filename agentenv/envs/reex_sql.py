@@ -5,7 +5,7 @@ three rows, or what was wrong; ``<final_sql>`` hands in. The reward has parts fo
 tables and columns, and for having looked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from agentenv.envs.sql import Sql
@@ -48,6 +48,11 @@ class ReExSQL(Sql):
             options: As in `Sql`.
         """
         super().__init__(reward=reward, max_turns=max_turns, rows=rows, prompt=prompt, **options)
+
+    @classmethod
+    def default_prompt(cls, options: Mapping[str, Any], *, native: bool = False) -> str | None:
+        """None: the message is its own under every reward."""
+        return None
 
     def expert(self) -> Sequence[str]:
         """Counts the rows of the answer, looks at them, and hands the gold query in."""

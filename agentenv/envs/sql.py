@@ -8,7 +8,7 @@ or what was wrong with it; ``<submit>`` hands in the query that answers and ends
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -128,6 +128,11 @@ class Sql(Env[SqlState]):
         self._query_s = query_s
         self._count = count_tokens or count_words
         self._prompt = prompt + FORM if self._reward.needs_form and prompt is PROMPT else prompt
+
+    @classmethod
+    def default_prompt(cls, options: Mapping[str, Any], *, native: bool = False) -> str | None:
+        """The message with the sentence on the form of actions, where the reward looks at it."""
+        return PROMPT + FORM if get_reward(options.get("reward", "execution")).needs_form else None
 
     @classmethod
     def make_tasks(

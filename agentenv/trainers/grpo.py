@@ -274,7 +274,10 @@ def episode_card(config: TrainConfig) -> EpisodeCard:
     stated, own = ("prompt", *_BUDGETS), config.env.options
     options = defaults_of(config.env.id, _BUDGETS)
     options |= {name: value for name, value in own.items() if name in stated}
-    left_out = env_class(config.env.id).reward_options.union(stated)
+    env = env_class(config.env.id)
+    said = None if "prompt" in own else env.default_prompt(own, native=config.format == "native")
+    options |= {} if said is None else {"prompt": said}
+    left_out = env.reward_options.union(stated)
     rollout = config.rollout
     played = rollout if rollout.strategy in KEPT else config.evaluation
     keeps = played.strategy in KEPT

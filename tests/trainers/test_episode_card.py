@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.core.registry import env_class
+from agentenv.core.registry import env_class, make
 from agentenv.evaluation.benchmark import Benchmark, _options
 from agentenv.trainers.config.config_files import load_config, presets
 from agentenv.trainers.grpo import episode_card
@@ -33,7 +33,12 @@ def test_the_card_of_a_run_keeps_the_strategy_that_belongs_to_its_episodes(
     [
         ("agentenv/LongSearch-v0", {}, (5, 128, 8192)),
         ("agentenv/LongSearch-v0", {"k": 2, "max_turns": 40}, (2, 40, 8192)),
-        ("agentenv/AgentSearch-v0", {"observation_tokens": 256}, (3, 8, 256)),  # k is that of every search
+        ("agentenv/AgentSearch-v0", {"observation_tokens": 256}, (10, 8, 256)),
+        (
+            "agentenv/HierarchicalSearch-v0",
+            {"observation_tokens": 256},
+            (3, 8, 256),
+        ),  # k is that of every search
         ("agentenv/LocalSearch-v0", {}, (3, 4, 500)),
     ],
 )
@@ -80,3 +85,36 @@ def test_every_option_of_a_preset_is_asked_again_or_only_paid() -> None:
         paid = env_class(config.env.id).reward_options
         for name, value in config.env.options.items():
             assert name in paid or asked.get(name) == value or name in unsaid, (path.stem, name)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        ("agentenv/LocalSearch-v0", {"outcome": "knowledge_boundary"}),  # IKEA asks for few searches
+        ("agentenv/SearchSolver-v0", {"outcome": "knowledge_boundary"}),
+        ("agentenv/LocalSearch-v0", {"outcome": "graded_format"}),
+        ("agentenv/JudgedSearch-v0", {"outcome": "knowledge_boundary", "search_again": True}),
+        ("agentenv/PlannedSearch-v0", {"outcome": "knowledge_boundary"}),
+        ("agentenv/SQL-v0", {"reward": "sql_r1"}),  # asks for a form
+        ("agentenv/SQL-v0", {"reward": "ex"}),
+        ("agentenv/ReExSQL-v0", {}),
+    ],
+)
+def test_a_policy_is_asked_with_the_message_of_its_training(
+    env: str, options: dict[str, object], native: bool
+) -> None:
+    """Also where the message depends on what is paid, which the card does not say."""
+    run = load_config("native-search" if native else "laptop-search")
+    card = episode_card(
+        run.model_copy(update={"env": run.env.model_copy(update={"id": env, "options": options})})
+    )
+    asked = _options(Benchmark("", "tiny", env=env), card)
+    openings = []
+    for given in (options, asked):
+        made = make(env, **given)
+        made.native = native
+        openings.append(made.reset(seed=0)[0])
+        made.close()
+    assert openings[0] == openings[1]
+    assert not {"outcome", "reward"} & asked.keys()

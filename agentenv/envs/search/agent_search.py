@@ -44,6 +44,10 @@ When you know the answer, write it between <answer> and </answer>, short and wit
 as in <answer> Beijing </answer>.
 Question: {question}
 """
+PASSAGES = 10
+"""Passages a query that HierSearch's agents see."""
+OBSERVATION_TOKENS = 1500
+"""Holds ten passages of 100 words."""
 _SNIPPET_WORDS = 40
 _SEPARATORS = "|\uff5c,\uff0c"
 
@@ -178,7 +182,9 @@ class AgentSearch(SearchEnv):
         synonyms: str = "",
         synonym_similarity: float = SIMILARITY,
         local_first: bool = False,
+        k: int = PASSAGES,
         max_turns: int = 8,
+        observation_tokens: int = OBSERVATION_TOKENS,
         scorer: str = "f1_squad_guard",
         frame: str = "information",
         prompt: str = PROMPT,
@@ -198,7 +204,9 @@ class AgentSearch(SearchEnv):
                 linked as synonyms. Empty links none.
             synonym_similarity: Cosine from which on two names are synonyms, within (0, 1].
             local_first: Whether an early call of a web tool costs an answer that scores `local_first_penalty`.
+            k: Passages a query.
             max_turns: Turns before the last one, in which only an answer counts.
+            observation_tokens: Bound of one observation; its body is cut so that both tags survive.
             scorer: Name of the scorer of answers.
             frame: Tags between which a page stands, ``information`` or, as published, ``result``; the prompt names them.
             prompt: Opening message; must hold ``{question}``, and may hold ``{tools}``.
@@ -213,7 +221,8 @@ class AgentSearch(SearchEnv):
             UnknownName: no such tool, encoder or frame.
         """
         tasks, retriever = on_small_world(tasks, retriever)
-        super().__init__(tasks=tasks, retriever=retriever, max_turns=max_turns, scorer=scorer, **options)
+        bounds: dict[str, Any] = {"k": k, "max_turns": max_turns, "observation_tokens": observation_tokens}
+        super().__init__(tasks=tasks, retriever=retriever, scorer=scorer, **bounds, **options)
         self.search = replace(self.search, format=self.search.format.framed(frame))
         _check_tools(tools, local_first)
         _check_synonyms(synonyms, facts, synonym_similarity)
@@ -221,14 +230,14 @@ class AgentSearch(SearchEnv):
         self._facts = facts
         self._synonyms = (synonyms, synonym_similarity)
         self._judge = make_reranker(fact_judge) if isinstance(fact_judge, str) else fact_judge
-        offered = "; ".join(TOOLS[name] for name in tools)
-        opening = prompt.replace("{tools}", offered).replace("information>", f"{frame}>")
-        late = WEB_TOOLS if local_first else ()
-        counted = {name: CountedTool(tool) for name, tool in self._tools(made).items() if name in tools}
-        self.parts = hierarchical_parts(self, QuestionPrompt(opening), counted, tuple(tools), late)
-        self._check_corpus(tools)
+        self._offer(tools, made, prompt.replace("information>", f"{frame}>"), local_first)
 
-    def _check_corpus(self, tools: Sequence[str]) -> None:
+    def _offer(self, tools: Sequence[str], web: Retriever | None, prompt: str, local_first: bool) -> None:
+        """Makes the parts of an environment that offers ``tools``."""
+        opening = prompt.replace("{tools}", "; ".join(TOOLS[name] for name in tools))
+        late = WEB_TOOLS if local_first else ()
+        counted = {name: CountedTool(tool) for name, tool in self._tools(web).items() if name in tools}
+        self.parts = hierarchical_parts(self, QuestionPrompt(opening), counted, tuple(tools), late)
         if missing := [name for name in tools if name not in self.parts.tools]:
             raise ConfigurationError(
                 f"{missing[0]} needs the corpus of its retriever in this process, and {self.search.retriever.info().name} "

@@ -18,7 +18,7 @@ from agentenv.core.options import bind_options
 from agentenv.core.protocols import ChatFormat, Policy, Retriever
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, run_episode
 from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
-from agentenv.envs.search.agent_search import LOCAL_TOOLS, AgentSearch
+from agentenv.envs.search.agent_search import LOCAL_TOOLS, OBSERVATION_TOKENS, PASSAGES, AgentSearch
 from agentenv.envs.search.agent_search import PROMPT as AGENT_PROMPT
 from agentenv.envs.search.evidence import FoundEvidence, Refiner, thought_of
 from agentenv.envs.search.hierarchical_rewards import HierarchicalState, hierarchical_parts
@@ -119,11 +119,11 @@ class AgentSettings:
     """Its opening message."""
     frame: str = "information"
     """Tags between which its pages stand; see `AgentSearch`."""
-    k: int = 10
-    """Passages a query; HierSearch's agents see ten."""
+    k: int = PASSAGES
+    """Passages a query."""
     max_turns: int = 8
-    observation_tokens: int = 1500
-    """Bound of one observation; it holds ten passages of 100 words."""
+    observation_tokens: int = OBSERVATION_TOKENS
+    """Bound of one observation."""
     turn_tokens: int = 500
     context_tokens: int = 1 << 16
     temperature: float = 0.9

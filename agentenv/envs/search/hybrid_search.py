@@ -138,6 +138,7 @@ class HybridSearch(SearchEnv):
 
     call_markers = (BEGIN_QUERIES,)
     stop = (END_QUERIES,)
+    scorers = (*SearchEnv.scorers, "f1_plain", "em_plain", "em_cover_plain")
 
     def __init__(
         self,

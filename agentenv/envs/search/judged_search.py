@@ -232,6 +232,11 @@ class JudgedSearch(LocalSearch):
             ),
         )
 
+    @classmethod
+    def default_prompt(cls, options: Mapping[str, Any], *, native: bool = False) -> str | None:
+        """None: the message is its own under every outcome."""
+        return None
+
     def expert(self) -> Sequence[str] | None:
         """As `LocalSearch`, with the verdict on each page in the action after it, unless its answer would be refused."""
         (twin,) = self.fork()

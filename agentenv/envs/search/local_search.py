@@ -15,6 +15,8 @@ from agentenv.envs.search.search_env import SearchEnv, SearchParts, thinking
 from agentenv.envs.search.search_tools import ReadTool, TagParser
 
 TAGS = ("search", "read", "answer")
+FRUGAL = "knowledge_boundary"
+"""The outcome that pays for searches that are left out, of which its opening message speaks."""
 UNSURE, SURE = "I look it up.", "I know it."
 """What an expert thinks before it searches, and before it answers."""
 STOP = tuple(f"</{tag}>" for tag in TAGS)
@@ -79,7 +81,7 @@ class LocalSearch(SearchEnv):
             UnknownName: no such outcome.
         """
         super().__init__(outcome=outcome, **options)
-        frugal = outcome == "knowledge_boundary"
+        frugal = outcome == FRUGAL
         usual = KNOWLEDGE_PROMPT if frugal else PROMPT
         prompt = usual if prompt is None else prompt
         self.parts = SearchParts(
@@ -91,6 +93,13 @@ class LocalSearch(SearchEnv):
                 TAGS, prompt, usual, NATIVE_KNOWLEDGE_PROMPT if frugal else NATIVE_PROMPT
             ),
         )
+
+    @classmethod
+    def default_prompt(cls, options: Mapping[str, Any], *, native: bool = False) -> str | None:
+        """The message that asks for few searches, where the outcome pays for that (IKEA)."""
+        if options.get("outcome") != FRUGAL:
+            return None
+        return NATIVE_KNOWLEDGE_PROMPT if native else KNOWLEDGE_PROMPT
 
     def expert(self) -> Sequence[str] | None:
         """One search a hop where the task carries its path, then the first accepted answer.

@@ -5,7 +5,7 @@ found. The reward is the generator's score, or what that gains over its answers 
 that found the answer, for the documents found, or for a plan that a model calls rational; less a cost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Literal, get_args
@@ -354,6 +354,11 @@ class PlannedSearch(LocalSearch):
             ),
             state=PlannedState,
         )
+
+    @classmethod
+    def default_prompt(cls, options: Mapping[str, Any], *, native: bool = False) -> str | None:
+        """None: the message is its own under every outcome."""
+        return None
 
     def expert(self) -> Sequence[str] | None:
         """None: what a plan is worth depends on the generator."""

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agentenv.core.grammar import earliest_block
-from agentenv.core.rollout import EpisodeSpec, EpisodeState, act, observe, sample
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig, act, observe, sample
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory, Turn
-from agentenv.core.types import Message, MessagePart, Observation
+from agentenv.core.types import Completion, FinishReason, Message, MessagePart, Observation
 from agentenv.errors import ConfigurationError, check_known
 from agentenv.trainers.strategies.rollout_context import RolloutContext, gather_slots
 
@@ -21,9 +21,9 @@ class JudgeStrategy:
     """Replaces an observation that the policy judges useless by a short note, or marks it.
 
     ReSeek, 2025, arXiv:2510.00568. The observation changes in the record when the next turn of the policy contains the
-    verdict and the turn before it searched; what follows another turn, such as a correction, stays. The later turn was
-    sampled while the observation was in the context as it was, so its tokens carry ``context_mismatch``. The state of the
-    environment does not change.
+    verdict and the turn before it searched; what follows another turn, such as a correction, stays. What was sampled while
+    the observation was in the context as it was carries ``context_mismatch``: the later turn, or its verdict alone where
+    ``split``. The state of the environment does not change.
     """
 
     verdict: str = "<judge>no</judge>"
@@ -31,6 +31,11 @@ class JudgeStrategy:
 
     drop: str = "note"
     """What becomes of it: ``note`` leaves a note in its place, ``mark`` keeps it with a mark (version 3 of the paper)."""
+
+    split: bool = False
+    """Whether a turn is sampled in two parts, up to its verdict and on from there. The action after the verdict then follows
+    from a context without the page, as published: C_t = tau_{t-1} + [j_t is not bad] o_t. Otherwise the policy writes both
+    at once, while it still sees the page."""
 
     def __post_init__(self) -> None:
         check_known("way to drop an observation", self.drop, DROPS)
@@ -44,20 +49,44 @@ class JudgeStrategy:
     async def _play(self, state: EpisodeState, context: RolloutContext) -> Trajectory:
         dropped, unseen = 0, state.copy()  # the latter is the episode before its last observation
         while state.ended is None:
-            completion = await sample(state, context.policy, context.config)
+            completion = await sample(state, context.policy, self._up_to_verdict(context.config))
             if completion is None:
                 continue
             if state.turns and has_searched(state.turns[-1]) and says(completion.text, self.verdict):
                 before = state
                 state = self._judged(unseen, state, context)
                 dropped += state is not before
-            observation = await act(state, completion.text, context.config)
+            action = await self._whole_turn(completion, state, context)
+            if action is None:
+                continue
+            observation = await act(state, action, context.config)
             unseen = state.copy()
             if observation is not None:
                 observe(state, context.chat, observation, context.config.context_tokens)
         metrics = {"judge_dropped": dropped}
         origin = Origin.SPLICE if dropped else state.ended.origin
         return replace(state.ended, origin=origin, info=state.ended.info | {"strategy": metrics})
+
+    def _up_to_verdict(self, config: RolloutConfig) -> RolloutConfig:
+        """``config``, with a verdict of any kind ending what is sampled where turns are split."""
+        ending = self.verdict[self.verdict.rfind("</") :] if tags_of(self.verdict) else self.verdict
+        return config.model_copy(update={"stop": (*config.stop, ending)}) if self.split else config
+
+    async def _whole_turn(
+        self, begun: Completion, state: EpisodeState, context: RolloutContext
+    ) -> str | None:
+        """The text of the turn that ``begun`` begins, whose rest is sampled where it ends with a verdict.
+
+        None if the episode has ended by that.
+        """
+        config, seconds = context.config, state.policy_seconds
+        room = config.turn_tokens - len(begun.ids)
+        acts = any(stop in begun.text for stop in config.stop)
+        if not self.split or begun.finish is not FinishReason.STOP or acts or room < 1:
+            return begun.text
+        rest = await sample(state, context.policy, config.model_copy(update={"turn_tokens": room}), attempt=1)
+        state.policy_seconds += seconds
+        return None if rest is None else begun.text + rest.text
 
     def _judged(self, unseen: EpisodeState, state: EpisodeState, context: RolloutContext) -> EpisodeState:
         """``unseen`` with the note or the marked observation, then the turn that was just sampled in ``state``.
@@ -91,11 +120,17 @@ def says(text: str, verdict: str) -> bool:
     A verdict in tags is read as `JudgedSearch-v0` reads it: the first complete block with these tags counts, and neither
     case nor white space at the ends of its content matters. Any other verdict has to stand in ``text`` as it is.
     """
-    tags = re.fullmatch(r"<(\w+)>.*</\1>", verdict, re.DOTALL)
-    if tags is None:
+    tag = tags_of(verdict)
+    if tag is None:
         return verdict in text
-    said, wanted = (earliest_block(written, (tags[1],)) for written in (text, verdict))
+    said, wanted = (earliest_block(written, (tag,)) for written in (text, verdict))
     return said is not None and wanted is not None and said.content.lower() == wanted.content.lower()
+
+
+def tags_of(verdict: str) -> str | None:
+    """The name of the tags that ``verdict`` stands in; None where it is in none."""
+    tags = re.fullmatch(r"<(\w+)>.*</\1>", verdict, re.DOTALL)
+    return tags[1] if tags else None
 
 
 def marked(observation: Observation) -> Observation:

@@ -213,3 +213,14 @@ def test_an_agent_s_pages_may_stand_between_the_tags_that_were_published() -> No
     tools = ("chunk_search", "graph_search", "get_adjacent_passages")
     pages = [env.step(f"<{tool}>the town</{tool}>").observation[0].text for tool in tools]
     assert all(page.startswith(" <result>\n") for page in pages)
+
+
+def test_an_agent_is_trained_with_the_ten_passages_that_it_is_shown_below_a_planner() -> None:
+    """Published are ten a query; of ten passages of 100 words none is cut off."""
+    words = " ".join(f"word{n}" for n in range(100))
+    many = InMemoryRetriever([Document(str(n), f"Halvik {n}", f"Halvik {words} end{n}") for n in range(12)])
+    env = AgentSearch(tasks=[TASK], retriever=many, tools=["chunk_search"])
+    env.reset(seed=0)
+    step = call(env, "chunk_search", "Halvik")
+    shown = step.observation[0].text
+    assert [f"end{one}" in shown for one in found(step)] == [True] * 10

@@ -14,6 +14,7 @@ from agentenv.envs.search.hybrid_search import (
     completed,
     queries_in,
 )
+from agentenv.evaluation.benchmark import Benchmark
 from agentenv.retrievers.fakes import InMemoryRetriever
 
 DOCUMENTS = [
@@ -113,3 +114,10 @@ def test_the_expert_asks_at_once_what_does_not_wait() -> None:
     env.reset(seed=0)
     assert env.expert() == (asked("Halvik", "Ketterby"), "\\boxed{Norland}")
     assert env.expert_gives_up() == "\\boxed{}"
+
+
+def test_an_evaluation_has_the_measures_of_the_paper() -> None:
+    """F1, EM and acc over words that keep their punctuation and articles."""
+    assert {"f1_plain", "em_plain", "em_cover_plain"} <= {
+        *Benchmark("", "tiny", env="agentenv/HybridSearch-v0").scorers
+    }

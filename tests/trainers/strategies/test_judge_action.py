@@ -1,15 +1,17 @@
 """ReSeek's JUDGE: an observation that is judged useless leaves the record; what the environment knows stays."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Origin, Trajectory
-from agentenv.core.types import Document, Message, MessagePart, Task
+from agentenv.core.types import Completion, Document, Message, MessagePart, Sampling, Task
 from agentenv.envs.search.judged_search import verdict_in
-from agentenv.envs.search.local_search import LocalSearch
+from agentenv.envs.search.local_search import STOP, LocalSearch
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
@@ -23,12 +25,28 @@ TASK = Task("q", "Who?", ("Ada",))
 PAGES = [Document("1", "Ada", "Ada was first."), Document("2", "Eve", "Eve was not.")]
 
 
-def play(*script: str, room: int = 4096, **options: str) -> tuple[Trajectory, LocalSearch]:
+class Recorder(ScriptedPolicy):
+    """Notes the prompts that it is given."""
+
+    def __init__(self, script: Sequence[str]) -> None:
+        super().__init__({"e-0": script})
+        self.seen: list[str] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+    ) -> Completion:
+        self.seen.append(TOKENIZER.decode(prompt_ids))
+        return await super().generate(prompt_ids, sampling, episode=episode)
+
+
+def play(
+    *script: str, room: int = 4096, turn: int = 500, policy: ScriptedPolicy | None = None, **options: Any
+) -> tuple[Trajectory, LocalSearch]:
     env = LocalSearch(tasks=[TASK], retriever=InMemoryRetriever(PAGES), k=1)
     context = RolloutContext(
-        ScriptedPolicy({"e-0": script}),
+        policy or ScriptedPolicy({"e-0": script}),
         InlineFormat(TOKENIZER),
-        RolloutConfig(context_tokens=room, turn_tokens=500),
+        RolloutConfig(context_tokens=room, turn_tokens=turn, stop=STOP if options.get("split") else ()),
         TOKENIZER.decode,
     )
     ((played,),) = asyncio.run(play_groups([[EpisodeSpec(env, TASK, 0)]], JudgeStrategy(**options), context))
@@ -114,6 +132,42 @@ def test_what_is_no_page_of_a_search_is_not_dropped(drop: str) -> None:
     assert "not valid" in played.turns[1].observation[0].text
     assert not {NOTE, MARK} & {turn.observation[0].text for turn in played.turns[:3]}
     assert played.info["strategy"] == {"judge_dropped": 0}
+
+
+VERDICT = "<judge>no</judge>"
+
+
+@pytest.mark.parametrize(("drop", "page"), [("note", NOTE), ("mark", MARK)])
+def test_a_split_turn_acts_from_the_context_without_the_page(drop: str, page: str) -> None:
+    """C_t = tau_{t-1} + [j_t is not bad] o_t: what follows the verdict has not seen the page, and is of its own context."""
+    policy = Recorder(
+        ["<search>Eve</search>", f"{VERDICT} never", "<search>Ada</search>", "<answer>Ada</answer>"]
+    )
+    played, env = play(policy=policy, drop=drop, split=True)
+    judging, acting, answering = policy.seen[1:]
+    assert "Eve was not" in judging
+    assert acting.endswith(page + VERDICT)
+    assert ("Eve was not" in acting) == ("Eve was not" in answering) == (drop == "mark")
+    assert played.turns[1].action == VERDICT + "<search>Ada</search>"
+    assert [s.context_mismatch for s in played.segments if s.logprobs] == [False, True, False, False]
+    assert (played.reward, env.state.turns, played.info["strategy"]) == (1.0, 2, {"judge_dropped": 1})
+
+
+def test_a_split_turn_goes_on_where_the_page_is_useful() -> None:
+    policy = Recorder(["<search>Eve</search>", "<judge>yes</judge> never", "<answer>Ada</answer>"])
+    played, _ = play(policy=policy, split=True)
+    assert policy.seen[2] == policy.seen[1] + "<judge>yes</judge>"
+    assert (played.turns[1].action, played.reward) == ("<judge>yes</judge><answer>Ada</answer>", 1.0)
+    assert not played.context_mismatch.any()
+
+
+def test_both_parts_of_a_split_turn_share_its_budget() -> None:
+    """20 tokens are a search; 17 are a verdict, after which 3 are left, or none."""
+    script = ("<search>Eve</search>", VERDICT, "<answer>Ada</answer>", "<answer>Ada</answer>")
+    played, _ = play(*script, turn=20, split=True)
+    assert played.turns[1].action == VERDICT + "<an"
+    whole, _ = play(script[0], f"So {VERDICT}", *script[2:], turn=20, split=True)
+    assert whole.turns[1].action == f"So {VERDICT}"
 
 
 def test_the_verdict_is_an_option_and_may_not_be_empty() -> None:

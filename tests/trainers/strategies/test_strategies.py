@@ -243,6 +243,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("vm_mcts", {"iterations": 2, "samples": 2}),
     ("rollback", {"retries": 2, "commit": "on_success", "roll_probability": 0.8}),
     ("judge", {"verdict": "word"}),
+    ("judge", {"verdict": "word", "split": True}),
     ("tree", {"roots": 1, "depth": 3}),
     ("tree", {"fork_at": "failure", "depth": 3}),
     ("reflect_retry", {"reflector": "rule"}),
