@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # The tests' bound, where the system has timeout(1).
 BOUND := $(shell command -v timeout >/dev/null && echo timeout 65m)
 # More processes than cores, because many tests wait for servers, jails and deadlines: in three, two cores idled for 40 %.
-WORKERS ?= 5
+WORKERS ?= 4
 EXAMPLES ?= 20000
 # The interpreter that holds a CUDA build of torch; the measurements of a card use it in place of the virtual environment.
 GPU_PYTHON ?= python3

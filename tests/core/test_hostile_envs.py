@@ -461,11 +461,11 @@ def test_a_close_that_fails_masks_its_own_episode(how: str, kind: Any) -> None:
 
 
 def test_many_closes_that_hang_are_waited_for_together() -> None:
-    envs = [Plain(at("close", hang)) for _ in range(4)]
+    envs = [Plain(at("close", hang)) for _ in range(60)]
     began = time.monotonic()
     flaws = asyncio.run(close_envs(envs, DEADLINE_S))
     assert all("close took longer" in flaw for flaw in flaws)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 10, "one after the other would take 18 s"
 
 
 class Searching(Plain):

@@ -133,10 +133,10 @@ def test_a_bug_is_raised_after_the_others_are_done() -> None:
 
 
 def test_episodes_step_concurrently() -> None:
-    envs = begun(40, wait_s=0.05)
+    envs = begun(40, wait_s=0.5)
     start = time.perf_counter()
     envs.step(["a"] * 40)
-    assert time.perf_counter() - start < 1.0, "one after the other would take 2 s"
+    assert time.perf_counter() - start < 10, "one after the other would take 20 s"
 
 
 def test_the_async_twins() -> None:
