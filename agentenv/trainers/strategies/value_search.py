@@ -72,8 +72,8 @@ class ValueSearchStrategy:
     """The value model: a file that ``agentenv value`` wrote, or ``tiny``, which is shipped for the shipped policy and
     questions like those of its worlds. ``verifier`` is the reward of the environment: the training phase."""
     scores: Literal["states", "outcomes"] = "states"
-    """What the value model is asked about: each new state, or, as an outcome reward model, each complete continuation, which
-    is then worth that and a visit of the first state that it led to."""
+    """What the value model is asked about: each new state, or, as an outcome reward model, each complete continuation, whose
+    value then counts as a visit of the first state that it led to."""
     iterations: int = 20
     """States from which the policy goes on, one after the other, those that end the episode included."""
     samples: int = 5
@@ -198,7 +198,7 @@ class _Search:
 
     @property
     def by_outcome(self) -> bool:
-        """Whether a state is worth what came of it, and not what the value model says of it."""
+        """Whether a state has the values of the episodes that went on from it, and not one that the model gives it."""
         return self.model is None or self.strategy.scores == "outcomes"
 
     async def run(self) -> Trajectory:
@@ -234,7 +234,7 @@ class _Search:
         if self.node is not None:
             self._grow(self.node, rounds[-1])
         elif self.root.state.ended is not None:
-            self._keep(self.root.state.ended, self._worth(self.root.state.ended))
+            self._keep(self.root.state.ended, self._outcome_value(self.root.state.ended))
             return None
         while self.left > 0:
             self.left -= 1
@@ -319,8 +319,8 @@ class _Search:
         for one in continuations:
             if one.ended is None:
                 continue
-            worth = self._worth(one.ended)
-            self._keep(one.ended, worth)
+            outcome = self._outcome_value(one.ended)
+            self._keep(one.ended, outcome)
             if one.action is None or one.after is None:  # the environment failed, and the search ends
                 self.left = 0
                 return
@@ -328,14 +328,14 @@ class _Search:
             if self.by_outcome and not one.ended.valid:  # says nothing, as no reward of it is one
                 self._leave(one.after)
             else:
-                self._visit(node, one.action, one.after, one.goes_on, worth)
+                self._visit(node, one.action, one.after, one.goes_on, outcome)
         ranked = sorted(node.children.values(), key=lambda child: -child.value)
         node.open = ranked[: self.strategy.children]
         for child in ranked[self.strategy.children :]:
             self._leave(child.state)
         node.count(sum(child.total for child in ranked), sum(child.visits for child in ranked))
 
-    def _visit(self, node: _Node, action: str, after: EpisodeState, goes_on: bool, worth: float) -> None:
+    def _visit(self, node: _Node, action: str, after: EpisodeState, goes_on: bool, outcome: float) -> None:
         """A first action makes a child, or visits the one that it has made before.
 
         Args:
@@ -343,15 +343,15 @@ class _Search:
             action: What was written.
             after: The state that it led to.
             goes_on: Whether an environment stands there.
-            worth: Of the complete continuation that began with it.
+            outcome: Value of the complete continuation that began with it.
         """
         known = node.children.get(action)
         if known is not None:
-            known.total += worth if self.by_outcome else known.value
+            known.total += outcome if self.by_outcome else known.value
             known.visits += 1
             self._leave(after)
         elif after.ended is None or after.ended.valid:
-            value = worth if self.by_outcome else self._value(after.spec.task.question, after.turns)
+            value = outcome if self.by_outcome else self._value(after.spec.task.question, after.turns)
             node.children[action] = _Node(after, node, value, 1, goes_on)
             self.metrics["search_states"] += 1
 
@@ -360,13 +360,13 @@ class _Search:
         assert self.model is not None
         return self.model.values(state_pieces(question, turns))[-1]
 
-    def _worth(self, ended: Trajectory) -> float:
+    def _outcome_value(self, ended: Trajectory) -> float:
         """Of a complete episode: its reward in the training phase, else what the value model says of it."""
         if not ended.valid:
             return -math.inf
         return ended.reward if self.model is None else self._value(ended.task.question, ended.turns)
 
-    def _keep(self, ended: Trajectory, worth: float) -> None:
-        """Takes up a complete episode, if it is worth more than all before."""
-        if self.best is None or worth > self.best[0]:
-            self.best = worth, ended
+    def _keep(self, ended: Trajectory, value: float) -> None:
+        """Takes up a complete episode, if its value is above those of all before."""
+        if self.best is None or value > self.best[0]:
+            self.best = value, ended
