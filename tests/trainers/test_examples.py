@@ -16,6 +16,7 @@ from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.fakes import random_policy
 from agentenv.sandbox.backends import unavailable
+from agentenv.trainers import plan as planner
 from agentenv.trainers.config.config_files import load_config, override
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.plan import plan_run
@@ -158,7 +159,16 @@ def test_there_is_one_for_every_method() -> None:
     assert all(f"`{path.name}`" in listed for path in EXAMPLES)
 
 
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that take memory and speed as known: what is measured is of this machine and the policy, not of a preset."""
+    monkeypatch.setattr(planner, "_probe_memory", lambda policy, config: (0.0, 0))
+    monkeypatch.setattr(planner, "_probe_learning", lambda policy, config: 1000.0)
+    monkeypatch.setattr(planner, "_probe_sampling", lambda policy, config: 1000.0)
+
+
 @each
+@pytest.mark.usefixtures("unmeasured")
 def test_it_loads_and_plans(path: Path) -> None:
     config = load_config(str(path))
     assert config.name == path.stem
