@@ -112,7 +112,8 @@ class OptimizerSettings(Frozen):
 class RewardShapingSettings(Frozen):
     """What is added to the rewards of episodes and to their advantages before the loss sees them.
 
-    Samplers that drop groups of equal outcomes (``dapo``, ``dars``, ``ui_s1``, ``partial_states``) have dropped them by then.
+    Samplers that drop groups of equal outcomes (``dapo``, ``dars``, ``ui_s1``, ``partial_states``) have dropped them
+    before that.
     """
 
     overlong_buffer: int = Field(0, ge=0)

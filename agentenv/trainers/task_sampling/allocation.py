@@ -45,8 +45,8 @@ class DynamicSampling(StatelessSampler):
     """Drops groups whose outcomes are all equal and plays fresh tasks in their place.
 
     DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 11. Each round plays as many groups as are missing. Dropped groups count in
-    the budget, because they were played. As in the paper, whose filter is the accuracy and whose penalty on overlong episodes
-    is apart from it, outcomes are those that the environment pays: what ``reward_shaping`` adds keeps no group.
+    the budget, because they were played. As in the paper, whose filter is the accuracy and whose penalty on overlong
+    episodes is apart from it, outcomes are those that the environment pays: what ``reward_shaping`` adds keeps no group.
 
     Args:
         keep: The step ends when the groups that are kept are this share of ``questions``; the rest of the budget is then

@@ -57,8 +57,11 @@ def episode(reward: float, tokens: int) -> Trajectory:
 
 @pytest.mark.parametrize("sampler", [DynamicSampling(), DifficultyAdaptive(), DiversityFilter(eta=0.0)])
 def test_outcomes_decide_before_the_penalty_on_overlong_episodes(sampler: TaskSampler) -> None:
-    """DAPO filters by accuracy. Two right answers of 4 and 8 tokens differ with the penalty (limit 8, buffer 4: 1 and 0) and
-    are dropped; a wrong one of 4 and a right one of 8 tokens have 0 with it and are kept."""
+    """DAPO filters by accuracy.
+
+    Two right answers of 4 and 8 tokens are worth 1 and 0 with the penalty (limit 8, buffer 4) and are dropped. A wrong one
+    of 4 tokens and a right one of 8 are worth 0 with it and are kept.
+    """
     dropped, kept = [episode(1.0, 4), episode(1.0, 8)], [episode(0.0, 4), episode(1.0, 8)]
     shaped = [[t.reward for t in shape_rewards(g, limit=8, overlong_buffer=4)] for g in (dropped, kept)]
     assert shaped == [[1.0, 0.0], [0.0, 0.0]]
