@@ -225,6 +225,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "con-rag": {"rollout.strategy_options.wordings": 1, "rollout.strategy_options.answers": 1},
     "convsearch-r1": {"rollout.group_size": 8, "loss.kl_coefficient": 0.001, "rollout.temperature": 0.7},
     "asearcher": {
+        "env.options.ends_without_action": True,
         "rollout.group_size": 16,
         "loss.estimator": "dr_grpo",
         "loss.clip_low": 0.4,
