@@ -25,7 +25,7 @@ from agentenv.envs.gui.observation import PROMPT, ScreenFormat, opening
 from agentenv.envs.gui.recordings import RecordedStep, Recording, expert_action, load_recordings
 from agentenv.envs.gui.rewards import Weights, step_reward
 from agentenv.envs.gui.scene import ScreenScene
-from agentenv.envs.gui.screen import Screen, pointed
+from agentenv.envs.gui.screen import Screen, at_caret, pointed
 from agentenv.envs.gui.thoughts import OFF_POLICY, ON_POLICY, ThoughtWriter, policy_thoughts
 from agentenv.errors import ConfigurationError, DatasetError
 
@@ -249,7 +249,8 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
     def _verdict(self, reply: ParsedAction, step: RecordedStep) -> MatchResult:
         if reply.action is None:
             return MatchResult(False, False, reply.error)
-        return self._match(pointed(reply.action, self.screen()), step.gold, step.display_size)
+        screen = self.screen()
+        return self._match(at_caret(pointed(reply.action, screen), screen), step.gold, step.display_size)
 
     def _end(self, reply: ParsedAction, verdict: MatchResult, spent: bool) -> EndReason | None:
         if not verdict.exact and spent:

@@ -123,6 +123,16 @@ def test_a_text_without_an_action_ends_or_is_patched() -> None:
     assert (told[0]["reward"], told[0]["parse_ok"], told[1]["exact"]) == (0.0, False, True)
 
 
+def test_what_is_typed_without_a_target_goes_to_the_focused_field() -> None:
+    name = Element("1", "textbox", "Name", Box(100, 100, 300, 140), states=("focused",))
+    town = Element("2", "textbox", "Town", Box(100, 200, 300, 240))
+    for gold, told in ((name, ""), (town, "other place")):
+        typed = Gold(Action(ActionKind.TYPE, text="Ann", point=gold.box.centre), SIZE, (gold.box,))
+        task = Recording("f", "Fill in.", (RecordedStep(Screen(*SIZE, "form", (name, town)), typed),)).task()
+        (info,) = play([action_text(Action(ActionKind.TYPE, text="Ann"), "own")], task)
+        assert info["reason"] == told
+
+
 def test_the_history_is_the_policy_s_own_words_except_where_patched() -> None:
     told = play([RIGHT[0], OTHER_PLACE, RIGHT[2]], patch_budget=1)
     later = words(told[2]["observation"])

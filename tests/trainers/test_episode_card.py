@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("run", "strategy", "options"),
     [
-        ("examples/reseek.toml", "judge", {"verdict": "<judge>no</judge>", "drop": "mark"}),
+        ("examples/reseek.toml", "judge", {"verdict": "<judge>no</judge>", "drop": "mark", "split": True}),
         ("examples/ssrl.toml", "self_search", {"mask_information": True}),
         ("examples/r3l.toml", "", {}),  # retries belong to training
         ("laptop-search", "", {}),

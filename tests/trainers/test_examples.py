@@ -229,11 +229,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "env.options.false_yes": 2.0,
         "env.options.search_again": True,
         "rollout.strategy_options.drop": "mark",
+        "rollout.strategy_options.split": True,  # the action follows from C_t, which the verdict has changed
     },
     "hybrid-deep-search": {"evaluation.scorers": ("f1_plain", "em_plain", "em_cover_plain")},
     "con-rag": {"rollout.strategy_options.wordings": 1, "rollout.strategy_options.answers": 1},
     "convsearch-r1": {"rollout.group_size": 8, "loss.kl_coefficient": 0.001, "rollout.temperature": 0.7},
     "asearcher": {
+        "env.options.ends_without_action": True,
         "rollout.group_size": 16,
         "loss.estimator": "dr_grpo",
         "loss.clip_low": 0.4,

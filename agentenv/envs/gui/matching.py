@@ -21,6 +21,8 @@ from agentenv.errors import check_known
 Size = tuple[int, int]
 POINTED = (ActionKind.CLICK, ActionKind.DOUBLE_CLICK, ActionKind.LONG_PRESS, ActionKind.HOVER)
 WORDED = (ActionKind.TYPE, ActionKind.KEY, ActionKind.ANSWER, ActionKind.OPEN, ActionKind.SELECT)
+AIMED = (ActionKind.TYPE, ActionKind.SELECT)
+"""Kinds whose text goes to an element."""
 CHOSEN = (ActionKind.SYSTEM_BUTTON, ActionKind.TERMINATE)
 
 
@@ -64,6 +66,9 @@ class Matcher:
     """What the radius is a share of; on the unit square it is longer along the longer side."""
     words: Literal["close", "contained", "anls"] = "close"
     """Rule for text; see ``words_match``."""
+    fields: bool = True
+    """Whether what is typed or selected must go to the place that the expert names, as a click must; where the expert names
+    none, every place is right. The released matchers compare texts alone, and their ``type`` has no place."""
     swipe: Literal["finger", "flipped", "any"] = "finger"
     """``finger`` compares the ways of the fingers; ``flipped`` the predicted way with the declared or, where none is
     declared, the expert's own way, after exchanging up and down; ``any`` compares nothing."""
@@ -106,8 +111,10 @@ class Matcher:
         if predicted.kind in POINTED:
             return self._misses(predicted, gold, display_size)
         if predicted.kind in WORDED:
-            right = words_match(predicted.text, gold.action.text, self.words)
-            return "" if right else "other text"
+            if not words_match(predicted.text, gold.action.text, self.words):
+                return "other text"
+            aimed = self.fields and predicted.kind in AIMED and gold.action.point is not None
+            return self._misses(predicted, gold, display_size) if aimed else ""
         if predicted.kind in CHOSEN:
             same = predicted.text.casefold() == gold.action.text.casefold()
             free = self.any_status and predicted.kind is ActionKind.TERMINATE
@@ -250,6 +257,7 @@ MATCHERS: Mapping[str, Matcher] = {
         box="any",
         radius_of="unit_square",
         words="contained",
+        fields=False,
         swipe="flipped",
         min_swipe=0.0,
         any_status=True,
@@ -260,6 +268,7 @@ MATCHERS: Mapping[str, Matcher] = {
         box="any",
         radius_of="unit_square",
         words="contained",
+        fields=False,
         swipe="any",
         opened_by_click=True,
         unmatched=frozenset({ActionKind.ANSWER, ActionKind.KEY, ActionKind.TERMINATE}),
@@ -270,6 +279,7 @@ MATCHERS: Mapping[str, Matcher] = {
         radius=0.14,
         radius_of="unit_square",
         words="anls",
+        fields=False,
         min_swipe=0.0,
         any_status=True,
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentenv.core.types import MessagePart
-from agentenv.envs.gui.actions import Action, Point
+from agentenv.envs.gui.actions import Action, ActionKind, Point
 from agentenv.errors import ConfigurationError, EnvFault, needs_extra
 
 PATCH = 28
@@ -131,6 +131,14 @@ def pointed(action: Action, screen: Screen) -> Action:
         end_id=None,
         end=end.box.centre if end else action.end,
     )
+
+
+def at_caret(action: Action, screen: Screen) -> Action:
+    """``action`` with the middle of the focused element where it types without a target; else itself."""
+    focused = next((element for element in screen.elements or () if "focused" in element.states), None)
+    if focused is None or action.kind is not ActionKind.TYPE or action.point is not None:
+        return action
+    return replace(action, point=focused.box.centre)
 
 
 def resized(width: int, height: int) -> tuple[int, int]:

@@ -62,7 +62,8 @@ def _searches(state: SearchState) -> bool:
 def _chains(state: SearchState) -> bool:
     """Whether all needed documents were found, and a query held a word that only a page before it had told.
 
-    The words of the question were known, so searching for them in two turns is no chain.
+    The words of the question were known, and so were those of earlier queries: searching for them in two turns is no chain,
+    and neither is repeating a query.
     """
     needed, known, read_words = (
         set(state.task.data.get("supporting_ids", ())),
@@ -75,6 +76,7 @@ def _chains(state: SearchState) -> bool:
             continue
         query = turn.action.rpartition("<search>")[2].partition("</search>")[0]
         chained |= bool((_words(query) - known) & read_words)
+        known |= _words(query)
         found = {one for ranking in turn.result.data["ids"] for one in ranking} & needed
         read_words |= {word for one in found for word in _words(state.by_id[one].text)}
     return chained and needed <= state.by_id.keys()

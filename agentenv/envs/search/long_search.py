@@ -21,7 +21,7 @@ from agentenv.core.types import Info, Message, Observation, Step, Task, ToolResu
 from agentenv.envs.search.native_tools import NATIVE_PROMPT, NativeActions, untagged
 from agentenv.envs.search.outcomes import Reward, is_one_action, score_of
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_addresses, information
-from agentenv.envs.search.search_env import SearchEnv, SearchParts
+from agentenv.envs.search.search_env import CORRECTION, SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolFunction, ToolReply
 from agentenv.envs.search.search_tools import TagParser
 from agentenv.errors import ConfigurationError, check_known
@@ -294,6 +294,7 @@ class LongSearch(SearchEnv):
         kept_chars: int | None = None,
         force_documents: int | None = None,
         force_turns: int | None = None,
+        ends_without_action: bool = False,
         certain_share: float = 0.3,
         doubt_penalty: float = 0.5,
         doubt: str = "words",
@@ -315,6 +316,7 @@ class LongSearch(SearchEnv):
             force_documents: Documents that were shown, each counted once, after which only an answer is taken; 20 in the
                 published agent that is prompted and not trained. None sets no such limit.
             force_turns: Turns after which only an answer is taken; 32 there. None sets no such limit.
+            ends_without_action: Whether a turn without an action ends the episode, as published; otherwise it is corrected.
             certain_share: Share of the tasks, drawn by their ids, whose opening message says that the question can be
                 answered. The others are told that it may be doubted. Only the environment's own message says either.
             doubt_penalty: Subtracted where an answer doubts a question that can be answered.
@@ -332,14 +334,14 @@ class LongSearch(SearchEnv):
         )
         _check_bounds(part_chars, parts, kept_chars, certain_share, doubt_penalty)
         self._kept_chars = kept_chars
-        write = partial(format_addresses, chars=SEARCH_CHARS)
-        retriever, page_format = self.search.retriever, replace(self.search.format, write=write)
-        self.search = replace(self.search, format=page_format)
+        page_format = replace(self.search.format, write=partial(format_addresses, chars=SEARCH_CHARS))
+        self.search, retriever = replace(self.search, format=page_format), self.search.retriever
         self.access = AccessTool(retriever, page_format, part_chars, parts, _pages_of(retriever))
         force = partial(Forcing, documents=force_documents, turns=force_turns)
         check_known("rule for a doubt", doubt, DOUBTS)
         charge = partial(long_reward, doubt_penalty=doubt_penalty, doubts=DOUBTS[doubt])
-        self.parts = self._parts(prompt, force, certain_share, charge)
+        correction = None if ends_without_action else CORRECTION
+        self.parts = self._parts(prompt, force, certain_share, charge, correction)
 
     def _parts(
         self,
@@ -347,6 +349,7 @@ class LongSearch(SearchEnv):
         force: Callable[[ToolFunction], ToolFunction],
         share: float,
         charge: Callable[..., dict[str, float]],
+        correction: str | None,
     ) -> SearchParts:
         usual, native = prompt == PROMPT, NativeActions.of(TAGS, prompt, PROMPT)
         if usual:
@@ -360,6 +363,7 @@ class LongSearch(SearchEnv):
                 answer=partial(self.answer_reward, score=augmented_score),
                 certain=partial(is_certain, share=share if usual else 0.0),
             ),
+            correction=correction,
             state=LongState,
             native=native,
         )

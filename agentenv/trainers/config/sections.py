@@ -110,7 +110,11 @@ class OptimizerSettings(Frozen):
 
 
 class RewardShapingSettings(Frozen):
-    """What is added to the rewards of episodes and to their advantages before the loss sees them."""
+    """What is added to the rewards of episodes and to their advantages before the loss sees them.
+
+    Samplers that drop groups of equal outcomes (``dapo``, ``dars``, ``ui_s1``, ``partial_states``) have dropped them
+    before that.
+    """
 
     overlong_buffer: int = Field(0, ge=0)
     """Last tokens of ``context_tokens`` over which a penalty on long episodes grows (DAPO); 0 gives none."""

@@ -110,7 +110,7 @@ class TreeStrategy:
     hold: int = 20
     """Training steps for which the window, or what is pruned, stays where it is."""
     turns: int = 4
-    """Turns of a usual episode, over which it moves."""
+    """Turns of a usual episode, over which it moves: the median over episodes, which is given here and not measured."""
     temperatures: tuple[float, float] = (1.2, 0.8)
     """Temperatures of the first and of the last turn of the window. What is sampled at another temperature than
     ``rollout.temperature`` carries ``context_mismatch``, because its log-probs are those of another distribution."""

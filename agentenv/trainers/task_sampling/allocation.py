@@ -45,7 +45,8 @@ class DynamicSampling(StatelessSampler):
     """Drops groups whose outcomes are all equal and plays fresh tasks in their place.
 
     DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 11. Each round plays as many groups as are missing. Dropped groups count in
-    the budget, because they were played.
+    the budget, because they were played. As in the paper, whose filter is the accuracy and whose penalty on overlong
+    episodes is apart from it, outcomes are those that the environment pays: what ``reward_shaping`` adds keeps no group.
 
     Args:
         keep: The step ends when the groups that are kept are this share of ``questions``; the rest of the budget is then
@@ -168,7 +169,8 @@ class DifficultyAdaptive(StatelessSampler):
     """Plays each task a few times first, and then gives more rollouts to tasks that are rarely solved.
 
     DARS, Yang et al. 2025, arXiv:2508.13755. If the formulas ask for more rollouts than are left, all tasks get less in
-    proportion; if they ask for fewer, the rest is spent on fresh tasks. Groups of constant outcome are dropped.
+    proportion; if they ask for fewer, the rest is spent on fresh tasks. Groups of constant outcome are dropped, whatever
+    ``reward_shaping`` would add to it.
 
     Args:
         first: Rollouts of each task in the first round; 0 takes half of ``group_size``, at least 2.

@@ -81,7 +81,7 @@ class Group:
 
     @property
     def zero_variance(self) -> bool:
-        """Whether it carries no signal: fewer than two credited members, or equal outcomes."""
+        """Whether it has fewer than two credited members, or equal outcomes, before penalties."""
         return has_zero_variance([trajectory.reward for trajectory in self.credited])
 
 

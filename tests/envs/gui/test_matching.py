@@ -98,6 +98,21 @@ def test_words(predicted: str, gold: str, close: bool, contained: bool, anls: bo
     assert words_match(predicted, gold, "anls") is anls
 
 
+@pytest.mark.parametrize("kind", [ActionKind.TYPE, ActionKind.SELECT])
+def test_a_text_goes_to_the_field_that_the_expert_names(kind: ActionKind) -> None:
+    name, town = Box(100, 100, 300, 140), Box(100, 200, 300, 240)
+    gold = Gold(Action(kind, text="Ann", point=name.centre), SIZE, (name,))
+    right, wrong = (Action(kind, text="Ann", point=box.centre) for box in (name, town))
+    assert exact("agentenv", right, gold)
+    assert MATCHERS["agentenv"](wrong, gold, SIZE).reason == "other place"
+    assert (
+        MATCHERS["agentenv"](Action(kind, text="Bob", point=name.centre), gold, SIZE).reason == "other text"
+    )
+    assert MATCHERS["agentenv"](Action(kind, text="Ann"), gold, SIZE).reason == "no place"
+    assert exact("agentenv", wrong, Gold(Action(kind, text="Ann"), SIZE))  # recordings of UI-S1 name no field
+    assert all(exact(preset, wrong, gold) for preset in ("ui_s1", "ui_s1_sop", "odyssey"))  # as released
+
+
 def test_measures_of_words_by_hand() -> None:
     assert token_f1("a a b", "a b b") == pytest.approx(2 / 3)
     assert token_f1("", "") == 1

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from agentenv.envs.gui.actions import Action, ActionKind
 from agentenv.envs.gui.observation import ScreenFormat, opening, usage
-from agentenv.envs.gui.screen import Box, Element, Screen, from_json, image_part, pointed, resized, to_json
+from agentenv.envs.gui.screen import (
+    Box,
+    Element,
+    Screen,
+    at_caret,
+    from_json,
+    image_part,
+    pointed,
+    resized,
+    to_json,
+)
 from agentenv.errors import ConfigurationError, EnvFault
 
 FIELD = Element("1", "textbox", "Name", Box(0, 0, 100, 20), 'Ann "A"', ("focused",))
@@ -48,6 +58,15 @@ def test_the_smallest_element_lies_at_a_place() -> None:
     assert SCREEN.at((500, 50)) is None
     assert pointed(Action(ActionKind.CLICK, id="1"), SCREEN).point == (50, 10)
     assert pointed(Action(ActionKind.CLICK, id="9"), SCREEN).point is None
+
+
+def test_a_text_without_a_target_is_typed_where_the_caret_is() -> None:
+    field = Element("1", "textbox", "Name", Box(0, 0, 100, 20), states=("focused",))
+    screen, typed = Screen(200, 100, elements=(field,)), Action(ActionKind.TYPE, text="Ann")
+    assert at_caret(typed, screen).point == (50, 10)
+    assert at_caret(Action(ActionKind.TYPE, text="Ann", point=(9, 9)), screen).point == (9, 9)
+    assert at_caret(typed, Screen(200, 100)) == typed
+    assert at_caret(Action(ActionKind.WAIT), screen).point is None
 
 
 def test_the_tree_as_text() -> None:

@@ -52,6 +52,7 @@ CASES = [
     ("chain", (FILM, PERSON, RIGHT), 1.0),
     ("chain", (FILM, OTHER, PERSON, WRONG), 0.5),
     ("chain", (BOTH, RIGHT), 0.0),  # the name was in no page yet
+    ("chain", (BOTH, BOTH, RIGHT), 0.0),  # nor in one before it was asked for first
     ("chain", ("<search>Moon Road directed</search>", "<search>Moon Road born</search>", PERSON, RIGHT), 1.0),
     ("chain", (FILM, FILM, PERSON), 0.0),  # it has not ended
     ("chain", (FILM, FILM, RIGHT), 0.0),

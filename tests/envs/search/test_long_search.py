@@ -328,6 +328,16 @@ def test_the_reward_is_gated_and_a_doubt_costs_half() -> None:
     assert ended("<search>Halvik</search>", answer, certain_share=1.0) == pytest.approx(2 / 3)
 
 
+def test_a_turn_without_an_action_ends_the_episode_as_published_or_is_corrected() -> None:
+    corrected, ended_there = begun(), begun(ends_without_action=True)
+    assert not corrected.step("I think of Norland.").terminated
+    assert corrected.step("<answer>Norland</answer>").reward == 1.0
+    step = ended_there.step("I think of Norland.")
+    assert (step.terminated, step.reward, step.info["end_reason"]) == (True, 0.0, EndReason.PARSE_ERROR)
+    going_on = begun(ends_without_action=True)
+    assert not going_on.step("I think.<search>Halvik</search>").terminated
+
+
 def test_augmented_answers_weigh_three_tenths() -> None:
     """.7 * 0 + .3 * 1, and never less than the score itself."""
     task = Task("q", "Where?", ("Norland",), data={"augmented_answers": ("the far north",)})

@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentenv.core.trajectory import Origin, Trajectory, Turn
+from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.group_statistics import others_mean
+from agentenv.trainers.credit.shaping import shape_rewards
 from agentenv.trainers.task_sampling.allocation import (
     DifficultyAdaptive,
     DiversityFilter,
@@ -47,6 +48,26 @@ COUNTS = ([0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1])
 def test_dapo_keeps_groups_that_differ() -> None:
     kept = DynamicSampling().select(step_budget_of(*COUNTS)).trained
     assert [group.task for group in kept] == [1, 2]
+
+
+def episode(reward: float, tokens: int) -> Trajectory:
+    sampled = Segment(SegmentKind.POLICY, tuple(range(tokens)), 0, logprobs=(-0.5,) * tokens)
+    return Trajectory(TASKS[0], (sampled,), (), reward, EndReason.ANSWERED)
+
+
+@pytest.mark.parametrize("sampler", [DynamicSampling(), DifficultyAdaptive(), DiversityFilter(eta=0.0)])
+def test_outcomes_decide_before_the_penalty_on_overlong_episodes(sampler: TaskSampler) -> None:
+    """DAPO filters by accuracy.
+
+    Two right answers of 4 and 8 tokens are worth 1 and 0 with the penalty (limit 8, buffer 4) and are dropped. A wrong one
+    of 4 tokens and a right one of 8 are worth 0 with it and are kept.
+    """
+    dropped, kept = [episode(1.0, 4), episode(1.0, 8)], [episode(0.0, 4), episode(1.0, 8)]
+    shaped = [[t.reward for t in shape_rewards(g, limit=8, overlong_buffer=4)] for g in (dropped, kept)]
+    assert shaped == [[1.0, 0.0], [0.0, 0.0]]
+    step_budget = step_budget_of()
+    step_budget.groups += [Group(place, 0, members) for place, members in enumerate((dropped, kept))]
+    assert [group.task for group in sampler.select(step_budget).trained] == [1]
 
 
 def test_dapo_plays_as_many_fresh_tasks_as_are_missing() -> None:
