@@ -93,8 +93,9 @@ def _make_start(how: Mapping[str, Any], out: Path) -> None:
         from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
         from agentenv.trainers.warmstart.learning import LearningSettings
 
+        policy = make_start(how["from"], out.parents[1]) if "from" in how else "tiny"
         runs = [
-            small(presets()[name], "start", own_values(name) | {"policy": "tiny"}) for name in how["imitate"]
+            small(presets()[name], "start", own_values(name) | {"policy": policy}) for name in how["imitate"]
         ]
         expert_warmstart(runs, Silent(), out, learning=LearningSettings(steps=steps, batch=episodes))
     elif how["env"] == "roles":
