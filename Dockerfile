@@ -16,7 +16,7 @@ CMD ["make", "train"]
 
 FROM train AS test
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends chromium gcc libseccomp2 \
+    && apt-get install -y --no-install-recommends chromium-headless-shell gcc libseccomp2 \
     && rm -rf /var/lib/apt/lists/*
 RUN make venv
 CMD ["make", "test"]

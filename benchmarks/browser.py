@@ -2,6 +2,7 @@
 
     python benchmarks/browser.py
     python benchmarks/browser.py --parts memory     # one part; the others stay in the file as they are
+    python benchmarks/browser.py --parts browsers   # what a page costs in each Chromium that is installed
 
 Needs the extra ``gui`` and a Chromium. A reset is ``env.reset()`` up to its observation. Rollouts of one page come in
 groups, as a trainer plays them, and the next page is made ready while the policy thinks; how long that takes is told, and
@@ -13,6 +14,7 @@ counted.
 import asyncio
 import json
 import os
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,10 +26,10 @@ from common import RESULTS, command_line, common_arguments, write
 
 from agentenv.core.types import Task
 from agentenv.envs.browser.browser_session import BrowserSession
-from agentenv.envs.browser.driver import DRAWING, FEATURES, NETWORK, Driver, find_chromium
+from agentenv.envs.browser.driver import DRAWING, FEATURES, NAMES, NETWORK, VARIABLE, Driver, find_chromium
 from agentenv.envs.browser.env import Browser
 from agentenv.envs.browser.experts import EXPERTS, rehearse
-from agentenv.envs.browser.sites import ORIGIN, miniwob, miniwob_tasks
+from agentenv.envs.browser.sites import ORIGIN, miniwob, miniwob_task, miniwob_tasks
 from agentenv.envs.gui.actions import Action, ActionKind, action_text
 from agentenv.errors import BrowserFault
 
@@ -141,6 +143,44 @@ def summary(values: list[float]) -> dict[str, float]:
     }
 
 
+def browsers(n: int) -> dict[str, Any]:
+    """Seconds of the processor for a page, and resident MiB, of each browser that is installed; with ``n`` resets."""
+    found: dict[str, Any] = {}
+    named = os.environ.get(VARIABLE)
+    try:
+        for name in filter(shutil.which, NAMES):
+            os.environ[VARIABLE] = name
+            found[name] = _cost_of_pages(n)
+    finally:
+        os.environ.pop(VARIABLE)
+        os.environ.update({VARIABLE: named} if named else {})
+    return found
+
+
+def _cost_of_pages(n: int) -> dict[str, Any]:
+    """Of the browser that is named now; its start, and the first page, do not count."""
+    driver = Driver()
+    env = Browser(tasks=[miniwob_task("click-test")], driver=driver)
+    spent = []
+    for seed in range(n + 1):
+        env.reset(seed=seed)
+        driver.submit(driver.rest()).result()
+        spent.append(sum(map(_processor_s, processes_below())))
+    held = resident()["browser"]
+    env.close()
+    driver.close()
+    return {"pages": n, "processor_s_a_page": round((spent[-1] - spent[0]) / n, 3), "mib": held}
+
+
+def _processor_s(pid: int) -> float:
+    """Of a process and of those that it has waited for; 0 where it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 def memory(driver: Driver, episodes: int, every: int) -> Iterator[dict[str, Any]]:
     """Resident memory of this process and of all below it over many episodes, browsers replaced as they come due.
 
@@ -180,6 +220,16 @@ def quarters(rows: list[dict[str, float]]) -> dict[str, list[float]]:
 
 def resident() -> dict[str, float]:
     """Resident MiB of this process and, shared pages counted once each, of the processes below it; and their number."""
+    below = processes_below()
+    return {
+        "python": _mib(os.getpid(), "Rss"),
+        "browser": round(sum(_mib(pid, "Pss") for pid in below), 1),
+        "processes": len(below),
+    }
+
+
+def processes_below() -> list[int]:
+    """The processes that this one has started, and those that these have."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -188,12 +238,7 @@ def resident() -> dict[str, float]:
             except OSError:
                 continue
             parents[int(folder.name)] = int(stat[1])
-    below = [pid for pid in parents if pid != os.getpid() and _is_below(pid, parents)]
-    return {
-        "python": _mib(os.getpid(), "Rss"),
-        "browser": round(sum(_mib(pid, "Pss") for pid in below), 1),
-        "processes": len(below),
-    }
+    return [pid for pid in parents if pid != os.getpid() and _is_below(pid, parents)]
 
 
 def _is_below(pid: int, parents: dict[int, int]) -> bool:
@@ -215,17 +260,19 @@ def _mib(pid: int, kind: str) -> float:
 def main() -> None:
     """Measures and writes; each part says under which command and load it was measured."""
     parser = common_arguments(__doc__ or "")
-    parser.add_argument("--parts", default="memory,resets,pages,experts")
+    parser.add_argument("--parts", default="memory,resets,pages,experts,browsers")
     parser.add_argument("--limit", type=int, help="pages and experts at most")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each expert")
     parser.add_argument("--groups", type=int, default=10, help="pages whose resets are timed")
     parser.add_argument("--episodes", type=int, default=1000, help="episodes whose memory is watched")
+    parser.add_argument("--opened", type=int, default=40, help="pages that each installed browser opens")
     given = parser.parse_args()
     driver = Driver()
     parts: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
         "resets": lambda: [resets(driver, given.groups)],
         "pages": lambda: [pages(driver, given.limit)],
         "experts": lambda: [experts(driver, given.seeds, given.limit)],
+        "browsers": lambda: [browsers(given.opened)],
         "memory": lambda: memory(driver, given.episodes, max(1, given.episodes // 20)),
     }
     path = given.out or RESULTS / "browser.json"
@@ -234,7 +281,8 @@ def main() -> None:
     for name in given.parts.split(","):
         before = os.getloadavg()[0]
         for found in parts[name]():
-            run = {"command": command_line(), "load": [before, os.getloadavg()[0]]}
+            load = [before, os.getloadavg()[0]]
+            run = {"command": command_line(), "date": time.strftime("%Y-%m-%d"), "load": load}
             figures |= {name: found, "runs": figures.get("runs", {}) | {name: run}}
             write("browser", given, figures)
         print(json.dumps({name: figures[name]}), flush=True)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 @pytest.mark.slow
 def test_the_benchmark_runs(tmp_path: Path) -> None:
     out = tmp_path / "browser.json"
-    few = ["--groups", "1", "--limit", "2", "--seeds", "1", "--episodes", "20"]
+    few = ["--groups", "1", "--limit", "2", "--seeds", "1", "--episodes", "20", "--opened", "2"]
     script = [sys.executable, str(ROOT / "benchmarks" / "browser.py"), *few, "--out", str(out)]
     done = subprocess.run(script, capture_output=True, text=True, timeout=600, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -29,6 +29,9 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     rows = found["memory"]["mib"]
     assert [row["episode"] for row in rows] == list(range(21))
     assert all(len(found["memory"]["quarters"][name]) == 4 for name in ("python", "browser"))
-    assert found["runs"].keys() == {"memory", "resets", "pages", "experts"}
+    assert found["runs"].keys() == {"memory", "resets", "pages", "experts", "browsers"}
+    costs = found["browsers"].values()
+    assert costs
+    assert all(row["processor_s_a_page"] > 0 and row["mib"] > 0 for row in costs)
     assert max(row["processes"] for row in rows[11:]) <= max(row["processes"] for row in rows[:11]) + 3
     assert rows[-1]["python"] < rows[10]["python"] + 64  # MiB
