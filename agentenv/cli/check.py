@@ -12,6 +12,7 @@ from rich.table import Table
 
 from agentenv.core.env import Env
 from agentenv.core.registry import describe_error, env_class, is_remote, make
+from agentenv.core.values import read_options
 from agentenv.errors import AgentEnvError, ConfigurationError, Fault
 
 MARKS = {"ok": "[green]ok     [/]", "failed": "[red]failed [/]", "skipped": "[yellow]skipped[/]"}
@@ -21,18 +22,23 @@ MARKS = {"ok": "[green]ok     [/]", "failed": "[red]failed [/]", "skipped": "[ye
 class Check:
     """Tests seventeen properties of an environment. The exit code is 1 if one of them fails.
 
-    Example: agentenv check agentenv/LocalSearch-v0
+    Example:
+        agentenv check agentenv/LocalSearch-v0
+        agentenv check agentenv/JudgedSearch-v0 --option verdicts=sum
     """
 
     env: Annotated[str, tyro.conf.Positional]
     """A registered id, remote:URL, or module:Class; the module may stand in this folder."""
+    option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """KEY=VALUE for the environment's constructor, such as the reward of a preset, may be repeated; the value as in TOML, or
+    a bare word."""
 
     def run(self) -> dict[str, Any]:
         """One row for each check, and whether none failed."""
         from agentenv.core.concurrency.threads import in_time
         from agentenv.core.env_contract import CHECK_S, check_env
 
-        factory = factory_of(self.env)
+        factory = factory_of(self.env, **read_options(self.option))
         try:
             in_time(CHECK_S, lambda: factory().close())
         except Fault as error:
@@ -41,7 +47,7 @@ class Check:
             raise
         except TypeError as error:
             raise ConfigurationError(
-                f"{self.env} cannot be made without arguments: {describe_error(error)}"
+                f"{self.env} cannot be made with {self._arguments()}: {describe_error(error)}"
             ) from error
         except Exception as error:
             raise ConfigurationError(
@@ -53,6 +59,9 @@ class Check:
             "ok": all(row["status"] != "failed" for row in results),
             "checks": results,
         }
+
+    def _arguments(self) -> str:
+        return f"--option {' --option '.join(self.option)}" if self.option else "no arguments"
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """One line for each check, a table of the probes of the reward, then the count."""

@@ -1,7 +1,7 @@
 """``agentenv eval``: one benchmark, or a suite of several."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +13,7 @@ from agentenv.cli.grid import print_table
 from agentenv.cli.rescore import Rescore, left_out_note
 from agentenv.core.env_lifecycle import reason_in
 from agentenv.core.grammar import shortened
-from agentenv.core.values import read_value
+from agentenv.core.values import read_options
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.endpoint_usage import describe_usage, sum_usage
 from agentenv.evaluation.llm_judge import check_judge, open_judge
@@ -248,21 +248,6 @@ def _show_samples(result: dict[str, Any], console: Console) -> None:
             if "@" in name:
                 console.print(f"  {name:<8}{_score(value)}")
     console.print(f"  {result['out']}/samples.json")
-
-
-def read_options(pairs: Sequence[str], flag: str = "--option") -> dict[str, Any]:
-    """``KEY=VALUE`` pairs as values by key; ``flag`` is what they were given by.
-
-    Raises:
-        ConfigurationError: a pair without ``=``.
-    """
-    options = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not (key and equals):
-            raise ConfigurationError(f"{flag} {pair!r} must be KEY=VALUE")
-        options[key] = read_value(value)
-    return options
 
 
 def _seconds(out: Path, results: Mapping[str, Any]) -> dict[str, float]:

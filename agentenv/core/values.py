@@ -3,7 +3,10 @@
 import contextlib
 import json
 import tomllib
+from collections.abc import Sequence
 from typing import Any
+
+from agentenv.errors import ConfigurationError
 
 _SWITCHES = {"true": True, "false": False}
 
@@ -21,6 +24,21 @@ def read_value(word: str) -> Any:
         with contextlib.suppress(ValueError, RecursionError):  # the errors of both parsers are ValueErrors
             return read(word)
     return word
+
+
+def read_options(pairs: Sequence[str], flag: str = "--option") -> dict[str, Any]:
+    """``KEY=VALUE`` pairs as values by key; ``flag`` is what they were given by.
+
+    Raises:
+        ConfigurationError: a pair without ``=``.
+    """
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals):
+            raise ConfigurationError(f"{flag} {pair!r} must be KEY=VALUE")
+        options[key] = read_value(value)
+    return options
 
 
 def _toml(word: str) -> Any:

@@ -71,6 +71,34 @@ def test_a_table_without_an_expert_names_the_ceiling(
     assert heads == [["probe", "of", "the", "reward", "earns", "ceiling", "episodes", "masked", "cut"]]
 
 
+PAYING = """
+from agentenv.envs.calculator import Calculator
+
+class Paying(Calculator):
+    def __init__(self, *, always: float = 0.0):
+        super().__init__()
+        self.always = always
+
+    def answer(self, text):
+        ended = super().answer(text)
+        return ended._replace(reward=max(ended.reward, self.always))
+"""
+
+
+def test_an_option_chooses_the_reward_that_is_probed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "paying_env.py").write_text(PAYING)
+    monkeypatch.chdir(tmp_path)
+    main(["check", "paying_env:Paying", "--option", "always=0.5", "--json"])
+    probes = json.loads(capsys.readouterr().out)["checks"][-1]["probes"]
+    assert {row["probe"]: row["reward"] for row in probes}["answer at once"] == 0.5
+    assert main(["check", "paying_env:Paying", "--option", "never=1"]) == 1
+    assert "paying_env:Paying cannot be made with --option never=1" in capsys.readouterr().err
+    assert main(["check", "paying_env:Paying", "--option", "always"]) == 1
+    assert "'always' must be KEY=VALUE" in capsys.readouterr().err
+
+
 def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "agentenv/Calculater-v0"]) == 1
     assert "Did you mean 'agentenv/Calculator-v0'?" in capsys.readouterr().err

@@ -5,10 +5,10 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from agentenv.cli.eval import read_options
 from agentenv.cli.main import COMMANDS, _parse
 from agentenv.cli.switches import plain_switches
 from agentenv.cli.train import Train
+from agentenv.core.values import read_options
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.config_files import load_config, override
 
