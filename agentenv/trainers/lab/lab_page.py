@@ -221,6 +221,11 @@ def power_of(family: Json) -> str:
     if smallest is None:
         return "with these seeds and error levels the test could not have found any difference with 80 % probability"
     said = f"with 80 % probability the test finds a difference of {smallest:.2f} deviations between seeds"
+    if family["deviation"] == 0:
+        return (
+            f"{said}; how large that is in the unit of the measure cannot be said, because all seeds of an arm score the "
+            "same and so do not tell how far others would spread"
+        )
     return said if family["detectable"] is None else f"{said}, here of {_number(family['detectable'])}"
 
 

@@ -78,7 +78,10 @@ def results_of(figures: Json) -> list[str]:
 
 
 def decided_by(figures: Json) -> Json:
-    """How a page was decided: verdict, tests, seeds of the arms, and the difference found with 80 % probability."""
+    """How a page was decided: verdict, tests, seeds of the arms, and the difference found with 80 % probability.
+
+    There is no such difference where the seeds of every arm are ``alike``, which is said then.
+    """
     seeds = [len(row["measure"]["values"]) for row in figures["arms"].values()]
     tests = ["AdaStop"] if figures["expects"] or not figures["equivalences"] else []
     detectable = [family["detectable"] for family in figures["families"] if family["detectable"] is not None]
@@ -89,6 +92,7 @@ def decided_by(figures: Json) -> Json:
         "seeds": [min(seeds), max(seeds)],
         "seeds_at_most": figures["plan"]["per_interim"] * figures["plan"]["interims"],
         "detectable": max(detectable, default=None),
+        "alike": any(family["deviation"] == 0 for family in figures["families"]),
         "identity": figures.get("stands_on") is not None,
     }
 
@@ -104,11 +108,12 @@ def power_in_words(found: Json) -> str:
         else f"{low} to {high} of {found['seeds_at_most']}"
     )
     detectable = found["detectable"]
-    power = (
-        "no spread between seeds to take a power from"
-        if detectable is None
-        else f"80 % power for {detectable:{',.0f' if detectable >= 100 else '.3f'}}"
-    )
+    if detectable is not None:
+        power = f"80 % power for {detectable:{',.0f' if detectable >= 100 else '.3f'}}"
+    elif found["alike"]:
+        power = "power in deviations alone: all seeds of an arm score the same and tell of no spread"
+    else:
+        power = "power not known"
     return f"{' and '.join(found['tests'])}, {seeds} seeds, {power}"
 
 

@@ -38,7 +38,7 @@ STARTS: Mapping[str, tuple[str, ...]] = {
     "tiny-hybrid": ("warmstart --from-shipped --several-steps 500",),
     "tiny-ikea": ("warmstart --imitate lab-lookups lab-memory --steps 400",),
     "tiny-pages": ("warmstart --imitate lab-pages-lessons --steps 300",),
-    "tiny-planner": ("warmstart --imitate lab-refined lab-everything --steps 300",),
+    "tiny-planner": ("warmstart --imitate lab-refined-lessons lab-everything-lessons --steps 300",),
     "tiny-rewriter": ("warmstart --imitate lab-rewrites --steps 100",),
     "tiny-self": ("warmstart --imitate lab-self --steps 300",),
     "tiny-steps": ("warmstart --env code --stateful --difficulty 3 --careless 0.8 --steps 400",),

@@ -290,10 +290,18 @@ def test_seeds_that_all_score_the_same_have_no_interval_and_no_power() -> None:
     assert (family["deviation"], family["detectable"]) == (0.0, None)
     assert figures["equivalences"][0]["detectable"] is None
     assert with_interval(figures, figures["equivalences"][0])["ci95"] is None
-    assert "no spread between seeds" in power_in_words(decided_by(figures))
+    assert "all seeds of an arm score the same" in power_in_words(decided_by(figures))
     text = page(figures | {"drawn": False})
+    assert "deviations between seeds; how large that is in the unit of the measure cannot be said" in text
     assert "[1.500" not in text
     assert "here of" not in text
+
+
+def test_a_single_seed_of_each_arm_tells_of_no_power() -> None:
+    """Nor that seeds score the same: there are no two to compare."""
+    figures = page_data("x", experiment(), by_arm(a=[0.5], b=[0.4]))
+    assert power_in_words(decided_by(figures)).endswith("1 of 10 seeds, power not known")
+    assert "score the same and so" not in page(figures | {"drawn": False})
 
 
 @pytest.fixture(scope="module")
