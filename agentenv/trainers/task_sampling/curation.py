@@ -21,7 +21,7 @@ from agentenv.trainers.task_sampling.step_budget import Group, Selection, StepBu
 
 
 def rollout_count(rate: float, size: int, *, easy: float = 0.6, min_rollouts: int = 2) -> int:
-    """Rollouts of a task: ``size`` up to a success rate of ``easy``, then linearly fewer, down to ``least`` at 1.
+    """Rollouts of a task: ``size`` up to a success rate of ``easy``, then linearly fewer, down to ``min_rollouts`` at 1.
 
     That tasks above .6 get fewer than 8 is the paper's, the line is ours. Rounded up.
 
