@@ -9,7 +9,7 @@ from typing import Any
 
 from common import common_arguments, finish
 
-from agentenv.core.probes import PROBES, ProbeRow, probe_env
+from agentenv.core.probes import HONEST, ProbeRow, probe_env
 from agentenv.core.registry import make, registered
 
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -49,7 +49,6 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("agentenv/TraceCode-v0", {"reward": "progress"}),
 )
 """Rewards that are not the default of their environment."""
-HONEST = list(PROBES)[-1]
 
 
 def main() -> None:

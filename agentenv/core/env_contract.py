@@ -26,7 +26,7 @@ from agentenv.core.env_contract_tasks import check_splits, check_task, require
 from agentenv.core.env_outputs import checked_opening, checked_step, most_chars
 from agentenv.core.error_places import place_of
 from agentenv.core.floors import FLOORS, floor_action
-from agentenv.core.probes import ProbeRow, probe_env
+from agentenv.core.probes import HONEST, ProbeRow, probe_env
 from agentenv.core.scene import Mark
 from agentenv.core.types import EndReason, StateCapability, Step, ToolResult
 from agentenv.errors import EpisodeOver, SnapshotError
@@ -418,10 +418,12 @@ def _bar(row: ProbeRow) -> str:
 
 
 def _best_probe(rows: Sequence[ProbeRow]) -> str:
-    """What the best of ``rows`` earns."""
-    earning = [row for row in rows if row.reward is not None]
-    best = max(earning, key=lambda row: (row.reward or 0.0) - (row.expert or 0.0))
-    return f"{best.probe!r} earns most: {best.reward:.3g} where {_bar(best)}"
+    """What the best of ``rows`` earns that do not try, beside the expert and an honest attempt that goes wrong."""
+    earning = {row.probe: row for row in rows if row.reward is not None}
+    honest = earning.pop(HONEST, None)
+    best = max(earning.values(), key=lambda row: (row.reward or 0.0) - (row.expert or 0.0))
+    wrong = "" if honest is None else f", and {honest.reward:.3g} with a wrong answer"
+    return f"{best.probe!r} earns most: {best.reward:.3g} where {_bar(best)}{wrong}"
 
 
 CHECKS: dict[str, Callable[[MakeEnv], str | list[ProbeRow] | None]] = {

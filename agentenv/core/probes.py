@@ -168,6 +168,9 @@ def _honest(seen: Seen) -> Iterator[str]:
         yield last.filled(*_WORDS)
 
 
+HONEST = "expert, wrong answer"
+"""The probe that tries and fails."""
+
 PROBES: Mapping[str, Probe] = {
     "silence": _floor("no-op"),
     "random text": _floor("random text"),
@@ -184,9 +187,9 @@ PROBES: Mapping[str, Probe] = {
     "answer of another task": _other_answer,
     "answers of all tasks": _all_answers,
     "everything as answer": _everything,
-    "expert, wrong answer": _honest,
+    HONEST: _honest,
 }
-"""Every probe by name; the last one tries and fails, so it shows what an honest attempt is worth."""
+"""Every probe by name; the last one shows what an honest attempt is worth that goes wrong."""
 
 
 @dataclass(frozen=True)

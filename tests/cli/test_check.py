@@ -91,8 +91,10 @@ def test_an_option_chooses_the_reward_that_is_probed(
     (tmp_path / "paying_env.py").write_text(PAYING)
     monkeypatch.chdir(tmp_path)
     main(["check", "paying_env:Paying", "--option", "always=0.5", "--json"])
-    probes = json.loads(capsys.readouterr().out)["checks"][-1]["probes"]
-    assert {row["probe"]: row["reward"] for row in probes}["answer at once"] == 0.5
+    check = json.loads(capsys.readouterr().out)["checks"][-1]
+    earned = {row["probe"]: row["reward"] for row in check["probes"]}
+    assert earned["answer at once"] == earned["expert, wrong answer"] == 0.5
+    assert check["detail"].endswith("0.5 where the expert earns 1, and 0.5 with a wrong answer")
     assert main(["check", "paying_env:Paying", "--option", "never=1"]) == 1
     assert "paying_env:Paying cannot be made with --option never=1" in capsys.readouterr().err
     assert main(["check", "paying_env:Paying", "--option", "always"]) == 1
