@@ -102,14 +102,17 @@ def _ended(state: SearchState) -> bool:
 
 
 def _in_time(state: SearchState) -> bool:
-    """Whether it answered, no later than one turn after the last one that found a needed document."""
+    """Whether it found all needed documents and answered, no later than one turn after it had found the last of them.
+
+    An answer before that is no end in time: the agent has left off too early.
+    """
     needed = set(state.task.data.get("supporting_ids", ()))
     last, seen = 0, set[str]()
     for number, turn in enumerate(state.record):
         data = {} if turn.result is None else turn.result.data
         found = {one for ranking in data.get("ids", ()) for one in ranking} & needed
         last, seen = (number, seen | found) if found - seen else (last, seen)
-    return bool(seen) and _ended(state) and len(state.record) - 1 - last <= 2
+    return bool(seen) and needed <= seen and _ended(state) and len(state.record) - 1 - last <= 2
 
 
 _ONE: Mapping[str, Any] = {"hops": (1, 1), "families": ("lookup",), "distractors": 0.0}

@@ -68,6 +68,7 @@ CASES = [
     ("stop", (FILM, PERSON, RIGHT), 1.0),
     ("stop", (FILM, PERSON, OTHER, RIGHT), 1.0),
     ("stop", (FILM, PERSON, OTHER, OTHER, RIGHT), 0.0),
+    ("stop", (FILM, RIGHT), 0.0),
     ("stop", (FILM, PERSON, OTHER, OTHER, OTHER, OTHER), 0.0),
 ]
 
