@@ -41,7 +41,7 @@ from agentenv.policies.card import EpisodeCard
 from agentenv.trainers.config.config_files import config_of, load_config, merged
 from agentenv.trainers.config.train_config import TrainConfig
 
-from common import Silent, common_arguments, interval, load, write  # isort: skip  # sibling scripts
+from common import Silent, common_arguments, finish, interval, load, write  # isort: skip  # sibling scripts
 from red_team_words import (  # isort: skip
     ANIMALS,
     ATTACKERS,
@@ -238,8 +238,8 @@ def measure(folder: Path) -> Json:
 
     Returns:
         By group of spellings the shares of animals that are answered (``success``), of things that are refused
-        (``over_refusal``) and of messages whose thought is the word that they mean (``read``); ``right``, the share of right
-        choices, and ``replies``, each of these.
+        (``over_refusal``) and of messages whose thought is the word that they mean (``read``); ``neither``, the share of
+        replies that are no yes and no no; ``right``, the share of right choices, and ``replies``, each of these.
     """
     asked = [(word, name) for word in sorted(HELD_OUT) for name in SPELLINGS]
     messages = [DEFEND.format(message=SPELLINGS[name](word)) for word, name in asked]
@@ -259,6 +259,10 @@ def measure(folder: Path) -> Json:
         "over_refusal": {group: share(NO, THINGS, names) for group, names in groups.items()}
         | {"all": share(NO, THINGS, [*SPELLINGS])},
         "read": {group: read(names) for group, names in groups.items()},
+        "neither": {
+            kind: fmean(said not in (YES, NO) for (word, _), said in replies.items() if word in words)
+            for kind, words in (("animals", ANIMALS), ("things", THINGS))
+        },
         "right": fmean(right),
         "replies": right,
     }
@@ -282,12 +286,14 @@ MEASURES = {
     "attackers": ("success", "attackers"),
     "unseen": ("success", "unseen"),
     "over_refusal": ("over_refusal", "all"),
+    "neither_animals": ("neither", "animals"),
+    "neither_things": ("neither", "things"),
     "right": ("right",),
     "attack_entropy": ("attacker", "entropy"),
     "trained_tokens": ("trained_tokens",),
 }
 """The figures of a summary, by where a run has them."""
-COMPARED = ("known", "attackers", "unseen", "over_refusal", "right")
+COMPARED = ("known", "attackers", "unseen", "over_refusal", "neither_animals", "neither_things", "right")
 """Those of the defender."""
 
 
@@ -332,6 +338,12 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS, help="of co-training; an even number")
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        choices=sorted({arm for arm, _ in ARMS}),
+        help="these alone, with a judge that never errs",
+    )
     parser.add_argument("--start-steps", type=int, default=450)
     parser.add_argument("--start-episodes", type=int, default=64)
     parser.set_defaults(threads=1)
@@ -345,17 +357,13 @@ def main() -> None:
     few = min(MINIATURE_STEPS, args.steps)
     figures["miniature"] = compared(before, run_arm("co-training", 0.0, 0, few, folder), few)
     runs: list[Json] = []
-    order = [
-        (arm, error, seed)
-        for one in JUDGES
-        for seed in range(args.seeds)
-        for arm, error in ARMS
-        if error == one
-    ]
+    arms = [(arm, 0.0) for arm in args.arms] if args.arms else ARMS
+    order = [(*arm, seed) for one in JUDGES for seed in range(args.seeds) for arm in arms if arm[1] == one]
     for arm, error, seed in order:
         runs.append(run_arm(arm, error, seed, args.steps, folder))
         write("red_team", args, figures | {"summary": summary(runs), "runs": runs})
-    print(json.dumps({"miniature": figures["miniature"], **summary(runs)}, indent=1))
+    lines = [f"{name}: {row}" for name, row in {"miniature": figures["miniature"], **summary(runs)}.items()]
+    finish("red_team", args, figures | {"summary": summary(runs), "runs": runs}, lines)
 
 
 def compared(before: Mapping[str, Any], after: Mapping[str, Any], steps: int) -> Json:

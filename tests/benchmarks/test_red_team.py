@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -121,10 +122,15 @@ def test_a_summary_by_hand(red_team: ModuleType) -> None:
 def test_it_runs_with_a_start_that_has_learned_nothing(here: Callable[..., str], tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     few = ("--seeds", "1", "--steps", "2", "--start-steps", "1", "--start-episodes", "4")
-    here("red_team", *few, "--folder", str(tmp_path / "runs"), "--out", str(out))
+    arms = ("--arms", "sequential", "co-training")
+    here("red_team", *few, *arms, "--folder", str(tmp_path / "runs"), "--out", str(out))
     found = json.loads(out.read_text())
-    assert len(found["runs"]) == 8
+    assert [run["arm"] for run in found["runs"]] == ["sequential", "co-training"]
     assert found["miniature"]["n"] == 32 * 7
     for run in found["runs"]:
         assert run["trained_tokens"] > 0
-        assert ("attacker" in run) == (run["arm"] in ("sequential", "co-training"))
+        assert run["attacker"]["spellings"]
+    frozen = tomllib.loads((tmp_path / "runs" / "sequential-2-0-0" / "config.toml").read_text())
+    players = frozen["rollout"]["strategy_options"]["role_policies"]
+    assert players["judge"] == "python:red_team_words:judge"
+    assert players["attacker"].endswith("sequential-2-0-0-attacker/policy")
