@@ -180,7 +180,7 @@ def make_program_policy(spec: str) -> "ProgramPolicy":
     from agentenv.policies.program import ProgramPolicy
 
     name = spec.removeprefix(PROGRAM)
-    return ProgramPolicy(name, own_part("function of a role", name, (f"{PROGRAM}MODULE:NAME",)))
+    return ProgramPolicy(name, own_part("function", name, (f"{PROGRAM}MODULE:NAME",)))
 
 
 def make_engine_policy(spec: str) -> "VLLMPolicy":
