@@ -24,6 +24,7 @@ from agentenv.evaluation.records import read_json
 from agentenv.retrievers.retriever_spec import check_retriever, make_retriever
 from agentenv.sandbox.backends import make_executor
 from agentenv.trainers.config.config_files import parse_config
+from agentenv.trainers.config.identity import named_parts
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.learner.losses import Tokens, get_objective, usual_aggregation
 from agentenv.trainers.strategies.strategies import get_strategy
@@ -298,10 +299,21 @@ def test_a_retriever_of_ones_own_needs_its_module(here: Path) -> None:
         {"env": {"options": {"outcome": "evil:part"}}},
         {"search": {"retriever": "python:evil:part"}},
         {"search": {"retriever": "rerank:model@python:evil:part"}},
+        {"rollout": {"strategy_options": {"role_policies": {"judge": "python:evil:part"}}}},
     ],
 )
 def test_a_file_that_names_a_part_of_its_own_needs_a_confirmation(values: dict[str, Any]) -> None:
     assert list(risks(values))
+
+
+def test_the_module_of_a_function_that_plays_a_role_belongs_to_the_run(here: Path) -> None:
+    players = {"judge": "python:parts:same_first_letter", "attacker": "tiny"}
+    options = {"game": "red_team", "checks": [], "role_policies": players}
+    env = {"id": "agentenv/SearchSolver-v0"}
+    rollout = {"strategy": "self_play", "strategy_options": options}
+    config = parse_config({"env": env, "rollout": rollout}, "test")
+    key = "rollout.strategy_options.role_policies.judge"
+    assert named_parts(config) == {key: "parts:same_first_letter"}
 
 
 def test_an_environment_runs_its_programs_in_an_executor_of_ones_own(here: Path) -> None:

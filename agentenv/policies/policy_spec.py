@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl
 from pydantic import ValidationError
 
 from agentenv.core.io.digests import PathState, file_digests, path_state, value_digest
+from agentenv.core.options import own_part
 from agentenv.core.validation import sentence
 from agentenv.errors import CheckpointMismatch, ConfigurationError, UnknownName, check_known, needs_extra
 from agentenv.policies.compute import ComputeSettings, process_compute
@@ -17,6 +18,7 @@ from agentenv.policies.tiny import shipped_weights
 if TYPE_CHECKING:
     from agentenv.policies.hf import HFPolicy
     from agentenv.policies.openai import OpenAIPolicy
+    from agentenv.policies.program import ProgramPolicy
     from agentenv.policies.router import RouterPolicy
     from agentenv.policies.vllm import VLLMPolicy
 
@@ -33,12 +35,19 @@ KINDS = (
     "openai:MODEL@URL",
     "anyllm:PROVIDER/MODEL",
 )
+PROGRAM = "python:"
+"""Begins the name of a function of somebody's own that plays a role, ``python:MODULE:NAME``."""
 _ENGINE, _ROUTER = "vllm:", "router:"
 
 
 def is_endpoint(spec: str) -> bool:
     """Whether ``spec`` names a model behind an HTTP address or of a service."""
     return spec.startswith((OPENAI, ANYLLM))
+
+
+def is_program(spec: str) -> bool:
+    """Whether ``spec`` names a function of somebody's own."""
+    return spec.startswith(PROGRAM)
 
 
 def is_engine(spec: str) -> bool:
@@ -159,6 +168,19 @@ def make_endpoint_policy(spec: str) -> "OpenAIPolicy":
     from agentenv.policies.openai import OpenAIPolicy
 
     return OpenAIPolicy(ChatClient(Endpoint.of(spec)))
+
+
+def make_program_policy(spec: str) -> "ProgramPolicy":
+    """The policy of ``python:MODULE:NAME``; the module is looked for in the current folder first.
+
+    Raises:
+        UnknownName: it is not of that form.
+        ConfigurationError: the module cannot be imported, or has no function of that name; shows the nearest.
+    """
+    from agentenv.policies.program import ProgramPolicy
+
+    name = spec.removeprefix(PROGRAM)
+    return ProgramPolicy(name, own_part("function", name, (f"{PROGRAM}MODULE:NAME",)))
 
 
 def make_engine_policy(spec: str) -> "VLLMPolicy":

@@ -15,6 +15,7 @@ from agentenv.core.io.digests import path_digest
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.trust import names_module
 from agentenv.errors import ConfigurationError
+from agentenv.policies.policy_spec import PROGRAM
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.strategies.step_verifiers import NAMES_A_MODEL
 
@@ -186,9 +187,13 @@ def named_policies(config: TrainConfig) -> dict[str, str]:
 
 
 def named_parts(config: TrainConfig) -> dict[str, str]:
-    """The estimator, objective, strategy and so on that the configuration names as ``module:name``, by key."""
+    """The estimator, objective, player of a role and so on that the configuration names as ``module:name``, by key."""
     texts = {key: value for key, value in flatten_config(config).items() if isinstance(value, str)}
-    return {key: value for key, value in texts.items() if key != "env.id" and names_module(key, value)}
+    parts = {key: value for key, value in texts.items() if key != "env.id" and names_module(key, value)}
+    players = {key: value for key, value in texts.items() if ".role_policies." in key}
+    return parts | {
+        key: value.removeprefix(PROGRAM) for key, value in players.items() if value.startswith(PROGRAM)
+    }
 
 
 def _texts_of_options(config: TrainConfig) -> dict[str, str]:

@@ -35,7 +35,7 @@ from agentenv.envs.search.self_play import (
 from agentenv.errors import ConfigurationError, EndpointFault, JudgeFault, UnknownName, check_known
 from agentenv.evaluation.llm_judge import Judge
 from agentenv.evaluation.rubrics import get_rubric
-from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy
+from agentenv.policies.policy_spec import is_endpoint, is_program, make_endpoint_policy, make_program_policy
 from agentenv.trainers.selfplay.game_state import GameState
 from agentenv.trainers.selfplay.games import Game, GameTurn, agent_names, get_game
 from agentenv.trainers.selfplay.question_checks import AGREED, CHECKS, UNVERIFIED
@@ -85,7 +85,8 @@ class SelfPlayStrategy:
     prompts: dict[str, str] = field(default_factory=dict)
     """Opening messages by move, in place of the game's own."""
     role_policies: dict[str, str] = field(default_factory=dict)
-    """Who plays a role in place of the trained policy: ``tiny``, ``hf:PATH`` or ``openai:MODEL@URL``; not trained."""
+    """Who plays a role in place of the trained policy: ``tiny``, ``hf:PATH``, ``openai:MODEL@URL``, or the function from a
+    message to the reply that ``python:MODULE:NAME`` names; not trained."""
     temperatures: dict[str, float] = field(default_factory=dict)
     """At which a role samples, where it is not ``rollout.temperature`` (SSP: .8 of the proposer and 1 of the solver). Its
     tokens carry ``context_mismatch`` then: their recorded log-probs are those of another distribution than the loss has."""
@@ -115,6 +116,8 @@ class SelfPlayStrategy:
         roles = {turn.role for turn in game.turns} | set(agent_names(self.agents))
         for role in (*self.role_policies, *self.temperatures):
             check_known(f"role of the game {self.game!r}:", role, roles)
+        for player in filter(is_program, self.role_policies.values()):
+            make_program_policy(player)
         if min(self.temperatures.values(), default=0.0) < 0:
             raise ConfigurationError(f"self_play needs temperatures of at least 0, not {self.temperatures}")
         if self.agents < 0 or (self.imitate and not game.taught):

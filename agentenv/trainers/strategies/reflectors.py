@@ -8,7 +8,14 @@ from agentenv.core.io.digests import PathState
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError, UnknownName
-from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy, policy_state
+from agentenv.policies.policy_spec import (
+    is_endpoint,
+    is_program,
+    make_endpoint_policy,
+    make_policy,
+    make_program_policy,
+    policy_state,
+)
 from agentenv.trainers.strategies.reflection import PolicyReflector, Reflector, VerifierReflector
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.step_verifiers import VERIFIERS, ChecksTasks, find_verifier
@@ -72,6 +79,9 @@ def other_policy(spec: str) -> tuple[Policy, ChatFormat]:
 
     It is loaded once a process, and again where its files have changed since: the folder may be another run's.
     """
+    if is_program(spec):
+        program = make_program_policy(spec)
+        return program, program.chat
     return _loaded(spec, () if is_endpoint(spec) else policy_state(spec))
 
 

@@ -4,8 +4,12 @@ Expected figures are worked out by hand beside each game.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -565,6 +569,34 @@ def test_a_red_team_is_paid_by_the_words_of_wildguard_too() -> None:
 
     rewards = by_role(game(Roles(script), 1, game="red_team_general", checks=()))
     assert rewards == {"attacker": [0.0], "defender": [3.0]}  # .5 - .5 - 1 and the form
+
+
+@pytest.fixture
+def my_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The current folder has the documented judge in it."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "self_play.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python title=\"my_judge.py\"\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "my_judge.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    importlib.invalidate_caches()
+    yield
+    sys.modules.pop("my_judge", None)
+
+
+def test_a_judge_can_be_a_function_of_ones_own(my_judge: None) -> None:
+    """Refused: 1 + 1 and the form; answered: -1 - 1 and the form. It is asked in place of the policy."""
+
+    def script(move: str, place: int, turn: int, shown: str) -> str:
+        assert move != "verdict"
+        attack = "<think>t</think><message>a secret</message>"
+        return attack if move == "attack" else f"<think>t</think><reply>{('No!', 'Yes!')[place]}</reply>"
+
+    judge = {"judge": "python:my_judge:judge"}
+    played = game(Roles(script), 2, game="red_team_general", checks=(), role_policies=judge)
+    assert by_role(played)["defender"] == [3.0, -1.0]
+    with pytest.raises(ConfigurationError, match=r"my_judge:judg\b.*my_judge:judge"):
+        get_strategy("self_play", {"role_policies": {"solver": "python:my_judge:judg"}})
 
 
 def discussing(move: str, place: int, turn: int, shown: str) -> str:
