@@ -44,8 +44,8 @@ Program = Callable[[str, Mapping[str, str], Random], str]
 
 @cache
 def sums() -> dict[str, tuple[tuple[int, int], ...]]:
-    """All sums of two numbers of two digits by split: ``test``, ``dev`` and ``train``, in an order of their own."""
-    numbers = range(10, 100)
+    """All sums of two numbers from 10 to 49, which have two digits, by split, in an order of their own."""
+    numbers = range(10, 50)
     drawn = [(a, b) for a in numbers for b in numbers]
     Random(0).shuffle(drawn)
     held_out = TEST + DEV
@@ -82,24 +82,27 @@ def write_questions(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def worked_out(question: str, forgets: bool) -> tuple[str, str]:
-    """The two columns of the sum in ``question`` and what comes out, without the carry where it is forgotten."""
+    """The two columns of the sum in ``question`` and what comes out, without the carry where it is forgotten.
+
+    Every sum is worked out in as many characters: a small policy then soon learns where to look.
+    """
     (t1, u1), (t2, u2) = ((int(d) for d in number) for number in re.findall(r"\d\d", question))
     units = u1 + u2
-    carried = units > 9 and not forgets
-    tens = t1 + t2 + carried
-    return f"{u1}+{u2}={units}, {t1}+{t2}{'+1' * carried}={tens}", f"{tens}{units % 10}"
+    carry = int(units > 9 and not forgets)
+    tens = t1 + t2 + carry
+    return f"{u1}+{u2}={units:02}, {t1}+{t2}+{carry}={tens}", f"{tens}{units % 10}"
 
 
 def careless(role: str, seen: Mapping[str, str], rng: Random) -> str:
     """What the program writes as a solver, a critic or a scorer."""
     working, result = worked_out(seen["question"], rng.random() < FORGETS[role])
+    if role == "solver":
+        return _solution(seen, working, result, rng)
+    checked, differs = f"{working}, {result} for {seen['answer']}", seen["answer"] != result
     if role == "critic":
-        said = NO_FLAW if seen["answer"] == result else f"it is {result}"
-        return f"<critique>{working}: {said}</critique>"
-    if role == "scorer":
-        doubts = (seen["answer"] != result) + (NO_FLAW not in seen["critique"])
-        return f"<think>{working}: {result}</think><score>{3 - doubts}</score>"
-    return _solution(seen, working, result, rng)
+        return f"<critique>{checked}: {f'it is {result}' if differs else NO_FLAW}</critique>"
+    doubts = differs + (NO_FLAW not in seen["critique"])
+    return f"<think>{checked}</think><score>{3 - doubts}</score>"
 
 
 def _solution(seen: Mapping[str, str], working: str, result: str, rng: Random) -> str:
@@ -142,8 +145,11 @@ def discussion_start(config: SmallPolicyConfig, display: Display, out: Path) -> 
     """Makes the policy and writes it to ``out``; returns tokens seen and minutes."""
     began = time.perf_counter()
     rng, game = Random(config.seed), get_game("comas_history", agents=AGENTS)
-    pairs = rng.sample(sums()["train"], config.tasks)
-    demos = [demo for pair in pairs for demo in play_demonstration(game, question_of(*pair), careless, rng)]
+    asked = [question_of(*pair) for pair in sums()["train"]]
+    # A first solution alone cannot read its units off an answer, and is one turn of twelve: it is shown of every sum.
+    demos = [play_demonstration(game, question, careless, rng)[0] for question in asked]
+    for question in rng.sample(asked, config.tasks):
+        demos += play_demonstration(game, question, careless, rng)
     texts = ["\n".join(["user", *(piece.text for piece in demo), "assistant"]) for demo in demos]
     policy = untrained_policy(texts, ("answer", "think", "critique", "score"), config)
     display.phase("imitation", config.steps)
@@ -165,6 +171,6 @@ _CARD = """\
 # A small policy that discusses sums
 
 A Qwen2 of {parameters:,} parameters with its own tokenizer. It has imitated {config.tasks} discussions of sums of two
-numbers for {config.steps} supervised steps, {tokens:,} tokens in {minutes:.0f} minutes, with a program that forgets carries
-(`benchmarks/sums.py` in the repository). It knows the game `comas_history` among two agents and nothing else.
+numbers, and further first solutions, of a program that forgets carries (`benchmarks/sums.py` in the repository): {tokens:,}
+tokens, {config.steps} supervised steps, {minutes:.0f} minutes. It knows the game `comas_history` of two agents only.
 """

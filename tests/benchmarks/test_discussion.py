@@ -50,17 +50,17 @@ FORGETS, HEEDS, CARRIES = Certain(0.1), Certain(0.4), Certain(0.9)
 def test_a_sum_with_and_without_its_carry() -> None:
     worked_out = script("sums").worked_out
     assert worked_out("What is 47 + 38?", False) == ("7+8=15, 4+3+1=8", "85")
-    assert worked_out("What is 47 + 38?", True) == ("7+8=15, 4+3=7", "75")
-    assert worked_out("What is 95 + 23?", True) == ("5+3=8, 9+2=11", "118")
+    assert worked_out("What is 47 + 38?", True) == ("7+8=15, 4+3+0=7", "75")
+    assert worked_out("What is 45 + 23?", True) == ("5+3=08, 4+2+0=6", "68")
 
 
 def test_what_the_program_says_in_every_role() -> None:
     careless = script("sums").careless
     asked = {"question": "What is 47 + 38?"}
-    assert careless("solver", asked, FORGETS) == "<think>7+8=15, 4+3=7</think><answer>75</answer>"
+    assert careless("solver", asked, FORGETS) == "<think>7+8=15, 4+3+0=7</think><answer>75</answer>"
     wrong = asked | {"answer": "75"}
-    assert careless("critic", wrong, CARRIES) == "<critique>7+8=15, 4+3+1=8: it is 85</critique>"
-    assert careless("critic", wrong, FORGETS) == "<critique>7+8=15, 4+3=7: no flaw</critique>"
+    assert careless("critic", wrong, CARRIES) == "<critique>7+8=15, 4+3+1=8, 85 for 75: it is 85</critique>"
+    assert careless("critic", wrong, FORGETS) == "<critique>7+8=15, 4+3+0=7, 75 for 75: no flaw</critique>"
     for rng, critique, score in (
         (CARRIES, "it is 85", 1),
         (FORGETS, "it is 85", 2),
@@ -88,7 +88,7 @@ def test_a_demonstration_is_a_game_of_the_preset() -> None:
     game = sums.get_game("comas_history", agents=2)
     demos = sums.play_demonstration(game, "What is 47 + 38?", sums.careless, CARRIES)
     assert [demo[-1].text.rpartition("</")[2] for demo in demos] == ["answer>", "critique>", "score>"] * 4
-    assert "An earlier answer was: 85\nA critic says: 7+8=15, 4+3+1=8: no flaw" in demos[3][0].text
+    assert "An earlier answer was: 85\nA critic says: 7+8=15, 4+3+1=8, 85 for 85: no flaw" in demos[3][0].text
 
 
 def test_questions_of_the_test_are_not_demonstrated_and_not_trained(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_questions_of_the_test_are_not_demonstrated_and_not_trained(tmp_path: Pa
     shown = {sums.question_of(*pair) for pair in sums.sums()["train"]}
     assert read["train"] <= shown
     assert not shown & (read["test"] | read["dev"])
-    assert len(shown | read["test"] | read["dev"]) == 90 * 90
+    assert len(shown | read["test"] | read["dev"]) == 40 * 40
 
 
 def test_what_the_arms_pay_a_solution() -> None:
