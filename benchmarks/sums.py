@@ -11,7 +11,8 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,8 +31,8 @@ from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, imitat
 from agentenv.trainers.warmstart.supervised import Metrics, TrainingExample, write_policy
 
 AGENTS = 2
-TEST, DEV, TRAIN = 120, 8, 400
-"""Sums of the question files; the start is shown all others than those of test and dev."""
+TEST, DEV = 120, 8
+"""Sums that are neither demonstrated nor trained."""
 FORGETS: Mapping[str, float] = {"solver": 0.7, "critic": 0.2, "scorer": 0.2}
 """How often each role of the program forgets a carry."""
 NO_FLAW = "no flaw"
@@ -44,8 +45,11 @@ Program = Callable[[str, Mapping[str, str], Random], str]
 
 @cache
 def sums() -> dict[str, tuple[tuple[int, int], ...]]:
-    """All sums of two numbers from 10 to 49, which have two digits, by split, in an order of their own."""
-    numbers = range(10, 50)
+    """All sums of two numbers from 10 to 29 by split, in an order of their own.
+
+    They have two digits, and few tens: a small policy soon tells by them whether an answer has its carry.
+    """
+    numbers = range(10, 30)
     drawn = [(a, b) for a in numbers for b in numbers]
     Random(0).shuffle(drawn)
     held_out = TEST + DEV
@@ -72,8 +76,7 @@ def write_questions(folder: Path) -> dict[str, dict[str, Any]]:
         with new_folder(folder) as part:
             for split, pairs in sums().items():
                 rows = [
-                    {"id": f"{a}+{b}", "question": question_of(a, b), "answer": str(a + b)}
-                    for a, b in pairs[:TRAIN]
+                    {"id": f"{a}+{b}", "question": question_of(a, b), "answer": str(a + b)} for a, b in pairs
                 ]
                 (part / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
             page = {"id": "sums", "title": "Sums", "text": "Nothing is searched for here."}
@@ -81,42 +84,52 @@ def write_questions(folder: Path) -> dict[str, dict[str, Any]]:
     return {split: {"dataset": str(folder / f"{split}.jsonl")} for split in sums()}
 
 
-def worked_out(question: str, forgets: bool) -> tuple[str, str]:
-    """The two columns of the sum in ``question`` and what comes out, without the carry where it is forgotten.
+@dataclass(frozen=True)
+class Working:
+    """A sum in columns, each of as many characters in every sum: a small policy then soon learns where to look."""
 
-    Every sum is worked out in as many characters: a small policy then soon learns where to look.
-    """
-    (t1, u1), (t2, u2) = ((int(d) for d in number) for number in re.findall(r"\d\d", question))
-    units = u1 + u2
-    carry = int(units > 9 and not forgets)
-    tens = t1 + t2 + carry
-    return f"{u1}+{u2}={units:02}, {t1}+{t2}+{carry}={tens}", f"{tens}{units % 10}"
+    text: str
+    carry: int
+    result: str
+
+    @classmethod
+    def of(cls, question: str, *, forgets: bool) -> "Working":
+        """The sum in ``question``, without its carry where that is forgotten."""
+        (t1, u1), (t2, u2) = ((int(d) for d in number) for number in re.findall(r"\d\d", question))
+        units = u1 + u2
+        carry = int(units > 9 and not forgets)
+        tens = t1 + t2 + carry
+        return cls(f"{u1}+{u2}={units:02}, {t1}+{t2}+{carry}={tens}", carry, f"{tens}{units % 10}")
+
+    def carry_in(self, answer: str) -> int:
+        """The carry that ``answer`` has if its units are right."""
+        return (int(answer) - int(self.result)) // 10 + self.carry
 
 
-def careless(role: str, seen: Mapping[str, str], rng: Random) -> str:
-    """What the program writes as a solver, a critic or a scorer."""
-    working, result = worked_out(seen["question"], rng.random() < FORGETS[role])
+def careless(role: str, seen: Mapping[str, str], rng: Random, forgets: Mapping[str, float] = FORGETS) -> str:
+    """What the program writes as a solver, a critic or a scorer. Who checks an answer says which carry it has."""
+    working = Working.of(seen["question"], forgets=rng.random() < forgets[role])
     if role == "solver":
-        return _solution(seen, working, result, rng)
-    checked, differs = f"{working}, {result} for {seen['answer']}", seen["answer"] != result
+        return _solution(seen, working, rng)
+    differs = seen["answer"] != working.result
+    checked = f"{working.text}, {seen['answer']} has {working.carry_in(seen['answer'])}"
     if role == "critic":
-        return f"<critique>{checked}: {f'it is {result}' if differs else NO_FLAW}</critique>"
+        return f"<critique>{checked}: {f'it is {working.result}' if differs else NO_FLAW}</critique>"
     doubts = differs + (NO_FLAW not in seen["critique"])
     return f"<think>{checked}</think><score>{3 - doubts}</score>"
 
 
-def _solution(seen: Mapping[str, str], working: str, result: str, rng: Random) -> str:
+def _solution(seen: Mapping[str, str], working: Working, rng: Random) -> str:
     """A solver's own sum at first; later its last answer where it has no flaw, or half the time what the critic found."""
+    own = f"<think>{working.text}</think><answer>{working.result}</answer>"
     rounds = sorted(int(name.rpartition("_")[2]) for name in seen if name.startswith("answer_"))
     if not rounds:
-        return f"<think>{working}</think><answer>{result}</answer>"
+        return own
     critique = seen[f"critique_{rounds[-1]}"]
     if NO_FLAW in critique:
         return f"<think>{NO_FLAW}</think><answer>{seen[f'answer_{rounds[-1]}']}</answer>"
     found = critique.rpartition(" ")[2]
-    if rng.random() < _HEEDED:
-        return f"<think>it is {found}</think><answer>{found}</answer>"
-    return f"<think>{working}</think><answer>{result}</answer>"
+    return f"<think>it is {found}</think><answer>{found}</answer>" if rng.random() < _HEEDED else own
 
 
 def play_demonstration(game: Game, question: str, program: Program, rng: Random) -> list[Demo]:
@@ -140,16 +153,29 @@ def examples_of(demos: Sequence[Demo], tokenizer: Any) -> list[TrainingExample]:
     return examples
 
 
+def demonstrations(game: Game, games: int, rng: Random) -> list[Demo]:
+    """Whole games about some sums, and of every sum what is rare in them.
+
+    That is a first solution, which alone cannot read its units off an answer, and how an answer is criticised and scored
+    in which every carry was forgotten.
+    """
+    asked = [question_of(*pair) for pair in sums()["train"]]
+    forgetful = partial(careless, forgets={**FORGETS, "solver": 1.0})
+    demos = []
+    for question in asked:
+        demos.append(play_demonstration(game, question, careless, rng)[0])
+        demos += play_demonstration(game, question, forgetful, rng)[1:3]
+    for question in rng.choices(asked, k=games):
+        demos += play_demonstration(game, question, careless, rng)
+    return demos
+
+
 @flushed_denormals()
 def discussion_start(config: SmallPolicyConfig, display: Display, out: Path) -> Metrics:
     """Makes the policy and writes it to ``out``; returns tokens seen and minutes."""
     began = time.perf_counter()
     rng, game = Random(config.seed), get_game("comas_history", agents=AGENTS)
-    asked = [question_of(*pair) for pair in sums()["train"]]
-    # A first solution alone cannot read its units off an answer, and is one turn of twelve: it is shown of every sum.
-    demos = [play_demonstration(game, question, careless, rng)[0] for question in asked]
-    for question in rng.sample(asked, config.tasks):
-        demos += play_demonstration(game, question, careless, rng)
+    demos = demonstrations(game, config.tasks, rng)
     texts = ["\n".join(["user", *(piece.text for piece in demo), "assistant"]) for demo in demos]
     policy = untrained_policy(texts, ("answer", "think", "critique", "score"), config)
     display.phase("imitation", config.steps)
@@ -171,6 +197,6 @@ _CARD = """\
 # A small policy that discusses sums
 
 A Qwen2 of {parameters:,} parameters with its own tokenizer. It has imitated {config.tasks} discussions of sums of two
-numbers, and further first solutions, of a program that forgets carries (`benchmarks/sums.py` in the repository): {tokens:,}
+numbers, and further turns, of a program that forgets carries (`benchmarks/sums.py` in the repository): {tokens:,}
 tokens, {config.steps} supervised steps, {minutes:.0f} minutes. It knows the game `comas_history` of two agents only.
 """

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -48,10 +49,13 @@ FORGETS, HEEDS, CARRIES = Certain(0.1), Certain(0.4), Certain(0.9)
 
 
 def test_a_sum_with_and_without_its_carry() -> None:
-    worked_out = script("sums").worked_out
-    assert worked_out("What is 47 + 38?", False) == ("7+8=15, 4+3+1=8", "85")
-    assert worked_out("What is 47 + 38?", True) == ("7+8=15, 4+3+0=7", "75")
-    assert worked_out("What is 45 + 23?", True) == ("5+3=08, 4+2+0=6", "68")
+    working = script("sums").Working
+    asked = "What is 47 + 38?"
+    assert working.of(asked, forgets=False) == working("7+8=15, 4+3+1=8", 1, "85")
+    assert working.of(asked, forgets=True) == working("7+8=15, 4+3+0=7", 0, "75")
+    assert working.of("What is 45 + 23?", forgets=True) == working("5+3=08, 4+2+0=6", 0, "68")
+    for forgets in (False, True):
+        assert [working.of(asked, forgets=forgets).carry_in(answer) for answer in ("75", "85")] == [0, 1]
 
 
 def test_what_the_program_says_in_every_role() -> None:
@@ -59,8 +63,8 @@ def test_what_the_program_says_in_every_role() -> None:
     asked = {"question": "What is 47 + 38?"}
     assert careless("solver", asked, FORGETS) == "<think>7+8=15, 4+3+0=7</think><answer>75</answer>"
     wrong = asked | {"answer": "75"}
-    assert careless("critic", wrong, CARRIES) == "<critique>7+8=15, 4+3+1=8, 85 for 75: it is 85</critique>"
-    assert careless("critic", wrong, FORGETS) == "<critique>7+8=15, 4+3+0=7, 75 for 75: no flaw</critique>"
+    assert careless("critic", wrong, CARRIES) == "<critique>7+8=15, 4+3+1=8, 75 has 0: it is 85</critique>"
+    assert careless("critic", wrong, FORGETS) == "<critique>7+8=15, 4+3+0=7, 75 has 0: no flaw</critique>"
     for rng, critique, score in (
         (CARRIES, "it is 85", 1),
         (FORGETS, "it is 85", 2),
@@ -88,7 +92,7 @@ def test_a_demonstration_is_a_game_of_the_preset() -> None:
     game = sums.get_game("comas_history", agents=2)
     demos = sums.play_demonstration(game, "What is 47 + 38?", sums.careless, CARRIES)
     assert [demo[-1].text.rpartition("</")[2] for demo in demos] == ["answer>", "critique>", "score>"] * 4
-    assert "An earlier answer was: 85\nA critic says: 7+8=15, 4+3+1=8, 85 for 85: no flaw" in demos[3][0].text
+    assert "An earlier answer was: 85\nA critic says: 7+8=15, 4+3+1=8, 85 has 1: no flaw" in demos[3][0].text
 
 
 def test_questions_of_the_test_are_not_demonstrated_and_not_trained(tmp_path: Path) -> None:
@@ -102,12 +106,12 @@ def test_questions_of_the_test_are_not_demonstrated_and_not_trained(tmp_path: Pa
     assert {split: len(questions) for split, questions in read.items()} == {
         "test": 120,
         "dev": 8,
-        "train": 400,
+        "train": 272,
     }
     shown = {sums.question_of(*pair) for pair in sums.sums()["train"]}
-    assert read["train"] <= shown
+    assert read["train"] == shown
     assert not shown & (read["test"] | read["dev"])
-    assert len(shown | read["test"] | read["dev"]) == 40 * 40
+    assert len(shown | read["test"] | read["dev"]) == 20 * 20
 
 
 def test_what_the_arms_pay_a_solution() -> None:
@@ -143,30 +147,33 @@ def test_the_arms_differ_in_what_solutions_are_paid_alone() -> None:
 TAGS = ("answer", "critique", "score")
 
 
-def test_the_measures_of_two_games_by_hand() -> None:
-    """Values 1 and .5 of right answers, 0 of a wrong one, one score that cannot be read: agreement (1 + .5 + 1) / 3."""
+def test_the_measures_of_three_games_by_hand() -> None:
+    """Values 1, .5 and 1 of right answers, 0 and .5 of wrong ones, and one score that cannot be read."""
     discussion = script("discussion")
     games = [
         [wrote(*one) for one in zip(TAGS * 2, said, strict=True)]
         for said in (
             ("85", "no flaw", "3", "85", "it is 75", "2"),
             ("7", "it is 9", "1", "8", "it is 9", "five"),
+            ("9", "no flaw", "3", "8", "it is 9", "2"),
         )
     ]
-    found = discussion.measured(games, [("85",), ("9",)])
-    assert found["agreement"] == pytest.approx(2.5 / 3)
-    assert found["entropy"] == pytest.approx(discussion.math.log2(3))
-    assert found | {"agreement": 0, "entropy": 0} == {
-        "answers": 4,
+    found = discussion.measured(games, [("85",), ("9",), ("9",)])
+    assert found["value_of_right"] == pytest.approx(2.5 / 3)
+    assert found["agreement"] == pytest.approx(4 / 5)
+    assert found["entropy"] == pytest.approx(0.2 * math.log2(5) + 0.8 * math.log2(2.5))
+    assert found["objections"] == pytest.approx(1 / 3)
+    for key in ("value_of_right", "agreement", "entropy", "objections"):
+        del found[key]
+    assert found == {
+        "answers": 6,
         "first_round": 0.5,
         "all_rounds": 0.5,
-        "value_of_right": 0.75,
-        "value_of_wrong": 0.0,
-        "agreement": 0,
-        "scores": {"1": 1, "2": 1, "3": 1},
+        "value_of_wrong": 0.25,
+        "within_games": 0.5,
+        "games_with_both": 1,
+        "scores": {"1": 1, "2": 2, "3": 2},
         "unread": 1,
-        "entropy": 0,
-        "objections": 0.5,
     }
     assert discussion.entropy([0, 0, 0]) == 0.0
 
