@@ -51,7 +51,7 @@ Json = dict[str, Any]
 GAME = "comas_history"
 ARMS = {"comas": GAME, "majority": "comas_majority", "truth": "comas_truth"}
 """The game of each arm."""
-TASKS, SLOTS = 60, 2
+TASKS, SLOTS = 40, 2
 """Unseen sums about which games are played for the measures, and discussions of each."""
 _AT_ONCE = 20
 """Games that are played together."""
