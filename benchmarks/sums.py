@@ -13,9 +13,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
+
+import torch
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.io.files import new_folder
@@ -36,6 +39,8 @@ TEST, DEV = 120, 8
 FORGETS: Mapping[str, float] = {"solver": 0.7, "critic": 0.2, "scorer": 0.2}
 """How often each role of the program forgets a carry."""
 NO_FLAW = "no flaw"
+_KEPT = 500
+"""Turns of games among the first solutions that are shown at the end."""
 _HEEDED = 0.5
 """Share of the solvers that take over what a critic found in place of their answer."""
 
@@ -170,16 +175,28 @@ def demonstrations(game: Game, games: int, rng: Random) -> list[Demo]:
     return demos
 
 
+def first_solutions(game: Game, rng: Random) -> list[Demo]:
+    """The first solution of every sum of two numbers below 50 that is not held out: in these units are added up alone."""
+    held_out = {*sums()["test"], *sums()["dev"]}
+    pairs = [pair for pair in product(range(10, 50), repeat=2) if pair not in held_out]
+    return [play_demonstration(game, question_of(*pair), careless, rng)[0] for pair in pairs]
+
+
 @flushed_denormals()
 def discussion_start(config: SmallPolicyConfig, display: Display, out: Path) -> Metrics:
     """Makes the policy and writes it to ``out``; returns tokens seen and minutes."""
     began = time.perf_counter()
     rng, game = Random(config.seed), get_game("comas_history", agents=AGENTS)
     demos = demonstrations(game, config.tasks, rng)
+    first = first_solutions(game, Random(config.seed + 2))
     texts = ["\n".join(["user", *(piece.text for piece in demo), "assistant"]) for demo in demos]
     policy = untrained_policy(texts, ("answer", "think", "critique", "score"), config)
     display.phase("imitation", config.steps)
-    tokens = imitate(policy, examples_of(demos, policy.tokenizer), config.steps, config, display)
+    shown = examples_of(demos, policy.tokenizer)
+    tokens = imitate(policy, shown, config.steps, config, display)
+    policy.model.to(torch.bfloat16).float()  # as it would be stored, so that one that was kept goes on alike
+    mixed = [*examples_of(first, policy.tokenizer), *shown[:: len(shown) // _KEPT]]
+    tokens += imitate(policy, mixed, config.steps, config, display)
     metrics: Metrics = {"tokens": tokens, "minutes": (time.perf_counter() - began) / 60}
     metrics["parameters"] = sum(p.numel() for p in policy.model.parameters())
     card = EpisodeCard(
