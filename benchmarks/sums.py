@@ -39,7 +39,7 @@ TEST, DEV = 120, 8
 FORGETS: Mapping[str, float] = {"solver": 0.7, "critic": 0.2, "scorer": 0.2}
 """How often each role of the program forgets a carry."""
 NO_FLAW = "no flaw"
-_KEPT = 500
+_KEPT = 1200
 """Turns of games among the first solutions that are shown at the end."""
 _HEEDED = 0.5
 """Share of the solvers that take over what a critic found in place of their answer."""
@@ -194,8 +194,10 @@ def discussion_start(config: SmallPolicyConfig, display: Display, out: Path) -> 
     display.phase("imitation", config.steps)
     shown = examples_of(demos, policy.tokenizer)
     tokens = imitate(policy, shown, config.steps, config, display)
-    policy.model.to(torch.bfloat16).float()  # as it would be stored, so that one that was kept goes on alike
-    mixed = [*examples_of(first, policy.tokenizer), *shown[:: len(shown) // _KEPT]]
+    with torch.no_grad():  # as they would be stored, so that a policy that was kept goes on alike
+        for weight in policy.model.parameters():
+            weight.copy_(weight.bfloat16())
+    mixed = [*examples_of(first, policy.tokenizer), *rng.sample(shown, min(_KEPT, len(shown)))]
     tokens += imitate(policy, mixed, config.steps, config, display)
     metrics: Metrics = {"tokens": tokens, "minutes": (time.perf_counter() - began) / 60}
     metrics["parameters"] = sum(p.numel() for p in policy.model.parameters())
