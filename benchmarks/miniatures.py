@@ -74,8 +74,21 @@ def small(run: str, name: str, own: Mapping[str, Any]) -> TrainConfig:
 
 
 def own_values(name: str) -> Json:
-    """What differs in the run of one preset, without its start."""
-    return {key: value for key, value in TABLE["presets"].get(name, {}).items() if key != "start"}
+    """What differs in the run of one preset, without its start and its questions."""
+    return {
+        key: value
+        for key, value in TABLE["presets"].get(name, {}).items()
+        if key not in ("start", "questions")
+    }
+
+
+def own_questions(name: str, folder: Path) -> Json:
+    """The sections of the questions of one preset, which are written into ``folder`` where the table names some."""
+    if TABLE["presets"].get(name, {}).get("questions") != "sums":
+        return {}
+    from sums import write_questions
+
+    return write_questions(folder / "sums")
 
 
 def make_start(name: str, folder: Path) -> str:
@@ -112,6 +125,13 @@ def _make_start(how: Mapping[str, Any], out: Path) -> None:
         from agentenv.trainers.warmstart.sql_warmstart import SqlWarmstartConfig, sql_warmstart
 
         sql_warmstart(SqlWarmstartConfig(steps=steps, episodes=episodes), Silent(), out)
+    elif how["env"] == "discussion":
+        from sums import discussion_start
+
+        from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig
+
+        shown = SmallPolicyConfig(tasks=how["tasks"], steps=steps, episodes=episodes)
+        discussion_start(shown, Silent(), out)
     else:
         from agentenv.trainers.warmstart.desktop_warmstart import DesktopWarmstartConfig, desktop_warmstart
 
@@ -124,6 +144,7 @@ def run_miniature(name: str, run: str, folder: Path) -> None:
     from agentenv.trainers.run_folder.folder import RunFolder
 
     own, start = own_values(name), TABLE["presets"].get(name, {}).get("start", "")
+    own = merged(own, own_questions(name, folder))
     began = time.perf_counter()
     try:
         policy = make_start(start, folder) if start else "tiny"
