@@ -14,9 +14,10 @@ from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import AgentEnvError, ConfigurationError, RetrieverFault, needs_extra
 from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.retrievers.base import passage_text, texts_of
-from agentenv.retrievers.encoder import folder_digest
+from agentenv.retrievers.encoder import Encoder, folder_digest, make_encoder
 
 OVERLAP = "overlap"  # the spec of the reranker that needs no model
+ENCODER = "encoder:"  # begins the spec of one that compares vectors
 DEPTH = 30  # passages that are judged for each query
 _TAG = re.compile(r"</?\w+>")
 
@@ -62,6 +63,27 @@ class CrossEncoderReranker:
         """The logit, or its sigmoid where the model says so, of every pair."""
         scores = self._model.predict(list(map(list, pairs)), batch_size=32, show_progress_bar=False)
         return [float(score) for score in scores]
+
+
+class EncoderReranker:
+    """The cosine of query and passage by a sentence encoder.
+
+    HierSearch's refiner cuts evidence by it, with bge-m3 (Tan et al. 2025, arXiv:2508.08088).
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        """Compares the vectors of ``encoder``."""
+        self._encoder = encoder
+        self.id = f"encoder:{encoder.id}"
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
+        """The cosine, in [-1, 1], of every pair; each different text is encoded once."""
+        queries = {text: place for place, text in enumerate(dict.fromkeys(query for query, _ in pairs))}
+        passages = {text: place for place, text in enumerate(dict.fromkeys(text for _, text in pairs))}
+        if not pairs:
+            return []
+        similarities = self._encoder.encode_queries([*queries]) @ self._encoder.encode_passages([*passages]).T
+        return [float(similarities[queries[query], passages[text]]) for query, text in pairs]
 
 
 class OverlapReranker:
@@ -153,9 +175,15 @@ def _reordered(judged: Sequence[tuple[Passage, float]], k: int) -> list[Passage]
 
 
 def make_reranker(spec: str) -> Reranker:
-    """``overlap``, or the cross-encoder in the folder that ``spec`` names.
+    """The reranker that ``spec`` names.
+
+    It is ``overlap``; ``encoder:SPEC``, which compares the vectors of an encoder, such as ``encoder:bge:PATH``; or the folder of
+    a cross-encoder.
 
     Raises:
         ConfigurationError: the folder holds no model.
+        UnknownName: no such encoder.
     """
+    if spec.startswith(ENCODER):
+        return EncoderReranker(make_encoder(spec.removeprefix(ENCODER)))
     return OverlapReranker() if spec == OVERLAP else CrossEncoderReranker(Path(spec))

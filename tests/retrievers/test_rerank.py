@@ -8,8 +8,9 @@ import pytest
 
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage
-from agentenv.errors import ConfigurationError, RetrieverFault
+from agentenv.errors import ConfigurationError, RetrieverFault, UnknownName
 from agentenv.policies.compute import ComputeSettings
+from agentenv.retrievers.encoder import make_encoder
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 from agentenv.retrievers.rerank import CrossEncoderReranker, OverlapReranker, RerankRetriever, make_reranker
 from agentenv.retrievers.retriever_contract import RetrieverContract
@@ -53,6 +54,20 @@ def test_the_reranker_orders_what_the_retriever_found() -> None:
     assert ids(asyncio.run(inner.search(["red green blue"], 3))[0]) == ["a", "b", "c"]
     (found,) = search(RerankRetriever(inner, ByLength()), ["red green blue"], 2)
     assert [(passage.id, passage.score) for passage in found] == [("c", -3.0), ("b", -9.0)]
+
+
+def test_an_encoder_reranks_by_the_cosine_of_its_vectors() -> None:
+    judge = make_reranker("encoder:hash")
+    encoder = make_encoder("hash")
+    pairs = [("red green", "red green"), ("red green", "grey"), ("grey", "grey"), ("red green", "red")]
+    wanted = [float(encoder.encode_queries([a])[0] @ encoder.encode_passages([b])[0]) for a, b in pairs]
+    assert judge.score(pairs) == pytest.approx(wanted, abs=1e-6)
+    assert judge.score([]) == []
+    assert judge.id != make_reranker("overlap").id
+    (found,) = search(RerankRetriever(InMemoryRetriever(DOCUMENTS), judge), ["red green"], 2)
+    assert ids(found)[0] == "b"
+    with pytest.raises(UnknownName, match="hush"):
+        make_reranker("encoder:hush")
 
 
 def test_only_the_first_passages_are_judged() -> None:

@@ -199,7 +199,8 @@ class AgentSearch(SearchEnv):
             web: What web tools search, or its spec; None searches what the others search.
             facts: What the graph tools search: a file of `agentenv retriever facts` (as HierSearch does), ``titles`` for the
                 facts that a rule finds by titles, or empty for the links between pages.
-            fact_judge: Scores facts against a query: ``overlap``, or a folder with a cross-encoder.
+            fact_judge: Scores facts against a query: ``overlap``, ``encoder:SPEC``, or a folder with a
+                cross-encoder.
             synonyms: Encoder of the names in facts, such as ``minilm`` or ``bge:PATH``. Names with like vectors are
                 linked as synonyms. Empty links none.
             synonym_similarity: Cosine from which on two names are synonyms, within (0, 1].

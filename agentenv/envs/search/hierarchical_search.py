@@ -115,6 +115,8 @@ class AgentSettings:
     """Encoder that links synonyms there; see `AgentSearch`."""
     synonym_similarity: float = SIMILARITY
     """Cosine from which on two names are synonyms."""
+    fact_judge: str = "overlap"
+    """Scores facts against a query; see `AgentSearch`."""
     prompt: str = AGENT_PROMPT
     """Its opening message."""
     frame: str = "information"
@@ -192,6 +194,7 @@ def configured_agent(
         facts=made.facts,
         synonyms=made.synonyms,
         synonym_similarity=made.synonym_similarity,
+        fact_judge=made.fact_judge,
         prompt=made.prompt,
         frame=made.frame,
         max_turns=made.max_turns,
@@ -300,7 +303,7 @@ class HierarchicalSearch(SearchEnv):
             keep_rest: Share of the rest of an agent's evidence that it keeps for the conclusions; None is ``keep``.
             cut_again: Whether all agents' evidence together is cut once more; see `Refiner`.
             local_first: Whether an early call of an agent whose name is not ``local`` costs `local_first_penalty`.
-            reranker: Judges evidence: ``overlap``, or a folder with a cross-encoder.
+            reranker: Judges evidence: ``overlap``, ``encoder:SPEC``, or a folder with a cross-encoder.
             max_turns: Turns before the last one, in which only an answer counts.
             scorer: Name of the scorer of answers.
             frame: Tags between which a page stands, ``information`` or, as published, ``result``; the prompt names them.
