@@ -177,8 +177,8 @@ def _reordered(judged: Sequence[tuple[Passage, float]], k: int) -> list[Passage]
 def make_reranker(spec: str) -> Reranker:
     """The reranker that ``spec`` names.
 
-    It is ``overlap``; ``encoder:SPEC``, which compares the vectors of an encoder, such as ``encoder:bge:PATH``; or the folder of
-    a cross-encoder.
+    It is ``overlap``; ``encoder:SPEC``, which compares the vectors of an encoder, such as ``encoder:bge:PATH``; or the
+    folder of a cross-encoder.
 
     Raises:
         ConfigurationError: the folder holds no model.
