@@ -3,13 +3,18 @@
 It plays a role for which no model is needed, such as a judge that can compute its verdict.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 
+from agentenv.core.concurrency.threads import DaemonThreads
 from agentenv.core.registry import describe_error
 from agentenv.core.types import Completion, Sampling
-from agentenv.errors import ConfigurationError
+from agentenv.errors import PolicyFault
 from agentenv.policies.endpoint_formats import MessageFormat, PieceTokenizer
 from agentenv.policies.scripted import complete
+
+_THREADS = DaemonThreads(4, "agentenv-program")
+"""Where functions are called: one that does not return is left behind when the time of its turn is over."""
 
 
 class ProgramPolicy:
@@ -17,8 +22,8 @@ class ProgramPolicy:
 
     Args:
         name: ``module:name`` of the function, for errors.
-        function: From the text of the latest message to what is written. It is called in the event loop, so that it should
-            take milliseconds, and it has to return the same for the same message, or a run cannot be repeated.
+        function: From the text of the latest message to what is written. It is called in one of four threads, and has to
+            return the same for the same message, or a run cannot be repeated.
     """
 
     version = 0
@@ -34,16 +39,22 @@ class ProgramPolicy:
         """What the function returns, cut at a stop string or after ``max_tokens`` pieces of text.
 
         Raises:
-            ConfigurationError: the function fails, or returns no text.
+            PolicyFault: the function fails, or returns no text. The messages that it sees are written by policies, so that
+                one of them does not end a run.
         """
         message = self.chat.messages(prompt_ids)[-1]["content"]
+        loop = asyncio.get_running_loop()
+        text = await loop.run_in_executor(_THREADS, self._written, message)
+        return complete(text, self.tokenizer, sampling)
+
+    def _written(self, message: str) -> str:
         try:
             text = self.function(message)
-        except Exception as error:
-            raise ConfigurationError(f"{self.name} failed: {describe_error(error)}") from error
+        except BaseException as error:  # SystemExit as well: it would end the thread
+            raise PolicyFault(f"{self.name} failed: {describe_error(error)}") from error
         if not isinstance(text, str):
-            raise ConfigurationError(f"{self.name} returned {text!r:.80}; it must return text")
-        return complete(text, self.tokenizer, sampling)
+            raise PolicyFault(f"{self.name} returned {text!r:.80}; it must return text")
+        return text
 
     def release(self, episode: str) -> None:
         """Nothing is kept."""

@@ -184,8 +184,8 @@ def test_it_runs_from_the_start_to_the_result_file(
 ) -> None:
     """One step of each arm, from a start that has hardly learned anything."""
     miniatures, discussion = script("miniatures"), script("discussion")
-    hasty = {**miniatures.TABLE["starts"]["discussion"], "tasks": 4, "steps": 2, "episodes": 4}
-    monkeypatch.setitem(miniatures.TABLE["starts"], "discussion", hasty)
+    short = {**miniatures.TABLE["starts"]["discussion"], "tasks": 4, "steps": 2, "episodes": 4}
+    monkeypatch.setitem(miniatures.TABLE["starts"], "discussion", short)
     monkeypatch.setitem(miniatures.TABLE["presets"]["comas"]["rollout"], "questions", 1)
     monkeypatch.setitem(miniatures.TABLE["presets"]["comas"]["rollout"], "turn_tokens", 4)
     monkeypatch.setitem(miniatures.TABLE["presets"]["comas"], "test", {"limit": 2})

@@ -1,13 +1,14 @@
 """A function of somebody's own as a policy: the contract, what it is shown, what is recorded, and its mistakes."""
 
 import asyncio
+from threading import Event
 from typing import Any, ClassVar
 
 import pytest
 
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Message, Sampling
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, PolicyFault, UnknownName
 from agentenv.policies.endpoint_formats import MessageFormat
 from agentenv.policies.policy_contract import PolicyContract
 from agentenv.policies.policy_spec import make_program_policy
@@ -43,12 +44,31 @@ def test_what_it_writes_is_cut_as_what_a_model_writes() -> None:
     assert (cut.text, cut.finish, len(cut.ids)) == ("one two", FinishReason.LENGTH, 2)
 
 
+def leave(text: str) -> str:
+    raise SystemExit(3)
+
+
 @pytest.mark.parametrize(
-    ("function", "named"), [(lambda _: 1 / 0, "ZeroDivisionError"), (lambda text: None, "None")]
+    ("function", "named"),
+    [(lambda _: 1 / 0, "ZeroDivisionError"), (lambda text: None, "None"), (leave, "SystemExit")],
 )
-def test_a_function_that_fails_or_gives_no_text_ends_the_run(function: Any, named: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"mine:function.*{named}"):
+def test_a_function_that_fails_or_gives_no_text_is_a_fault_of_its_episode(function: Any, named: str) -> None:
+    with pytest.raises(PolicyFault, match=f"mine:function.*{named}"):
         ask(function, "", Sampling(9))
+
+
+def test_a_function_that_does_not_return_is_left_behind() -> None:
+    waiting = Event()
+
+    async def asked() -> None:
+        policy = ProgramPolicy("mine:hangs", lambda _: str(waiting.wait(60)))
+        async with asyncio.timeout(0.2):
+            await policy.generate(prompt("x"), Sampling(9))
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(asked())
+    waiting.set()
+    assert ask(str.upper, "still answers", Sampling(9)).text == "STILL ANSWERS"
 
 
 def test_it_is_found_by_its_name() -> None:

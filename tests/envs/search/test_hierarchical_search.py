@@ -25,7 +25,7 @@ from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.fakes import random_policy
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
-from agentenv.retrievers.rerank import OverlapReranker
+from agentenv.retrievers.rerank import OverlapReranker, make_reranker
 
 LOCAL = [
     Document(f"l{n}", f"Halvik {n}", "Halvik is in " + ("Norland ." if n == 2 else "dispute ."))
@@ -300,6 +300,15 @@ def test_an_agent_is_asked_as_it_was_trained(tmp_path: Path) -> None:
     opening, *budgets = made(replace(card, env="agentenv/LocalSearch-v0"))
     assert opening.startswith("Find the answer")
     assert budgets == [10, 1, 500]
+
+
+def test_an_agent_has_the_judge_of_facts_that_its_table_names(tmp_path: Path) -> None:
+    random_policy(
+        tmp_path, context=512, texts=["<graph_search> </graph_search> <answer> </answer> who is it ?"]
+    )
+    settings = {"policy": f"hf:{tmp_path}", "fact_judge": "encoder:hash"}
+    agent = configured_agent("local", settings, [TASK], InMemoryRetriever(LOCAL))
+    assert agent.env._judge.id == make_reranker("encoder:hash").id  # type: ignore[attr-defined]
 
 
 def test_an_agent_has_the_tools_that_it_was_trained_with(tmp_path: Path) -> None:
