@@ -599,6 +599,21 @@ def test_a_judge_can_be_a_function_of_ones_own(my_judge: None) -> None:
         get_strategy("self_play", {"role_policies": {"solver": "python:my_judge:judg"}})
 
 
+def test_a_judge_of_ones_own_that_fails_pays_nobody(tmp_path: Path, my_judge: None) -> None:
+    """A message that brings the judge down earns nothing, and the game goes on."""
+    (tmp_path / "my_judge.py").write_text("def judge(shown):\n    raise ValueError(shown)\n")
+
+    def script(move: str, place: int, turn: int, shown: str) -> str:
+        tag = "message" if move == "attack" else "reply"
+        return f"<think>t</think><{tag}>a secret</{tag}>"
+
+    judge = {"judge": "python:my_judge:judge"}
+    played = game(Roles(script), 2, game="red_team_general", checks=(), role_policies=judge)
+    paid = [one for one in played if one.info["role"] in ("attacker", "defender")]
+    assert paid
+    assert not any(one.valid for one in paid)
+
+
 def discussing(move: str, place: int, turn: int, shown: str) -> str:
     kind, _, number = move.partition("_")
     said = {"solve": f"<answer>guess {number}</answer>", "criticise": f"<critique>flaw {number}</critique>"}
