@@ -102,7 +102,7 @@ def _ended(state: SearchState) -> bool:
 
 
 def _in_time(state: SearchState) -> bool:
-    """Whether it found all needed documents and answered, no later than one turn after it had found the last of them.
+    """Whether it found all needed documents and answered, no later than two turns after it had found the last of them.
 
     An answer before that is no end in time: the agent has left off too early.
     """
