@@ -58,6 +58,7 @@ ORDER = (
     "trainers.warmstart", "trainers.lab",
     "",  # agentenv/__init__.py, which hands the public names on
     "cli",
+    "__main__",  # `python -m agentenv`
 )
 # fmt: on
 # Everything that an extra installs and that may not be loaded before it is needed.

@@ -4,6 +4,7 @@ Commands of the table are stood in for by small ones of this file; ``doctor`` ru
 """
 
 import errno
+import importlib.metadata
 import importlib.util
 import json
 import subprocess
@@ -207,6 +208,15 @@ def test_help_imports_no_command_and_no_parser() -> None:
     assert "'agentenv.cli.main'" in loaded
     assert not any(f"'{name}'" in loaded for name in ("tyro", "torch", "agentenv.cli.doctor"))
     assert done.stderr == ""
+
+
+def test_the_package_runs_as_a_module() -> None:
+    words = [sys.executable, "-m", "agentenv"]
+    done = subprocess.run([*words, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"agentenv {importlib.metadata.version('agentenv-suite')}\n"
+    wrong = subprocess.run([*words, "trian"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == shell.USAGE
+    assert "trian" in wrong.stderr
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:
