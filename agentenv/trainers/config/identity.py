@@ -175,10 +175,18 @@ def refuse_other_contents(held: Mapping[str, str], now: Mapping[str, str], place
 
 
 def named_files(config: TrainConfig) -> dict[str, str]:
-    """Digests of the files that options of the configuration name."""
+    """Digests of the files and of the folders of models that options of the configuration name.
+
+    Such a folder is a cross-encoder of a reranker, or the encoder behind ``encoder:bge:FOLDER``. Other folders are not
+    looked at: one may be written to.
+    """
     texts = _texts_of_options(config).items()
-    paths = {key: Path(value.removeprefix(NAMES_A_MODEL)) for key, value in texts}
-    return {f"contents of {key}": path_digest(path) for key, path in paths.items() if path.is_file()}
+    paths = {key: Path(value.removeprefix(NAMES_A_MODEL).rpartition(":")[2]) for key, value in texts}
+    return {f"contents of {key}": path_digest(path) for key, path in paths.items() if _holds_a_model(path)}
+
+
+def _holds_a_model(path: Path) -> bool:
+    return path.is_file() or (path / "config.json").is_file()
 
 
 def named_policies(config: TrainConfig) -> dict[str, str]:
