@@ -14,9 +14,9 @@ def test_the_folder_of_a_reranker_belongs_to_a_run(tmp_path: Path, spec: str) ->
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"first")
     options = {"reranker": spec.format(folder=tmp_path)}
-    config = parse_config({"rollout": {"strategy": "judge", "strategy_options": options}}, "a test")
+    config = parse_config({"env": {"id": "agentenv/JudgedSearch-v0", "options": options}}, "a test")
     before = named_files(config)
-    assert list(before) == ["contents of rollout.strategy_options.reranker"]
+    assert list(before) == ["contents of env.options.reranker"]
     weights.write_bytes(b"other")
     assert named_files(config) != before
 
@@ -24,5 +24,5 @@ def test_the_folder_of_a_reranker_belongs_to_a_run(tmp_path: Path, spec: str) ->
 def test_a_folder_without_a_model_and_a_word_do_not_belong_to_it(tmp_path: Path) -> None:
     for value in (str(tmp_path), "overlap"):
         options = {"reranker": value}
-        config = parse_config({"rollout": {"strategy": "judge", "strategy_options": options}}, "a test")
+        config = parse_config({"env": {"id": "agentenv/JudgedSearch-v0", "options": options}}, "a test")
         assert named_files(config) == {}
