@@ -41,6 +41,9 @@ class Trace:
     """Least and greatest success rate of the policy in an environment that is kept."""
     rank: int = 16
     """Rank of the adapters that the configurations train; 0 trains all weights."""
+    keep_method: bool = False
+    """Whether the configurations learn by the loss, the sampler and the strategy of ``config``; otherwise by GRPO, as in the
+    paper."""
     trust_config: bool = False
     """Whether the configuration may run code without a sandbox or contact hosts; otherwise the terminal asks."""
 
@@ -63,7 +66,10 @@ class Trace:
         chat = make_chat(self.model) if self.model else None
         found, proposed = lacking(read_evaluation(self.evaluation), chat, passes=self.passes)
         kept = [one.capability for one in found if one.kept and one.capability in CAPABILITIES]
-        made = [environment_for(target, name, tasks=self.tasks, band=self.band) for name in kept]
+        made = [
+            environment_for(target, name, tasks=self.tasks, band=self.band, keep_method=self.keep_method)
+            for name in kept
+        ]
         self.out.mkdir(parents=True)
         report = write_capabilities(self.out, target, found, proposed, made, rank=self.rank)
         return {**report, "out": str(self.out)}

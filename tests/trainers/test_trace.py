@@ -10,7 +10,9 @@ from agentenv.cli.main import main
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.router import read_router
 from agentenv.trainers.config.config_files import changed, load_config
+from agentenv.trainers.config.sections import RewardShapingSettings
 from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.learner.settings import LossSettings
 from agentenv.trainers.trace import environment_for, is_shown, variant_of
 
 TARGET = load_config("laptop-search")
@@ -57,6 +59,38 @@ def test_a_variant_keeps_the_tools_and_budgets_of_the_target() -> None:
         environment_for(TARGET, "chian", rate=lambda config, tasks: 0.5)
     with pytest.raises(ConfigurationError, match="Calculator"):
         variant_of(changed(TARGET, {"env.id": "agentenv/Calculator-v0", "train.dataset": "env"}), "chain", {})
+
+
+def test_a_variant_learns_by_grpo_whatever_the_target_does() -> None:
+    """The paper trains each adapter by GRPO; the budgets, the optimizer and the schedule are not of the method."""
+    target = changed(
+        TARGET,
+        {
+            "loss": {
+                "estimator": "leave_one_out",
+                "objective": "gspo",
+                "clip_low": 3e-4,
+                "kl_coefficient": 0.01,
+            },
+            "rollout.sampler": "dapo",
+            "rollout.strategy": "tree",
+            "reward_shaping": {"answer_penalty": 0.1},
+            "optimizer.mini_batches": 2,
+        },
+    )
+    config = variant_of(target, "chain", {})
+    assert (config.loss, config.reward_shaping) == (LossSettings(), RewardShapingSettings())
+    assert (config.loss.estimator, config.loss.objective) == ("group_relative", "ppo_clip")
+    rollout = config.rollout
+    assert (rollout.sampler, rollout.strategy) == ("uniform", "plain")
+    assert (rollout.sampler_options, rollout.strategy_options) == ({}, {})
+    assert config.optimizer == target.optimizer
+    assert rollout.turn_tokens == target.rollout.turn_tokens
+    kept = environment_for(target, "chain", keep_method=True, rate=lambda config, tasks: 0.5).config
+    assert kept is not None
+    assert (kept.loss, kept.reward_shaping) == (target.loss, target.reward_shaping)
+    assert (kept.rollout.sampler, kept.rollout.strategy) == ("dapo", "tree")
+    assert (kept.rollout.questions, kept.rollout.group_size) == (8, 8)
 
 
 SMALL = """
