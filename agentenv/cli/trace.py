@@ -41,6 +41,8 @@ class Trace:
     """Least and greatest success rate of the policy in an environment that is kept."""
     rank: int = 16
     """Rank of the adapters that the configurations train; 0 trains all weights."""
+    exercise: float = 1.0
+    """What showing the capability pays in the runs, 1 as in the paper; the rest of 1 is paid for a right answer with it."""
     keep_method: bool = False
     """Whether the configurations learn by the loss, the sampler and the strategy of ``config``; otherwise by GRPO, as in the
     paper."""
@@ -55,6 +57,8 @@ class Trace:
             raise ConfigurationError(
                 f"passes={self.passes} and tasks={self.tasks} must be at least 1, rank={self.rank} at least 0"
             )
+        if not 0 < self.exercise <= 1:
+            raise ConfigurationError(f"exercise={self.exercise} must be above 0 and at most 1")
         with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
         from agentenv.envs.search.capability_search import CAPABILITIES
@@ -67,7 +71,14 @@ class Trace:
         found, proposed = lacking(read_evaluation(self.evaluation), chat, passes=self.passes)
         kept = [one.capability for one in found if one.kept and one.capability in CAPABILITIES]
         made = [
-            environment_for(target, name, tasks=self.tasks, band=self.band, keep_method=self.keep_method)
+            environment_for(
+                target,
+                name,
+                tasks=self.tasks,
+                band=self.band,
+                keep_method=self.keep_method,
+                exercise=self.exercise,
+            )
             for name in kept
         ]
         self.out.mkdir(parents=True)

@@ -39,6 +39,8 @@ from agentenv.trainers.loop.evaluate import play_under
 ENV = "agentenv/CapabilitySearch-v0"
 BAND = (0.2, 0.6)
 """Success rates of the policy between which an environment is kept."""
+EXERCISED = 1.0
+"""What showing the capability pays in the runs, as in the paper; the rest of 1 would be paid for a right answer with it."""
 QUESTIONS = GROUP_SIZE = 8
 """Groups of a step, and episodes of each, as in the paper."""
 
@@ -110,7 +112,12 @@ def with_grpo(target: TrainConfig) -> TrainConfig:
 
 
 def variant_of(
-    target: TrainConfig, capability: str, dials: Mapping[str, Any], *, keep_method: bool = False
+    target: TrainConfig,
+    capability: str,
+    dials: Mapping[str, Any],
+    *,
+    keep_method: bool = False,
+    exercise: float = EXERCISED,
 ) -> TrainConfig:
     """The configuration of a run on the environment of one capability.
 
@@ -121,6 +128,7 @@ def variant_of(
         capability: Row of ``CAPABILITIES``.
         dials: Of its worlds.
         keep_method: Whether the run learns as ``target`` does and not by GRPO.
+        exercise: What showing the capability pays; see `CapabilitySearch`.
 
     Raises:
         UnknownName: no such capability.
@@ -131,6 +139,7 @@ def variant_of(
             "environments are made for agentenv/LocalSearch-v0 over an invented world, not for "
             f"{target.env.id} over {target.train.dataset!r}"
         )
+    options = {**target.env.options, "capability": capability, "exercise": exercise}
     worlds = {
         f"{split}.world.{dial}": value for split in ("train", "dev", "test") for dial, value in dials.items()
     }
@@ -138,7 +147,7 @@ def variant_of(
         target if keep_method else with_grpo(target),
         {
             "name": f"trace-{capability}",
-            "env": {"id": ENV, "options": {**target.env.options, "capability": capability}},
+            "env": {"id": ENV, "options": options},
             "rollout.questions": QUESTIONS,
             "rollout.group_size": GROUP_SIZE,
         }
@@ -174,6 +183,7 @@ def environment_for(
     tasks: int = 64,
     band: tuple[float, float] = BAND,
     keep_method: bool = False,
+    exercise: float = EXERCISED,
     rate: Callable[[TrainConfig, int], float] = success_rate,
 ) -> CapabilityEnvironment:
     """The easiest variant in which the policy of ``target`` succeeds within ``band``.
@@ -184,11 +194,12 @@ def environment_for(
         tasks: Episodes by which a success rate is measured.
         band: Least and greatest success rate of a variant that is kept.
         keep_method: Whether the run learns as ``target`` does and not by GRPO.
+        exercise: What showing the capability pays; see `CapabilitySearch`.
         rate: Measures it.
     """
     rates: list[float] = []
     for dials in get_capability(capability).worlds:
-        config = variant_of(target, capability, dials, keep_method=keep_method)
+        config = variant_of(target, capability, dials, keep_method=keep_method, exercise=exercise)
         rates.append(rate(config, tasks))
         if band[0] <= rates[-1] <= band[1]:
             return CapabilityEnvironment(capability, tuple(rates), config)

@@ -46,7 +46,9 @@ def test_what_showing_a_capability_pays_says_which_episodes_succeed() -> None:
 def test_a_variant_keeps_the_tools_and_budgets_of_the_target() -> None:
     config = variant_of(TARGET, "chain", {"hops": (3, 3), "families": ("bridge",)})
     assert config.env.id == "agentenv/CapabilitySearch-v0"
-    assert config.env.options == {**TARGET.env.options, "capability": "chain"}
+    assert config.env.options == {**TARGET.env.options, "capability": "chain", "exercise": 1.0}
+    half = variant_of(TARGET, "chain", {}, exercise=0.5)
+    assert half.env.options["exercise"] == 0.5
     assert (config.rollout.questions, config.rollout.group_size) == (8, 8)
     assert config.rollout.turn_tokens == TARGET.rollout.turn_tokens
     assert [getattr(config, split).world.hops for split in ("train", "dev", "test")] == [(3, 3)] * 3
