@@ -59,7 +59,7 @@ class Matcher:
     max_area: float = 0.25
     """Share of the screen above which ``smallest`` does not trust a box, but for what is scrolled."""
     enlarge: float = 1.2
-    """Factor of a box's sides, about its centre."""
+    """Factor of a box's sides, about its centre, but for what is scrolled."""
     radius: float = 0.04
     """How far from the expert's point a click may lie; see ``box``."""
     radius_of: Literal["shorter_side", "unit_square"] = "shorter_side"
@@ -151,9 +151,11 @@ class Matcher:
         return "" if self._distance(place, target, gold.size) <= self.radius else "other place"
 
     def _in_box(self, point: Point, gold: Gold, display_size: Size) -> bool:
-        """Whether a point lies in a box that counts, enlarged."""
+        """Whether a point lies in a box that counts, enlarged unless it is of what is scrolled."""
+        # A fifth of most of the screen would reach over what stands beside it.
+        factor = 1.0 if gold.action.kind is ActionKind.SCROLL else self.enlarge
         boxes = (
-            Box(*_on_unit(box[:2], gold.size), *_on_unit(box[2:], gold.size)).enlarged(self.enlarge)
+            Box(*_on_unit(box[:2], gold.size), *_on_unit(box[2:], gold.size)).enlarged(factor)
             for box in self._trusted(gold)
         )
         place = _on_unit(point, display_size)

@@ -214,7 +214,7 @@ def scroll(direction: Direction, x: float | None = None, y: float = 500) -> Acti
     [
         (scroll("down", 300), ""),  # elsewhere in the list
         (scroll("up", 300), "other direction"),
-        (scroll("down", 950), "other place"),  # another list
+        (scroll("down", 820), "other place"),  # another list, right beside it
         (scroll("down"), "no place"),
     ],
     ids=str,
