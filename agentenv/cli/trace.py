@@ -98,6 +98,8 @@ class Trace:
             said = f"{row['in_failures']:.2f} of failures, {row['in_successes']:.2f} of successes lack it"
             mark = "kept" if row["kept"] else ""
             console.print(f"  {row['capability']:<10}{said}  {mark}", markup=False)
+        if not any(row["kept"] for row in result["capabilities"]):
+            console.print("  none is kept: failures lack none of them clearly more often than successes")
         for row in result["environments"]:
             rates = ", ".join(f"{rate:.2f}" for rate in row["rates"])
             found = "kept" if row["kept"] else "no world lies within the band"

@@ -5,8 +5,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from agentenv.cli.main import main
+from agentenv.cli.trace import Trace
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.router import read_router
 from agentenv.trainers.config.config_files import changed, load_config
@@ -93,6 +95,19 @@ def test_a_variant_learns_by_grpo_whatever_the_target_does() -> None:
     assert (kept.loss, kept.reward_shaping) == (target.loss, target.reward_shaping)
     assert (kept.rollout.sampler, kept.rollout.strategy) == ("dapo", "tree")
     assert (kept.rollout.questions, kept.rollout.group_size) == (8, 8)
+
+
+def test_that_nothing_is_kept_is_said() -> None:
+    said = Console(record=True, width=120)
+    row = {"capability": "chain", "in_failures": 0.1, "in_successes": 0.1, "kept": False}
+    Trace(Path("before"), out=Path("out")).show(
+        {"capabilities": [row], "environments": [], "out": "out"}, said
+    )
+    assert "none is kept" in said.export_text()
+    Trace(Path("before"), out=Path("out")).show(
+        {"capabilities": [row | {"kept": True}], "environments": [], "out": "out"}, said
+    )
+    assert "none is kept" not in said.export_text()
 
 
 SMALL = """
