@@ -20,23 +20,24 @@ Values = NDArray[np.float64]
 
 ACTIONS, RIGHT, STEPS, RATE = 1280, 100, 1000, 1e-3
 ROLLOUTS = (4, 8, 16, 512)
+DECAY = 0.01  # of AdamW; the published one was not found, and this is that of torch
 SEED, ANCHOR = 3.0, 5.0  # logits of right actions, and of one of them
 
 
-class Adam:
-    """Adam (Kingma and Ba 2014, arXiv:1412.6980) with its usual constants; descends."""
+class AdamW:
+    """AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101), as in BroRL's simulation, with its usual constants; descends."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         """Begins at step 0."""
         self.first, self.second, self.step = np.zeros(shape), np.zeros(shape), 0
 
-    def update(self, gradient: Values) -> Values:
-        """What a rate of 1 would subtract."""
+    def update(self, gradient: Values, weights: Values) -> Values:
+        """What a rate of 1 would subtract from ``weights``: the step of Adam, and ``DECAY`` of the weights themselves."""
         self.step += 1
         self.first += 0.1 * (gradient - self.first)
         self.second += 0.001 * (gradient**2 - self.second)
         scale = np.sqrt(self.second / (1 - 0.999**self.step)) + 1e-8
-        moved: Values = self.first / (1 - 0.9**self.step) / scale
+        moved: Values = self.first / (1 - 0.9**self.step) / scale + DECAY * weights
         return moved
 
 
@@ -101,15 +102,15 @@ def surrogate_gradient(p_A: Values, right_A: NDArray[np.bool_], drawn_A: NDArray
 
 
 def simulate(rollouts: int, seed: int, steps: int = STEPS, *, seeded: bool = False) -> dict[str, float]:
-    """One run with Adam: mass of the right actions, share of them that rose, largest relative fall of one."""
+    """One run with AdamW: mass of the right actions, share of them that rose, largest relative fall of one."""
     rng = np.random.default_rng([seed, rollouts])
     right = np.arange(ACTIONS) < RIGHT
-    logits, adam = first_logits(ACTIONS, RIGHT, seeded=seeded), Adam((ACTIONS,))
+    logits, adam = first_logits(ACTIONS, RIGHT, seeded=seeded), AdamW((ACTIONS,))
     start = softmax(logits)
     for _ in range(steps):
         p = softmax(logits)
         drawn = np.bincount(rng.choice(ACTIONS, size=rollouts, p=p), minlength=ACTIONS)
-        logits = logits - RATE * adam.update(surrogate_gradient(p, right, drawn))
+        logits = logits - RATE * adam.update(surrogate_gradient(p, right, drawn), logits)
     end = softmax(logits)
     relative = end[right] / start[right]
     return {
@@ -132,7 +133,7 @@ def main() -> None:
             found[str(rollouts)] = {name: interval([run[name] for run in runs]) for name in runs[0]}
             shown = ", ".join(f"{name} {fmean(run[name] for run in runs):.3f}" for name in runs[0])
             lines.append(f"{part}, N = {rollouts}: {shown}")
-    setup = {"actions": ACTIONS, "right": RIGHT, "steps": STEPS, "seeds": args.seeds} | {
+    setup = {"actions": ACTIONS, "right": RIGHT, "steps": STEPS, "seeds": args.seeds, "decay": DECAY} | {
         "fewest": min(ROLLOUTS),
         "most": max(ROLLOUTS),
         "seeded_start": float(softmax(first_logits(ACTIONS, RIGHT, seeded=True))[:RIGHT].sum()),

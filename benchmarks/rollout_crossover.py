@@ -4,7 +4,7 @@ BroRL (arXiv:2510.01180) goes on with few questions and many rollouts where a ru
 stopped to gain. The simulation has 64 questions, each a softmax of its own over 64 actions of which five are right. A step
 plays 256 episodes: 64 questions 4 times each, 16 questions 16 times, or 4 questions 64 times. Questions are drawn without
 repetition until all were played. The surrogate is that of ``broadened_rollouts.py``, averaged over the questions of the
-step, and one Adam moves all logits. The rate is the same for all three, or scaled by the root of the rollouts over 16. A run
+step; one AdamW moves all logits. The rate is the same for all three, or scaled by the root of the rollouts over 16. A run
 begins with equal logits, or saturated: seeded like ``broadened_rollouts.py``, with right actions at 3 and one of them at 5.
 
 Nothing is shared between questions, so what one question teaches about another is left out. A pair of arms crosses where
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from broadened_rollouts import Adam, first_logits, softmax, surrogate_gradient
+from broadened_rollouts import DECAY, AdamW, first_logits, softmax, surrogate_gradient
 from common import common_arguments, finish, interval
 
 QUESTIONS, ACTIONS, RIGHT, EPISODES, RATE = 64, 64, 5, 256, 1e-2
@@ -36,7 +36,7 @@ def right_mass(
     rng = np.random.default_rng([seed, rollouts])
     right = np.arange(ACTIONS) < RIGHT
     logits = np.tile(first_logits(ACTIONS, RIGHT, seeded=seeded), (QUESTIONS, 1))
-    adam, drawn, found = Adam(logits.shape), EPISODES // rollouts, []
+    adam, drawn, found = AdamW(logits.shape), EPISODES // rollouts, []
     rate = RATE * ((rollouts / 16) ** 0.5 if scaled else 1.0)
     waiting: list[int] = []
     for step in range(1, max(looks) + 1):
@@ -45,7 +45,7 @@ def right_mass(
         now, waiting = waiting[:drawn], waiting[drawn:]
         p, gradient = softmax(logits[now]), np.zeros_like(logits)
         gradient[now] = surrogate_gradient(p, right, rng.multinomial(rollouts, p)) / drawn
-        logits = logits - rate * adam.update(gradient)
+        logits = logits - rate * adam.update(gradient, logits)
         if step in looks:
             found.append(float(softmax(logits)[:, right].sum(-1).mean()))
     return found
@@ -111,6 +111,7 @@ def main() -> None:
         "right": RIGHT,
         "episodes_of_a_step": EPISODES,
         "rate": RATE,
+        "decay": DECAY,
         "seeds": args.seeds,
         "start": {
             name: float(softmax(first_logits(ACTIONS, RIGHT, seeded=seeded))[:RIGHT].sum())

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,29 @@ def test_each_is_short_and_named_in_the_readme() -> None:
     for name in SCRIPTS:
         assert len((FOLDER / name).read_text(encoding="utf-8").splitlines()) < MAX_LINES
         assert f"`{name}`" in listed
+
+
+def test_each_stage_of_drive_begins_with_the_policy_of_the_one_before(tmp_path: Path) -> None:
+    """With a command in the place of ``agentenv`` that writes down how it was called, and fails if a stage is to fail."""
+    said, command = tmp_path / "said", tmp_path / "agentenv"
+    command.write_text(f'#!/bin/sh\necho "$@" >> {said}\n[ "$2" != "$FAILING" ]\n')
+    command.chmod(0o755)
+    environment = {**os.environ, "FAILING": "", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = ["sh", str(FOLDER / "drive.sh"), "runs/all", "--optimizer.steps", "4"]
+    assert subprocess.run(words, env=environment, check=False).returncode == 0
+    taught, *trained = (shlex.split(line) for line in said.read_text().splitlines())
+    assert taught[:3] == ["warmstart", "--imitate", "examples/drive-expand.toml"]
+    made = taught[taught.index("--out") + 1]
+    for run, name in zip(trained, ("drive-expand", "drive"), strict=True):
+        assert run[:2] == ["train", f"examples/{name}.toml"]
+        assert run[run.index("--policy") + 1] == f"hf:{made}"
+        assert run[-2:] == ["--optimizer.steps", "4"]
+        made = f"{run[run.index('--out') + 1]}/policy"
+    said.unlink()
+    failing = {**environment, "FAILING": "examples/drive-expand.toml"}
+    assert subprocess.run(words, env=failing, check=False).returncode != 0
+    assert len(said.read_text().splitlines()) == 2
+    assert subprocess.run(words[:2], env=environment, check=False, stderr=subprocess.DEVNULL).returncode != 0
 
 
 def test_an_own_environment_is_trained_and_the_score_rises(tmp_path: Path) -> None:

@@ -41,6 +41,11 @@ class Trace:
     """Least and greatest success rate of the policy in an environment that is kept."""
     rank: int = 16
     """Rank of the adapters that the configurations train; 0 trains all weights."""
+    exercise: float = 1.0
+    """What showing the capability pays in the runs, 1 as in the paper; the rest of 1 is paid for a right answer with it."""
+    keep_method: bool = False
+    """Whether the configurations learn by the loss, the sampler and the strategy of ``config``; otherwise by GRPO, as in the
+    paper."""
     trust_config: bool = False
     """Whether the configuration may run code without a sandbox or contact hosts; otherwise the terminal asks."""
 
@@ -52,6 +57,8 @@ class Trace:
             raise ConfigurationError(
                 f"passes={self.passes} and tasks={self.tasks} must be at least 1, rank={self.rank} at least 0"
             )
+        if not 0 < self.exercise <= 1:
+            raise ConfigurationError(f"exercise={self.exercise} must be above 0 and at most 1")
         with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
         from agentenv.envs.search.capability_search import CAPABILITIES
@@ -63,7 +70,17 @@ class Trace:
         chat = make_chat(self.model) if self.model else None
         found, proposed = lacking(read_evaluation(self.evaluation), chat, passes=self.passes)
         kept = [one.capability for one in found if one.kept and one.capability in CAPABILITIES]
-        made = [environment_for(target, name, tasks=self.tasks, band=self.band) for name in kept]
+        made = [
+            environment_for(
+                target,
+                name,
+                tasks=self.tasks,
+                band=self.band,
+                keep_method=self.keep_method,
+                exercise=self.exercise,
+            )
+            for name in kept
+        ]
         self.out.mkdir(parents=True)
         report = write_capabilities(self.out, target, found, proposed, made, rank=self.rank)
         return {**report, "out": str(self.out)}
@@ -81,6 +98,8 @@ class Trace:
             said = f"{row['in_failures']:.2f} of failures, {row['in_successes']:.2f} of successes lack it"
             mark = "kept" if row["kept"] else ""
             console.print(f"  {row['capability']:<10}{said}  {mark}", markup=False)
+        if not any(row["kept"] for row in result["capabilities"]):
+            console.print("  none is kept: failures lack none of them clearly more often than successes")
         for row in result["environments"]:
             rates = ", ".join(f"{rate:.2f}" for rate in row["rates"])
             found = "kept" if row["kept"] else "no world lies within the band"

@@ -49,6 +49,8 @@ ASK = {
     SUBMIT: "Write the repaired program between <submit> and </submit>.",
 }
 """What each turn is asked for, by its tag."""
+RUN_LIMITS = ExecutionLimits(wall_s=10.0, cpu_s=10.0)
+"""Of one run: 10 s, as published, all of which it may compute."""
 UNTRACED = "No prints were added, so nothing is known of a run."
 """In the place of what an instrumented program prints."""
 
@@ -100,7 +102,7 @@ class TraceCode(ProgramEnv[TraceState]):
         slips: int = 0,
         reward: Literal["solved", "progress"] = "solved",
         observation_chars: int = 2000,
-        limits: ExecutionLimits | None = None,
+        limits: ExecutionLimits | None = RUN_LIMITS,
         prompt: str = PROMPT,
         render_mode: str | None = None,
     ) -> None:
@@ -119,7 +121,7 @@ class TraceCode(ProgramEnv[TraceState]):
                 the share that its last base passes; ``turn_roles`` divides this among the roles.
             observation_chars: Characters of the traces of all failing tests together, and of the plans that failed; the
                 middle of each is left out.
-            limits: Of one run; None takes the executor's.
+            limits: Of one run, 10 s in the paper; None takes the executor's.
             prompt: Opening message; must hold ``{question}``.
             render_mode: ``ansi`` or None.
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from agentenv.core.scoring.normalize import squad
 from agentenv.core.types import EndReason, ToolStatus
 from agentenv.evaluation.diagnosis import answer_shown, cause_of
 from agentenv.evaluation.records import EpisodeRecord
@@ -87,12 +88,25 @@ def _well_formed(record: EpisodeRecord) -> bool:
     )
 
 
+def _different_queries(record: EpisodeRecord) -> int:
+    """How many queries were asked that no earlier search of the episode had asked already."""
+    seen: set[str] = set()
+    repeated = 0
+    for turn in record.get("turns", ()):
+        for result in turn.get("tool_results", ()):
+            query = squad(result.get("text", ""))
+            if query and query in seen:
+                repeated += len(result.get("ids", ()))
+            seen.add(query)
+    return (record["searches"] or 0) - repeated
+
+
 SEARCH_SKILLS = (
     Skill("searches", lambda record: True, lambda record: (record["searches"] or 0) > 0, "any question"),
     Skill(
         "chains searches",
         lambda record: (record.get("hops") or 1) > 1,
-        lambda record: (record["searches"] or 0) >= (record.get("hops") or 1),
+        lambda record: _different_queries(record) >= (record.get("hops") or 1),
         "questions of two hops and more: agentenv world --hops 2-4",
     ),
     Skill(

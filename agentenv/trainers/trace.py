@@ -31,12 +31,16 @@ from agentenv.evaluation.runner import valid_episodes
 from agentenv.policies.endpoint import Chat
 from agentenv.policies.router import Route, RouterCard, write_router
 from agentenv.trainers.config.config_files import changed, dump_config
+from agentenv.trainers.config.sections import RewardShapingSettings
 from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.learner.settings import LossSettings
 from agentenv.trainers.loop.evaluate import play_under
 
 ENV = "agentenv/CapabilitySearch-v0"
 BAND = (0.2, 0.6)
 """Success rates of the policy between which an environment is kept."""
+EXERCISED = 1.0
+"""What showing the capability pays in the runs, as in the paper; the rest of 1 would be paid for a right answer with it."""
 QUESTIONS = GROUP_SIZE = 8
 """Groups of a step, and episodes of each, as in the paper."""
 
@@ -92,10 +96,39 @@ async def _asked(
     return labels, proposed
 
 
-def variant_of(target: TrainConfig, capability: str, dials: Mapping[str, Any]) -> TrainConfig:
+def with_grpo(target: TrainConfig) -> TrainConfig:
+    """``target`` with the method of the paper, GRPO, in place of its own.
+
+    That is group-relative credit with the clipped loss, uniformly drawn tasks, and plain episodes whose rewards are not
+    shaped. Budgets, optimizer and adapters stay as they are.
+    """
+    plain = {"strategy": "plain", "strategy_options": {}, "sampler": "uniform", "sampler_options": {}}
+    update = {
+        "rollout": target.rollout.model_copy(update=plain),
+        "loss": LossSettings(),
+        "reward_shaping": RewardShapingSettings(),
+    }
+    return target.model_copy(update=update)
+
+
+def variant_of(
+    target: TrainConfig,
+    capability: str,
+    dials: Mapping[str, Any],
+    *,
+    keep_method: bool = False,
+    exercise: float = EXERCISED,
+) -> TrainConfig:
     """The configuration of a run on the environment of one capability.
 
     Tools, prompts and budgets are those of ``target``; the worlds of all splits are those of ``dials``.
+
+    Args:
+        target: The run whose policy lacks the capability.
+        capability: Row of ``CAPABILITIES``.
+        dials: Of its worlds.
+        keep_method: Whether the run learns as ``target`` does and not by GRPO.
+        exercise: What showing the capability pays; see `CapabilitySearch`.
 
     Raises:
         UnknownName: no such capability.
@@ -106,14 +139,15 @@ def variant_of(target: TrainConfig, capability: str, dials: Mapping[str, Any]) -
             "environments are made for agentenv/LocalSearch-v0 over an invented world, not for "
             f"{target.env.id} over {target.train.dataset!r}"
         )
+    options = {**target.env.options, "capability": capability, "exercise": exercise}
     worlds = {
         f"{split}.world.{dial}": value for split in ("train", "dev", "test") for dial, value in dials.items()
     }
     return changed(
-        target,
+        target if keep_method else with_grpo(target),
         {
             "name": f"trace-{capability}",
-            "env": {"id": ENV, "options": {**target.env.options, "capability": capability}},
+            "env": {"id": ENV, "options": options},
             "rollout.questions": QUESTIONS,
             "rollout.group_size": GROUP_SIZE,
         }
@@ -148,6 +182,8 @@ def environment_for(
     *,
     tasks: int = 64,
     band: tuple[float, float] = BAND,
+    keep_method: bool = False,
+    exercise: float = EXERCISED,
     rate: Callable[[TrainConfig, int], float] = success_rate,
 ) -> CapabilityEnvironment:
     """The easiest variant in which the policy of ``target`` succeeds within ``band``.
@@ -157,11 +193,13 @@ def environment_for(
         capability: Row of ``CAPABILITIES``.
         tasks: Episodes by which a success rate is measured.
         band: Least and greatest success rate of a variant that is kept.
+        keep_method: Whether the run learns as ``target`` does and not by GRPO.
+        exercise: What showing the capability pays; see `CapabilitySearch`.
         rate: Measures it.
     """
     rates: list[float] = []
     for dials in get_capability(capability).worlds:
-        config = variant_of(target, capability, dials)
+        config = variant_of(target, capability, dials, keep_method=keep_method, exercise=exercise)
         rates.append(rate(config, tasks))
         if band[0] <= rates[-1] <= band[1]:
             return CapabilityEnvironment(capability, tuple(rates), config)

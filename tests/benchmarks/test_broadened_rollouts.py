@@ -50,13 +50,16 @@ def test_a_seeded_run_begins_with_the_right_actions_likely() -> None:
     assert script.simulate(512, 0, steps=20, seeded=True)["right_mass"] > start[:100].sum()
 
 
-def test_adam_s_first_steps_by_hand() -> None:
-    """The first step is the sign of the gradient. Then .9 .1 + .1 (-1) over 1 - .81 is -.01 / .19; the square stays 1."""
-    adam: Any = importlib.import_module("broadened_rollouts").Adam((1,))
-    assert adam.update(np.array([2.0])) == pytest.approx([1.0])
+def test_adamw_s_first_steps_by_hand() -> None:
+    """The first step is the sign of the gradient. Then .9 .1 + .1 (-1) over 1 - .81 is -.01 / .19; the square stays 1.
+
+    A hundredth of the weights comes on top.
+    """
+    adam: Any = importlib.import_module("broadened_rollouts").AdamW((1,))
+    assert adam.update(np.array([2.0]), np.array([3.0])) == pytest.approx([1.03])
     adam = type(adam)((1,))
-    adam.update(np.array([1.0]))
-    assert adam.update(np.array([-1.0])) == pytest.approx([-0.01 / 0.19])
+    adam.update(np.array([1.0]), np.zeros(1))
+    assert adam.update(np.array([-1.0]), np.array([-2.0])) == pytest.approx([-0.01 / 0.19 - 0.02])
 
 
 def test_a_crossing_needs_an_interval_on_either_side() -> None:

@@ -12,6 +12,7 @@ from agentenv.envs.trace_code import ASK, INSTRUMENT, PLAN, SUBMIT, UNTRACED, Tr
 from agentenv.errors import ConfigurationError, DatasetError, SandboxFault, UnknownName
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.sandbox.grading import CallTest, StdioTest
+from agentenv.sandbox.types import ExecResult, ExecutionLimits
 
 TESTS = tuple(CallTest("f", (n,), 2 * n) for n in (0, 1, 2, 3, 5, 7))
 TASK = Task("t", "Write f(x) that doubles x.", ("",), data={"tests": TESTS})
@@ -253,6 +254,34 @@ def test_progress_is_rewound_with_the_episode() -> None:
     assert env.step(f"<submit>{RIGHT}</submit>").reward == 1.0
     env.restore(snapshot)
     assert env.step(f"<submit>{RIGHT}</submit>").reward == 1.0
+
+
+class LimitsKept(FakeExecutor):
+    """Keeps the limits of each run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits: list[ExecutionLimits | None] = []
+
+    def run(self, code: str, *, limits: ExecutionLimits | None = None, **options: Any) -> ExecResult:
+        self.limits.append(limits)
+        return super().run(code, limits=limits, **options)
+
+
+def test_a_run_has_ten_seconds_all_of_which_it_may_compute() -> None:
+    """TraceCoder stops a program after 10 s; tests, prints and the grade at the end are such runs."""
+    cases: list[tuple[dict[str, Any], ExecutionLimits | None]] = [
+        ({}, ExecutionLimits(wall_s=10.0, cpu_s=10.0)),
+        ({"limits": None}, None),
+    ]
+    for options, wanted in cases:
+        executor = LimitsKept()
+        env = TraceCode(executor=executor, tasks=[TASK], rounds=1, **options)
+        env.reset(seed=0)
+        env.step(f"<submit>{ONE}</submit>")
+        assert round_of(env, RIGHT)[-1].terminated
+        assert len(executor.limits) > 5
+        assert set(executor.limits) == {wanted}
 
 
 def test_an_unknown_reward_is_named() -> None:

@@ -53,6 +53,21 @@ def test_the_report_names_what_failures_lack() -> None:
     assert next(iter(found)) == "chains searches"
 
 
+def searched(*queries: str) -> EpisodeRecord:
+    turns = [
+        {"action": query, "tool_results": [{"name": "search", "text": query, "ids": [["a"]]}]}
+        for query in queries
+    ]
+    return record("Fen", searches=len(queries), page="in Moor", turns=turns)
+
+
+def test_a_query_that_is_repeated_is_no_chain_of_searches() -> None:
+    """Of the failures the first asks the same twice, in other letters; the second asks two things, and shows the skill."""
+    played = [searched("who made the Kov?", "Who made Kov"), searched("who made the Kov?", "where is Zed?")]
+    found = report(played, [0.0, 0.0])["chains searches"]
+    assert (found["episodes"], found["shown_in_failures"]) == (2, 0.5)
+
+
 def test_a_skill_that_no_success_shows_is_missing_where_failures_hardly_show_it() -> None:
     """No success to compare with counts as one that shows it: failures that never search lack searching."""
     found = report([record(None, searches=0, page="", hops=1, end_reason="turn_limit")], [0.0])

@@ -5,12 +5,16 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from agentenv.cli.main import main
+from agentenv.cli.trace import Trace
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.router import read_router
 from agentenv.trainers.config.config_files import changed, load_config
+from agentenv.trainers.config.sections import RewardShapingSettings
 from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.learner.settings import LossSettings
 from agentenv.trainers.trace import environment_for, is_shown, variant_of
 
 TARGET = load_config("laptop-search")
@@ -44,7 +48,9 @@ def test_what_showing_a_capability_pays_says_which_episodes_succeed() -> None:
 def test_a_variant_keeps_the_tools_and_budgets_of_the_target() -> None:
     config = variant_of(TARGET, "chain", {"hops": (3, 3), "families": ("bridge",)})
     assert config.env.id == "agentenv/CapabilitySearch-v0"
-    assert config.env.options == {**TARGET.env.options, "capability": "chain"}
+    assert config.env.options == {**TARGET.env.options, "capability": "chain", "exercise": 1.0}
+    half = variant_of(TARGET, "chain", {}, exercise=0.5)
+    assert half.env.options["exercise"] == 0.5
     assert (config.rollout.questions, config.rollout.group_size) == (8, 8)
     assert config.rollout.turn_tokens == TARGET.rollout.turn_tokens
     assert [getattr(config, split).world.hops for split in ("train", "dev", "test")] == [(3, 3)] * 3
@@ -57,6 +63,51 @@ def test_a_variant_keeps_the_tools_and_budgets_of_the_target() -> None:
         environment_for(TARGET, "chian", rate=lambda config, tasks: 0.5)
     with pytest.raises(ConfigurationError, match="Calculator"):
         variant_of(changed(TARGET, {"env.id": "agentenv/Calculator-v0", "train.dataset": "env"}), "chain", {})
+
+
+def test_a_variant_learns_by_grpo_whatever_the_target_does() -> None:
+    """The paper trains each adapter by GRPO; the budgets, the optimizer and the schedule are not of the method."""
+    target = changed(
+        TARGET,
+        {
+            "loss": {
+                "estimator": "leave_one_out",
+                "objective": "gspo",
+                "clip_low": 3e-4,
+                "kl_coefficient": 0.01,
+            },
+            "rollout.sampler": "dapo",
+            "rollout.strategy": "tree",
+            "reward_shaping": {"answer_penalty": 0.1},
+            "optimizer.mini_batches": 2,
+        },
+    )
+    config = variant_of(target, "chain", {})
+    assert (config.loss, config.reward_shaping) == (LossSettings(), RewardShapingSettings())
+    assert (config.loss.estimator, config.loss.objective) == ("group_relative", "ppo_clip")
+    rollout = config.rollout
+    assert (rollout.sampler, rollout.strategy) == ("uniform", "plain")
+    assert (rollout.sampler_options, rollout.strategy_options) == ({}, {})
+    assert config.optimizer == target.optimizer
+    assert rollout.turn_tokens == target.rollout.turn_tokens
+    kept = environment_for(target, "chain", keep_method=True, rate=lambda config, tasks: 0.5).config
+    assert kept is not None
+    assert (kept.loss, kept.reward_shaping) == (target.loss, target.reward_shaping)
+    assert (kept.rollout.sampler, kept.rollout.strategy) == ("dapo", "tree")
+    assert (kept.rollout.questions, kept.rollout.group_size) == (8, 8)
+
+
+def test_that_nothing_is_kept_is_said() -> None:
+    said = Console(record=True, width=120)
+    row = {"capability": "chain", "in_failures": 0.1, "in_successes": 0.1, "kept": False}
+    Trace(Path("before"), out=Path("out")).show(
+        {"capabilities": [row], "environments": [], "out": "out"}, said
+    )
+    assert "none is kept" in said.export_text()
+    Trace(Path("before"), out=Path("out")).show(
+        {"capabilities": [row | {"kept": True}], "environments": [], "out": "out"}, said
+    )
+    assert "none is kept" not in said.export_text()
 
 
 SMALL = """

@@ -15,21 +15,22 @@ from agentenv.core.env import Env
 from agentenv.core.types import EndReason, Info, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.envs.domsim.desktop import KINDS
 from agentenv.envs.domsim.raster import draw, png
+from agentenv.envs.domsim.reasoning import Deed, reasoning, sentence_of, with_slip
 from agentenv.envs.domsim.records import Conjunction
 from agentenv.envs.domsim.tasks import DESKTOP, TEMPLATES, DesktopTask, generate_domsim_tasks, solve
-from agentenv.envs.domsim.widgets import Widget
 from agentenv.envs.domsim.world import DesktopView, World
-from agentenv.envs.gui.actions import STOP, Action, ActionKind, action_text, parse_reply
+from agentenv.envs.gui.actions import STOP, ActionKind, action_text, parse_reply
 from agentenv.envs.gui.observation import PROMPT, ScreenFormat, opening
 from agentenv.envs.gui.scene import ScreenScene
 from agentenv.envs.gui.screen import Screen, pointed
-from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.errors import ConfigurationError, DatasetError, check_known
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 Pointing = Literal["id", "coordinate"]
+Thoughts = Literal["sentence", "parts"]
 WORLDS = 2**31
 """Worlds from which an environment without tasks draws."""
 
@@ -63,6 +64,7 @@ class DomSim(Env[DomSimState]):
         pointing: Pointing = "id",
         window: int | None = None,
         max_steps: int = 30,
+        thoughts: Thoughts = "sentence",
         prompt: str = PROMPT,
         render_mode: str | None = None,
     ) -> None:
@@ -78,12 +80,17 @@ class DomSim(Env[DomSimState]):
             window: None shows a screen once and keeps it; a number makes every observation a whole context with that many of
                 the newest screens, as ``agentenv/SemiOnlineGUI-v0`` does.
             max_steps: Actions before the episode is cut.
+            thoughts: How the expert thinks: in one sentence, or in the ``parts`` with which EvoCUA begins (goal,
+                observation, reflection, self-verification, termination), a quarter of its episodes with a click that does
+                nothing.
             prompt: Opening message; must hold ``{goal}``; ``{actions}`` and ``{example}`` are filled too.
             render_mode: ``ansi``, ``rgb_array`` or None.
 
         Raises:
             ConfigurationError: no ``{goal}`` in the prompt, neither tree nor pixels, or ids without a tree.
+            UnknownName: no such ``thoughts``.
         """
+        check_known("form of thoughts", thoughts, ("sentence", "parts"))
         super().__init__(render_mode=render_mode)
         if "{goal}" not in prompt or max_steps < 1 or (window is not None and window < 1):
             raise ConfigurationError(
@@ -94,7 +101,7 @@ class DomSim(Env[DomSimState]):
         self._tasks = tuple(tasks) if tasks is not None else None
         self._format = ScreenFormat(tree=tree, pixels=pixels, places=places)
         self._pointing, self._window = pointing, window
-        self._max_steps, self._prompt = max_steps, prompt
+        self._max_steps, self._prompt, self._in_parts = max_steps, prompt, thoughts == "parts"
 
     @classmethod
     def make_tasks(
@@ -217,13 +224,20 @@ class DomSim(Env[DomSimState]):
         return ScreenScene(self.state.view.screen)
 
     def expert(self) -> Sequence[str]:
-        """The template's plan, played."""
-        return [self._written(*move) for move in solve(self.state.desktop_task)]
+        """The template's plan, played; with thoughts in parts sometimes with a slip, where there is time for one."""
+        task, slip = self.state.desktop_task, None
+        deeds = [Deed(*move) for move in solve(task)]
+        if not self._in_parts:
+            thoughts = [sentence_of(deed.action, deed.widget) for deed in deeds]
+        else:
+            if len(deeds) < self._max_steps:
+                deeds, slip = with_slip(deeds, task.goal)
+            thoughts = reasoning(deeds, task.goal, slip)
+        return [self._written(deed, thought) for deed, thought in zip(deeds, thoughts, strict=True)]
 
-    def _written(self, action: Action, widget: Widget | None, view: DesktopView) -> str:
-        if self._pointing == "coordinate":
-            action = pointed(action, view.screen)
-        return action_text(action, thought_of(action, widget))
+    def _written(self, deed: Deed, thought: str) -> str:
+        action = pointed(deed.action, deed.view.screen) if self._pointing == "coordinate" else deed.action
+        return action_text(action, thought)
 
     def render(self) -> "str | NDArray[np.uint8]":
         """The UI tree, or the picture as uint8[448, 672, 3]."""
@@ -232,10 +246,3 @@ class DomSim(Env[DomSimState]):
         import numpy as np
 
         return np.asarray(draw(self.state.view.screen), dtype=np.uint8).copy()
-
-
-def thought_of(action: Action, widget: Widget | None) -> str:
-    """What the expert says it is about to do."""
-    if widget is None:
-        return f"I {str(action.kind).replace('_', ' ')} {action.text or action.direction or ''}".strip() + "."
-    return f"I use {action.kind} on {widget.role} {widget.text!r}."

@@ -57,9 +57,9 @@ class Matcher:
     """``smallest`` takes the smallest box that holds the expert's point, and none above ``max_area``; the radius counts only
     where there is no such box. ``any`` takes each box, and the radius besides."""
     max_area: float = 0.25
-    """Share of the screen above which ``smallest`` does not trust a box."""
+    """Share of the screen above which ``smallest`` does not trust a box, but for what is scrolled."""
     enlarge: float = 1.2
-    """Factor of a box's sides, about its centre."""
+    """Factor of a box's sides, about its centre, but for what is scrolled."""
     radius: float = 0.04
     """How far from the expert's point a click may lie; see ``box``."""
     radius_of: Literal["shorter_side", "unit_square"] = "shorter_side"
@@ -67,8 +67,9 @@ class Matcher:
     words: Literal["close", "contained", "anls"] = "close"
     """Rule for text; see ``words_match``."""
     fields: bool = True
-    """Whether what is typed or selected must go to the place that the expert names, as a click must; where the expert names
-    none, every place is right. The released matchers compare texts alone, and their ``type`` has no place."""
+    """Whether what is typed, selected or scrolled must be at the place that the expert names, as a click must; where the
+    expert names none, every place is right. The released matchers compare texts and directions alone, and their ``type`` has
+    no place."""
     swipe: Literal["finger", "flipped", "any"] = "finger"
     """``finger`` compares the ways of the fingers; ``flipped`` the predicted way with the declared or, where none is
     declared, the expert's own way, after exchanging up and down; ``any`` compares nothing."""
@@ -113,8 +114,8 @@ class Matcher:
         if predicted.kind in WORDED:
             if not words_match(predicted.text, gold.action.text, self.words):
                 return "other text"
-            aimed = self.fields and predicted.kind in AIMED and gold.action.point is not None
-            return self._misses(predicted, gold, display_size) if aimed else ""
+            aimed = predicted.kind in AIMED
+            return self._aims_elsewhere(predicted, gold, display_size) if aimed else ""
         if predicted.kind in CHOSEN:
             same = predicted.text.casefold() == gold.action.text.casefold()
             free = self.any_status and predicted.kind is ActionKind.TERMINATE
@@ -122,12 +123,19 @@ class Matcher:
         if predicted.kind is ActionKind.SWIPE:
             return self._other_way(predicted, gold, display_size)
         if predicted.kind is ActionKind.SCROLL:
-            return "" if predicted.direction == gold.action.direction else "other direction"
+            if predicted.direction != gold.action.direction:
+                return "other direction"
+            return self._aims_elsewhere(predicted, gold, display_size)
         if predicted.kind is ActionKind.DRAG:
             return self._misses(predicted, gold, display_size) or self._drops_elsewhere(
                 predicted, gold, display_size
             )
         return ""
+
+    def _aims_elsewhere(self, predicted: Action, gold: Gold, display_size: Size) -> str:
+        """Why the target of a text or a scroll is not the expert's; empty where the expert names none."""
+        aimed = self.fields and gold.action.point is not None
+        return self._misses(predicted, gold, display_size) if aimed else ""
 
     def _misses(self, predicted: Action, gold: Gold, display_size: Size) -> str:
         if predicted.point is None or gold.action.point is None:
@@ -143,9 +151,11 @@ class Matcher:
         return "" if self._distance(place, target, gold.size) <= self.radius else "other place"
 
     def _in_box(self, point: Point, gold: Gold, display_size: Size) -> bool:
-        """Whether a point lies in a box that counts, enlarged."""
+        """Whether a point lies in a box that counts, enlarged unless it is of what is scrolled."""
+        # A fifth of most of the screen would reach over what stands beside it.
+        factor = 1.0 if gold.action.kind is ActionKind.SCROLL else self.enlarge
         boxes = (
-            Box(*_on_unit(box[:2], gold.size), *_on_unit(box[2:], gold.size)).enlarged(self.enlarge)
+            Box(*_on_unit(box[:2], gold.size), *_on_unit(box[2:], gold.size)).enlarged(factor)
             for box in self._trusted(gold)
         )
         place = _on_unit(point, display_size)
@@ -157,7 +167,9 @@ class Matcher:
         point = gold.action.point
         holding = [box for box in gold.boxes if point is not None and box.holds(point)]
         smallest = min(holding, key=lambda box: box.area, default=None)
-        limit = self.max_area * gold.size[0] * gold.size[1]
+        # What is scrolled is often most of the screen, and the direction has to be right besides.
+        share = 1.0 if gold.action.kind is ActionKind.SCROLL else self.max_area
+        limit = share * gold.size[0] * gold.size[1]
         return [smallest] if smallest is not None and smallest.area <= limit else []
 
     def _distance(self, one: Point, other: Point, size: Size) -> float:

@@ -58,7 +58,7 @@ def warnings_of(history: Sequence[Metrics]) -> dict[str, str]:
         found["reward_mean"] = (
             f"reward fell from {first['reward_mean']:.2f} to {last['reward_mean']:.2f}: lower the learning rate"
         )
-    return found | _displaced(history) | _unearned(history) | lost
+    return found | _displaced(history) | _unearned(history) | _nothing_weak(history) | lost
 
 
 def _not_finite(metrics: Metrics) -> dict[str, str]:
@@ -115,6 +115,16 @@ def _unearned(history: Sequence[Metrics]) -> dict[str, str]:
     }
 
 
+def _nothing_weak(history: Sequence[Metrics]) -> dict[str, str]:
+    """Self-play that is to ask for what is failed (SwS), where no kind of question counts as failed."""
+    if any(metrics.get(_WEAK, 1) for metrics in history[-_RECENT:]):
+        return {}
+    return {
+        _WEAK: f"no kind of question counted as failed in the last {_RECENT} steps: references come from the pool, as with "
+        "references='pool'; play more questions a step, or take another rule of sampler_options.failed"
+    }
+
+
 def guarded(history: Sequence[Metrics], factor: float) -> float:
     """What the guard multiplies the step size by: ``factor`` for each kind of collapse seen so far, each counted once."""
     seen = {sign for metrics in history for sign in metrics.get("signs", ())}
@@ -139,6 +149,7 @@ WATCHED = (
 """Metrics of a step that the monitors compare, where it reports them; `entropy` may be absent."""
 
 _RIGHT = "rewarded_logprob"
+_WEAK = "weak_kinds"
 _COMPUTED = ("loss", "grad_norm", "policy_entropy", _RIGHT)
 
 COLLAPSES = ("entropy", "format_rate", "answer_rate", "reward_mean", "loss", "grad_norm", _RIGHT, "dev_score")

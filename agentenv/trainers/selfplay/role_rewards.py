@@ -213,16 +213,16 @@ def _labels(state: GameState, move: str, place: int) -> HarmLabels | None:
 
 
 def thought_form(text: str, tag: str) -> float:
-    """1 for one thought and right after it one pair of ``tag``, else -1 (Self-RedTeam, hidden thinking).
+    """1 for one thought and after it one pair of ``tag`` with which the text ends, else -1 (Self-RedTeam, hidden thinking).
 
-    Neither may be empty or hold a mark of the other, and nothing else may stand there. In the published prompt the thought
-    is already open; here the policy opens it, unless its chat template does.
+    Each mark stands there once, and neither the thought nor what the pair holds is empty. Words between the two are allowed.
+    In the published prompt the thought is already open; here the policy opens it, unless its chat template does.
     """
-    found = re.fullmatch(rf"(?s)(?:<think>)?(.+?)</think>\s*<{tag}>(.+)</{tag}>", text.strip())
-    marks = ("<think>", "</think>", f"<{tag}>", f"</{tag}>")
-    whole = found is not None and all(
-        part.strip() and not any(mark in part for mark in marks) for part in found.groups()
-    )
+    said = text.strip().removeprefix("<think>")
+    thought, _, rest = said.partition("</think>")
+    counts = [said.count(mark) for mark in ("<think>", "</think>", f"<{tag}>", f"</{tag}>")]
+    answer = re.fullmatch(rf"(?s).*<{tag}>(.+)</{tag}>", rest)
+    whole = counts == [0, 1, 1, 1] and answer is not None and thought.strip() and answer[1].strip()
     return 1.0 if whole else -1.0
 
 

@@ -13,7 +13,7 @@ from agentenv.trainers.selfplay.question_pool import (
     difficulty,
     diversity,
 )
-from agentenv.trainers.selfplay.weaknesses import Rule, failed_kinds
+from agentenv.trainers.selfplay.weaknesses import Rule, Weakness, failed_kinds
 from agentenv.trainers.task_sampling.step_budget import Selection, StepBudget, TaskDraw, require
 
 _MEMORY = 2000  # most questions whose solve rates are remembered
@@ -40,7 +40,8 @@ class SelfPlaySampler:
     reference_share: float = 0.0
     """Share of the games that are dealt a reference (MAE: .5)."""
     references: Literal["pool", "weak"] = "pool"
-    """``weak`` takes questions of the kinds that are failed most, in shares of their failures (SwS)."""
+    """``weak`` takes questions of the kinds that are failed most, in shares of their failures (SwS), and of the pool while
+    no kind is failed; ``weak_kinds`` in the metrics counts these kinds after each step."""
     failed: Rule = "mean"
     """When a question counts as failed, for ``weak``: ``slope`` (SwS: never half solved, and getting worse), ``flat`` (or
     staying as it is), ``test`` (below one half by a test); ``mean`` goes by the mean of its kind."""
@@ -81,10 +82,14 @@ class SelfPlaySampler:
             "known": tuple(self.known),
         }
 
+    def _weak(self) -> list[Weakness]:
+        """The kinds of questions that are failed now; none where references are not chosen by them."""
+        if self.references != "weak":
+            return []
+        return failed_kinds(self.rates, self.failed, attempts=self.attempts)
+
     def _reference(self, step_budget: StepBudget) -> str:
-        if self.references == "weak" and (
-            weak := failed_kinds(self.rates, self.failed, attempts=self.attempts)
-        ):
+        if weak := self._weak():
             drawn = int(step_budget.rng.choice(len(weak), p=[weakness.share for weakness in weak]))
             return weak[drawn].example
         entry = self.pool.draw(step_budget.rng)
@@ -111,6 +116,7 @@ class SelfPlaySampler:
         return Selection(
             step_budget.groups,
             metrics={"pool": len(self.pool.entries), "pool_added": added, "pool_cleared": cleared}
+            | ({"weak_kinds": len(self._weak())} if self.references == "weak" else {})
             | {"valid_share": len(asked) / len(games) if games else 0.0}
             | diversity([outcome["task"].question for outcome in asked])
             | difficulty(rates)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentenv.envs.gui.actions import Action, ActionKind
+from agentenv.envs.gui.actions import Action, ActionKind, Direction
 from agentenv.envs.gui.matching import (
     MATCHERS,
     Gold,
@@ -203,6 +203,29 @@ def test_scrolls_drags_and_missing_places() -> None:
         MATCHERS["agentenv"](Action(ActionKind.CLICK, id="4"), Gold(click(1, 1), SIZE), SIZE).reason
         == "no place"
     )
+
+
+def scroll(direction: Direction, x: float | None = None, y: float = 500) -> Action:
+    return Action(ActionKind.SCROLL, direction=direction, point=None if x is None else (x, y))
+
+
+@pytest.mark.parametrize(
+    ("predicted", "reason"),
+    [
+        (scroll("down", 300), ""),  # elsewhere in the list
+        (scroll("up", 300), "other direction"),
+        (scroll("down", 820), "other place"),  # another list, right beside it
+        (scroll("down"), "no place"),
+    ],
+    ids=str,
+)
+def test_a_scroll_has_to_be_of_what_the_expert_scrolls(predicted: Action, reason: str) -> None:
+    """The list of the expert takes two fifths of the screen; released matchers have no such target."""
+    gold = Gold(scroll("down", 400), SIZE, boxes=(Box(0, 0, 800, 1000),))
+    assert MATCHERS["agentenv"](predicted, gold, SIZE).reason == reason
+    assert exact("odyssey", predicted, gold) == (reason != "other direction")
+    free = Gold(scroll("down"), SIZE)
+    assert exact("agentenv", predicted, free) == (reason != "other direction")
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:

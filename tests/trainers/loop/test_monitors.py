@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentenv.trainers.loop.monitors import WATCHED, Metrics, warnings_of
+from agentenv.trainers.loop.monitors import COLLAPSES, WATCHED, Metrics, warnings_of
 
 HEALTHY: Metrics = dict(zip(WATCHED, (0.8, 0.9, 0.8, 20.0, 0.4, 0.5, 0.5), strict=True))
 
@@ -130,6 +130,14 @@ def test_a_reward_without_a_score(reward: float, score: float, seen: bool) -> No
     assert warnings_of(steps) == {}  # one evaluation is none
     steps[-1] = {**steps[-1], "dev_score": score}
     assert set(warnings_of(steps)) == ({"dev_score"} if seen else set())
+
+
+@pytest.mark.parametrize(("counts", "seen"), [((0, 0, 0, 0, 0), True), ((0, 0, 3, 0, 0), False), ((), False)])
+def test_self_play_without_a_weak_kind_is_no_choice_by_failures(counts: tuple[int, ...], seen: bool) -> None:
+    """Five steps without one say it; without the figure nothing is asked for by failures."""
+    late: list[Metrics] = [{**HEALTHY, "weak_kinds": count} for count in counts] or [HEALTHY] * 5
+    assert set(warnings_of([*[HEALTHY] * 5, *late])) == ({"weak_kinds"} if seen else set())
+    assert "weak_kinds" not in COLLAPSES
 
 
 @pytest.mark.parametrize(("reward", "seen"), [(0.84, False), (0.86, True)])

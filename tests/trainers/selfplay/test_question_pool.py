@@ -240,6 +240,20 @@ def test_references_of_the_weak_kinds_follow_the_failures() -> None:
     assert {setup["reference"] for setup in setups} == {"Who made Kov?"}
 
 
+def test_references_come_from_the_pool_while_no_kind_is_failed_and_a_figure_says_so() -> None:
+    """One question of a kind says nothing; the second one makes the kind count. Without ``weak`` there is no such figure."""
+    sampler = SelfPlaySampler(clear_every=0, reference_share=1.0, references="weak", failed="flat")
+    assert (
+        settled(sampler, 1, story("Who made Kov?", 0.0), story("Where was Ada born?", 1.0))["weak_kinds"] == 0
+    )
+    setups = [draw.env["setup"] for questions in range(2, 9) for draw in sampler.draw(step_budget(questions))]
+    assert {setup["reference"] for setup in setups} == {"Who made Kov?", "Where was Ada born?"}
+    assert settled(sampler, 2, story("Who made Zed?", 0.0))["weak_kinds"] == 1
+    setups = [draw.env["setup"] for draw in sampler.draw(step_budget(3))]
+    assert {setup["reference"] for setup in setups} == {"Who made Kov?"}
+    assert "weak_kinds" not in settled(SelfPlaySampler(), 1, story("Who made Kov?", 0.0))
+
+
 def test_the_test_of_a_failed_question_counts_the_attempts_that_were_made() -> None:
     """None of 2 solved: P(X > 0 of 3 coins) = 7 / 8, below .95; none of 4: 31 / 32."""
     assert not is_failed_by_test([0.0], 2)
