@@ -22,66 +22,11 @@ from agentenv.errors import DatasetError
 _WORD = re.compile(r"[^\W\d_]+")
 _TOKEN = re.compile(r"[^\W_]+")  # with digits, as in "U2"
 _SENTENCE_END = re.compile(r"[.!?:\"“(]\s*$|^\s*$")
-KEPT = frozenset(
-    {
-        "A",
-        "An",
-        "And",
-        "Are",
-        "As",
-        "At",
-        "But",
-        "By",
-        "Did",
-        "Do",
-        "Does",
-        "For",
-        "From",
-        "Had",
-        "Has",
-        "Have",
-        "He",
-        "Her",
-    }
-    | {
-        "His",
-        "How",
-        "I",
-        "If",
-        "In",
-        "Is",
-        "It",
-        "Its",
-        "Not",
-        "Of",
-        "On",
-        "Or",
-        "She",
-        "So",
-        "That",
-        "The",
-        "Their",
-        "There",
-    }
-    | {
-        "These",
-        "They",
-        "This",
-        "Those",
-        "To",
-        "Was",
-        "Were",
-        "What",
-        "When",
-        "Where",
-        "Which",
-        "While",
-        "Who",
-        "Whom",
-        "Whose",
-    }
-    | {"Why", "With", *calendar.month_name[1:], *calendar.day_name}
-)
+_FUNCTION_WORDS = """
+A An And Are As At But By Did Do Does For From Had Has Have He Her His How I If In Is It Its Not Of On Or She So That The
+Their There These They This Those To Was Were What When Where Which While Who Whom Whose Why With
+"""
+KEPT = frozenset((*_FUNCTION_WORDS.split(), *calendar.month_name[1:], *calendar.day_name))
 """Words that begin sentences and questions, months and days: they name nothing that would have to be hidden."""
 
 
@@ -149,6 +94,11 @@ class NameMap:
     """By `spelling`."""
     inventions: frozenset[str]
     """The spellings of what was invented."""
+
+    def with_words(self, chosen: Mapping[str, str]) -> "NameMap":
+        """The map with the inventions that somebody else has chosen for words, by their `spelling`."""
+        made = frozenset(map(spelling, chosen.values()))
+        return replace(self, invented={**self.invented, **chosen}, inventions=self.inventions | made)
 
     @classmethod
     def of(cls, items: Iterable[RealItem], statistics: WordStatistics, seed: int) -> "NameMap":
@@ -271,21 +221,21 @@ def _has_name(document: Document) -> bool:
 
 
 async def replace_names(
-    item: RealItem, own: frozenset[str], names: NameMap, replacer: Replacer
+    item: RealItem, own: frozenset[str], names: NameMap, found: FoundNames, replacer: Replacer
 ) -> FictionalItem:
     """``item`` with invented names.
 
     Args:
         item: The real one, for which `left_out` says nothing.
         own: Its `name_words`.
-        names: Of the whole set, so that questions share inventions.
-        replacer: Names entities first; what it leaves is replaced word by word.
+        names: Of all sets together, so that questions share inventions.
+        found: Names whose inventions come first; what they leave is replaced word by word.
+        replacer: Puts the documents into other words.
 
     Raises:
         DatasetError: a real name survives.
         Fault: a model failed.
     """
-    found = await replacer.names(item)
     words = own | _capital_words(found.listed)
     used: dict[str, str] = {}
 
@@ -358,7 +308,7 @@ def _phrases_replaced(text: str, chosen: Mapping[str, str], used: dict[str, str]
     return text
 
 
-def _words_of_phrases(invented: Mapping[str, str]) -> dict[str, str]:
+def words_of_phrases(invented: Mapping[str, str]) -> dict[str, str]:
     """What stands for a word of a name that stands alone, by its `spelling`.
 
     This is the word in its place of an invention with as many words, and otherwise the whole invention, so that the word
@@ -376,7 +326,7 @@ def _words_replaced(
     text: str, own: frozenset[str], names: NameMap, used: dict[str, str], invented: Mapping[str, str]
 ) -> str:
     ours = {spelling(word) for invention in invented.values() for word in _WORD.findall(invention)}
-    alone, known = _words_of_phrases(invented), {spelling(word) for word in own}
+    alone, known = words_of_phrases(invented), {spelling(word) for word in own}
     native = native_words(text)
 
     def one(match: re.Match[str]) -> str:
