@@ -10,7 +10,7 @@ from rich.console import Console
 
 from agentenv.cli.synthesize import In, Out, process_records, show_failures, write_result
 from agentenv.core.scoring.scorers import get_scorer
-from agentenv.core.types import Task
+from agentenv.core.types import Document, Task
 from agentenv.data.datasets import sample
 from agentenv.data.sources import Source, SourceConfig, open_source
 from agentenv.data.synthesis.asearcher import DirectSolver
@@ -62,7 +62,7 @@ class FictionalHot:
     """
 
     dataset: str
-    """Question set with supporting documents and a corpus, such as hotpotqa, 2wiki, musique; several with commas between."""
+    """Question set, several with commas between them; `rules` need documents, as hotpotqa, 2wiki and musique have them."""
     out: Path
     """Folder to write: questions.jsonl, corpus.jsonl, synthesis.json with what was left out, and the failures."""
     data: Path | None = None
@@ -74,7 +74,8 @@ class FictionalHot:
     limit: int | None = None
     """Largest number of questions that are drawn from all sets together."""
     editor: str = RULES
-    """Who names and invents: `rules`, or a model, which also puts the documents into other words."""
+    """Who names and invents: `rules`, or a model, which also puts the documents into other words, and writes documents for a
+    question of which none is known."""
     rewrite: bool = True
     """Whether a model puts the documents into other words; without effect for `rules`."""
     solver: str = ""
@@ -94,11 +95,13 @@ class FictionalHot:
         if self.at_once < 1:
             raise ConfigurationError(f"--at-once is {self.at_once}; it is at least 1.")
         source = self._drawn()
-        documents = corpus_of(source)
-        if documents is None:
+        composes = self.editor != RULES
+        documents: Sequence[Document] | None = corpus_of(source)
+        if documents is None and not composes:
             raise DatasetError(f"there is no corpus beside {self.dataset}, so no document can be rewritten")
+        documents = documents or ()
         items = items_of(source.tasks, documents)
-        reasons = {item.task.id: reason for item in items if (reason := left_out(item))}
+        reasons = {item.task.id: reason for item in items if (reason := left_out(item, composes))}
         if len(reasons) == len(items):
             why = ", ".join(
                 f"{reason} ({count})" for reason, count in Counter(reasons.values()).most_common()
@@ -190,6 +193,7 @@ class FictionalHot:
             "seed": self.seed,
             "haystack": self.haystack,
             "names": sum(len(one.item.names) for one in made),
+            "composed": sum(not one.item.seed.documents for one in made),
             "kept_texts": sum(one.item.kept_texts for one in made),
             **self._counts([task.id for task in source.tasks], made, reasons),
             "sets": {name: self._counts(ids, made, reasons) for name, ids in sets.items()},

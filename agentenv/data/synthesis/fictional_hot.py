@@ -1,7 +1,8 @@
 """FictionalHot: questions of a real set about invented names, with documents rewritten alike (ReSeek, arXiv:2510.00568).
 
 The names in a question, in its answers and in its supporting documents give way to invented ones, everywhere to the same.
-What has to be found and combined stays as it was, and nobody can know it. Numbers, dates and common words stay.
+What has to be found and combined stays as it was, and nobody can know it. Numbers, dates and common words stay. Where no
+supporting document is known, a language model can write documents for the fictional question.
 """
 
 import calendar
@@ -168,15 +169,24 @@ class FoundNames:
 class Replacer(Protocol):
     """Finds names and invents others for them."""
 
+    @property
+    def composes(self) -> bool:
+        """Whether it writes documents for questions without any."""
+
     async def names(self, item: RealItem) -> FoundNames:
         """The names of ``item``."""
 
     async def rewrite(self, document: Document, needed: Sequence[str]) -> str | None:
         """Another wording of a document with invented names, which holds every text of ``needed``; None leaves it."""
 
+    async def compose(self, question: str, answers: Sequence[str]) -> Sequence[tuple[str, str]]:
+        """Title and text of every document from which one of ``answers`` to the fictional question follows."""
+
 
 class RuleReplacer:
     """Replaces word by word and leaves the wording of documents as it is; needs no model."""
+
+    composes = False
 
     async def names(self, item: RealItem) -> FoundNames:
         """None: what is left of real names is replaced word by word anyway."""
@@ -185,6 +195,10 @@ class RuleReplacer:
     async def rewrite(self, document: Document, needed: Sequence[str]) -> str | None:
         """None."""
         return None
+
+    async def compose(self, question: str, answers: Sequence[str]) -> Sequence[tuple[str, str]]:
+        """None."""
+        return ()
 
 
 def name_words(item: RealItem, pages: LinkedPages) -> frozenset[str]:
@@ -204,14 +218,19 @@ def _capital_words(texts: Iterable[str]) -> frozenset[str]:
     return frozenset(word for word in words if word[0].isupper() and len(word) > 1 and word not in KEPT)
 
 
-def left_out(item: RealItem) -> str:
-    """Why no replacement can hide the answer; empty where one can."""
+def left_out(item: RealItem, composes: bool = False) -> str:
+    """Why no replacement can hide the answer; empty where one can.
+
+    Args:
+        item: The real one.
+        composes: Whether documents are written where none is known.
+    """
     answers = [answer.strip().lower() for answer in item.task.answers]
     if any(answer in ("yes", "no") for answer in answers):
         return "the answer is yes or no"
     if any(re.search(rf"(?<!\w){re.escape(a)}(?!\w)", item.task.question.lower()) for a in answers):
         return "the answer stands in the question"
-    if not item.documents:
+    if not item.documents and not composes:
         return "no supporting document is known"
     return "a title holds no name" if not all(map(_has_name, item.documents)) else ""
 
@@ -238,9 +257,10 @@ async def replace_names(
     """
     words = own | _capital_words(found.listed)
     used: dict[str, str] = {}
+    small = _is_small(item.task.question)
 
     def fictional(text: str) -> str:
-        phrased = _phrases_replaced(text, found.invented, used)
+        phrased = _phrases_replaced(text, found.invented, used, small and _is_small(text))
         return _words_replaced(phrased, words, names, used, found.invented)
 
     question, answers = fictional(item.task.question), tuple(map(fictional, item.task.answers))
@@ -249,10 +269,39 @@ async def replace_names(
         for document in item.documents
     )
     done = FictionalItem(item, question, answers, documents, used, found.listed)
-    done = await _reworded(done, names.statistics, replacer)
+    done = await (_reworded(done, names.statistics, replacer) if documents else _composed(done, replacer))
     if survivor := surviving_name(done):
         raise DatasetError(f"{item.task.id}: the real name {survivor!r} survives")
     return done
+
+
+def _is_small(text: str) -> bool:
+    """Whether ``text`` is written without any capital, as the questions of NQ are, so that none tells a name."""
+    return text == text.lower()
+
+
+async def _composed(item: FictionalItem, replacer: Replacer) -> FictionalItem:
+    """``item`` with documents that somebody writes for it.
+
+    Raises:
+        DatasetError: no name of the question was replaced, the documents hold no answer, or a real name comes back.
+        Fault: a model failed.
+    """
+    name = item.seed.task.id
+    if item.question == item.seed.task.question:
+        raise DatasetError(f"{name}: no name in the question was replaced")
+    written = await replacer.compose(item.question, item.answers)
+    texts = "\n".join(f"{title}\n{text}" for title, text in written)
+    if not any(answer in texts for answer in item.answers):
+        raise DatasetError(f"{name}: none of the documents that were written holds the answer")
+    listed = frozenset(word for one in item.listed for word in _WORD.findall(one) if len(word) > 2)
+    gone = {spelling(word) for word in listed | _capital_words(item.names)} - {
+        word.casefold() for word in KEPT
+    }
+    if back := [word for word in _WORD.findall(texts) if word[0].isupper() and spelling(word) in gone]:
+        raise DatasetError(f"{name}: a document that was written names {back[0]!r}")
+    documents = (Document(f"{name}-{n}", title, text) for n, (title, text) in enumerate(written, 1))
+    return replace(item, documents=tuple(documents))
 
 
 async def _reworded(item: FictionalItem, known: WordStatistics, replacer: Replacer) -> FictionalItem:
@@ -294,12 +343,15 @@ def wording_flaw(
     return "" if all(answer in wording for answer in needed) else "it lost an answer"
 
 
-def _phrases_replaced(text: str, chosen: Mapping[str, str], used: dict[str, str]) -> str:
-    """``text`` with the inventions of ``chosen``, also where a name stands in capitals; what begins small is no name."""
+def _phrases_replaced(text: str, chosen: Mapping[str, str], used: dict[str, str], small: bool) -> str:
+    """``text`` with the inventions of ``chosen``, also where a name stands in capitals.
+
+    What begins small is no name, but in a text without capitals (``small``).
+    """
     for name in sorted(chosen, key=len, reverse=True):
 
         def one(match: re.Match[str], new: str = chosen[name]) -> str:
-            if not match[0][0].isupper():
+            if not (small or match[0][0].isupper()):
                 return match[0]
             used[match[0]] = _written_like(new, match[0])
             return used[match[0]]
@@ -349,14 +401,19 @@ def surviving_name(item: FictionalItem) -> str | None:
     """A title, an answer or a listed name of the real question that stands in the fictional one.
 
     Names are looked for whole, whatever their case and accents, in the question, the answers and the documents. What holds
-    no word with a capital (a number, a common word) is no name.
+    no word with a capital (a number, a common word) is no name, but among the names that were listed of a question without
+    capitals.
     """
     parts = [item.question, *item.answers, *(f"{d.title}\n{d.text}" for d in item.documents)]
     text = spelling("\n".join(parts))
     real = [*(document.title for document in item.seed.documents), *item.seed.task.answers, *item.listed]
+    small = set(item.listed) if _is_small(item.seed.task.question) else set[str]()
     for name in real:
         held = any(
-            word != word.lower() and word not in KEPT and len(word) > 1 for word in _TOKEN.findall(name)
+            (word != word.lower() or (name in small and word.isalpha()))
+            and word not in KEPT
+            and len(word) > 1
+            for word in _TOKEN.findall(name)
         )
         if held and re.search(rf"(?<!\w){re.escape(spelling(name))}(?!\w)", text):
             return name

@@ -153,7 +153,7 @@ def test_a_name_that_survives_is_refused() -> None:
         fictional(item)
 
 
-class Editor:
+class Editor(RuleReplacer):
     """Lists names with inventions, and rewrites every document as is said."""
 
     def __init__(self, *listed: str, wording: str | None = None, **invented: str) -> None:
