@@ -16,18 +16,14 @@ from random import Random
 from typing import Any, Protocol
 
 from agentenv.core.types import Document, Task
-from agentenv.data.synthesis.pages import LinkedPages
+from agentenv.data.synthesis.pages import FUNCTION_WORDS, LinkedPages
 from agentenv.data.world_names import HEADS, MIDDLES, TAILS
 from agentenv.errors import DatasetError
 
 _WORD = re.compile(r"[^\W\d_]+")
 _TOKEN = re.compile(r"[^\W_]+")  # with digits, as in "U2"
 _SENTENCE_END = re.compile(r"[.!?:\"“(]\s*$|^\s*$")
-_FUNCTION_WORDS = """
-A An And Are As At But By Did Do Does For From Had Has Have He Her His How I If In Is It Its Not Of On Or She So That The
-Their There These They This Those To Was Were What When Where Which While Who Whom Whose Why With
-"""
-KEPT = frozenset((*_FUNCTION_WORDS.split(), *calendar.month_name[1:], *calendar.day_name))
+KEPT = frozenset((*FUNCTION_WORDS, *calendar.month_name[1:], *calendar.day_name))
 """Words that begin sentences and questions, months and days: they name nothing that would have to be hidden."""
 
 
