@@ -1,13 +1,14 @@
 """Long search: pages part by part, and an episode of forty turns as one row of tokens."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
-from agentenv.core.types import Document, EndReason, Step, Task, ToolStatus
+from agentenv.core.types import Completion, Document, EndReason, Sampling, Step, Task, ToolStatus
 from agentenv.envs.search.long_search import (
     CERTAIN,
     DOUBTFUL,
@@ -251,6 +252,39 @@ def test_a_part_is_shortened_after_the_thought_that_has_read_it() -> None:
     assert context[4] == "<think>noted</think>"
     assert "Part 2 of 3 of d0" in context[5]
     assert len(context) == 6
+
+
+def test_a_rollout_stops_at_the_thought_after_a_result_and_trains_every_turn() -> None:
+    stops: list[bool] = []
+
+    class Noting(ScriptedPolicy):
+        async def generate(
+            self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+        ) -> Completion:
+            stops.append("</think>" in sampling.stop)
+            return await super().generate(prompt_ids, sampling, episode=episode)
+
+    actions = [
+        "<think>look</think><access>d0</access>",
+        "<think>one</think>",
+        "<think>two</think>",
+        "<think>three</think>",
+        "<answer>Norland</answer>",
+    ]
+    policy = Noting({"e-0": actions})
+    config = RolloutConfig(context_tokens=1 << 14, turn_tokens=99, stop=LongSearch.stop)
+    (played,) = asyncio.run(
+        rollout(
+            [EpisodeSpec(reading(kept_chars=5), TASK, 0)],
+            policy,
+            InlineFormat(policy.tokenizer),
+            config,
+            name="e",
+        )
+    )
+    assert stops == [False, True, True, True, False]
+    assert played.reward == 1.0
+    assert policy.tokenizer.decode([int(i) for i in played.ids[played.loss_mask]]) == "".join(actions)
 
 
 def test_reading_on_is_refused_to_a_model_that_calls_tools_in_its_own_form() -> None:
