@@ -12,7 +12,7 @@ from agentenv.cli.synthesize import In, Out, process_records, show_failures, wri
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import Document, Task
 from agentenv.data.datasets import sample
-from agentenv.data.sources import Source, SourceConfig, open_source
+from agentenv.data.sources import OWN, PROGRAM_SETS, WORLD, Source, SourceConfig, open_source
 from agentenv.data.synthesis.asearcher import DirectSolver
 from agentenv.data.synthesis.asearcher_model import ModelSolver
 from agentenv.data.synthesis.fictional_hot import (
@@ -123,6 +123,10 @@ class FictionalHot:
             raise ConfigurationError(f"--share is {self.share}; it is above 0 and at most 1.")
         if self.limit is not None and self.limit < 1:
             raise ConfigurationError(f"--limit is {self.limit}; it is at least 1.")
+        if self.dataset in (WORLD, OWN, *PROGRAM_SETS):
+            raise ConfigurationError(
+                f"--dataset {self.dataset} has no questions about real names; name question sets such as hotpotqa."
+            )
         source = open_source(SourceConfig(dataset=self.dataset, data=self.data, split=self.split))
         count = max(1, round(self.share * len(source.tasks)))
         count = count if self.limit is None else min(count, self.limit)

@@ -159,6 +159,15 @@ def test_a_draw_out_of_range_is_refused(
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize("name", ["env", "world", "humaneval"])
+def test_what_asks_about_no_real_names_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["synthesize", "fictional-hot", "--dataset", name, "--out", str(tmp_path / "a")]
+    assert main(words) == 1
+    assert f"--dataset {name}" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_closed_book_control_stands_for_each_set_and_for_all(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
