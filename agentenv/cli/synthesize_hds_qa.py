@@ -12,14 +12,15 @@ from agentenv.cli.synthesize import GRAMMAR, load_questions, process_records, sh
 from agentenv.core.types import Document, Task
 from agentenv.data.synthesis.asearcher_model import ModelReviewer
 from agentenv.data.synthesis.hds_qa import HybridConfig, hybrid_questions
-from agentenv.data.synthesis.hds_qa_model import HybridWriter
+from agentenv.data.synthesis.hds_qa_model import HybridQuestions, HybridWriter
 from agentenv.data.synthesis.model_replies import ModelWriter
-from agentenv.data.synthesis.pages import LinkedPages
 from agentenv.data.synthesis.records import RecordFailure, refuse_used_folder
 from agentenv.data.world import read_world
 from agentenv.data.world_facts import generate_facts
 from agentenv.errors import ConfigurationError
 from agentenv.policies.model_chat import ChatModels
+from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.retrievers.retriever_spec import make_retriever
 from agentenv.retrievers.storage.corpus import load_corpus
 
 
@@ -43,7 +44,7 @@ class HDSQA:
     judge: str = ""
     """Model that judges what the editor writes; default: the editor."""
     dataset: str = ""
-    """Question set, or a file of questions, whose entities a model describes; without effect for `grammar`."""
+    """Question set, or a file of questions, each of whose entities a model describes; without effect for `grammar`."""
     data: Path | None = None
     """Folder or file of that set; default: the environment variable AGENTENV_DATA."""
     split: str | None = None
@@ -54,6 +55,10 @@ class HDSQA:
     """Least number of features of a description."""
     most: int = HybridConfig.most
     """Greatest number of features of a description."""
+    related: int = HybridWriter.related
+    """Related questions that a model writes about an entity; without effect for `grammar`."""
+    retriever: str = ""
+    """What searches the corpus for these questions, a spec as `agentenv list` shows; default: BM25 over it."""
     fan: int = HybridConfig.fan
     """Most entities of a world that share one feature; what searches return should hold so many."""
     at_once: int = 8
@@ -68,6 +73,10 @@ class HDSQA:
         refuse_used_folder(self.out)
         if self.at_once < 1:
             raise ConfigurationError(f"--at-once is {self.at_once}; it is at least 1.")
+        if self.related < self.fewest:
+            raise ConfigurationError(
+                f"--related is {self.related}; each of --fewest {self.fewest} features needs a question of its own."
+            )
         config = HybridConfig(self.questions, self.fewest, self.most, self.fan, self.seed)
         models, failures = ChatModels(self.replies), list[RecordFailure]()
         documents: Sequence[Document]
@@ -104,14 +113,16 @@ class HDSQA:
             ModelWriter(models.open(self.editor)),
             judge,
             ModelReviewer(judge),
-            LinkedPages(documents),
+            make_retriever(self.retriever) if self.retriever else BM25Retriever.build(documents),
             self.fewest,
             self.most,
-            self.seed,
+            self.related,
+            seed=self.seed,
         )
-        return process_records(
+        made, failures = process_records(
             "hds-qa", self.out, seeds.tasks, maker.write, lambda task: task.id, self.at_once
         )
+        return [task for one in made for task in one.tasks], [*failures, *_refused(made)]
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many questions there are, and by how many features they describe."""
@@ -119,3 +130,12 @@ class HDSQA:
         for number, count in result["parallel"].items():
             console.print(f"  with {number} parallel searches: {count}")
         show_failures(result, console)
+
+
+def _refused(made: Sequence[HybridQuestions]) -> list[RecordFailure]:
+    """The entities of which nothing came, of seed questions of which something came by another entity."""
+    return [
+        RecordFailure(f"{one.tasks[0].data['seed_id']}/{refused.entity}", "EntityRefused", refused.why)
+        for one in made
+        for refused in one.refused
+    ]

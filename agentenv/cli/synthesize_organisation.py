@@ -7,23 +7,32 @@ from typing import Any
 
 from rich.console import Console
 
-from agentenv.cli.synthesize import write_result
+from agentenv.cli.synthesize import process_records, show_failures, write_result
+from agentenv.core.types import Document
 from agentenv.data.organisation import invent_organisation
-from agentenv.data.organisation_log import OrganisationConfig
+from agentenv.data.organisation_log import Organisation, OrganisationConfig
 from agentenv.data.organisation_questions import FOLLOWUPS, questions_about
-from agentenv.data.synthesis.records import refuse_used_folder
+from agentenv.data.synthesis.model_replies import ModelWriter
+from agentenv.data.synthesis.organisation_prose import ProseWriter, names_of
+from agentenv.data.synthesis.records import RecordFailure, refuse_used_folder
 from agentenv.data.world_config import Split
+from agentenv.errors import ConfigurationError
+from agentenv.policies.model_chat import ChatModels
+
+TEMPLATES = "templates"
 
 
 @dataclass(frozen=True)
 class OrganisationCommand:
     """Invents an organisation with mail, chat and tickets, and asks questions whose answers its log proves (OrgForge).
 
-    Example: agentenv synthesize organisation --people 12 --days 22 --out runs/office
+    Example:
+        agentenv synthesize organisation --people 12 --days 22 --out runs/office
+        agentenv synthesize organisation --editor openai:MODEL@https://HOST/v1 --out runs/office
     """
 
     out: Path
-    """Folder to write: questions.jsonl, corpus.jsonl and synthesis.json."""
+    """Folder to write: questions.jsonl, corpus.jsonl, synthesis.json and the failures."""
     seed: int = OrganisationConfig.seed
     """Seed of everything drawn."""
     people: int = OrganisationConfig.people
@@ -37,6 +46,14 @@ class OrganisationCommand:
     without them."""
     social: bool = OrganisationConfig.social
     """Whether incidents come again, people burn out and complaints are passed on, with questions about that."""
+    editor: str = TEMPLATES
+    """Who writes the mails, messages and tickets: `templates`, or a model, whose wordings are checked against them."""
+    judge: str = ""
+    """Model that says whether a wording states what its template does; default: the editor."""
+    at_once: int = 8
+    """Artefacts that a model writes at a time."""
+    replies: Path | None = None
+    """Folder that keeps the replies of the models; the same command asks nothing twice after an interruption."""
 
     def run(self) -> dict[str, Any]:
         """Writes the folder and returns its card."""
@@ -46,6 +63,8 @@ class OrganisationCommand:
         )
         made = invent_organisation(config)
         tasks = questions_about(made)
+        models = ChatModels(self.replies)
+        documents, failures = self._documents(made, models)
         card = {
             "recipe": "organisation",
             "name": made.name,
@@ -58,9 +77,35 @@ class OrganisationCommand:
             "events": dict(sorted(Counter(event.kind for event in made.events).items())),
             "refused": dict(sorted(made.refused.items())),
             "documents": len(made.documents),
+            "editor": self.editor,
+            "reworded": sum(one != other for one, other in zip(documents, made.documents, strict=True)),
+            "usage": models.usage(),
             "families": dict(sorted(Counter(task.data["family"] for task in tasks).items())),
         }
-        return write_result(self.out, tasks, made.documents, [], card)
+        return write_result(self.out, tasks, documents, failures, card)
+
+    def _documents(
+        self, made: Organisation, models: ChatModels
+    ) -> tuple[list[Document], list[RecordFailure]]:
+        """What was written down, in the words of the editor where these can be taken."""
+        if self.editor == TEMPLATES:
+            if self.judge:
+                raise ConfigurationError("--judge is without effect with the editor templates: leave it out.")
+            return list(made.documents), []
+        if self.at_once < 1:
+            raise ConfigurationError(f"--at-once is {self.at_once}; it is at least 1.")
+        judge = ModelWriter(models.open(self.judge or self.editor), temperature=0.0)
+        prose = ProseWriter(ModelWriter(models.open(self.editor)), judge, made, names_of(made), self.seed)
+        written, failures = process_records(
+            "organisation",
+            self.out,
+            made.artefacts,
+            prose.write,
+            lambda artefact: artefact.document.id,
+            self.at_once,
+        )
+        known = {artefact.document.id: artefact.document for artefact in written}
+        return [known.get(document.id, document) for document in made.documents], failures
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """What was written."""
@@ -70,3 +115,6 @@ class OrganisationCommand:
         )
         for family, count in result["families"].items():
             console.print(f"  {family}: {count}", highlight=False)
+        if self.editor != TEMPLATES:
+            console.print(f"  in the words of {self.editor}: {result['reworded']}", highlight=False)
+            show_failures(result, console)

@@ -68,6 +68,12 @@ class Source:
     notes: str = ""
     corpora: tuple[tuple[str, Path], ...] = ()
     """Of several sets together: each corpus file, with the name that stands before the ids of its documents."""
+    parts: tuple[str, ...] = ()
+    """Of several sets together: what each is called, which stands before the ids of its questions."""
+
+    def set_of(self, task: Task) -> str:
+        """What the set of ``task``, one of these questions, is called."""
+        return next((name for name in self.parts if task.id.startswith(f"{name}:")), self.name)
 
 
 def check_draw(config: SourceConfig) -> SourceConfig:
@@ -176,6 +182,7 @@ def _merged(names: Sequence[str], config: SourceConfig) -> Source:
         None,
         " ".join(part.notes for part in parts if part.notes),
         tuple((name, path) for path, name in owners.items()),
+        tuple(part.name for part in parts),
     )
 
 

@@ -1,9 +1,9 @@
 """Harder questions by edits that are checked: ASearcher's data synthesis (Gao et al. 2025, arXiv:2508.07976).
 
-A question about one page is edited again and again. An *injection* puts what another page says of an entity in the place of
-its name, so that one search more is needed; a *fuzzing* makes one detail vaguer. The first answer stays. An edit counts only
-if the question is still valid, and if no direct answer to it is another right one. Once no direct answer is right, the agent
-may stop.
+A question about one page is edited again and again. An *injection* writes a link question about another page, whose answer
+is an entity that the question names, and puts it in the place of that name, so that one search more is needed; a *fuzzing*
+makes one detail vaguer. The first answer stays. An edit counts only if the question is still valid, and if no direct answer
+to it is another right one. Once no direct answer to an edit that counts is right, the agent may stop.
 """
 
 import re
@@ -12,12 +12,15 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal, Protocol, get_args
 
+from agentenv.core.scoring.evidence import stands_in
+from agentenv.core.scoring.normalize import squad, squad_words
 from agentenv.core.types import Task
 from agentenv.data.synthesis.pages import LinkedPages, Page
 from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointRefusal, SynthesisFault
 
 Kind = Literal["inject", "fuzz"]
 EXIT = "exit"
+COVERED = "its statement is covered already"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,23 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """A question about a further page whose answer is an entity that the question names: the first step of an injection."""
+
+    written: str
+    """The entity, as the question writes it; the answer of the link question."""
+    page: Page
+    """The further page."""
+    question: str
+    statement: str
+    """The fact of that page from which the answer of the link question follows."""
+    phrase: str = ""
+    """The link question as a noun phrase, where a program made it."""
+    hop: Mapping[str, str] | None = None
+    """The fact as an entry of `Draft.path`, where a program made the link."""
+
+
+@dataclass(frozen=True, slots=True)
 class EditRecord:
     """An edit that was tried."""
 
@@ -49,6 +69,8 @@ class EditRecord:
     """Of the direct answers that could be read, how many were right."""
     read: int = 0
     """Direct answers that could be read."""
+    link: str = ""
+    """The link question of an injection; empty where the editor wrote none."""
 
 
 class Editor(Protocol):
@@ -64,8 +86,11 @@ class Editor(Protocol):
     async def choose(self, draft: Draft, actions: Sequence[str], rng: Random) -> str:
         """Chooses one of ``actions``, which stand in random order."""
 
-    async def inject(self, draft: Draft, rng: Random) -> Draft | None:
-        """``draft`` with what a further page says of an entity in the place of its name."""
+    async def link(self, draft: Draft, rng: Random) -> Link | None:
+        """A link question whose answer is an entity of ``draft``, about a page that was not used before."""
+
+    async def substitute(self, draft: Draft, link: Link, rng: Random) -> str:
+        """The question of ``draft`` with ``link`` in the place of the name that answers it."""
 
     async def fuzz(self, draft: Draft, rng: Random) -> Draft | None:
         """``draft`` with one detail made vaguer."""
@@ -76,6 +101,9 @@ class Reviewer(Protocol):
 
     async def flaw(self, draft: Draft) -> str:
         """What is wrong with it: two questions glued together, no single answer, not to be solved from its statements."""
+
+    async def is_covered(self, draft: Draft, statement: str) -> bool:
+        """Whether the statements of ``draft`` say what ``statement`` says."""
 
     async def is_right(self, draft: Draft, answer: str) -> bool:
         """Whether ``answer`` says the same as the accepted one."""
@@ -153,6 +181,25 @@ def form_flaw(draft: Draft) -> str:
     return "it is longer than 1500 characters" if len(question) > 1500 else ""
 
 
+def link_flaw(draft: Draft, link: Link) -> str:
+    """What is wrong with a link question, as far as a program sees it; empty where nothing is."""
+    asked = Draft(link.question, link.written, (link.statement,), link.page.ids)
+    if flaw := form_flaw(asked):
+        return f"the link question: {flaw}"
+    if not stands_in(link.written, link.statement):
+        return f"the statement does not name {link.written!r}"
+    known = {squad(statement) for statement in draft.statements}
+    return COVERED if squad(link.statement) in known else ""
+
+
+def substitution_flaw(draft: Draft, link: Link, question: str) -> str:
+    """Whether ``question`` still names what the link question asks for, or says nothing of the link question."""
+    if stands_in(link.written, question):
+        return f"the name {link.written!r} still stands in it"
+    added = set(squad_words(question)) - set(squad_words(draft.question))
+    return "" if added & set(squad_words(link.question)) else "it says nothing of the link question"
+
+
 async def synthesize(
     page: Page, editor: Editor, reviewer: Reviewer, solver: DirectSolver | None, config: SynthesisConfig
 ) -> Synthesis:
@@ -176,7 +223,8 @@ async def synthesize(
     direct = await _direct(draft, reviewer, solver, config, rng)
     edits: list[EditRecord] = []
     for _ in range(config.turns):
-        actions = [*editor.kinds, *([EXIT] if edits and not direct.right else [])]
+        is_ready = not direct.right and any(not edit.flaw for edit in edits)
+        actions = [*editor.kinds, *([EXIT] if is_ready else [])]
         rng.shuffle(actions)
         chosen = await editor.choose(draft, actions, rng)
         if chosen == EXIT:
@@ -209,21 +257,42 @@ async def _edit(
     rng: Random,
 ) -> tuple[Draft | None, EditRecord]:
     """One edit and what became of it; None where it does not count. A reply that is of no use refuses the edit alone."""
-    question = ""
+    question = link = ""
     try:
-        made = await (editor.inject if kind == "inject" else editor.fuzz)(draft, rng)
+        if kind == "inject":
+            made, link, flaw = await _injected(draft, editor, reviewer, rng)
+        else:
+            made, flaw = await editor.fuzz(draft, rng), "the editor found none"
         if made is None:
-            return None, EditRecord(kind, "", "the editor found none")
+            return None, EditRecord(kind, "", flaw, link=link)
         question = made.question
         if made.answer != draft.answer or question == draft.question:
-            return None, EditRecord(kind, question, "it changes nothing, or the answer")
+            return None, EditRecord(kind, question, "it changes nothing, or the answer", link=link)
         if flaw := form_flaw(made) or await reviewer.flaw(made):
-            return None, EditRecord(kind, question, flaw)
+            return None, EditRecord(kind, question, flaw, link=link)
         direct = await _direct(made, reviewer, solver, config, rng)
     except (SynthesisFault, EndpointRefusal, ContextTooSmall) as error:
-        return None, EditRecord(kind, question, f"{type(error).__name__}: {error}")
+        return None, EditRecord(kind, question, f"{type(error).__name__}: {error}", link=link)
     flaw = "" if direct.other_answer is None else f"{direct.other_answer!r} answers it too"
-    return None if flaw else made, EditRecord(kind, question, flaw, direct.right, direct.read)
+    return None if flaw else made, EditRecord(kind, question, flaw, direct.right, direct.read, link)
+
+
+async def _injected(
+    draft: Draft, editor: Editor, reviewer: Reviewer, rng: Random
+) -> tuple[Draft | None, str, str]:
+    """The draft after both steps of an injection, the link question, and why there is no such draft."""
+    link = await editor.link(draft, rng)
+    if link is None:
+        return None, "", "the editor found none"
+    flaw = link_flaw(draft, link)
+    if not flaw and await reviewer.is_covered(draft, link.statement):
+        flaw = COVERED
+    if flaw:
+        return None, link.question, flaw
+    question = await editor.substitute(draft, link, rng)
+    if flaw := substitution_flaw(draft, link, question):
+        return None, link.question, f"{question!r}: {flaw}"
+    return with_link(draft, link, question), link.question, ""
 
 
 async def _direct(
@@ -263,8 +332,15 @@ def as_task(made: Synthesis, number: int) -> Task:
         "supporting_ids": list(draft.documents),
         "statements": list(draft.statements),
         "edits": [
-            {"kind": e.kind, "question": e.question, "flaw": e.flaw, "right": e.right, "read": e.read}
-            for e in made.edits
+            {
+                "kind": edit.kind,
+                "link": edit.link,
+                "question": edit.question,
+                "flaw": edit.flaw,
+                "right": edit.right,
+                "read": edit.read,
+            }
+            for edit in made.edits
         ],
         "direct_right": made.right,
         "direct_asked": made.read,
@@ -287,13 +363,13 @@ def roots_of(pages: LinkedPages, count: int, seed: int) -> list[Page]:
     return found
 
 
-def substituted(draft: Draft, question: str, statement: str, page: Page, **changes: Any) -> Draft:
-    """``draft`` with another question that leans on ``page`` as well."""
+def with_link(draft: Draft, link: Link, question: str) -> Draft:
+    """``draft`` with ``question``, which leans on the page of ``link`` as well."""
     return replace(
         draft,
         question=question,
-        statements=(*draft.statements, statement),
-        documents=tuple(dict.fromkeys((*page.ids, *draft.documents))),
-        used=(*draft.used, page.title),
-        **changes,
+        statements=(*draft.statements, link.statement),
+        documents=tuple(dict.fromkeys((*link.page.ids, *draft.documents))),
+        used=(*draft.used, link.page.title),
+        path=draft.path if link.hop is None else (link.hop, *draft.path),
     )

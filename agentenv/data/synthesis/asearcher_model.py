@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from agentenv.core.concurrency.tasks import gather_all
-from agentenv.core.scoring.evidence import stands_in
 from agentenv.core.scoring.scorers import get_scorer
-from agentenv.data.synthesis.asearcher import Draft, Kind, substituted
+from agentenv.data.synthesis.asearcher import Draft, Kind, Link
 from agentenv.data.synthesis.model_replies import LONGEST_PAGE, ModelWriter, is_yes
 from agentenv.data.synthesis.pages import LinkedPages, Page
 from agentenv.errors import ContextTooSmall, EndpointRefusal, SynthesisFault
@@ -29,21 +28,38 @@ What should be done next? {actions}
 Reply with one JSON object and nothing after it: {{"action": "one of {names}"}}
 """
 _ACTIONS = {
-    "inject": "inject: a name in the question gives way to a fact that identifies it, so that one more search is needed.",
+    "inject": "inject: a name in the question gives way to what another page says of it, so that one more search is needed.",
     "fuzz": "fuzz: one detail of the question, such as a date or a name, is described less exactly.",
     "exit": "exit: the question is hard and natural enough, and stays as it is.",
 }
-INJECT = """\
+SELECT = """\
+A question is made harder: a name in it gives way to a description by a fact of another page, which has to be found first.
 Question: {question}
 Its answer: {answer}
-The question names {written}. Here is a page titled {title}, which is linked with {entity}:
+It follows from: {statements}
+
+Which of these names should give way? {names}
+Reply with one JSON object and nothing after it: {{"name": "one of them, as it is written here"}}
+"""
+LINK = """\
+Here is a page titled {title}, which is linked with {entity}:
 {text}
 
-Find a fact on this page that identifies {written} and nothing else, and write the question again with a description by \
-that fact in the place of the name. The name {written} no longer stands in the question, and the answer stays {answer}. The \
-fact is none of these: {statements}
-Reply with one JSON object and nothing after it: {{"question": "the new question", "statement": "the fact as one sentence"}}
-If no fact on the page identifies it, write "none" for both.
+Write one question about a fact that this page states. Its only answer is {written}, and no part of this name stands in the \
+question. It names {title} or something else on the page by which the page can be found. The fact says \
+nothing that is known already: {statements}
+Reply with one JSON object and nothing after it: {{"question": "the question", "statement": "the fact of the page as one \
+sentence, which names {written}"}}
+If the page states no fact that identifies {written}, write "none" for both.
+"""
+SUBSTITUTE = """\
+Question: {question}
+Its answer: {answer}
+It names {written}, which is the answer to this question: {link}
+
+Write the first question again with a description in the place of the name {written}, namely what the second question asks \
+for. The name {written} no longer stands in it, everything else stays as it is, and the answer is still {answer}.
+Reply with one JSON object and nothing after it: {{"question": "the new question"}}
 """
 FUZZ = """\
 Question: {question}
@@ -62,6 +78,13 @@ What is known: {statements}
 Is this a valid question? It is valid if it is one question and not two joined together, if it has a single answer, and if \
 that answer follows from what is known. Reply with one JSON object and nothing after it: \
 {{"reason": "in one sentence", "valid": "yes or no"}}
+"""
+COVERED = """\
+What is known: {statements}
+A fact: {statement}
+
+Is this fact a part of what is known, in whatever words? Reply with one JSON object and nothing after it: \
+{{"covered": "yes or no"}}
 """
 SAME = """\
 Question: {question}
@@ -120,38 +143,60 @@ class ModelEditor:
             return actions[0]
         return chosen if chosen in actions else actions[0]
 
-    async def inject(self, draft: Draft, rng: Random) -> Draft | None:
-        """The question with a fact of a page that was not used before in the place of a name; None where none is linked.
+    async def link(self, draft: Draft, rng: Random) -> Link | None:
+        """A link question about a page drawn by chance; None where no name has an unused page, or the page has no such fact.
+
+        The model chooses among the names whose pages are linked with a page that was not used before. What it names besides
+        is taken for the first of them. One such page is drawn, and the model writes a question about it.
 
         Raises:
             SynthesisFault: no reply can be read.
             Fault: the model failed.
         """
-        choices = [
-            (entity, written, other)
+        offered = {
+            written: (entity, unused)
             for entity, written in self.pages.mentioned(draft.question).items()
-            for other in self.pages.linked(entity)
-            if other not in draft.used
-        ]
-        if not choices:
+            if (unused := [other for other in self.pages.linked(entity) if other not in draft.used])
+        }
+        if not offered:
             return None
-        entity, written, other = rng.choice(choices)
-        page = self.pages.pages[other]
-        asked = INJECT.format(
-            question=draft.question,
-            answer=draft.answer,
-            written=written,
+        written = await self._select(draft, list(offered), rng)
+        entity, unused = offered[written]
+        page = self.pages.pages[rng.choice(unused)]
+        asked = LINK.format(
+            title=page.title,
             entity=entity,
-            title=other,
             text=page.text[:LONGEST_PAGE],
+            written=written,
             statements=_known(draft),
         )
         made = await self.writer.write(asked, {"question": str, "statement": str}, _seed(rng))
-        if made["question"].lower() == "none" or made["statement"] in draft.statements:
+        if made["question"].lower().rstrip(".") == "none":
             return None
-        if stands_in(written, made["question"]):
-            raise SynthesisFault(f"the name {written!r} still stands in {made['question']!r}")
-        return substituted(draft, made["question"], made["statement"], page)
+        return Link(written, page, made["question"], made["statement"])
+
+    async def _select(self, draft: Draft, names: list[str], rng: Random) -> str:
+        """The one of ``names`` that shall give way, which are shown in random order."""
+        rng.shuffle(names)
+        if len(names) == 1:
+            return names[0]
+        asked = SELECT.format(
+            question=draft.question, answer=draft.answer, statements=_known(draft), names="; ".join(names)
+        )
+        said = str((await self.writer.write(asked, {"name": str}, _seed(rng)))["name"])
+        return next((name for name in names if name.lower() == said.lower()), names[0])
+
+    async def substitute(self, draft: Draft, link: Link, rng: Random) -> str:
+        """The question with what the link question asks for in the place of the name.
+
+        Raises:
+            SynthesisFault: no reply can be read.
+            Fault: the model failed.
+        """
+        asked = SUBSTITUTE.format(
+            question=draft.question, answer=draft.answer, written=link.written, link=link.question
+        )
+        return str((await self.writer.write(asked, {"question": str}, _seed(rng)))["question"])
 
     async def fuzz(self, draft: Draft, rng: Random) -> Draft | None:
         """The question with one detail made vaguer.
@@ -181,6 +226,16 @@ class ModelReviewer:
         asked = REVIEW.format(question=draft.question, answer=draft.answer, statements=_known(draft))
         said = await self.writer.write(asked, {"reason": str, "valid": str}, 0)
         return "" if is_yes(said["valid"]) else f"not valid: {said['reason']}"
+
+    async def is_covered(self, draft: Draft, statement: str) -> bool:
+        """Whether the model takes ``statement`` for a part of what is known.
+
+        Raises:
+            SynthesisFault: no reply can be read.
+            Fault: the model failed.
+        """
+        asked = COVERED.format(statements=_known(draft), statement=statement)
+        return is_yes((await self.writer.write(asked, {"covered": str}, 0))["covered"])
 
     async def is_right(self, draft: Draft, answer: str) -> bool:
         """Whether both answers are equal, else whether the model says that they are the same.

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from agentenv.data.synthesis.asearcher import EXIT, Draft, Kind, substituted
+from agentenv.data.synthesis.asearcher import EXIT, Draft, Kind, Link
 from agentenv.data.synthesis.pages import Page
 from agentenv.data.world_facts import Facts
 from agentenv.data.world_grammar import RELATIONS, SUCCESSOR, TYPES, WORKS, Relation
@@ -16,7 +16,7 @@ from agentenv.data.world_solver import Entity, Solver
 
 @dataclass(frozen=True)
 class WorldEditor:
-    """Proposes questions about one fact, and puts what other facts say of an entity in the place of its name.
+    """Proposes questions about one fact, and link questions whose answer is the name in a question.
 
     It makes no fuzzings: a vaguer detail could not be proved to leave one answer.
     """
@@ -47,8 +47,8 @@ class WorldEditor:
         """The first of ``actions`` by chance."""
         return EXIT if actions[0] == EXIT else self.kinds[0]
 
-    async def inject(self, draft: Draft, rng: Random) -> Draft | None:
-        """The question with a noun phrase in the place of the one name in it; None where no fact leads there."""
+    async def link(self, draft: Draft, rng: Random) -> Link | None:
+        """A fact that leads to the one name in the question, asked for as a question; None where no fact leads there."""
         name = draft.path[0]["entity"]
         known = [
             (relation, hop)
@@ -59,10 +59,14 @@ class WorldEditor:
         if not known:
             return None
         relation, hop = rng.choice(known)
-        phrase = self._form(relation.nouns, rng).format(s=hop["entity"])
         page = Page(hop["entity"], "", (hop["document"],))
-        question = draft.question.replace(name, phrase, 1)
-        return substituted(draft, question, _said(hop), page, path=(hop, *draft.path))
+        question = self._form(relation.questions, rng).format(s=hop["entity"])
+        phrase = self._form(relation.nouns, rng).format(s=hop["entity"])
+        return Link(name, page, question, _said(hop), phrase, hop)
+
+    async def substitute(self, draft: Draft, link: Link, rng: Random) -> str:
+        """The question with the noun phrase of the link in the place of the name."""
+        return draft.question.replace(link.written, link.phrase, 1)
 
     async def fuzz(self, draft: Draft, rng: Random) -> Draft | None:
         """Always None: no phrase of an invented world can be made vaguer."""
@@ -99,6 +103,10 @@ class WorldReviewer:
         """The other answers of the question, or that it has none."""
         found = self._solver.answers(draft.question)
         return "" if found == {draft.answer} else f"its answers are {sorted(found)[:3]}"
+
+    async def is_covered(self, draft: Draft, statement: str) -> bool:
+        """Whether ``statement`` is one of those of ``draft``: a world states each fact in one form."""
+        return statement in draft.statements
 
     async def is_right(self, draft: Draft, answer: str) -> bool:
         """Whether the answer is the accepted one, whatever its case and white space."""

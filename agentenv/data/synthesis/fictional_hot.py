@@ -1,7 +1,8 @@
 """FictionalHot: questions of a real set about invented names, with documents rewritten alike (ReSeek, arXiv:2510.00568).
 
 The names in a question, in its answers and in its supporting documents give way to invented ones, everywhere to the same.
-What has to be found and combined stays as it was, and nobody can know it. Numbers, dates and common words stay.
+What has to be found and combined stays as it was, and nobody can know it. Numbers, dates and common words stay. Where no
+supporting document is known, a language model can write documents for the fictional question.
 """
 
 import calendar
@@ -15,73 +16,14 @@ from random import Random
 from typing import Any, Protocol
 
 from agentenv.core.types import Document, Task
-from agentenv.data.synthesis.pages import LinkedPages
+from agentenv.data.synthesis.pages import FUNCTION_WORDS, LinkedPages
 from agentenv.data.world_names import HEADS, MIDDLES, TAILS
 from agentenv.errors import DatasetError
 
 _WORD = re.compile(r"[^\W\d_]+")
 _TOKEN = re.compile(r"[^\W_]+")  # with digits, as in "U2"
 _SENTENCE_END = re.compile(r"[.!?:\"“(]\s*$|^\s*$")
-KEPT = frozenset(
-    {
-        "A",
-        "An",
-        "And",
-        "Are",
-        "As",
-        "At",
-        "But",
-        "By",
-        "Did",
-        "Do",
-        "Does",
-        "For",
-        "From",
-        "Had",
-        "Has",
-        "Have",
-        "He",
-        "Her",
-    }
-    | {
-        "His",
-        "How",
-        "I",
-        "If",
-        "In",
-        "Is",
-        "It",
-        "Its",
-        "Not",
-        "Of",
-        "On",
-        "Or",
-        "She",
-        "So",
-        "That",
-        "The",
-        "Their",
-        "There",
-    }
-    | {
-        "These",
-        "They",
-        "This",
-        "Those",
-        "To",
-        "Was",
-        "Were",
-        "What",
-        "When",
-        "Where",
-        "Which",
-        "While",
-        "Who",
-        "Whom",
-        "Whose",
-    }
-    | {"Why", "With", *calendar.month_name[1:], *calendar.day_name}
-)
+KEPT = frozenset((*FUNCTION_WORDS, *calendar.month_name[1:], *calendar.day_name))
 """Words that begin sentences and questions, months and days: they name nothing that would have to be hidden."""
 
 
@@ -149,6 +91,11 @@ class NameMap:
     """By `spelling`."""
     inventions: frozenset[str]
     """The spellings of what was invented."""
+
+    def with_words(self, chosen: Mapping[str, str]) -> "NameMap":
+        """The map with the inventions that somebody else has chosen for words, by their `spelling`."""
+        made = frozenset(map(spelling, chosen.values()))
+        return replace(self, invented={**self.invented, **chosen}, inventions=self.inventions | made)
 
     @classmethod
     def of(cls, items: Iterable[RealItem], statistics: WordStatistics, seed: int) -> "NameMap":
@@ -218,15 +165,24 @@ class FoundNames:
 class Replacer(Protocol):
     """Finds names and invents others for them."""
 
+    @property
+    def composes(self) -> bool:
+        """Whether it writes documents for questions without any."""
+
     async def names(self, item: RealItem) -> FoundNames:
         """The names of ``item``."""
 
     async def rewrite(self, document: Document, needed: Sequence[str]) -> str | None:
         """Another wording of a document with invented names, which holds every text of ``needed``; None leaves it."""
 
+    async def compose(self, question: str, answers: Sequence[str]) -> Sequence[tuple[str, str]]:
+        """Title and text of every document from which one of ``answers`` to the fictional question follows."""
+
 
 class RuleReplacer:
     """Replaces word by word and leaves the wording of documents as it is; needs no model."""
+
+    composes = False
 
     async def names(self, item: RealItem) -> FoundNames:
         """None: what is left of real names is replaced word by word anyway."""
@@ -235,6 +191,10 @@ class RuleReplacer:
     async def rewrite(self, document: Document, needed: Sequence[str]) -> str | None:
         """None."""
         return None
+
+    async def compose(self, question: str, answers: Sequence[str]) -> Sequence[tuple[str, str]]:
+        """None."""
+        return ()
 
 
 def name_words(item: RealItem, pages: LinkedPages) -> frozenset[str]:
@@ -254,14 +214,19 @@ def _capital_words(texts: Iterable[str]) -> frozenset[str]:
     return frozenset(word for word in words if word[0].isupper() and len(word) > 1 and word not in KEPT)
 
 
-def left_out(item: RealItem) -> str:
-    """Why no replacement can hide the answer; empty where one can."""
+def left_out(item: RealItem, composes: bool = False) -> str:
+    """Why no replacement can hide the answer; empty where one can.
+
+    Args:
+        item: The real one.
+        composes: Whether documents are written where none is known.
+    """
     answers = [answer.strip().lower() for answer in item.task.answers]
     if any(answer in ("yes", "no") for answer in answers):
         return "the answer is yes or no"
     if any(re.search(rf"(?<!\w){re.escape(a)}(?!\w)", item.task.question.lower()) for a in answers):
         return "the answer stands in the question"
-    if not item.documents:
+    if not item.documents and not composes:
         return "no supporting document is known"
     return "a title holds no name" if not all(map(_has_name, item.documents)) else ""
 
@@ -271,26 +236,27 @@ def _has_name(document: Document) -> bool:
 
 
 async def replace_names(
-    item: RealItem, own: frozenset[str], names: NameMap, replacer: Replacer
+    item: RealItem, own: frozenset[str], names: NameMap, found: FoundNames, replacer: Replacer
 ) -> FictionalItem:
     """``item`` with invented names.
 
     Args:
         item: The real one, for which `left_out` says nothing.
         own: Its `name_words`.
-        names: Of the whole set, so that questions share inventions.
-        replacer: Names entities first; what it leaves is replaced word by word.
+        names: Of all sets together, so that questions share inventions.
+        found: Names whose inventions come first; what they leave is replaced word by word.
+        replacer: Puts the documents into other words.
 
     Raises:
         DatasetError: a real name survives.
         Fault: a model failed.
     """
-    found = await replacer.names(item)
     words = own | _capital_words(found.listed)
     used: dict[str, str] = {}
+    small = _is_small(item.task.question)
 
     def fictional(text: str) -> str:
-        phrased = _phrases_replaced(text, found.invented, used)
+        phrased = _phrases_replaced(text, found.invented, used, small and _is_small(text))
         return _words_replaced(phrased, words, names, used, found.invented)
 
     question, answers = fictional(item.task.question), tuple(map(fictional, item.task.answers))
@@ -299,10 +265,39 @@ async def replace_names(
         for document in item.documents
     )
     done = FictionalItem(item, question, answers, documents, used, found.listed)
-    done = await _reworded(done, names.statistics, replacer)
+    done = await (_reworded(done, names.statistics, replacer) if documents else _composed(done, replacer))
     if survivor := surviving_name(done):
         raise DatasetError(f"{item.task.id}: the real name {survivor!r} survives")
     return done
+
+
+def _is_small(text: str) -> bool:
+    """Whether ``text`` is written without any capital, as the questions of NQ are, so that none tells a name."""
+    return text == text.lower()
+
+
+async def _composed(item: FictionalItem, replacer: Replacer) -> FictionalItem:
+    """``item`` with documents that somebody writes for it.
+
+    Raises:
+        DatasetError: no name of the question was replaced, the documents hold no answer, or a real name comes back.
+        Fault: a model failed.
+    """
+    name = item.seed.task.id
+    if item.question == item.seed.task.question:
+        raise DatasetError(f"{name}: no name in the question was replaced")
+    written = await replacer.compose(item.question, item.answers)
+    texts = "\n".join(f"{title}\n{text}" for title, text in written)
+    if not any(answer in texts for answer in item.answers):
+        raise DatasetError(f"{name}: none of the documents that were written holds the answer")
+    listed = frozenset(word for one in item.listed for word in _WORD.findall(one) if len(word) > 2)
+    gone = {spelling(word) for word in listed | _capital_words(item.names)} - {
+        word.casefold() for word in KEPT
+    }
+    if back := [word for word in _WORD.findall(texts) if word[0].isupper() and spelling(word) in gone]:
+        raise DatasetError(f"{name}: a document that was written names {back[0]!r}")
+    documents = (Document(f"{name}-{n}", title, text) for n, (title, text) in enumerate(written, 1))
+    return replace(item, documents=tuple(documents))
 
 
 async def _reworded(item: FictionalItem, known: WordStatistics, replacer: Replacer) -> FictionalItem:
@@ -344,12 +339,15 @@ def wording_flaw(
     return "" if all(answer in wording for answer in needed) else "it lost an answer"
 
 
-def _phrases_replaced(text: str, chosen: Mapping[str, str], used: dict[str, str]) -> str:
-    """``text`` with the inventions of ``chosen``, also where a name stands in capitals; what begins small is no name."""
+def _phrases_replaced(text: str, chosen: Mapping[str, str], used: dict[str, str], small: bool) -> str:
+    """``text`` with the inventions of ``chosen``, also where a name stands in capitals.
+
+    What begins small is no name, but in a text without capitals (``small``).
+    """
     for name in sorted(chosen, key=len, reverse=True):
 
         def one(match: re.Match[str], new: str = chosen[name]) -> str:
-            if not match[0][0].isupper():
+            if not (small or match[0][0].isupper()):
                 return match[0]
             used[match[0]] = _written_like(new, match[0])
             return used[match[0]]
@@ -358,7 +356,7 @@ def _phrases_replaced(text: str, chosen: Mapping[str, str], used: dict[str, str]
     return text
 
 
-def _words_of_phrases(invented: Mapping[str, str]) -> dict[str, str]:
+def words_of_phrases(invented: Mapping[str, str]) -> dict[str, str]:
     """What stands for a word of a name that stands alone, by its `spelling`.
 
     This is the word in its place of an invention with as many words, and otherwise the whole invention, so that the word
@@ -376,7 +374,7 @@ def _words_replaced(
     text: str, own: frozenset[str], names: NameMap, used: dict[str, str], invented: Mapping[str, str]
 ) -> str:
     ours = {spelling(word) for invention in invented.values() for word in _WORD.findall(invention)}
-    alone, known = _words_of_phrases(invented), {spelling(word) for word in own}
+    alone, known = words_of_phrases(invented), {spelling(word) for word in own}
     native = native_words(text)
 
     def one(match: re.Match[str]) -> str:
@@ -399,14 +397,19 @@ def surviving_name(item: FictionalItem) -> str | None:
     """A title, an answer or a listed name of the real question that stands in the fictional one.
 
     Names are looked for whole, whatever their case and accents, in the question, the answers and the documents. What holds
-    no word with a capital (a number, a common word) is no name.
+    no word with a capital (a number, a common word) is no name, but among the names that were listed of a question without
+    capitals.
     """
     parts = [item.question, *item.answers, *(f"{d.title}\n{d.text}" for d in item.documents)]
     text = spelling("\n".join(parts))
     real = [*(document.title for document in item.seed.documents), *item.seed.task.answers, *item.listed]
+    small = set(item.listed) if _is_small(item.seed.task.question) else set[str]()
     for name in real:
         held = any(
-            word != word.lower() and word not in KEPT and len(word) > 1 for word in _TOKEN.findall(name)
+            (word != word.lower() or (name in small and word.isalpha()))
+            and word not in KEPT
+            and len(word) > 1
+            for word in _TOKEN.findall(name)
         )
         if held and re.search(rf"(?<!\w){re.escape(spelling(name))}(?!\w)", text):
             return name

@@ -1,4 +1,4 @@
-"""FictionalHot with a language model: it names the entities, invents others of the same kind, and rewrites the documents."""
+"""FictionalHot with a language model: it names the entities, invents others of the same kind, and writes the documents."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,6 +29,17 @@ Title: {title}
 
 Reply with one JSON object and nothing after it: {{"text": "the document"}}
 """
+COMPOSE = """\
+This question is about invented entities, of which nobody has written yet.
+Question: {question}
+Answer: {answer}
+
+Write the articles of an encyclopaedia from which this answer follows: one article for each entity that has to be looked \
+up, four at most, each of a few sentences. They name nothing that exists; whatever they name besides is invented. The \
+article that states the answer holds it letter by letter: {answer}
+Reply with one JSON object and nothing after it; both lists have the same length: \
+{{"titles": ["...", "..."], "texts": ["...", "..."]}}
+"""
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,8 @@ class ModelReplacer:
     rewrites: bool = True
     """Whether documents are put into other words."""
     seed: int = 0
+    composes: bool = True
+    """Whether it writes documents for questions without any."""
 
     async def names(self, item: RealItem) -> FoundNames:
         """The entities that the model sees, and those of its inventions that can be used.
@@ -61,7 +74,10 @@ class ModelReplacer:
             raise SynthesisFault(f"{len(real)} names and {len(invented)} inventions came for {item.task.id}")
         pairs = dict(zip(real, invented, strict=True))
         times = Counter(pairs.values())
-        usable = {name: new for name, new in pairs.items() if times[new] == 1 and self._is_new(name, new)}
+        small = item.task.question == item.task.question.lower()
+        usable = {
+            name: new for name, new in pairs.items() if times[new] == 1 and self._is_new(name, new, small)
+        }
         return FoundNames(tuple(pairs), usable)
 
     async def rewrite(self, document: Document, needed: Sequence[str]) -> str | None:
@@ -79,8 +95,26 @@ class ModelReplacer:
         except SynthesisFault:
             return None
 
-    def _is_new(self, name: str, invented: str) -> bool:
-        """Whether ``name`` can be replaced and no word of the invention is a name that the corpus knows."""
+    async def compose(self, question: str, answers: Sequence[str]) -> Sequence[tuple[str, str]]:
+        """Articles from which the first of ``answers`` follows.
+
+        Raises:
+            SynthesisFault: no reply can be read, or its lists are empty or have different lengths.
+            Fault: the model failed.
+        """
+        asked = COMPOSE.format(question=question, answer=answers[0])
+        said = await self.writer.write(asked, {"titles": list, "texts": list}, self.seed)
+        titles, texts = said["titles"], said["texts"]
+        if len(titles) != len(texts) or not titles:
+            raise SynthesisFault(f"{len(titles)} titles and {len(texts)} texts came for {question!r}")
+        return list(zip(titles, texts, strict=True))
+
+    def _is_new(self, name: str, invented: str, small: bool) -> bool:
+        """Whether ``name`` can be replaced and no word of the invention is a name that the corpus knows.
+
+        In a question without capitals (``small``) a name begins small.
+        """
         words = [word for word in invented.split() if word[:1].isupper()]
         names = [word for word in words if self.statistics.is_name(word)]
-        return name[:1].isupper() and bool(names) and not any(word in self.statistics for word in names)
+        is_name = name[:1].isupper() or (small and name[:1].isalpha())
+        return is_name and bool(names) and not any(word in self.statistics for word in names)

@@ -1,21 +1,34 @@
-"""HDS-QA over any corpus: a language model describes the entity of a question by features from several pages.
+"""HDS-QA over any corpus: a language model describes each entity of a question by features from distinct documents.
 
-The authors collect related questions from a search engine and keep those that lead to distinct documents. Here the pages
-that are linked with the entity's page take their place. Uniqueness is judged and not proved, as in the paper.
+The four steps of the paper: the entities of a seed question, and related questions of each; features of the entity from what
+these find; a parallel-hop question whose answer is the entity; its description in the place of the entity in the seed
+question. The authors take related questions from a search engine ("people also ask"); here the model writes them, and a
+search of the corpus tells which lead to distinct documents. Uniqueness is judged and not proved, as in the paper.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from agentenv.core.protocols import Retriever
 from agentenv.core.scoring.evidence import stands_in
-from agentenv.core.types import Task
+from agentenv.core.scoring.scorers import get_scorer
+from agentenv.core.types import Passage, Task
 from agentenv.data.synthesis.asearcher import Draft, Reviewer, form_flaw
 from agentenv.data.synthesis.model_replies import LONGEST_PAGE, ModelWriter, is_yes
-from agentenv.data.synthesis.pages import LinkedPages, Page
-from agentenv.errors import DatasetError
+from agentenv.errors import ContextTooSmall, DatasetError, EndpointRefusal, SynthesisFault
 
+ENTITIES = """\
+Question: {question}
+List every person, place, organisation, work, event and product that this question names, exactly as it is written there. \
+Reply with one JSON object and nothing after it: {{"entities": ["...", "..."]}}
+"""
+RELATED = """\
+Write {count} short questions that people also ask about {entity}, as a search engine lists them beside this one: {question}
+Each names {entity} and asks for something else. Reply with one JSON object and nothing after it: \
+{{"questions": ["...", "..."]}}
+"""
 FEATURE = """\
 Here is a page titled {title}:
 {text}
@@ -29,93 +42,186 @@ Description: something or somebody that {clause}.
 Is this true of one single entity, so that the description alone tells which one is meant? Reply with one JSON object and \
 nothing after it: {{"reason": "in one sentence", "one": "yes or no"}}
 """
+PARALLEL = """\
+These facts are true of {entity}: {facts}
+Write one question whose only answer is {entity}: it asks who or what all of these facts are true of, each as it stands \
+here, and does not name {entity}. Write the same as a description, such as "the engineer who was born in Ulm and taught in \
+Rome". Reply with one JSON object and nothing after it: {{"question": "...", "description": "..."}}
+"""
 COMBINE = """\
 Question: {question}
 Its answer: {answer}
-Write the question again without the name {written}: describe what it names by all of these facts together, and keep \
-everything else. {facts}
+Write the question again with this description in the place of the name {written}, and keep everything else: {description}
 Reply with one JSON object and nothing after it: {{"question": "the new question"}}
 """
+READ = """\
+{passages}
+
+Answer this question from these passages alone: {question}
+Reply with one JSON object and nothing after it: {{"answer": "short and without explanation"}}
+If the passages do not tell the answer, write "none".
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An entity of which no question came, and why."""
+
+    entity: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class HybridQuestions:
+    """What came of one seed question: at most one question for each entity that it names."""
+
+    tasks: tuple[Task, ...]
+    refused: tuple[Refused, ...]
 
 
 @dataclass(frozen=True)
 class HybridWriter:
-    """Makes a question of several parallel hops and a further one out of a question that names an entity."""
+    """Makes questions of several parallel hops and a further one out of a question that names entities."""
 
     writer: ModelWriter
     judge: ModelWriter
     reviewer: Reviewer
-    pages: LinkedPages
+    retriever: Retriever
+    """Searches the corpus."""
     fewest: int = 2
     most: int = 3
+    related: int = 8
+    """Related questions that are written about an entity."""
+    k: int = 5
+    """Documents that a search finds."""
     seed: int = 0
 
-    async def write(self, seed: Task) -> Task:
-        """The question that describes what ``seed`` names.
+    async def write(self, seed: Task) -> HybridQuestions:
+        """A question for each entity that ``seed`` names; one of which none comes does not end the others.
 
         Raises:
-            DatasetError: no entity of the corpus stands in the question, its pages give too few features that are ambiguous
-                alone, or the new question is not valid; the message says which.
-            Fault: a model failed.
+            DatasetError: no question came of it; the message says why of each entity.
+            SynthesisFault: no list of entities can be read.
+            Fault: a model or the search failed.
         """
-        rng = Random(f"{self.seed}/{seed.id}")
-        named = self.pages.mentioned(seed.question)
-        if not named:
-            raise DatasetError(f"{seed.id}: the question names no title of the corpus")
-        entity, written = max(named.items(), key=lambda pair: len(pair[1]))
-        others = [self.pages.pages[title] for title in self.pages.linked(entity)]
-        rng.shuffle(others)
-        features = await self._features(seed, (entity, written), others, rng)
-        facts = " ".join(f"It {clause}." for _, clause in features)
-        asked = COMBINE.format(question=seed.question, answer=seed.answers[0], written=written, facts=facts)
-        question = str((await self.writer.write(asked, {"question": str}, rng.getrandbits(31)))["question"])
-        ids = [i for page, _ in features for i in page.ids]
-        statements = tuple(f"{entity} {clause}." for _, clause in features)
-        draft = Draft(
-            question, seed.answers[0], (*statements, f"{seed.question} {seed.answers[0]}"), tuple(ids)
+        said = await self.writer.write(
+            ENTITIES.format(question=seed.question), {"entities": list}, self._draws(seed, "").getrandbits(31)
         )
-        flaw = f"it still names {written}" if stands_in(written, question) else form_flaw(draft)
-        if flaw := flaw or await self.reviewer.flaw(draft):
-            raise DatasetError(f"{seed.id}: {question!r} is refused: {flaw}")
-        return self._task(seed, draft, entity, [clause for _, clause in features])
+        named = [entity for entity in dict.fromkeys(said["entities"]) if stands_in(entity, seed.question)]
+        tasks, refused = list[Task](), list[Refused]()
+        for entity in named:
+            try:
+                tasks.append(await self._question(seed, entity, len(tasks)))
+            except (DatasetError, SynthesisFault, ContextTooSmall, EndpointRefusal) as error:
+                refused.append(Refused(entity, str(error)))
+        if not tasks:
+            reasons = "; ".join(f"{one.entity}: {one.why}" for one in refused)
+            raise DatasetError(f"{seed.id}: {reasons or 'the question names no entity'}")
+        return HybridQuestions(tuple(tasks), tuple(refused))
+
+    def _draws(self, seed: Task, entity: str) -> Random:
+        return Random(f"{self.seed}/{seed.id}/{entity}")
+
+    async def _question(self, seed: Task, entity: str, number: int) -> Task:
+        """The question that describes ``entity`` in place of its name.
+
+        Raises:
+            DatasetError: a check refuses it.
+            Fault: a model or the search failed.
+        """
+        rng = self._draws(seed, entity)
+        features = await self._features(seed, entity, await self._documents(seed, entity, rng), rng)
+        clauses = [clause for _, clause in features]
+        statements = tuple(f"{entity} {clause}." for clause in clauses)
+        ids = tuple(dict.fromkeys(page.id for page, _ in features))
+        asked = PARALLEL.format(entity=entity, facts=" ".join(statements))
+        said = await self.writer.write(
+            asked, dict.fromkeys(("question", "description"), str), rng.getrandbits(31)
+        )
+        parallel = Draft(said["question"], entity, statements, ids)
+        await self._check(parallel, entity, "the parallel-hop question")
+        asked = COMBINE.format(
+            question=seed.question, answer=seed.answers[0], written=entity, description=said["description"]
+        )
+        question = str((await self.writer.write(asked, {"question": str}, rng.getrandbits(31)))["question"])
+        known = f"{seed.question} {seed.answers[0]}"
+        hybrid = Draft(question, seed.answers[0], (*statements, known), ids)
+        await self._check(hybrid, entity, "the hybrid-hop question")
+        await self._check_one_search(hybrid, seed)
+        return self._task(seed, hybrid, parallel, clauses, number)
+
+    async def _documents(self, seed: Task, entity: str, rng: Random) -> list[Passage]:
+        """For each related question that finds a document which none before has found, the best such document."""
+        asked = RELATED.format(count=self.related, entity=entity, question=seed.question)
+        said = await self.writer.write(asked, {"questions": list}, rng.getrandbits(31))
+        questions = list(dict.fromkeys(said["questions"]))[: self.related]
+        chosen: dict[str, Passage] = {}
+        for found in await self.retriever.search(questions, self.k) if questions else []:
+            new = next((page for page in found if page.id not in chosen), None)
+            if new is not None:
+                chosen[new.id] = new
+        return list(chosen.values())
 
     async def _features(
-        self, seed: Task, names: tuple[str, str], others: Sequence[Page], rng: Random
-    ) -> list[tuple[Page, str]]:
-        """Features of an entity from distinct pages, each of which is true of several entities.
+        self, seed: Task, entity: str, pages: Sequence[Passage], rng: Random
+    ) -> list[tuple[Passage, str]]:
+        """Features of an entity from distinct documents, each of which is true of several entities.
 
-        ``names`` are the title of its page and how the question writes it; no feature may hold one of them.
+        None of them holds the name of the entity or the answer of the seed question.
         """
-        entity, _ = names
-        features: list[tuple[Page, str]] = []
-        for page in others:
+        features: list[tuple[Passage, str]] = []
+        for page in pages:
             if len(features) == self.most:
                 break
             asked = FEATURE.format(title=page.title, text=page.text[:LONGEST_PAGE], entity=entity)
-            clause = (await self.writer.write(asked, {"clause": str}, rng.getrandbits(31)))["clause"].rstrip(
-                "."
-            )
-            named = any(stands_in(name, clause) for name in names)
-            if clause.lower() == "none" or named or clause in [known for _, known in features]:
+            said = await self.writer.write(asked, {"clause": str}, rng.getrandbits(31))
+            clause = said["clause"].rstrip(".")
+            told = any(stands_in(name, clause) for name in (entity, *seed.answers))
+            if clause.lower() == "none" or told or clause in [known for _, known in features]:
                 continue
-            said = await self.judge.write(ALONE.format(clause=clause), {"reason": str, "one": str}, 0)
-            if not is_yes(said["one"]):
+            judged = await self.judge.write(ALONE.format(clause=clause), {"reason": str, "one": str}, 0)
+            if not is_yes(judged["one"]):
                 features.append((page, clause))
         if len(features) < self.fewest:
             raise DatasetError(
-                f"{seed.id}: the pages of {entity!r} give {len(features)} features that are ambiguous alone"
+                f"of the distinct documents of related questions ({len(pages)}) come too few features that are ambiguous "
+                f"alone ({len(features)} of {self.fewest})"
             )
         return features
 
-    def _task(self, seed: Task, draft: Draft, entity: str, clauses: Sequence[str]) -> Task:
+    async def _check(self, draft: Draft, entity: str, what: str) -> None:
+        """Refuses a question that names the entity, is malformed or is judged invalid."""
+        flaw = f"it names {entity}" if stands_in(entity, draft.question) else form_flaw(draft)
+        if flaw := flaw or await self.reviewer.flaw(draft):
+            raise DatasetError(f"{what} {draft.question!r} is refused: {flaw}")
+
+    async def _check_one_search(self, draft: Draft, seed: Task) -> None:
+        """Refuses a question that can be answered from what one search for it finds."""
+        (found,) = await self.retriever.search([draft.question], self.k)
+        passages = "\n\n".join(f"{page.title}: {page.text}" for page in found)[:LONGEST_PAGE]
+        asked = READ.format(passages=passages or "(no passage)", question=draft.question)
+        answer = str((await self.judge.write(asked, {"answer": str}, 0))["answer"])
+        if answer.lower().rstrip(".") == "none":
+            return
+        is_accepted = get_scorer("em_squad")(answer, seed.answers).value > 0
+        if is_accepted or await self.reviewer.is_right(draft, answer):
+            raise DatasetError(f"one search for {draft.question!r} answers it")
+
+    def _task(self, seed: Task, draft: Draft, parallel: Draft, clauses: Sequence[str], number: int) -> Task:
+        features: list[Mapping[str, str]] = [
+            {"clause": clause, "document": document}
+            for clause, document in zip(clauses, draft.documents, strict=True)
+        ]
         known = tuple(seed.data.get("supporting_ids", ()))
         data: dict[str, Any] = {
             "hops": len(clauses) + 1,
             "family": "hds-qa",
             "parallel": len(clauses),
-            "entity": entity,
-            "features": [{"clause": clause} for clause in clauses],
+            "entity": parallel.answer,
+            "parallel_question": parallel.question,
+            "features": features,
             "supporting_ids": list(dict.fromkeys((*draft.documents, *known))),
             "seed_id": seed.id,
+            "cluster": seed.id,
         }
-        return Task(f"hds-qa-{seed.id}", draft.question, seed.answers, seed.split, data)
+        return Task(f"hds-qa-{seed.id}-{number}", draft.question, seed.answers, seed.split, data)

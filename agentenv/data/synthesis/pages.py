@@ -1,14 +1,24 @@
-"""The pages of a corpus and what links them: a page links to another whose title stands in its text."""
+"""The pages of a corpus and what links them: a page links to another whose title stands in its text.
+
+A title of one word stands for much else, so it counts only where no other name is next to it ("United" is no link in "Leeds
+United"), and not at all where its title tells it apart from something better known, as in "Chicago (2002 film)".
+"""
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from agentenv.core.types import Document
 
 _WORD = re.compile(r"\w+")
+_FUNCTION_WORDS = """
+A An And Are As At But By Did Do Does For From Had Has Have He Her His How I If In Is It Its Not Of On Or She So That The
+Their There These They This Those To Was Were What When Where Which While Who Whom Whose Why With
+"""
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+"""Words that begin sentences and questions and name nothing."""
 _FURTHER = re.compile(r"\s*\([^()]*\)$")  # of a title such as "Kiss and Tell (1945 film)"
 
 
@@ -36,8 +46,10 @@ class LinkedPages:
         self._named: dict[tuple[str, ...], str] = {}
         self._lengths: dict[str, set[int]] = defaultdict(set)
         for title in self.pages:
-            words = tuple(_WORD.findall(_FURTHER.sub("", title)))
-            if words and words[0][0].isupper() and len("".join(words)) > 2:
+            bare = _FURTHER.sub("", title)
+            words = tuple(_WORD.findall(bare))
+            is_vague = len(words) == 1 and (bare != title or words[0] in FUNCTION_WORDS)
+            if words and words[0][0].isupper() and len("".join(words)) > 2 and not is_vague:
                 self._named.setdefault(words, title)
                 self._lengths[words[0]].add(len(words))
 
@@ -51,6 +63,8 @@ class LinkedPages:
             for length in sorted(self._lengths.get(words[at], ()), reverse=True):
                 title = self._named.get(tuple(words[at : at + length]))
                 if title is not None and at + length <= len(words):  # at the end a slice is shorter
+                    if length == 1 and _is_part_of_a_name(text, matches, at):
+                        break
                     found.setdefault(title, text[matches[at].start() : matches[at + length - 1].end()])
                     at += length - 1
                     break
@@ -81,3 +95,13 @@ class LinkedPages:
             for other in others:
                 links[other].add(title)
         return links
+
+
+def _is_part_of_a_name(text: str, matches: Sequence[re.Match[str]], at: int) -> bool:
+    """Whether a word with a capital that is no function word stands right before or behind the word at ``at``."""
+    for left, right, other in ((at - 1, at, at - 1), (at, at + 1, at + 1)):
+        if 0 <= other < len(matches) and text[matches[left].end() : matches[right].start()].isspace():
+            word = matches[other][0]
+            if word[0].isupper() and word not in FUNCTION_WORDS:
+                return True
+    return False

@@ -3,7 +3,8 @@
 ``<search>`` shows documents with their addresses, ``<access>`` the first part of the page at an address and, asked again,
 the part after it. The reward is that of the answer where every action is well formed. A share of the tasks says that the
 question can be answered; there an answer that doubts the question costs .5. With ``kept_chars`` a part is read once: after
-the turn that sees it whole, the context is written anew with its beginning alone. After ``force_documents`` documents or
+the turn that sees it whole, the context is written anew with its beginning alone. With ``reads_on`` the parts of a page come
+one after the other, each to a thought of its own. After ``force_documents`` documents or
 ``force_turns`` turns nothing but an answer is taken.
 """
 
@@ -21,6 +22,13 @@ from agentenv.core.types import Info, Message, Observation, Step, Task, ToolResu
 from agentenv.envs.search.native_tools import NATIVE_PROMPT, NativeActions, untagged
 from agentenv.envs.search.outcomes import Reward, is_one_action, score_of
 from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_addresses, information
+from agentenv.envs.search.page_reading import (
+    END_OF_THOUGHT,
+    THOUGHT,
+    ReadingParser,
+    ReadingThought,
+    follows_result,
+)
 from agentenv.envs.search.search_env import CORRECTION, SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolFunction, ToolReply
 from agentenv.envs.search.search_tools import TagParser
@@ -175,6 +183,15 @@ class AccessTool:
         body = _headed(shown + 1, len(parts), address) + parts[shown]
         return ToolReply(self.format.page(body), ToolResult("access", ToolStatus.OK, address))
 
+    async def has_more(self, address: str, state: LongState) -> bool:
+        """Whether a part of the page at ``address`` was not shown yet.
+
+        Raises:
+            RetrieverFault: the server of the corpus failed.
+        """
+        parts = self.parts_of(address, await self._page(address, state))
+        return state.parts.get(address, 0) < len(parts)
+
     def parts_of(self, address: str, page: str) -> list[str]:
         """The page in parts, nothing between them lost, each of which fits where an observation holds head and a word."""
         longest = _headed(self.most_parts, self.most_parts, address)
@@ -292,6 +309,7 @@ class LongSearch(SearchEnv):
         parts: int = 10,
         observation_tokens: int = 8192,
         kept_chars: int | None = None,
+        reads_on: bool = False,
         force_documents: int | None = None,
         force_turns: int | None = None,
         ends_without_action: bool = False,
@@ -311,8 +329,9 @@ class LongSearch(SearchEnv):
             parts: Most parts of a page; what comes after them is never shown.
             observation_tokens: Bound of one observation.
             kept_chars: Characters of a part of a page that stay in the context after the turn which sees it whole; 100 as
-                published. Shortening opens a new row of the record. None keeps every part whole. A model that calls tools
-                in its own form is refused.
+                published. Shortening opens a new row of the record. None keeps every part whole.
+            reads_on: Whether the policy's turn after a result ends with its thought, and the parts of a page follow each
+                other without being asked for, as published. Neither is for a model that calls tools in its own form.
             force_documents: Documents that were shown, each counted once, after which only an answer is taken; 20 in the
                 published agent that is prompted and not trained. None sets no such limit.
             force_turns: Turns after which only an answer is taken; 32 there. None sets no such limit.
@@ -333,15 +352,14 @@ class LongSearch(SearchEnv):
             max_turns=max_turns, k=k, observation_tokens=observation_tokens, scorer=scorer, **options
         )
         _check_bounds(part_chars, parts, kept_chars, certain_share, doubt_penalty)
-        self._kept_chars = kept_chars
+        self._kept_chars, self._reads_on = kept_chars, reads_on
         page_format = replace(self.search.format, write=partial(format_addresses, chars=SEARCH_CHARS))
         self.search, retriever = replace(self.search, format=page_format), self.search.retriever
         self.access = AccessTool(retriever, page_format, part_chars, parts, _pages_of(retriever))
-        force = partial(Forcing, documents=force_documents, turns=force_turns)
         check_known("rule for a doubt", doubt, DOUBTS)
+        force = partial(Forcing, documents=force_documents, turns=force_turns)
         charge = partial(long_reward, doubt_penalty=doubt_penalty, doubts=DOUBTS[doubt])
-        correction = None if ends_without_action else CORRECTION
-        self.parts = self._parts(prompt, force, certain_share, charge, correction)
+        self.parts = self._parts(prompt, force, certain_share, charge, ends_without_action)
 
     def _parts(
         self,
@@ -349,15 +367,21 @@ class LongSearch(SearchEnv):
         force: Callable[[ToolFunction], ToolFunction],
         share: float,
         charge: Callable[..., dict[str, float]],
-        correction: str | None,
+        ends: bool,
     ) -> SearchParts:
+        correction = None if ends else CORRECTION
         usual, native = prompt == PROMPT, NativeActions.of(TAGS, prompt, PROMPT)
         if usual:
             native = replace(native, opening=LongOpening(NATIVE_PROMPT, share))
+        parser: Callable[[str], TagCall | None] = TagParser(TAGS)
+        tools = {"search": force(self.search), "access": force(self.access)}
+        if self._reads_on:
+            parser = ReadingParser(parser, TAGS)
+            tools[THOUGHT] = force(ReadingThought(self.access, correction))
         return SearchParts(
             opening=LongOpening(prompt, share) if usual else QuestionPrompt(prompt),
-            parser=TagParser(TAGS),
-            tools={"search": force(self.search), "access": force(self.access)},
+            parser=parser,
+            tools=tools,
             reward=partial(
                 charge,
                 answer=partial(self.answer_reward, score=augmented_score),
@@ -374,7 +398,8 @@ class LongSearch(SearchEnv):
         """Poses a task as `SearchEnv` does.
 
         Raises:
-            ConfigurationError: pages are to be shortened in the conversation of a model that calls tools in its own form.
+            ConfigurationError: pages are to be shortened, or read on, in the conversation of a model that calls tools in its
+                own form.
             DatasetError: there is no task, or it has no answers.
         """
         if self._kept_chars is not None and self.native:
@@ -382,7 +407,15 @@ class LongSearch(SearchEnv):
                 f"kept_chars={self._kept_chars} writes the context anew, with earlier actions in tags: take the chat format "
                 "inline or template, or leave kept_chars out"
             )
+        if self._reads_on and self.native:
+            raise ConfigurationError(
+                "reads_on ends a turn with its thought: take the chat format inline or template, or leave reads_on out"
+            )
         return await super().areset(seed=seed, options=options)
+
+    def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
+        """The usual stop strings; with ``reads_on`` the end of the thought as well in the turn after a result."""
+        return (*stop, END_OF_THOUGHT) if self._reads_on and follows_result(self.state) else stop
 
     async def astep(self, action: str) -> Step:
         """Acts as `SearchEnv` does; where the page before was longer than what is kept of it, the whole context is shown.

@@ -17,6 +17,7 @@ from agentenv.data.synthesis.fictional_hot import (
     FoundNames,
     NameMap,
     RealItem,
+    Replacer,
     RuleReplacer,
     WordStatistics,
     invented_words,
@@ -54,7 +55,13 @@ TASK = Task(
 
 def fictional(item: RealItem = ITEM) -> FictionalItem:
     own = name_words(item, LinkedPages(CORPUS))
-    return run_sync(replace_names(item, own, NameMap.of([item], STATISTICS, 0), RuleReplacer()))
+    return made_of(item, own, NameMap.of([item], STATISTICS, 0), RuleReplacer())
+
+
+def made_of(item: RealItem, own: frozenset[str], names: NameMap, replacer: Replacer) -> FictionalItem:
+    """The item with the names that the replacer finds."""
+    found = run_sync(replacer.names(item))
+    return run_sync(replace_names(item, own, names, found, replacer))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +153,7 @@ def test_a_name_that_survives_is_refused() -> None:
         fictional(item)
 
 
-class Editor:
+class Editor(RuleReplacer):
     """Lists names with inventions, and rewrites every document as is said."""
 
     def __init__(self, *listed: str, wording: str | None = None, **invented: str) -> None:
@@ -162,7 +169,7 @@ class Editor:
 
 def edited(editor: Editor) -> FictionalItem:
     own = name_words(ITEM, LinkedPages(CORPUS))
-    return run_sync(replace_names(ITEM, own, NameMap.of([ITEM], STATISTICS, 0), editor))
+    return made_of(ITEM, own, NameMap.of([ITEM], STATISTICS, 0), editor)
 
 
 def test_a_listed_name_without_an_invention_is_replaced_word_by_word() -> None:
@@ -185,7 +192,7 @@ def test_a_listed_name_that_survives_in_whatever_case_is_refused(name: str) -> N
     """None of them is written so in the text, and nothing is replaced, but the text holds it all the same."""
     item = replace(ITEM, documents=(Document("1", "Leeds", "A town where mary met me at eBay."),))
     with pytest.raises(DatasetError, match=name):
-        run_sync(replace_names(item, frozenset(), NameMap.of([item], STATISTICS, 0), Editor(name)))
+        made_of(item, frozenset(), NameMap.of([item], STATISTICS, 0), Editor(name))
 
 
 def test_a_number_or_a_common_word_among_the_names_is_none() -> None:
@@ -250,7 +257,7 @@ def test_the_command_by_rules_gives_a_set_that_can_be_loaded(
     dataset = load_dataset("jsonl", tmp_path / "a" / "questions.jsonl")
     (task,) = dataset.tasks
     assert task.data["supporting_ids"] == ("a-1", "a-2")
-    assert task.data["seed_id"] == "a"
+    assert (task.data["seed_id"], task.data["dataset"]) == ("a", "hotpotqa")
     ids = [json.loads(line)["id"] for line in (tmp_path / "a" / "corpus.jsonl").read_text().splitlines()]
     assert ids == ["a-1", "a-2", "1", "2", "3"]
     assert main([*words, "--haystack", "none", "--out", str(tmp_path / "b")]) == 0
@@ -310,7 +317,7 @@ def test_a_surname_alone_is_that_of_the_invention(invention: str, surname: str) 
             return FoundNames(("Mary Plant",), {"Mary Plant": invention})
 
     own, names = name_words(ITEM, LinkedPages(CORPUS)), NameMap.of([ITEM], STATISTICS, 0)
-    made = run_sync(replace_names(ITEM, own, names, OneName()))
+    made = made_of(ITEM, own, names, OneName())
     text = made.documents[0].text
     assert text.startswith(f"{invention} was born in ")
     assert text.partition(". ")[2].startswith(f"{surname} wrote ")
@@ -337,9 +344,7 @@ def test_a_listed_name_in_capitals_is_the_same_name() -> None:
     text = "MARY PLANT is Mary Plant, and PLANT is Plant. A plant grows."
     item = RealItem(TASK, (Document("1", "Mary Plant", text),))
     names = NameMap.of([item], STATISTICS, 0)
-    (document,) = run_sync(
-        replace_names(item, name_words(item, LinkedPages(CORPUS)), names, OneName())
-    ).documents
+    (document,) = made_of(item, name_words(item, LinkedPages(CORPUS)), names, OneName()).documents
     assert document.text == "ZOR VEX is Zor Vex, and VEX is Vex. A plant grows."
 
 

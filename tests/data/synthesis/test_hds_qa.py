@@ -1,6 +1,7 @@
 """HDS-QA: descriptions that are unique, parallel and hybrid by proof, questions by a model, and the command."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ from agentenv.core.types import Document, Task
 from agentenv.data.datasets import load_dataset
 from agentenv.data.synthesis.asearcher_model import ModelReviewer
 from agentenv.data.synthesis.hds_qa import HybridConfig, hybrid_questions, is_parallel
-from agentenv.data.synthesis.hds_qa_model import HybridWriter
+from agentenv.data.synthesis.hds_qa_model import HybridQuestions, HybridWriter
 from agentenv.data.synthesis.model_replies import ModelWriter
-from agentenv.data.synthesis.pages import LinkedPages
 from agentenv.data.world import FictionalWorld, WorldConfig, write_world
 from agentenv.data.world_facts import generate_facts
 from agentenv.envs.search.local_search import LocalSearch
@@ -107,96 +107,196 @@ def test_a_world_with_too_few_is_refused() -> None:
 
 
 PAGES = [
-    {"id": "1", "title": "Ada Stone", "text": "Ada Stone was born in Ulm."},
+    {"id": "1", "title": "Ada Stone", "text": "Ada Stone was born in Ulm. She met Max Wood."},
     {"id": "2", "title": "Red Lake", "text": "Red Lake is a novel by Ada Stone."},
     {"id": "3", "title": "Grey Hall", "text": "Ada Stone taught at Grey Hall."},
     {"id": "4", "title": "Blue Prize", "text": "Ada Stone won the Blue Prize."},
     {"id": "5", "title": "Far Hill", "text": "Ada Stone climbed Far Hill."},
+    {"id": "6", "title": "White Boat", "text": "Max Wood sailed the White Boat."},
+    {"id": "7", "title": "Old Mill", "text": "Max Wood bought the Old Mill."},
 ]
-SEED = Task("s", "Where was Ada Stone born?", ("Ulm",), data={"supporting_ids": ("1",)})
+DOCUMENTS = [Document(**page) for page in PAGES]
+SEED = Task("s", "Where did Ada Stone meet Max Wood?", ("Ulm",), data={"supporting_ids": ("1",)})
+RELATED = {
+    "Ada Stone": [
+        "Which novel Red Lake did Ada Stone write?",
+        "Where, Grey Hall, did Ada Stone teach?",
+        "Red Lake?",
+        "Did Ada Stone win the Blue Prize?",
+        "Did Ada Stone climb Far Hill?",
+    ],
+    "Max Wood": ["Did Max Wood sail the White Boat?", "Did Max Wood buy the Old Mill?"],
+}
 CLAUSES = {
     "Red Lake": "wrote a novel",
     "Grey Hall": "taught at a hall",
     "Blue Prize": "alone won a prize",
     "Far Hill": "none",
+    "White Boat": "sailed a boat",
+    "Old Mill": "bought a mill",
+}
+DESCRIBED = {
+    "Ada Stone": "the one who wrote a novel and taught at a hall",
+    "Max Wood": "the sailor with a mill",
 }
 
 
 def model(body: Any) -> Answer:
-    """Finds a clause on each page, of which one would tell the entity alone, and combines the others."""
+    """Names two people, asks related questions, finds a clause on each page, of which one is true of one person alone."""
     asked = body["messages"][0]["content"]
-    said = {"reason": "so", "valid": "yes"}
-    if "as a clause" in asked:
-        (title,) = [title for title in CLAUSES if f"titled {title}:" in asked]
-        said = {"clause": CLAUSES[title]}
+    said: dict[str, Any] = {"reason": "so", "valid": "yes", "same": "no"}
+    (entity,) = [name for name in RELATED if f"about {name}, " in asked or f"true of {name}:" in asked] or [
+        ""
+    ]
+    if "List every person" in asked:
+        said = {"entities": ["Ada Stone", "Max Wood", "Nobody"]}
+    elif "people also ask" in asked:
+        said = {"questions": RELATED[entity]}
+    elif "as a clause" in asked:
+        titles = [title for title in CLAUSES if f"titled {title}:" in asked]
+        said = {"clause": CLAUSES[titles[0]] if titles else "none"}
     elif "true of one single entity" in asked:
         said = {"reason": "so", "one": "yes" if "alone won" in asked else "no"}
-    elif "all of these facts" in asked:
-        said = {"question": "Where was somebody born who wrote a novel and taught at a hall?"}
+    elif "whose only answer is" in asked:
+        said = {"question": f"Who is {DESCRIBED[entity]}?", "description": DESCRIBED[entity]}
+    elif "with this description" in asked:
+        (name,) = [name for name, words in DESCRIBED.items() if words in asked]
+        said = {"question": SEED.question.replace(name, DESCRIBED[name])}
+    elif "from these passages alone" in asked:
+        said = {"answer": "none"}
     return Answer(json.dumps(said))
 
 
-def test_a_model_describes_by_features_that_are_ambiguous_alone(
+def made_by(answers: Callable[[Any], Answer], seed: Task = SEED) -> HybridQuestions:
+    """What comes of the seed question where ``answers`` plays the models."""
+    with FakeEndpoint(answers) as server:
+        writer = ModelWriter(ChatClient(Endpoint("m", server.url)))
+        maker = HybridWriter(writer, writer, ModelReviewer(writer), InMemoryRetriever(DOCUMENTS))
+        return run_sync(maker.write(seed))
+
+
+def test_each_entity_of_a_question_is_described_in_a_question_of_its_own() -> None:
+    """Nobody of that name stands in the question. "Red Lake?" finds the novel once more, which is no distinct document."""
+    made = made_by(model)
+    assert made.refused == ()
+    first, second = made.tasks
+    assert first.question == "Where did the one who wrote a novel and taught at a hall meet Max Wood?"
+    assert second.question == "Where did Ada Stone meet the sailor with a mill?"
+    assert (first.id, second.id) == ("hds-qa-s-0", "hds-qa-s-1")
+    assert [task.data["entity"] for task in made.tasks] == ["Ada Stone", "Max Wood"]
+    assert [task.data["cluster"] for task in made.tasks] == ["s", "s"]
+    assert second.data["parallel_question"] == "Who is the sailor with a mill?"
+    # a prize that one person alone has won is no feature, and Far Hill states none
+    assert [tuple(feature.items()) for feature in first.data["features"]] == [
+        (("clause", "wrote a novel"), ("document", "2")),
+        (("clause", "taught at a hall"), ("document", "3")),
+    ]
+    assert first.data["supporting_ids"] == ["2", "3", "1"]
+
+
+def changed(mark: str, said: dict[str, Any], about: str = "") -> Callable[[Any], Answer]:
+    """The model, which says something else where ``mark`` and ``about`` stand in what it is asked."""
+
+    def answers(body: Any) -> Answer:
+        asked = body["messages"][0]["content"]
+        return Answer(json.dumps(said)) if mark in asked and about in asked else model(body)
+
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("mark", "said", "about", "why"),
+    [
+        ("people also ask", {"questions": ["Red Lake?", "Red Lake by whom?"]}, "about Ada", "questions (1)"),
+        ("as a clause", {"clause": "was in Ulm"}, "titled Red Lake", "(1 of 2)"),
+        ("as a clause", {"clause": "is ADA STONE"}, "titled Red Lake", "(1 of 2)"),
+        (
+            "whose only answer is",
+            {"question": "Who is Ada Stone the writer?", "description": "x"},
+            "Ada",
+            "parallel-hop",
+        ),
+        ("Is this a valid question", {"reason": "two", "valid": "no"}, "Who is the one", "parallel-hop"),
+        (
+            "with this description",
+            {"question": "Where did ada stone meet?"},
+            "the one who",
+            "names Ada Stone",
+        ),
+        ("Is this a valid question", {"reason": "two", "valid": "no"}, "Where did the one", "hybrid-hop"),
+        ("from these passages alone", {"answer": "the Ulm"}, "the one who", "one search for"),
+        ("Do both answers", {"same": "yes"}, "given", ""),
+        ("people also ask", {"x": 1}, "about Ada", "wrote no object"),
+    ],
+    ids=[
+        "no distinct documents",
+        "a feature with the answer",
+        "a feature with the name",
+        "a parallel question with the name",
+        "an invalid parallel question",
+        "a hybrid question with the name",
+        "an invalid hybrid question",
+        "one search answers it",
+        "nobody asks whether answers are the same",
+        "unreadable",
+    ],
+)
+def test_an_entity_that_fails_a_check_does_not_end_the_others(
+    mark: str, said: dict[str, Any], about: str, why: str
+) -> None:
+    made = made_by(changed(mark, said, about))
+    refused = {one.entity: one.why for one in made.refused}
+    if not why:
+        assert refused == {}
+        return
+    assert list(refused) == ["Ada Stone"]
+    assert why in refused["Ada Stone"]
+    assert [task.data["entity"] for task in made.tasks] == ["Max Wood"]
+
+
+def test_an_answer_in_other_words_from_one_search_refuses_the_question_as_well() -> None:
+    def answers(body: Any) -> Answer:
+        asked = body["messages"][0]["content"]
+        if "from these passages alone" in asked:
+            return Answer(json.dumps({"answer": "the city of Ulm"}))
+        return Answer(json.dumps({"same": "yes"})) if "Do both answers" in asked else model(body)
+
+    with pytest.raises(DatasetError, match=r"Ada Stone: one search .* Max Wood: one search"):
+        made_by(answers)
+
+
+def test_a_question_that_names_nobody_says_so() -> None:
+    with pytest.raises(DatasetError, match="names no entity"):
+        made_by(model, Task("t", "Where is it?", ("Ulm",)))
+
+
+def test_the_command_with_a_model_lists_entities_that_were_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(page) + "\n" for page in PAGES))
     rows = [
         {"id": "s", "question": SEED.question, "answers": ["Ulm"], "supporting_ids": ["1"]},
-        {"id": "t", "question": "Where is nobody?", "answers": ["x"]},
+        {"id": "t", "question": "Where is it?", "answers": ["x"]},
     ]
     (tmp_path / "seeds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with FakeEndpoint(model) as server:
-        words = [
-            "synthesize",
-            "hds-qa",
-            "--corpus",
-            str(tmp_path / "corpus.jsonl"),
-            "--editor",
-            f"openai:m@{server.url}",
-        ]
-        words += ["--dataset", str(tmp_path / "seeds.jsonl"), "--out", str(tmp_path / "out"), "--json"]
-        assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["failures"] == {"DatasetError": 1}
+    words = ["synthesize", "hds-qa", "--corpus", str(tmp_path / "corpus.jsonl")]
+    words += ["--dataset", str(tmp_path / "seeds.jsonl"), "--out", str(tmp_path / "out"), "--json"]
+    with FakeEndpoint(changed("as a clause", {"clause": "none"}, "about Max Wood")) as server:
+        assert main([*words, "--editor", f"openai:m@{server.url}"]) == 0
+    card = json.loads(capsys.readouterr().out)
+    assert (card["questions"], card["failures"]) == (1, {"DatasetError": 1, "EntityRefused": 1})
     (task,) = load_dataset("jsonl", tmp_path / "out" / "questions.jsonl").tasks
-    assert task.question == "Where was somebody born who wrote a novel and taught at a hall?"
-    assert [feature["clause"] for feature in task.data["features"]] in (
-        ["wrote a novel", "taught at a hall"],
-        ["taught at a hall", "wrote a novel"],
-    )
-    assert set(task.data["supporting_ids"]) == {"1", "2", "3"}
+    assert task.question == "Where did the one who wrote a novel and taught at a hall meet Max Wood?"
+    failures = [json.loads(line) for line in (tmp_path / "out" / "failures.jsonl").read_text().splitlines()]
+    assert {failure["id"] for failure in failures} == {"t", "s/Max Wood"}
 
 
-@pytest.mark.parametrize("name", ["Ada Stone", "ADA STONE", "ada stone"])
-def test_a_question_that_still_names_its_entity_is_refused(name: str) -> None:
-    def stubborn(body: Any) -> Answer:
-        if "all of these facts" in body["messages"][0]["content"]:
-            return Answer(json.dumps({"question": f"Where was {name}, who wrote a novel, born?"}))
-        return model(body)
-
-    with FakeEndpoint(stubborn) as server:
-        writer = ModelWriter(ChatClient(Endpoint("m", server.url)))
-        documents = [Document(**page) for page in PAGES]
-        maker = HybridWriter(writer, writer, ModelReviewer(writer), LinkedPages(documents))
-        with pytest.raises(DatasetError, match="Ada Stone"):
-            run_sync(maker.write(SEED))
-
-
-def test_no_feature_holds_the_name_as_the_question_writes_it() -> None:
-    """The page is titled "Ada Stone (writer)"; a clause with "Ada Stone" would tell whom the question is about."""
-
-    def naming(body: Any) -> Answer:
-        asked = body["messages"][0]["content"]
-        if "as a clause" in asked and "titled Red Lake:" in asked:
-            return Answer(json.dumps({"clause": "wrote, as Ada Stone, a novel"}))
-        return model(body)
-
-    with FakeEndpoint(naming) as server:
-        writer = ModelWriter(ChatClient(Endpoint("m", server.url)))
-        titled = [{**page, "title": "Ada Stone (writer)"} if page["id"] == "1" else page for page in PAGES]
-        pages = LinkedPages([Document(**page) for page in titled])
-        maker = HybridWriter(writer, writer, ModelReviewer(writer), pages)
-        with pytest.raises(DatasetError, match="1 features"):
-            run_sync(maker.write(SEED))
+def test_fewer_related_questions_than_features_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["synthesize", "hds-qa", "--corpus", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert main([*words, "--related", "1"]) == 1
+    assert "--related is 1" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_command_over_a_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,6 +116,24 @@ def test_pages_link_by_the_titles_in_their_texts() -> None:
     assert pages.linked("Red") == []
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("Was Ulm founded by United?", ["Ulm", "United"]),
+        ("He left Leeds United for Ulm, a town.", ["Ulm"]),
+        ("The United States met in Ulm Castle.", []),
+        ("The town's Ulm. Chicago is no film, and This is no song.", ["Ulm"]),
+        ("Grey Ulm Hall is a hall.", ["Grey Ulm Hall"]),
+    ],
+    ids=["alone", "after a name", "before a name", "told apart by brackets", "a longer title"],
+)
+def test_a_title_of_one_word_is_no_part_of_another_name(text: str, named: list[str]) -> None:
+    """HotpotQA's corpus has "United (Marian Gold album)", which 495 pages about clubs and countries would link to."""
+    titles = ["Ulm", "United", "Chicago (2002 film)", "This (song)", "Grey Ulm Hall", "After"]
+    pages = LinkedPages([Document(title, title, "") for title in titles])
+    assert list(pages.mentioned(text)) == named
+
+
 def test_finding_the_links_of_a_page_does_not_go_through_the_corpus() -> None:
     class Unread(dict[str, Page]):
         def __iter__(self) -> Iterator[str]:

@@ -1,13 +1,14 @@
 """Long search: pages part by part, and an episode of forty turns as one row of tokens."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
-from agentenv.core.types import Document, EndReason, Step, Task, ToolStatus
+from agentenv.core.types import Completion, Document, EndReason, Sampling, Step, Task, ToolStatus
 from agentenv.envs.search.long_search import (
     CERTAIN,
     DOUBTFUL,
@@ -19,6 +20,7 @@ from agentenv.envs.search.long_search import (
     is_well_formed,
     short_form,
 )
+from agentenv.envs.search.page_reading import GO_ON
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
@@ -202,6 +204,93 @@ def test_a_model_that_calls_tools_in_its_own_form_is_refused() -> None:
     env = begun(kept_chars=10)
     env.native = True
     with pytest.raises(ConfigurationError, match="kept_chars=10"):
+        env.reset(seed=0)
+
+
+def reading(**options: Any) -> LongSearch:
+    """The page at d0 has three parts, of 40, 40 and 27 characters."""
+    return begun(reads_on=True, k=1, part_chars=40, **options)
+
+
+def test_the_parts_of_a_page_follow_each_other_each_to_a_thought_of_its_own() -> None:
+    """After the last part, and after a search, the policy is told to act; it may act in place of a thought at any time."""
+    env = reading()
+    assert env.turn_stop(("</search>",)) == ("</search>",)  # the first turn follows no result
+    env.step("<think>where?</think><search>Halvik</search>")
+    assert env.turn_stop(("</search>",)) == ("</search>", "</think>")
+    assert env.step("<think>there</think>").observation[0].text == GO_ON
+    assert env.turn_stop(("</search>",)) == ("</search>",)
+    parts = [shown(env.step("<access>d0</access>"))]
+    for _ in range(2):
+        parts.append(shown(env.step("<think>noted</think>")))
+    assert [part.partition(":")[0] for part in parts] == [f"Part {n} of 3 of d0" for n in (1, 2, 3)]
+    assert env.step("<think>all read</think>").observation[0].text == GO_ON
+    assert env.step("<think>so</think><answer>Norland</answer>").reward == 1
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_thought_that_follows_no_result_is_no_action(ends: bool) -> None:
+    env = reading(ends_without_action=ends)
+    step = env.step("<think>hm</think>")
+    assert (step.terminated, step.info["valid"]) == (ends, False)
+    if not ends:
+        env.step("<search>Halvik</search>")
+        env.step("<think>there</think>")
+        assert env.step("<think>again</think>").info["valid"] is False
+        assert env.step("<think>x</think><search></search>").info["valid"] is False
+
+
+def test_a_part_is_shortened_after_the_thought_that_has_read_it() -> None:
+    """As published: the thought on the first part sees it whole, the thought on the second one its beginning alone."""
+    env = reading(kept_chars=3)
+    first = shown(env.step("<access>d0</access>"))
+    context = [message.text for message in env.step("<think>noted</think>").observation]
+    assert context[2:4] == [
+        "<access>d0</access>",
+        f"\n\n<information>Part 1 of 3 of d0:\n{first.partition(chr(10))[2][:3]} ...</information>\n\n",
+    ]
+    assert context[4] == "<think>noted</think>"
+    assert "Part 2 of 3 of d0" in context[5]
+    assert len(context) == 6
+
+
+def test_a_rollout_stops_at_the_thought_after_a_result_and_trains_every_turn() -> None:
+    stops: list[bool] = []
+
+    class Noting(ScriptedPolicy):
+        async def generate(
+            self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+        ) -> Completion:
+            stops.append("</think>" in sampling.stop)
+            return await super().generate(prompt_ids, sampling, episode=episode)
+
+    actions = [
+        "<think>look</think><access>d0</access>",
+        "<think>one</think>",
+        "<think>two</think>",
+        "<think>three</think>",
+        "<answer>Norland</answer>",
+    ]
+    policy = Noting({"e-0": actions})
+    config = RolloutConfig(context_tokens=1 << 14, turn_tokens=99, stop=LongSearch.stop)
+    (played,) = asyncio.run(
+        rollout(
+            [EpisodeSpec(reading(kept_chars=5), TASK, 0)],
+            policy,
+            InlineFormat(policy.tokenizer),
+            config,
+            name="e",
+        )
+    )
+    assert stops == [False, True, True, True, False]
+    assert played.reward == 1.0
+    assert policy.tokenizer.decode([int(i) for i in played.ids[played.loss_mask]]) == "".join(actions)
+
+
+def test_reading_on_is_refused_to_a_model_that_calls_tools_in_its_own_form() -> None:
+    env = reading()
+    env.native = True
+    with pytest.raises(ConfigurationError, match="reads_on"):
         env.reset(seed=0)
 
 
