@@ -21,7 +21,7 @@ from agentenv.evaluation.results import score_tables, values_of
 from agentenv.evaluation.runner import play, to_record
 from agentenv.evaluation.statistics.significance import paired_bootstrap
 from agentenv.policies.policy_spec import make_policy
-from agentenv.policies.reader_adapter import shipped_adapter
+from agentenv.policies.reader_adapter import ADAPTER, shipped_adapter
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.config.train_config import TrainConfig
@@ -49,6 +49,9 @@ def main() -> None:
         default=[],
         help="folders of the same kind, of runs with other seeds",
     )
+    parser.add_argument(
+        "--trained-by", default="make train-real", help="the commands that were run, for the record"
+    )
     parser.add_argument("--load", default="", help="what else ran on the machine, for the record")
     parser.add_argument("--out", type=Path, help="result file; by default benchmarks/results/train_real.json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
@@ -59,16 +62,21 @@ def main() -> None:
     gold = _by_set(_with_gold_pages(run))
     sets = {name: _figures(before[name], after[name], gold[name]) for name in after}
     figures = {
-        "train": "make train-real",
+        "train": args.trained_by,
         "load": args.load,
         "reader": read_json(args.runs / "reader" / "warmstart.json"),
-        "adapter": file_digest(shipped_adapter()),
+        "adapter": file_digest(_adapter(args.runs / "reader")),
         "steps": results["steps"],
         "seconds": results["seconds"],
         "sets": sets,
         "seeds": _of_seeds([run, *(folder / "real-questions" for folder in args.others)]),
     }
     finish("train_real", args, figures, [_line(name, figures) for name, figures in sets.items()])
+
+
+def _adapter(reader: Path) -> Path:
+    """What the lessons changed in the encoder: the file of a reader that was taught, or that of the shipped one."""
+    return own if (own := reader / ADAPTER).is_file() else shipped_adapter()
 
 
 def _evaluations(run: Path) -> tuple[dict[str, list[EpisodeRecord]], dict[str, list[EpisodeRecord]]]:
