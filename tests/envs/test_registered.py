@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import agentenv
-from agentenv.core import env_contract
+from agentenv.core import env_contract, probes
 from agentenv.core.env_contract import CHECKS, run_check
 from agentenv.envs.browser.driver import unavailable as no_browser
 from agentenv.envs.browser.sites import miniwob_task
@@ -27,7 +27,8 @@ SMALLER: dict[str, dict[str, Any]] = {
     "agentenv/Browser-v0": {"tasks": [miniwob_task("click-test")], "max_steps": 2},
 }
 ONE_SEED = ("agentenv/Browser-v0",)
-"""Environments that play under one seed in place of three, except where equal seeds are compared."""
+"""Environments that play under one seed in place of three, and probes under two in place of five, except where equal seeds
+are compared."""
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -37,6 +38,7 @@ def test_contract(id: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip(reason)
     if id in ONE_SEED and name != "determinism":
         monkeypatch.setattr(env_contract, "SEEDS", (0,))
+        monkeypatch.setattr(probes, "SEEDS", range(2))
     result = run_check(name, lambda: agentenv.make(id, **SMALLER.get(id, {})))
     if result.status == "skipped":
         pytest.skip(result.detail)

@@ -3,6 +3,8 @@
 import asyncio
 import copy
 import shutil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from agentenv.core.types import Completion, Sampling
 from agentenv.errors import ConfigurationError
 from agentenv.policies.compute import ComputeSettings
+from agentenv.policies.fakes import random_policy
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.learner.learner import Learner, Objective
 from agentenv.trainers.learner.packing import TrainingRow
@@ -35,14 +38,14 @@ def sampled(policy: object, prompts: list[list[int]]) -> list[Completion]:
     return asyncio.run(turns())
 
 
-def learned(model: object) -> dict[str, float]:
+def learned(model: Any) -> dict[str, float]:
     """One step on rows of two lengths."""
     rng = np.random.default_rng(0)
     rows = []
     for length in (12, 17):
         mask = np.arange(length) >= 4
         logprobs = np.full(length, -3.0, dtype=np.float32)
-        ids = rng.integers(5, 900, size=length)
+        ids = rng.integers(5, model.config.vocab_size, size=length)
         rows.append(
             TrainingRow(ids, mask, logprobs, np.zeros(length, dtype=np.bool_), rng.normal(size=length))
         )
@@ -52,15 +55,17 @@ def learned(model: object) -> dict[str, float]:
 @COMPILER
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
-def test_compiled_layers_compute_what_they_did_before() -> None:
-    plain = make_policy("tiny", ComputeSettings(device="cpu"))
-    compiled = make_policy("tiny", ComputeSettings(device="cpu", compile=True))
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # of the compiler
+def test_compiled_layers_compute_what_they_did_before(tmp_path: Path) -> None:
+    random_policy(tmp_path, ["Who wrote the opera, and where was its author born?"], layers=2, spread=0.3)
+    plain = make_policy(f"hf:{tmp_path}", ComputeSettings(device="cpu"))
+    compiled = make_policy(f"hf:{tmp_path}", ComputeSettings(device="cpu", compile=True))
     layers = compiled.model.get_decoder().layers
     assert all(layer._compiled_call_impl is not None for layer in layers)
     assert all(
         layer._compiled_call_impl is None for layer in copy.deepcopy(compiled.model).get_decoder().layers
     )
-    prompts = [list(range(20, 20 + length)) for length in (5, 9, 14)]
+    prompts = [list(range(20, 20 + length)) for length in (5, 9)]
     for one, other in zip(sampled(compiled, prompts), sampled(plain, prompts), strict=True):
         assert one.ids == other.ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)

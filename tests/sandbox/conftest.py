@@ -25,6 +25,8 @@ from agentenv.sandbox.types import ExecutionLimits
 LIMITS = ExecutionLimits(wall_s=10.0, cpu_s=6.0)
 DEADLINE_S = 30.0
 """Long enough for a machine that is busy with other things: only what fails waits for it."""
+STILL = 30
+"""How often in a row, a tenth of a second apart, as many processes are found as before where no more are awaited."""
 WALLED = ("bwrap", "docker")
 PROCESSES, DESCRIPTORS = 3 + 2 * SPARES, 3
 """Of one jail at rest, at most."""
@@ -179,12 +181,13 @@ def at_rest(backend: str) -> int:
 
 def settled(backend: str) -> None:
     """Waits until their number no longer changes: every jail makes new supervisors after a run, when it is idle."""
-    end, counts = time.monotonic() + DEADLINE_S, [-1, len(tree(backend))]
-    while (counts[-1] != counts[-2] or counts[-1] < at_rest(backend)) and time.monotonic() < end:
+    end, count, still = time.monotonic() + DEADLINE_S, len(tree(backend)), 0
+    # A jail of another test may keep less, for ever: what matters is that nothing changes any more.
+    while time.monotonic() < end and still < STILL and not (still and count >= at_rest(backend)):
         time.sleep(0.1)
-        counts.append(len(tree(backend)))
-    # A jail of another test may keep less: what matters is that nothing changes any more.
-    assert counts[-1] == counts[-2], f"{counts[-2]} processes, then {counts[-1]}"
+        before, count = count, len(tree(backend))
+        still = still + 1 if count == before else 0
+    assert still, f"{before} processes, then {count}"
 
 
 def described(pid: int) -> str:

@@ -39,11 +39,12 @@ import os, socket, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
+import torch._dynamo  # which the optimizer imports, after the fork in each process anew
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from agentenv.errors import Diverged
 from agentenv.trainers.learner.sharded import ShardedLearner, is_main_process, world_size
 
-def work(place):
-    given = torch.load(place / "given.pt", weights_only=False)
+def work(place, given):
     model, goal = given["model"], given["objective"]
     reference = model if goal.needs_reference else None
     learner = ShardedLearner(model, goal, learning_rate=1e-2, max_grad_norm=0.01, reference=reference)
@@ -67,8 +68,7 @@ def work(place):
         (place / f"diverged-{world_size()}").write_text(str(error))
     learner.dismiss()
 
-def fork(place, size):
-    # What torchrun starts, forked before any thread of torch has begun, so that nothing is imported anew.
+def fork(place, given, size):
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
@@ -79,22 +79,25 @@ def fork(place, size):
             continue
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         try:
-            work(place)
+            work(place, given)
         except BaseException as error:
             sys.stderr.write(f"{place.name}, {rank} of {size}: {error!r}")
             sys.stderr.flush()
             os._exit(1)
         os._exit(0)
 
-place, *sizes = sys.argv[1:]
-if not sizes:
-    work(Path(place))
-children = {child for size in sizes for child in fork(Path(place), int(size))}
+folder, sizes = Path(sys.argv[1]), sys.argv[2:]
+# All that a learner imports is imported before the processes are forked, and no thread of torch has begun by then.
+full, lora = (torch.load(folder / kind / "given.pt", weights_only=False) for kind in ("full", "lora"))
+children = {child for size in sizes for child in fork(folder / "full", full, int(size))}
 while children:
     child, status = os.wait()
     children.discard(child)
     if status:
         sys.exit(1)
+# What torchrun calls, which starts its processes by fork here.
+standalone = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "sharded", "monitor_interval": 0.1}
+elastic_launch(LaunchConfig(1, 1, 2, max_restarts=0, start_method="fork", **standalone), work)(folder / "lora", lora)
 """
 
 
@@ -119,11 +122,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, qwen: Callable[..., Any]) ->
     makes = {"full": qwen, "lora": lambda: adapt(qwen(), rank=4, alpha=8)}
     learners = {kind: begun(folder / kind, make, OBJECTIVES[kind]) for kind, make in makes.items()}
     (folder / "worker.py").write_text(WORKER)
-    script = str(folder / "worker.py")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     sizes = [str(size) for kind, size in RUNS if kind == "full"]
-    for words in ([*torchrun, script, str(folder / "lora")], [script, str(folder / "full"), *sizes]):
-        finish([sys.executable, *words])
+    finish([sys.executable, str(folder / "worker.py"), str(folder), *sizes])
     for kind, learner in learners.items():
         learner.set_learning_rate(2e-3)
         rows = learner.with_proximal(made_rows(13))
