@@ -1,4 +1,4 @@
-"""Does a broader set of rollouts push every right action up? The simulation of BroRL at a hundredth of its size.
+"""Does a broader set of rollouts push every right action up? The simulation of BroRL, by default at a hundredth of its size.
 
 BroRL (arXiv:2510.01180): one softmax over many actions, a few of them right. A step samples N actions, rewards right ones by
 1 and others with -1, subtracts the mean of the batch, and descends the surrogate -(1/N) sum r p. Among the actions that were
@@ -7,6 +7,7 @@ actions, the share of them that rose, and the largest relative fall among them, 
 where right actions begin at a logit of 3 and one of them, the anchor, at 5, as those of a policy that has been trained.
 
     python benchmarks/broadened_rollouts.py
+    python benchmarks/broadened_rollouts.py --scale 100 --seeds 3 --out benchmarks/results/broadened_rollouts_whole.json
 """
 
 from statistics import fmean
@@ -20,6 +21,7 @@ Values = NDArray[np.float64]
 
 ACTIONS, RIGHT, STEPS, RATE = 1280, 100, 1000, 1e-3
 ROLLOUTS = (4, 8, 16, 512)
+PUBLISHED = 100  # times as many actions, with 51,200 rollouts besides
 DECAY = 0.01  # of AdamW; the published one was not found, and this is that of torch
 SEED, ANCHOR = 3.0, 5.0  # logits of right actions, and of one of them
 
@@ -101,15 +103,26 @@ def surrogate_gradient(p_A: Values, right_A: NDArray[np.bool_], drawn_A: NDArray
     return gradient
 
 
-def simulate(rollouts: int, seed: int, steps: int = STEPS, *, seeded: bool = False) -> dict[str, float]:
-    """One run with AdamW: mass of the right actions, share of them that rose, largest relative fall of one."""
+def simulate(
+    rollouts: int, seed: int, steps: int = STEPS, *, seeded: bool = False, scale: int = 1
+) -> dict[str, float]:
+    """One run with AdamW: mass of the right actions, share of them that rose, largest relative fall of one.
+
+    Args:
+        rollouts: Of a step.
+        seed: Of the draws.
+        steps: How many.
+        seeded: See `first_logits`.
+        scale: Times as many actions, right and wrong.
+    """
     rng = np.random.default_rng([seed, rollouts])
-    right = np.arange(ACTIONS) < RIGHT
-    logits, adam = first_logits(ACTIONS, RIGHT, seeded=seeded), AdamW((ACTIONS,))
+    actions = ACTIONS * scale
+    right = np.arange(actions) < RIGHT * scale
+    logits, adam = first_logits(actions, RIGHT * scale, seeded=seeded), AdamW((actions,))
     start = softmax(logits)
     for _ in range(steps):
         p = softmax(logits)
-        drawn = np.bincount(rng.choice(ACTIONS, size=rollouts, p=p), minlength=ACTIONS)
+        drawn = np.bincount(rng.choice(actions, size=rollouts, p=p), minlength=actions)
         logits = logits - RATE * adam.update(surrogate_gradient(p, right, drawn), logits)
     end = softmax(logits)
     relative = end[right] / start[right]
@@ -124,19 +137,27 @@ def main() -> None:
     """Simulates and reports."""
     parser = common_arguments(__doc__ or "")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--scale", type=int, default=1, help=f"times as many actions; {PUBLISHED} is published"
+    )
     args = parser.parse_args()
+    sizes = (*ROLLOUTS, max(ROLLOUTS) * PUBLISHED) if args.scale >= PUBLISHED else ROLLOUTS
     figures: dict[str, dict[str, Any]] = {"rollouts": {}, "seeded": {}}
     lines = []
     for part, found in figures.items():
-        for rollouts in ROLLOUTS:
-            runs = [simulate(rollouts, seed, seeded=part == "seeded") for seed in range(args.seeds)]
+        for rollouts in sizes:
+            runs = [
+                simulate(rollouts, seed, seeded=part == "seeded", scale=args.scale)
+                for seed in range(args.seeds)
+            ]
             found[str(rollouts)] = {name: interval([run[name] for run in runs]) for name in runs[0]}
             shown = ", ".join(f"{name} {fmean(run[name] for run in runs):.3f}" for name in runs[0])
             lines.append(f"{part}, N = {rollouts}: {shown}")
-    setup = {"actions": ACTIONS, "right": RIGHT, "steps": STEPS, "seeds": args.seeds, "decay": DECAY} | {
-        "fewest": min(ROLLOUTS),
-        "most": max(ROLLOUTS),
-        "seeded_start": float(softmax(first_logits(ACTIONS, RIGHT, seeded=True))[:RIGHT].sum()),
+    actions, right = ACTIONS * args.scale, RIGHT * args.scale
+    setup = {"actions": actions, "right": right, "steps": STEPS, "seeds": args.seeds, "decay": DECAY} | {
+        "fewest": min(sizes),
+        "most": max(sizes),
+        "seeded_start": float(softmax(first_logits(actions, right, seeded=True))[:right].sum()),
     }
     finish("broadened_rollouts", args, {"setup": setup, **figures}, lines)
 

@@ -1,7 +1,8 @@
 """Which skills a search agent's failures lack, and the slice of the environment that exercises each (after TRACE).
 
-Failures are compared with successes skill by skill, among the episodes whose question calls for the skill. Pure functions
-over records.
+Failures are compared with successes skill by skill, among the episodes that call for the skill: those whose question does,
+and in which what the skill builds on was shown. Who never searches cannot chain searches or read a page, and would else be
+said to lack these as well. Pure functions over records.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 from agentenv.core.scoring.normalize import squad
 from agentenv.core.types import EndReason, ToolStatus
-from agentenv.evaluation.diagnosis import answer_shown, cause_of
+from agentenv.evaluation.diagnosis import answer_shown, cause_of, ends_in_no_action
 from agentenv.evaluation.records import EpisodeRecord
 
 MISSING_GAP = 0.2
@@ -24,7 +25,7 @@ class Skill:
 
     name: str
     exercises: Callable[[EpisodeRecord], bool]
-    """Whether the question of an episode calls for it."""
+    """Whether an episode calls for it, by its question and by what it showed before."""
     demonstrated: Callable[[EpisodeRecord], bool]
     """Whether the episode shows it."""
     slice: str
@@ -81,7 +82,10 @@ def _share(flags: Sequence[bool]) -> float | None:
 
 
 def _well_formed(record: EpisodeRecord) -> bool:
-    turns = record.get("turns", ())
+    """Whether every action was one; a search in the last turn, in which only an answer counts, is one all the same."""
+    turns = list(record.get("turns", ()))
+    if record["end_reason"] == EndReason.TURN_LIMIT.value and not ends_in_no_action(record):
+        turns = turns[:-1]
     results = [result for turn in turns for result in turn.get("tool_results", ())]
     return all(turn.get("valid", True) for turn in turns) and all(
         result.get("status", ToolStatus.OK.value) == ToolStatus.OK.value for result in results
@@ -105,26 +109,26 @@ SEARCH_SKILLS = (
     Skill("searches", lambda record: True, lambda record: (record["searches"] or 0) > 0, "any question"),
     Skill(
         "chains searches",
-        lambda record: (record.get("hops") or 1) > 1,
+        lambda record: (record.get("hops") or 1) > 1 and (record["searches"] or 0) > 0,
         lambda record: _different_queries(record) >= (record.get("hops") or 1),
         "questions of two hops and more: agentenv world --hops 2-4",
     ),
     Skill(
         "finds the answer",
-        lambda record: True,
+        lambda record: _different_queries(record) >= (record.get("hops") or 1),
         answer_shown,
         "questions whose names have twins: world distractors = 0.5",
     ),
     Skill(
         "answers with what it was shown",
-        answer_shown,
+        lambda record: record["prediction"] is not None and answer_shown(record),
         lambda record: answer_shown({**record, "answers": [record["prediction"] or ""]}),
         "questions with their passages shown",
     ),
     Skill("writes valid actions", lambda record: True, _well_formed, "any question"),
     Skill(
         "answers in time",
-        lambda record: True,
+        lambda record: not ends_in_no_action(record),
         lambda record: record["end_reason"] == EndReason.ANSWERED.value,
         "fewer turns: max_turns",
     ),

@@ -48,14 +48,19 @@ def cause_of(record: EpisodeRecord, value: float) -> str:
     if record.get("solved", value >= CORRECT):
         return "correct"
     if record["prediction"] is None:
-        turns = record.get("turns") or ()
-        broken = bool(turns) and not turns[-1].get("valid", True)
-        return "format" if broken and earliest_block(turns[-1]["action"], TAGS) is None else "gave_up"
+        return "format" if ends_in_no_action(record) else "gave_up"
     if not squad(record["prediction"]):
         return "gave_up"
     if record["searches"] is None:
         return UNSOLVED
     return "read_miss" if evidence_found(record) else "retrieval_miss"
+
+
+def ends_in_no_action(record: EpisodeRecord) -> bool:
+    """Whether the last action is none that the environment knows; a search where only an answer counts is one."""
+    turns = record.get("turns") or ()
+    broken = bool(turns) and not turns[-1].get("valid", True)
+    return broken and earliest_block(turns[-1]["action"], TAGS) is None
 
 
 def known_searches(records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:

@@ -50,6 +50,15 @@ def test_a_seeded_run_begins_with_the_right_actions_likely() -> None:
     assert script.simulate(512, 0, steps=20, seeded=True)["right_mass"] > start[:100].sum()
 
 
+def test_more_actions_of_either_kind_leave_the_start_as_it_is() -> None:
+    """Twice the actions, of which as many are right, begin with the same mass of right ones, 100 of 1280."""
+    script: Any = importlib.import_module("broadened_rollouts")
+    one, two = (script.simulate(16, 0, steps=1, scale=scale)["right_mass"] for scale in (1, 2))
+    assert one == pytest.approx(two, abs=1e-3) == pytest.approx(100 / 1280, abs=1e-3)
+    seeded = script.simulate(16, 0, steps=1, scale=2, seeded=True)["right_mass"]
+    assert seeded == pytest.approx((199 * np.e**3 + np.e**5) / (199 * np.e**3 + np.e**5 + 2360), abs=1e-3)
+
+
 def test_adamw_s_first_steps_by_hand() -> None:
     """The first step is the sign of the gradient. Then .9 .1 + .1 (-1) over 1 - .81 is -.01 / .19; the square stays 1.
 

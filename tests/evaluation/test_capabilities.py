@@ -36,8 +36,8 @@ def report(played: list[EpisodeRecord], values: list[float]) -> dict[str, Any]:
 def test_the_report_names_what_failures_lack() -> None:
     """Two hops: both successes search twice, both failures once, so chaining is missing by a gap of 1.
 
-    Every episode searches: no gap. One of two failures was shown the answer, as both successes were: a gap of a half. The
-    three that were shown it all answer with something that they were shown. The fault says nothing.
+    Every episode searches: no gap. Failures that did not chain their searches are not asked whether they found the answer.
+    The three that were shown it all answer with something that they were shown. The fault says nothing.
     """
     found = report(PLAYED, VALUES)
     chain = found["chains searches"]
@@ -46,8 +46,8 @@ def test_the_report_names_what_failures_lack() -> None:
         "missing": True, "slice": "questions of two hops and more: agentenv world --hops 2-4",
     }  # fmt: skip
     assert not found["searches"]["missing"]
-    assert found["finds the answer"]["missing"]
-    assert found["finds the answer"]["shown_in_failures"] == 0.5
+    assert (found["finds the answer"]["episodes"], found["finds the answer"]["missing"]) == (2, False)
+    assert found["finds the answer"]["shown_in_failures"] is None
     assert found["answers with what it was shown"]["episodes"] == 3
     assert not found["answers with what it was shown"]["missing"]
     assert next(iter(found)) == "chains searches"
@@ -66,6 +66,25 @@ def test_a_query_that_is_repeated_is_no_chain_of_searches() -> None:
     played = [searched("who made the Kov?", "Who made Kov"), searched("who made the Kov?", "where is Zed?")]
     found = report(played, [0.0, 0.0])["chains searches"]
     assert (found["episodes"], found["shown_in_failures"]) == (2, 0.5)
+
+
+def test_a_skill_is_asked_for_where_what_it_builds_on_was_shown() -> None:
+    """Who does not search is asked for nothing that follows; who ends in no action not whether it read or was in time."""
+    broken = {"action": "blub", "observation": "", "valid": False}
+    late = {"action": "<search>Kov</search>", "observation": "", "valid": False}
+    shown = {"action": "<search>Kov</search>", "observation": "in Bay", "valid": True}
+    idle = record("Fen", searches=0, page="")
+    silent = record(None, searches=1, page="", hops=1, turns=[shown, broken], end_reason="turn_limit")
+    slow = record(None, searches=1, page="", hops=1, turns=[shown, late], end_reason="turn_limit")
+    asked = {
+        name: [skill.name for skill in SEARCH_SKILLS if skill.exercises(episode)]
+        for name, episode in (("idle", idle), ("silent", silent), ("slow", slow))
+    }
+    assert asked["idle"] == ["searches", "writes valid actions", "answers in time"]
+    assert asked["silent"] == ["searches", "finds the answer", "writes valid actions"]
+    assert asked["slow"] == ["searches", "finds the answer", "writes valid actions", "answers in time"]
+    (form,) = (skill for skill in SEARCH_SKILLS if skill.name == "writes valid actions")
+    assert [form.demonstrated(one) for one in (silent, slow)] == [False, True]
 
 
 def test_a_skill_that_no_success_shows_is_missing_where_failures_hardly_show_it() -> None:

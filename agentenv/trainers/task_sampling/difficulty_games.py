@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from agentenv.core.trajectory import Trajectory
-from agentenv.trainers.credit.group_statistics import CREDIT_WEIGHT, Values
+from agentenv.trainers.credit.group_statistics import CREDIT_WEIGHT, Values, standardize
 from agentenv.trainers.task_sampling.rollout_bandit import (
     arm_chances,
     chosen_arms,
@@ -64,6 +64,15 @@ def game_distribution(weights_B: Values, *, floor: float) -> Values:
     """float64[B]: (1 - floor) w / sum w + floor / B, with which the adversary plays a class (GDRO)."""
     mixed: Values = (1 - floor) * weights_B / weights_B.sum() + floor / len(weights_B)
     return mixed
+
+
+def surrogate_loss(rewards_G: Sequence[float], tokens_G: Sequence[int]) -> float:
+    """-sum A n / sum n, A the standardised rewards and n the tokens: GRPO's loss of a group on policy, over its tokens.
+
+    It is 0 where all episodes are as long, and above 0 where the worse ones are longer (GDRO's signal).
+    """
+    total = sum(tokens_G)
+    return float(-np.dot(standardize(rewards_G), tokens_G) / total) if total else 0.0
 
 
 def standard_scores(chances_B: Values, *, bound: float) -> Values:
@@ -180,19 +189,21 @@ def _clipped(group: Group) -> list[float]:
 class PromptGame(DifficultyGame):
     """Draws tasks of the classes of difficulty whose loss is largest more often.
 
-    GDRO, Panaganti et al. 2026, arXiv:2601.19280, its game over prompts. The loss of a task is 1 - its mean outcome; the
-    surrogate loss, which the paper names, is 0 on policy for every group whose credit is standardised, and is not offered.
-    ``apply="weight"`` is the text of the paper: credit times min(w, ``cap``), so that a class counts by its share of the
-    tasks times w. The weights of a step are those after its own losses were taken in. ``draw`` draws classes by the game's
-    own distribution, whatever their shares, and trains no group with a large weight: of two classes of equal loss with 90
-    and 10 % of the tasks, each is half of what is played. ``probability`` is the published program: credit times
-    min(q, ``cap``), q the game's distribution over the classes of the step, so that the credits shrink as there are more
-    classes. Two options of the program are off by default. ``z_bound`` puts z-scores of q in the place of q, which turns
-    the sign of the credit of the classes below their mean. ``leave_out`` takes tasks that are always or never solved out of
-    the game: they move no class and are not trained. With ``solved="mean"`` such tasks have no credit anyway, and with
-    ``any`` those that one episode of each group solves are lost.
+    GDRO, Panaganti et al. 2026, arXiv:2601.19280, its game over prompts. The loss of a task is 1 - its mean outcome, or
+    with ``signal="surrogate"`` the loss that the paper names, as it is on policy: see ``surrogate_loss``. That says
+    which tasks fail at length and not which are hard. ``apply="weight"`` is the text of the paper: credit times min(w,
+    ``cap``), so that a class counts by its share of the tasks times w. The weights of a step are those after its own
+    losses were taken in. ``draw`` draws classes by the game's own distribution, whatever their shares, and trains no
+    group with a large weight: of two classes of equal loss with 90 and 10 % of the tasks, each is half of what is
+    played. ``probability`` is the published program: credit times min(q, ``cap``), q the game's distribution over the
+    classes of the step, so that the credits shrink as there are more classes. Two options of the program are off by
+    default. ``z_bound`` puts z-scores of q in the place of q, which turns the sign of the credit of the classes below
+    their mean. ``leave_out`` takes tasks that are always or never solved out of the game: they move no class and are not
+    trained. With ``solved="mean"`` such tasks have no credit anyway, and with ``any`` those that one episode of each
+    group solves are lost.
 
     Args:
+        signal: ``failure``: 1 - the mean outcome; or ``surrogate``, as published.
         apply: ``draw``; ``weight``: the credit of a task times min(w, ``cap``), w the weight of its class; or
             ``probability``: times min(q, ``cap``) instead.
         cap: See ``apply``.
@@ -207,6 +218,7 @@ class PromptGame(DifficultyGame):
             draw. What the program does with such tasks besides is not known to this project.
     """
 
+    signal: Literal["failure", "surrogate"] = "failure"
     apply: Literal["draw", "weight", "probability"] = "draw"
     cap: float = 10.0
     strength: float = 0.1
@@ -248,7 +260,7 @@ class PromptGame(DifficultyGame):
             i for i, group in enumerate(groups) if not (self.leave_out and self._is_extreme(group))
         ]
         # Groups lost to faults are left out: to call their loss 1 would make their class look hard.
-        losses = {i: 1 - fmean(_clipped(groups[i])) for i in taking_part if groups[i].rewards}
+        losses = {i: self._loss(groups[i]) for i in taking_part if groups[i].rewards}
         self.learn(groups, losses, per_share=self.per_share)
         if self.apply != "draw" and taking_part:
             factors = self._factors([played_in[i] for i in taking_part])
@@ -256,6 +268,13 @@ class PromptGame(DifficultyGame):
                 groups[i].members = [weighted(member, factors[played_in[i]]) for member in groups[i].members]
         metrics = {f"loss_class_{number}": self.means[number] for number in sorted(self.means)}
         return Selection([groups[i] for i in taking_part], metrics=metrics)
+
+    def _loss(self, group: Group) -> float:
+        """What the game follows of a group with outcomes."""
+        if self.signal == "failure":
+            return 1 - fmean(_clipped(group))
+        members = group.credited
+        return surrogate_loss([t.reward for t in members], [t.response_tokens for t in members])
 
     def _is_extreme(self, group: Group) -> bool:
         return bool(group.rewards) and fmean(self.outcomes_with(group)) in (0.0, 1.0)
@@ -274,7 +293,8 @@ class PromptGame(DifficultyGame):
 
     def _weights(self, present: Sequence[int]) -> Values:
         """float64[B]: the weights of the classes ``present``."""
-        scores_B = [self.means.get(number, 1.0) for number in present]
+        unknown = 1.0 if self.signal == "failure" else 0.0
+        scores_B = [self.means.get(number, unknown) for number in present]
         return game_weights(scores_B, strength=self.strength, bound=self.bound)
 
 

@@ -4,12 +4,13 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.group_statistics import CREDIT_WEIGHT
@@ -21,6 +22,7 @@ from agentenv.trainers.task_sampling.difficulty_games import (
     game_distribution,
     game_weights,
     standard_scores,
+    surrogate_loss,
     variance_allocation,
 )
 from agentenv.trainers.task_sampling.step_budget import Group, StepBudget
@@ -109,6 +111,35 @@ def test_the_loss_of_a_class_is_a_moving_mean() -> None:
     assert sampler.select(step_of({0: [0, 0], 1: [0, 1]})).metrics == {"loss_class_0": 0.75}
     metrics = sampler.select(step_of({0: [0, 0], 1: [1, 1]})).metrics
     assert metrics == pytest.approx({"loss_class_0": 0.775, "loss_class_9": 0.0})
+
+
+def test_the_surrogate_loss_by_hand() -> None:
+    """Rewards 1 and 0 stand .5 / sqrt(.5) = .707 off: with 10 and 30 tokens -(.707 * 10 - .707 * 30) / 40 = .354."""
+    assert surrogate_loss([1.0, 0.0], [10, 30]) == pytest.approx(0.35355, abs=1e-4)
+    assert surrogate_loss([1.0, 0.0], [30, 10]) == pytest.approx(-0.35355, abs=1e-4)
+    assert surrogate_loss([1.0, 0.0], [20, 20]) == surrogate_loss([1.0, 1.0], [10, 30]) == 0.0
+    assert surrogate_loss([1.0, 0.0], [0, 0]) == 0.0
+
+
+def test_the_surrogate_loss_follows_long_failures_and_not_hard_tasks() -> None:
+    """Task 0 always fails, task 1 fails at length. By failure the first weighs more, by the surrogate the second."""
+    weights = {}
+    for signal in ("failure", "surrogate"):
+        game = PromptGame(signal=signal, apply="weight", strength=1.0, bound=1.0)
+        game.classes = {0: 0, 1: 5}
+        step = step_of({0: [0.0, 0.0], 1: [1.0, 0.0]})
+        lengths = {0: (20, 20), 1: (10, 30)}
+        for group in step.groups:
+            group.members = [
+                replace(
+                    member, segments=(Segment(SegmentKind.POLICY, (7,) * count, 0, logprobs=(0.0,) * count),)
+                )
+                for member, count in zip(group.members, lengths[group.task], strict=True)
+            ]
+        chosen = game.select(step).trained
+        weights[signal] = {group.task: group.members[0].info[CREDIT_WEIGHT] for group in chosen}
+    assert weights["failure"] == pytest.approx({0: math.e, 1: math.exp(0.5)})
+    assert weights["surrogate"] == pytest.approx({0: 1.0, 1: math.exp(0.35355)}, abs=1e-4)
 
 
 def test_the_loss_of_a_class_may_be_taken_per_share_of_the_step() -> None:
