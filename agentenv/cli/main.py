@@ -96,7 +96,7 @@ COMMANDS = {
     ),
     "synthesize fictional-hot": Command(
         "agentenv.cli.synthesize_fictional_hot:FictionalHot",
-        "replace the names of a real question set and of its documents by invented ones",
+        "replace the names of real question sets and of their documents by invented ones",
     ),
     "synthesize hds-qa": Command(
         "agentenv.cli.synthesize_hds_qa:HDSQA", "make questions that need parallel searches and a further one"
