@@ -90,9 +90,13 @@ COMMANDS = {
         "agentenv.cli.synthesize_asearcher:ASearcher",
         "make questions harder by edits that a model proposes and others check",
     ),
+    "synthesize conversations": Command(
+        "agentenv.cli.synthesize_conversations:Conversations",
+        "make conversations about an invented world whose topic changes",
+    ),
     "synthesize fictional-hot": Command(
         "agentenv.cli.synthesize_fictional_hot:FictionalHot",
-        "replace the names of a real question set and of its documents by invented ones",
+        "replace the names of real question sets and of their documents by invented ones",
     ),
     "synthesize hds-qa": Command(
         "agentenv.cli.synthesize_hds_qa:HDSQA", "make questions that need parallel searches and a further one"
