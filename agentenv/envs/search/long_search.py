@@ -3,9 +3,9 @@
 ``<search>`` shows documents with their addresses, ``<access>`` the first part of the page at an address and, asked again,
 the part after it. The reward is that of the answer where every action is well formed. A share of the tasks says that the
 question can be answered; there an answer that doubts the question costs .5. With ``kept_chars`` a part is read once: after
-the turn that sees it whole, the context is written anew with its beginning alone. With ``reads_on`` the parts of a page come
-one after the other, each to a thought of its own. After ``force_documents`` documents or
-``force_turns`` turns nothing but an answer is taken.
+the turn that sees it whole, the context is written anew with its beginning alone; with ``history_chars`` the context holds
+the end of the history alone. With ``reads_on`` the parts of a page come one after the other, each to a thought of its own.
+After ``force_documents`` documents or ``force_turns`` turns nothing but an answer is taken.
 """
 
 import hashlib
@@ -21,7 +21,8 @@ from agentenv.core.scoring.scorers import Scorer
 from agentenv.core.types import Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.envs.search.native_tools import NATIVE_PROMPT, NativeActions, untagged
 from agentenv.envs.search.outcomes import Reward, is_one_action, score_of
-from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_addresses, information
+from agentenv.envs.search.page_format import PageFormat, QuestionPrompt, format_addresses
+from agentenv.envs.search.page_history import CUT, SHORTENED, has_read, last_chars, short_form, short_history
 from agentenv.envs.search.page_reading import (
     END_OF_THOUGHT,
     THOUGHT,
@@ -47,10 +48,6 @@ Question: {question}
 """
 DOUBTFUL = "If the question itself is not valid, you may say so in the answer."
 CERTAIN = "The question can be answered. If you are not certain, answer with your best guess."
-SHORTENED = (
-    "These are the question and your turns so far. Of pages that you have read, only the beginnings are kept."
-)
-"""What a context begins with that was written anew, with the beginnings of pages."""
 FORCED = "Nothing more can be searched or read. Answer now from what you know, with your best guess."
 """What is shown once an episode has used up its documents or turns."""
 TAGS = ("search", "access", "answer")
@@ -250,28 +247,13 @@ class Forcing:
         )
 
 
-def short_form(page: str, chars: int) -> str:
-    """ASearcher's history: a part of a page with its heading and the first ``chars`` characters (published: 100)."""
-    heading, _, part = untagged(page).partition("\n")
-    return page if len(part) <= chars else information(f"{heading}\n{part[:chars]} ...")
-
-
-def short_history(record: Sequence[ToolReply], chars: int) -> list[str]:
-    """What the context shows of each turn: all but the latest part of a page in their short form, all else as it was."""
-    *read, latest = record
-    return [short_form(turn.page, chars) if _has_read(turn) else turn.page for turn in read] + [latest.page]
-
-
-def _has_read(turn: ToolReply) -> bool:
-    """Whether a turn showed a part of a page."""
-    return turn.result is not None and turn.result.name == "access" and turn.result.status is ToolStatus.OK
-
-
-def _check_bounds(part_chars: int, parts: int, kept_chars: int | None, share: float, penalty: float) -> None:
-    least = min(part_chars, parts, 1 if kept_chars is None else kept_chars)
+def _check_bounds(
+    part_chars: int, parts: int, kept: int | None, history: int | None, share: float, penalty: float
+) -> None:
+    least = min(part_chars, parts, *(1 if chars is None else chars for chars in (kept, history)))
     if least < 1 or not 0 <= share <= 1 or penalty < 0:
         raise ConfigurationError(
-            f"part_chars={part_chars}, parts={parts} and kept_chars={kept_chars} must be at least 1, "
+            f"part_chars={part_chars}, parts={parts}, kept_chars={kept} and history_chars={history} must be at least 1, "
             f"certain_share={share} in [0, 1] and doubt_penalty={penalty} at least 0"
         )
 
@@ -312,6 +294,7 @@ class LongSearch(SearchEnv):
         reads_on: bool = False,
         force_documents: int | None = None,
         force_turns: int | None = None,
+        history_chars: int | None = None,
         ends_without_action: bool = False,
         certain_share: float = 0.3,
         doubt_penalty: float = 0.5,
@@ -330,11 +313,11 @@ class LongSearch(SearchEnv):
             observation_tokens: Bound of one observation.
             kept_chars: Characters of a part of a page that stay in the context after the turn which sees it whole; 100 as
                 published. Shortening opens a new row of the record. None keeps every part whole.
-            reads_on: Whether the policy's turn after a result ends with its thought, and the parts of a page follow each
-                other without being asked for, as published. Neither is for a model that calls tools in its own form.
-            force_documents: Documents that were shown, each counted once, after which only an answer is taken; 20 in the
-                published agent that is prompted and not trained. None sets no such limit.
-            force_turns: Turns after which only an answer is taken; 32 there. None sets no such limit.
+            reads_on: Whether a turn after a result ends with its thought, and the parts of a page come by themselves.
+            force_documents: Documents shown, each counted once, after which only an answer is taken; None sets no limit.
+            force_turns: Turns after which only an answer is taken; None sets no limit.
+            history_chars: Last characters of the history that the context keeps; None keeps all. The published agent that is
+                prompted and not trained has 20 documents, 32 turns and 25,000 characters.
             ends_without_action: Whether a turn without an action ends the episode, as published; otherwise it is corrected.
             certain_share: Share of the tasks, drawn by their ids, whose opening message says that the question can be
                 answered. The others are told that it may be doubted. Only the environment's own message says either.
@@ -348,11 +331,10 @@ class LongSearch(SearchEnv):
             ConfigurationError: a bound below 1, a share outside of [0, 1] or a negative penalty.
             UnknownName: no such rule for a doubt.
         """
-        super().__init__(
-            max_turns=max_turns, k=k, observation_tokens=observation_tokens, scorer=scorer, **options
-        )
-        _check_bounds(part_chars, parts, kept_chars, certain_share, doubt_penalty)
-        self._kept_chars, self._reads_on = kept_chars, reads_on
+        bounds: dict[str, Any] = {"k": k, "max_turns": max_turns, "observation_tokens": observation_tokens}
+        super().__init__(scorer=scorer, **bounds, **options)
+        _check_bounds(part_chars, parts, kept_chars, history_chars, certain_share, doubt_penalty)
+        self._kept_chars, self._history_chars, self._reads_on = kept_chars, history_chars, reads_on
         page_format = replace(self.search.format, write=partial(format_addresses, chars=SEARCH_CHARS))
         self.search, retriever = replace(self.search, format=page_format), self.search.retriever
         self.access = AccessTool(retriever, page_format, part_chars, parts, _pages_of(retriever))
@@ -402,10 +384,10 @@ class LongSearch(SearchEnv):
                 own form.
             DatasetError: there is no task, or it has no answers.
         """
-        if self._kept_chars is not None and self.native:
+        if (self._kept_chars is not None or self._history_chars is not None) and self.native:
             raise ConfigurationError(
-                f"kept_chars={self._kept_chars} writes the context anew, with earlier actions in tags: take the chat format "
-                "inline or template, or leave kept_chars out"
+                f"kept_chars={self._kept_chars} and history_chars={self._history_chars} write the context anew, with "
+                "earlier actions in tags: take the chat format inline or template, or leave both out"
             )
         if self._reads_on and self.native:
             raise ConfigurationError(
@@ -418,26 +400,50 @@ class LongSearch(SearchEnv):
         return (*stop, END_OF_THOUGHT) if self._reads_on and follows_result(self.state) else stop
 
     async def astep(self, action: str) -> Step:
-        """Acts as `SearchEnv` does; where the page before was longer than what is kept of it, the whole context is shown.
+        """Acts as `SearchEnv` does, and shows the whole context where that is written anew.
+
+        It is where the page before was longer than what is kept of it, and where the history is longer than what is kept.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.
             Fault: a tool failed; this is never the policy's doing, and the episode stays where it was.
         """
         step = await super().astep(action)
-        record = self.state.record
-        if self._kept_chars is None or not step.observation or len(record) < 2 or not _has_read(record[-2]):
+        if not step.observation or not (self._shortens() or self._cuts()):
             return step
-        if short_form(record[-2].page, self._kept_chars) == record[-2].page:
-            return step
-        return Step(self._context(self._kept_chars), *step[1:])
+        return Step(self._context(), *step[1:])
 
-    def _context(self, chars: int) -> Observation:
-        """The opening message and every turn so far, with the beginnings of the pages that were read."""
-        messages = [Message("system", SHORTENED), Message("user", self.parts.opening(self.state.task))]
-        for turn, page in zip(self.state.record, short_history(self.state.record, chars), strict=True):
+    def _shortens(self) -> bool:
+        record = self.state.record
+        if self._kept_chars is None or len(record) < 2 or not has_read(record[-2]):
+            return False
+        return short_form(record[-2].page, self._kept_chars) != record[-2].page
+
+    def _cuts(self) -> bool:
+        return self._history_chars is not None and self._history_chars < sum(
+            len(message.text) for message in self._history()
+        )
+
+    def _history(self) -> list[Message]:
+        """Every turn so far but the latest page, with the beginnings of the pages that were read if only these are kept."""
+        record = self.state.record
+        pages = (
+            [turn.page for turn in record]
+            if self._kept_chars is None
+            else short_history(record, self._kept_chars)
+        )
+        messages: list[Message] = []
+        for turn, page in zip(record, pages, strict=True):
             messages += [Message("assistant", turn.action), Message("tool", page)]
-        return tuple(messages)
+        return messages[:-1]
+
+    def _context(self) -> Observation:
+        """The opening message, the history or its end, and the latest page."""
+        history, head = self._history(), SHORTENED
+        if self._history_chars is not None and self._cuts():
+            history, head = last_chars(history, self._history_chars), CUT
+        opening = Message("user", self.parts.opening(self.state.task))
+        return (Message("system", head), opening, *history, Message("tool", self.state.last.page))
 
     def expert(self) -> Sequence[str]:
         """For each hop a search and, while its answer was not shown, the page of its document; then the answer.

@@ -8,18 +8,17 @@ import pytest
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
-from agentenv.core.types import Completion, Document, EndReason, Sampling, Step, Task, ToolStatus
+from agentenv.core.types import Completion, Document, EndReason, Message, Sampling, Step, Task, ToolStatus
 from agentenv.envs.search.long_search import (
     CERTAIN,
     DOUBTFUL,
     FORCED,
-    SHORTENED,
     LongSearch,
     doubts_question,
     is_certain,
     is_well_formed,
-    short_form,
 )
+from agentenv.envs.search.page_history import CUT, SHORTENED, last_chars, short_form
 from agentenv.envs.search.page_reading import GO_ON
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.scripted import ScriptedPolicy
@@ -294,9 +293,39 @@ def test_reading_on_is_refused_to_a_model_that_calls_tools_in_its_own_form() -> 
         env.reset(seed=0)
 
 
+def test_the_end_of_the_history_is_kept_with_the_latest_page_whole() -> None:
+    """The second action has 28 characters, so that of the page before it the last 32 stay."""
+    env = begun(k=1, history_chars=60)
+    first = env.step("<search>lighthouse</search>").observation[0].text
+    context = env.step("<search>Halvik yes!</search>").observation
+    action = "<search>Halvik yes!</search>"
+    assert [message.role for message in context] == ["system", "user", "tool", "assistant", "tool"]
+    assert context[0].text == CUT
+    assert context[2].text == first[-(60 - len(action)) :]
+    assert context[3].text == action
+    assert TEXT in context[4].text
+
+
+def test_a_history_that_is_short_enough_opens_no_context() -> None:
+    env = begun(k=1, history_chars=1000)
+    assert len(env.step("<search>Halvik</search>").observation) == 1
+    assert len(env.step("<search>Ketterby</search>").observation) == 1
+
+
+@pytest.mark.parametrize(
+    ("chars", "kept"),
+    [(9, ["aaa", "bbb", "ccc"]), (7, ["a", "bbb", "ccc"]), (6, ["bbb", "ccc"]), (2, ["cc"])],
+)
+def test_the_last_characters_of_messages(chars: int, kept: list[str]) -> None:
+    messages = [Message("tool", text) for text in ("aaa", "bbb", "ccc")]
+    assert [message.text for message in last_chars(messages, chars)] == kept
+
+
 def test_bounds_below_one_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="kept_chars=0"):
         LongSearch(kept_chars=0)
+    with pytest.raises(ConfigurationError, match="history_chars=0"):
+        LongSearch(history_chars=0)
     with pytest.raises(ConfigurationError, match="part_chars=0"):
         LongSearch(part_chars=0)
     with pytest.raises(ConfigurationError, match="force_turns=0"):
