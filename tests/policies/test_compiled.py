@@ -55,7 +55,9 @@ def learned(model: Any) -> dict[str, float]:
 @COMPILER
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # of the compiler
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # of the compiler
 def test_compiled_layers_compute_what_they_did_before(tmp_path: Path) -> None:
     random_policy(tmp_path, ["Who wrote the opera, and where was its author born?"], layers=2, spread=0.3)
     plain = make_policy(f"hf:{tmp_path}", ComputeSettings(device="cpu"))
