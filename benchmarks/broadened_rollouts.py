@@ -7,7 +7,7 @@ actions, the share of them that rose, and the largest relative fall among them, 
 where right actions begin at a logit of 3 and one of them, the anchor, at 5, as those of a policy that has been trained.
 
     python benchmarks/broadened_rollouts.py
-    python benchmarks/broadened_rollouts.py --scale 100 --seeds 3 --out benchmarks/results/broadened_rollouts_whole.json
+    python benchmarks/broadened_rollouts.py --scale 100 --seeds 1 --out benchmarks/results/broadened_rollouts_whole.json
 """
 
 from statistics import fmean
