@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.policies.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from agentenv.core.io.model_files import ADAPTER_CONFIG
+from agentenv.policies.lora import ADAPTER_WEIGHTS
 from agentenv.policies.policy_spec import START_RECORD, WARMSTART_RECORD, policy_digest
 
 DECIDING = (
