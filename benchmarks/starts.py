@@ -20,11 +20,11 @@ from agentenv.evaluation.bounds import bound_of
 from agentenv.evaluation.records import read_json
 from agentenv.evaluation.results import score_tables
 from agentenv.evaluation.runner import to_record
-from agentenv.policies.policy_spec import policy_digest
+from agentenv.policies.policy_spec import START_RECORD, policy_digest
 from agentenv.trainers.config.config_files import config_of, load_config, merged
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.lab.lab import load_experiment
-from agentenv.trainers.lab.starts import RECORD, STARTS, digest_of, is_made
+from agentenv.trainers.lab.starts import STARTS, digest_of, is_made
 from agentenv.trainers.loop.evaluate import play_under
 from agentenv.trainers.loop.parts import with_declared_scorers
 from agentenv.trainers.strategies.step_verifiers import EvidenceVerifier
@@ -153,7 +153,7 @@ def advice_figures(folder: Path) -> dict[str, Any]:
 
 def measured(name: str, folder: Path) -> dict[str, Any]:
     """What ``folder`` says of the start, and every score."""
-    record = read_json(folder / RECORD)
+    record = read_json(folder / START_RECORD)
     kept = {key: record[key] for key in ("commands", "digest", "source", "minutes", "core_minutes")}
     scores = {
         one.what: score_under(config_under(one, folder), listed=one.listed) for one in MEASUREMENTS[name]

@@ -38,6 +38,8 @@ KINDS = (
 PROGRAM = "python:"
 """Begins the name of a function of somebody's own that plays a role, ``python:MODULE:NAME``."""
 _ENGINE, _ROUTER = "vllm:", "router:"
+START_RECORD, WARMSTART_RECORD = "start.json", "warmstart.json"
+"""Files in the folder of a policy that tell how it was made, with the minutes that this took."""
 
 
 def is_endpoint(spec: str) -> bool:
@@ -224,9 +226,10 @@ def _split(spec: str) -> tuple[str, str]:
 
 
 def policy_digest(spec: str) -> str:
-    """A digest of the weights, the tokenizer and the cards that ``spec`` names, of the base too where it is an adapter.
+    """A digest of the files that decide what the policy ``spec`` does, of the base too where it is an adapter.
 
-    Texts for people (``*.md``) do not count.
+    All files of its folder count (weights, settings, tokenizer, chat template, the form of its episodes), but for texts for
+    people (``*.md``) and records of how it was made, so that a policy that is made again to the byte has the same digest.
 
     Raises:
         UnknownName: no such kind of policy, or one without a folder.
@@ -237,8 +240,13 @@ def policy_digest(spec: str) -> str:
     base, adapter = base_and_adapter(policy_folder(spec))
     held = [file_digests(folder) for folder in (base, adapter) if folder is not None]
     return value_digest(
-        [{name: digest for name, digest in files.items() if not name.endswith(".md")} for files in held]
+        [{name: digest for name, digest in files.items() if _decides(name)} for files in held]
     )
+
+
+def _decides(name: str) -> bool:
+    """Whether the file ``name`` in the folder of a policy may decide what the policy does."""
+    return not name.endswith(".md") and name not in (START_RECORD, WARMSTART_RECORD)
 
 
 def policy_state(spec: str) -> PathState:

@@ -2,7 +2,8 @@
 
 A start keeps in ``start.json`` a digest of all that decides what it is: the commands, the runs whose experts it imitates,
 the weights that it begins with, and the versions of the code. One whose digest is still right is not made again. The source
-itself is no part of the digest, because any changed comment changes it; whether it differs is said.
+itself is no part of the digest, because any changed comment changes it; whether it differs is said. Beside ``digest``,
+``source`` and ``commands`` the file has ``minutes``, and the processor time that they took as ``core_minutes``.
 """
 
 import fcntl
@@ -21,14 +22,10 @@ from agentenv.core.io.digests import value_digest
 from agentenv.core.io.files import new_folder, remove, write_text
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.records import read_json
-from agentenv.policies.policy_spec import policy_digest
+from agentenv.policies.policy_spec import START_RECORD, policy_digest
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.lab.lab import Experiment
 from agentenv.trainers.lab.provenance import SOURCE, source_digest, stands_on, versions
-
-RECORD = "start.json"
-"""What a start says of itself, in its folder: ``digest``, ``source``, ``commands``, ``minutes`` and ``core_minutes``, the
-processor time that it took."""
 
 _SIGNALLED = 128  # a command that a signal ended leaves with this and the signal's number
 
@@ -81,7 +78,7 @@ def is_made(name: str, folder: Path) -> bool:
     """
     if not folder.exists():
         return False
-    if not (folder / RECORD).is_file():
+    if not (folder / START_RECORD).is_file():
         raise ConfigurationError(
             f"{folder} was not made by agentenv lab starts: move it away, or give another --out"
         )
@@ -95,9 +92,9 @@ def has_other_source(folder: Path) -> bool:
 
 def _said(folder: Path, key: str) -> Any:
     """What a start says of itself."""
-    record = read_json(folder / RECORD)
+    record = read_json(folder / START_RECORD)
     if key not in record:
-        raise ConfigurationError(f"{folder / RECORD} is damaged, it has no {key!r}: move {folder} away")
+        raise ConfigurationError(f"{folder / START_RECORD} is damaged, it has no {key!r}: move {folder} away")
     return record[key]
 
 
@@ -132,7 +129,7 @@ def make_start(name: str, folder: Path, run: Callable[[Sequence[str]], int]) -> 
             "minutes": round(minutes, 1),
             "core_minutes": round((time.process_time() - busy) / 60, 1),
         }
-        write_text(made / RECORD, json.dumps(record, indent=1) + "\n")
+        write_text(made / START_RECORD, json.dumps(record, indent=1) + "\n")
         with new_folder(folder, replace=True) as part:
             shutil.copytree(made, part, dirs_exist_ok=True)
     return minutes

@@ -21,6 +21,7 @@ from agentenv.errors import Diverged
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.compute import process_compute
 from agentenv.policies.export import write_readers, write_weights
+from agentenv.policies.policy_spec import WARMSTART_RECORD
 from agentenv.policies.reader import ReaderPolicy, new_reader
 from agentenv.policies.reader_adapter import (
     ADAPTER,
@@ -39,7 +40,7 @@ from agentenv.trainers.warmstart.reader_lessons import (
     crowded_lessons,
     endless_lessons,
 )
-from agentenv.trainers.warmstart.supervised import METRICS, Metrics
+from agentenv.trainers.warmstart.supervised import Metrics
 
 EPISODES = EpisodeCard(k=5, max_turns=3, observation_tokens=12_000, turn_tokens=400, context_tokens=40_000)
 """The form of a reader's episodes; its tokens are bytes."""
@@ -84,7 +85,7 @@ def _write(policy: ReaderPolicy, metrics: Metrics, config: ReaderWarmstartConfig
     write_weights(policy.model, folder)
     write_readers(policy, folder)
     write_card(folder, replace(EPISODES, k=config.k))
-    (folder / METRICS).write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
+    (folder / WARMSTART_RECORD).write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
 
 
 def fit_reader(

@@ -32,6 +32,7 @@ from agentenv.policies.card import EpisodeCard
 from agentenv.policies.compute import process_compute
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.loading import moved
+from agentenv.policies.policy_spec import WARMSTART_RECORD
 from agentenv.policies.tiny import build_model, build_tokenizer
 from agentenv.progress import Display
 from agentenv.retrievers.encoder import make_encoder
@@ -52,7 +53,6 @@ from agentenv.trainers.warmstart.index_lessons import IndexedWorld, index_lesson
 from agentenv.trainers.warmstart.role_demonstrations import ROLE_MIXTURE, WEAK_PROPOSER_MIXTURE
 from agentenv.trainers.warmstart.several_demonstrations import SEVERAL_MIXTURE
 from agentenv.trainers.warmstart.supervised import (
-    METRICS,
     Batch,
     Metrics,
     fit,
@@ -195,9 +195,9 @@ def _rounded(policy: HFPolicy) -> HFPolicy:
 
 
 def _load_policy(folder: Path) -> tuple[HFPolicy, Metrics]:
-    path = folder / METRICS
+    path = folder / WARMSTART_RECORD
     if not path.is_file():
-        raise ConfigurationError(f"{folder} was not made by agentenv warmstart: it has no {METRICS}")
+        raise ConfigurationError(f"{folder} was not made by agentenv warmstart: it has no {WARMSTART_RECORD}")
     metrics: Metrics = read_settings(path)
     return HFPolicy.load(folder), {"steps": {}} | metrics
 

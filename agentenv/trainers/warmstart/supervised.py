@@ -26,6 +26,7 @@ from agentenv.policies.compute import multiplies_bfloat16
 from agentenv.policies.forward import autocast, logits_at
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import write_model
+from agentenv.policies.policy_spec import WARMSTART_RECORD
 from agentenv.policies.soundness import refuse_diverged
 from agentenv.progress import Display
 from agentenv.trainers.learner.optimizers import make_optimizer
@@ -37,7 +38,6 @@ Batch = tuple[Tensor, Tensor]
 TrainingExample = tuple[list[int], list[bool]]
 """Token ids, and which of them are the model's own."""
 Metrics = dict[str, Any]
-METRICS = "warmstart.json"
 
 _CHUNKS = 3
 _MATRIX_RATE = 0.02
@@ -213,7 +213,7 @@ def write_policy(policy: HFPolicy, metrics: Metrics, episodes: EpisodeCard, card
     def cards(part: Path) -> None:
         write_card(part, episodes)
         (part / "README.md").write_text(card, encoding="utf-8")
-        (part / METRICS).write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
+        (part / WARMSTART_RECORD).write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
 
     write_folder(policy, out, cards)
 
