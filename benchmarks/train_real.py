@@ -7,6 +7,7 @@ gold passages, and writes every score with its interval and the gain over the sa
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from agentenv.core.protocols import Policy
 from agentenv.evaluation.bounds import variants
 from agentenv.evaluation.diagnosis import answer_shown
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation, read_json
+from agentenv.evaluation.report.report import METRICS, read_lines
 from agentenv.evaluation.results import score_tables, values_of
 from agentenv.evaluation.runner import play, to_record
 from agentenv.evaluation.statistics.significance import paired_bootstrap
@@ -34,6 +36,7 @@ from agentenv.trainers.loop.parts import (
 
 SCORERS = ("f1_squad", "em_squad")
 ALL = "all"
+YES_NO = ("yes", "no")
 
 
 def main() -> None:
@@ -57,6 +60,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
     args = parser.parse_args()
     run = args.runs / "real-questions"
+    runs = [run, *(folder / "real-questions" for folder in args.others)]
     results = read_json(run / "results.json")
     before, after = _evaluations(run)
     gold = _by_set(_with_gold_pages(run))
@@ -69,7 +73,8 @@ def main() -> None:
         "steps": results["steps"],
         "seconds": results["seconds"],
         "sets": sets,
-        "seeds": _of_seeds([run, *(folder / "real-questions" for folder in args.others)]),
+        "seeds": _of_seeds(runs),
+        "learned": [_learned(one) for one in runs],
     }
     finish("train_real", args, figures, [_line(name, figures) for name, figures in sets.items()])
 
@@ -101,6 +106,19 @@ def _of_seeds(runs: Sequence[Path]) -> dict[str, Any]:
             row["after"] = float(np.mean(taught))
         found[name] = {"runs": rows[:-1], "mean": rows[-1] | {"after": float(after.mean())}}
     return found
+
+
+def _learned(run: Path) -> dict[str, Any]:
+    """How often the reader says yes or no, where that is right, and the rewards of the first and the last five steps."""
+    before, after = (records[ALL] for records in _evaluations(run))
+    rewards = [float(line["reward_mean"]) for line in read_lines(run / METRICS, "step")]
+    return {
+        "yes_or_no_asked": sum(record["answers"][0].lower() in YES_NO for record in after),
+        "yes_or_no_before": sum(str(record["prediction"]).lower() in YES_NO for record in before),
+        "yes_or_no_after": sum(str(record["prediction"]).lower() in YES_NO for record in after),
+        "reward_of_first_steps": fmean(rewards[:5]),
+        "reward_of_last_steps": fmean(rewards[-5:]),
+    }
 
 
 def _by_set(records: Sequence[EpisodeRecord]) -> dict[str, list[EpisodeRecord]]:
@@ -135,7 +153,7 @@ def _figures(
 ) -> dict[str, Any]:
     assert [record["id"] for record in before] == [record["id"] for record in after]
     gains = {name: paired_bootstrap(values_of(before, name), values_of(after, name)) for name in SCORERS}
-    spans = [record for record in after if record["answers"][0].lower() not in ("yes", "no")]
+    spans = [record for record in after if record["answers"][0].lower() not in YES_NO]
     shown = sum(map(answer_shown, spans)) + len(after) - len(spans)
     return {
         "n": len(after),
