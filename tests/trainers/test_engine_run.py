@@ -62,11 +62,12 @@ def assert_sampled_by(episodes: list[dict[str, Any]], weights: HFPolicy, version
         np.testing.assert_allclose(sample["logprobs"], scores, atol=AGREEMENT)
 
 
-def test_two_steps_and_the_second_one_again(tmp_path: Path) -> None:
-    """With adapters, whose checkpoints hold nothing else and come to the engine merged; the next test trains all weights."""
+@pytest.mark.parametrize("rank", [0, 4])
+def test_two_steps_and_the_second_one_again(rank: int, tmp_path: Path) -> None:
+    """With all weights trained, and with adapters, whose checkpoints hold nothing else and come to the engine merged."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     run = tmp_path / "run"
-    folder = RunFolder.create(run, parse_config(config() | {"lora": {"rank": 4, "alpha": 64}}, "test"))
+    folder = RunFolder.create(run, parse_config(config() | {"lora": {"rank": rank, "alpha": 64}}, "test"))
     results = train(folder, SilentDisplay())
     assert (results["steps"], results["faults"]) == (2, 0)
     assert_sampled_by(dumped(run, 1), HFPolicy.load(shipped_weights()), 0)
