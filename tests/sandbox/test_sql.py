@@ -368,7 +368,7 @@ def test_a_query_is_right_on_every_database_or_not_at_all(
 SLOW = (
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000000) SELECT max(i) FROM n"
 )
-"""Takes a second or so: longer than the deadline of ``reader`` on a fast machine, and less than ten seconds on a slow one."""
+"""Takes a second or so: longer than the deadline of ``reader`` on a fast machine, less than ten seconds on a slow one."""
 
 
 def test_a_query_has_a_fifth_and_ten_seconds_more_than_the_gold_query() -> None:
