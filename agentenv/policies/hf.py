@@ -26,7 +26,7 @@ from agentenv.policies.decoding import Draws, Request, Row, Vocabulary, draw, fe
 from agentenv.policies.episode_cache import EpisodeCache, copy_slots
 from agentenv.policies.forward import CacheShape, RowCache, require_support, step, text_config
 from agentenv.policies.fused_decoder import FusedDecoder, fused_decoder
-from agentenv.policies.loading import load_model
+from agentenv.policies.loading import compile_layers, load_model
 from agentenv.policies.lora import base_and_adapter, load_weights
 from agentenv.policies.recorded_steps import CudaRecorder, RecordedSteps
 from agentenv.policies.side_by_side import parts_at_once, side_by_side
@@ -112,10 +112,14 @@ class HFPolicy:
             ConfigurationError: it cannot compute as ``compute`` says.
             MissingExtra: the folder holds an adapter, and peft is not installed.
         """
-        model, tokenizer = load_model(Path(path), compute or process_compute())
-        return cls(
+        settings = compute or process_compute()
+        model, tokenizer = load_model(Path(path), settings)
+        policy = cls(
             model, tokenizer, image_reader=PixelReader.load(base_and_adapter(Path(path))[0], model.config)
         )
+        if settings.compile:  # after the passes that look at the model, which would be compiled by themselves
+            compile_layers(model)
+        return policy
 
     async def generate(
         self,

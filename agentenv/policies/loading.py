@@ -41,8 +41,6 @@ def load_model(path: Path, settings: ComputeSettings) -> tuple[Any, Any]:
     model = merged_into(model, adapter) if adapter else model
     if (name := first_not_finite(model.named_parameters())) is not None:
         raise not_finite(path, name)
-    if compute.compile:
-        compile_layers(model)
     return model.eval(), tokenizer
 
 
@@ -52,14 +50,23 @@ def compile_layers(model: Any) -> None:
     What stands around the layers is not compiled: the hooks with which logits are picked differ from pass to pass. A copy of
     the model is not compiled.
     """
+    decoder = model.get_decoder()
+    decoder.register_forward_pre_hook(_allow_versions)
+    for layer in decoder.layers:
+        layer.compile(dynamic=True)
+
+
+def _allow_versions(*_: Any) -> None:
+    """Sets what torch compiles of a layer, before each pass since later versions of torch keep it for each thread."""
     import torch
 
-    # Sampling and learning, with and without gradients, adapters and masks, take a version each; beyond eight torch would
-    # go on without compiling. Later versions of torch keep the limit of each thread, so that others have eight there.
     config = torch._dynamo.config
-    config.cache_size_limit = max(config.cache_size_limit, _VERSIONS)
-    for layer in model.get_decoder().layers:
-        layer.compile(dynamic=True)
+    if not config.allow_unspec_int_on_nn_module:
+        # Sampling and learning, with and without gradients, adapters and masks, take a version each; beyond eight torch
+        # would go on without compiling.
+        config.cache_size_limit = max(config.cache_size_limit, _VERSIONS)
+        # Each layer knows its number, by which it finds its part of the cache. It would take a version for each number.
+        config.allow_unspec_int_on_nn_module = True
 
 
 def moved(model: Any, device: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from agentenv.core.types import Completion, Sampling
 from agentenv.errors import ConfigurationError
@@ -68,10 +69,15 @@ def test_compiled_layers_compute_what_they_did_before(tmp_path: Path) -> None:
         layer._compiled_call_impl is None for layer in copy.deepcopy(compiled.model).get_decoder().layers
     )
     prompts = [list(range(20, 20 + length)) for length in (5, 9)]
+    versions = torch._dynamo.utils.counters["stats"]
+    before = versions["unique_graphs"]
     for one, other in zip(sampled(compiled, prompts), sampled(plain, prompts), strict=True):
         assert one.ids == other.ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+    between = versions["unique_graphs"]
     found, wanted = learned(compiled.model), learned(plain.model)
+    assert before < between < versions["unique_graphs"]
+    assert between - before <= 8  # one version for each kind of pass, and not for each layer as well
     assert found["loss"] == pytest.approx(wanted["loss"], abs=1e-5)
     assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-4)
 
