@@ -178,15 +178,17 @@ def named_files(config: TrainConfig) -> dict[str, str]:
     """Digests of the files and of the folders of models that options of the configuration name.
 
     Such a folder is a cross-encoder of a reranker, or the encoder behind ``encoder:bge:FOLDER``. Other folders are not
-    looked at: one may be written to.
+    looked at: one may be written to. Policies have digests of their own (`named_policies`).
     """
-    texts = _texts_of_options(config).items()
-    paths = {key: Path(value.removeprefix(NAMES_A_MODEL).rpartition(":")[2]) for key, value in texts}
-    return {f"contents of {key}": path_digest(path) for key, path in paths.items() if _holds_a_model(path)}
+    texts = _texts_of_options(config).items() - named_policies(config).items()
+    paths = {key: _named_path(value) for key, value in texts}
+    return {f"contents of {key}": path_digest(path) for key, path in paths.items() if path is not None}
 
 
-def _holds_a_model(path: Path) -> bool:
-    return path.is_file() or (path / "config.json").is_file()
+def _named_path(value: str) -> Path | None:
+    """The file or the folder of a model that a value names, whole or behind its last colon; None where it names neither."""
+    places = (Path(value.removeprefix(NAMES_A_MODEL)), Path(value.rpartition(":")[2]))
+    return next((path for path in places if path.is_file() or (path / "config.json").is_file()), None)
 
 
 def named_policies(config: TrainConfig) -> dict[str, str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.trainers.config.config_files import parse_config
-from agentenv.trainers.config.identity import named_files
+from agentenv.trainers.config.identity import named_files, named_policies
 
 
 @pytest.mark.parametrize("spec", ["{folder}", "encoder:bge:{folder}"])
@@ -26,3 +26,22 @@ def test_a_folder_without_a_model_and_a_word_do_not_belong_to_it(tmp_path: Path)
         options = {"reranker": value}
         config = parse_config({"env": {"id": "agentenv/JudgedSearch-v0", "options": options}}, "a test")
         assert named_files(config) == {}
+
+
+def test_a_colon_in_the_name_of_a_file_ends_nothing(tmp_path: Path) -> None:
+    named = tmp_path / "scores:first.json"
+    named.write_text("{}", encoding="utf-8")
+    config = parse_config(
+        {"env": {"id": "agentenv/JudgedSearch-v0", "options": {"reranker": str(named)}}}, "a test"
+    )
+    assert list(named_files(config)) == ["contents of env.options.reranker"]
+
+
+def test_a_policy_is_left_to_the_digests_of_policies(tmp_path: Path) -> None:
+    """Those leave out the records of how it was made."""
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    config = parse_config(
+        {"env": {"id": "agentenv/JudgedSearch-v0", "options": {"reranker": f"hf:{tmp_path}"}}}, "a test"
+    )
+    assert named_files(config) == {}
+    assert list(named_policies(config)) == ["env.options.reranker"]
