@@ -180,8 +180,8 @@ def named_files(config: TrainConfig) -> dict[str, str]:
     Such a folder is a cross-encoder of a reranker, or the encoder behind ``encoder:bge:FOLDER``. Other folders are not
     looked at: one may be written to. Policies have digests of their own (`named_policies`).
     """
-    texts = _texts_of_options(config).items() - named_policies(config).items()
-    paths = {key: _named_path(value) for key, value in texts}
+    policies, texts = named_policies(config), _texts_of_options(config)
+    paths = {key: _named_path(value) for key, value in texts.items() if key not in policies}
     return {f"contents of {key}": path_digest(path) for key, path in paths.items() if path is not None}
 
 
