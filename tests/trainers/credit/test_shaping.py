@@ -163,3 +163,24 @@ def test_one_success_or_no_rate_gives_no_penalty(turns: Turns) -> None:
     # mean 4, deviation sqrt(8): z of the longer one is 2 / sqrt(8)
     assert [t.reward for t in shaped] == pytest.approx([1.0, 1.0 - 0.2 / 8**0.5])
     assert shaped[1].turns[-1].reward == pytest.approx(1.0 - 0.2 / 8**0.5)
+
+
+def test_every_penalty_is_reckoned_from_the_reward_of_the_environment(turns: Turns) -> None:
+    """An overlong success stays one for the penalty on length: 1 - .5 - .2 / sqrt(8).
+
+    Taken first, the half that it loses for being overlong would leave one success, and no penalty on length.
+    """
+    group = [turns([1.0]), turns([0.0, 0.0, 1.0])]
+    limit = len(group[1].ids) + 2  # two tokens into a buffer of four
+    shaped = shape_rewards(group, limit=limit, overlong_buffer=4, relative_length=0.1)
+    assert [t.reward for t in shaped] == pytest.approx([1.0, 0.5 - 0.2 / 8**0.5])
+    (late,) = shape_rewards([turns([0.0, 0.0, 0.5])], limit=limit, overlong_buffer=4)
+    after = relative_length_penalties([2, 6], [1.0, late.reward], rate=0.1)
+    assert after == [0.0, 0.0]
+
+
+def test_penalties_add_up(turns: Turns) -> None:
+    """The bound of the penalty on length is the reward, and another penalty may lead below 0."""
+    silent = [replace(one, end_reason=EndReason.TURN_LIMIT) for one in (turns([1.0]), turns([0.0, 0.0, 1.0]))]
+    shaped = shape_rewards(silent, limit=100, relative_length=9.0, answer_penalty=0.2)
+    assert [t.reward for t in shaped] == pytest.approx([0.8, 1.0 - 0.9 - 0.2])
