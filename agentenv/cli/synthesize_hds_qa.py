@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from agentenv.cli.synthesize import GRAMMAR, load_questions, process_records, show_failures, write_result
+from agentenv.core.env import run_sync
+from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Task
 from agentenv.data.synthesis.asearcher_model import ModelReviewer
 from agentenv.data.synthesis.hds_qa import HybridConfig, hybrid_questions
@@ -31,7 +33,7 @@ class HDSQA:
     The editor `grammar` needs no model: it makes questions about an invented world, whose facts prove each of them.
 
     Example:
-        agentenv synthesize hds-qa --corpus worlds/seven --questions 50 --out runs/hybrid
+        agentenv synthesize hds-qa --corpus worlds/large --questions 50 --out runs/hybrid
         agentenv synthesize hds-qa --corpus wiki --dataset nq --data DATA --editor openai:MODEL@https://HOST/v1 --out runs/h
     """
 
@@ -58,9 +60,10 @@ class HDSQA:
     related: int = HybridWriter.related
     """Related questions that a model writes about an entity; without effect for `grammar`."""
     retriever: str = ""
-    """What searches the corpus for these questions, a spec as `agentenv list` shows; default: BM25 over it."""
+    """What searches the corpus, for these questions and to find that no single search answers one, a spec as `agentenv list`
+    shows; default: BM25 over it."""
     fan: int = HybridConfig.fan
-    """Most entities of a world that share one feature; what searches return should hold so many."""
+    """Most entities of a world that share one feature, and documents of a search there."""
     at_once: int = 8
     """Questions under way at a time."""
     seed: int = 0
@@ -83,7 +86,12 @@ class HDSQA:
         if self.editor == GRAMMAR:
             world = read_world(self.corpus)
             documents = world.documents
-            tasks = list(hybrid_questions(generate_facts(world.config), config))
+            retriever = self._retriever(documents)
+
+            def found(query: str) -> list[str]:
+                return [page.id for page in run_sync(retriever.search([query], self.fan))[0]]
+
+            tasks = list(hybrid_questions(generate_facts(world.config), config, found))
         else:
             documents = load_corpus(self.corpus)
             tasks, failures = self._by_model(documents, models)
@@ -100,6 +108,9 @@ class HDSQA:
         }
         return write_result(self.out, tasks, documents, failures, card)
 
+    def _retriever(self, documents: Sequence[Document]) -> Retriever:
+        return make_retriever(self.retriever) if self.retriever else BM25Retriever.build(documents)
+
     def _by_model(
         self, documents: Sequence[Document], models: ChatModels
     ) -> tuple[list[Task], list[RecordFailure]]:
@@ -113,7 +124,7 @@ class HDSQA:
             ModelWriter(models.open(self.editor)),
             judge,
             ModelReviewer(judge),
-            make_retriever(self.retriever) if self.retriever else BM25Retriever.build(documents),
+            self._retriever(documents),
             self.fewest,
             self.most,
             self.related,

@@ -3,10 +3,11 @@
 A parallel-hop question describes an entity by several features instead of its name, and a search of its own finds each. A
 hybrid-hop question asks a further fact of the entity that is so described. Over a FictionalWorld both are proved: a feature
 phi is a fact, and S(phi) the set of entities of which it holds. The description is unique if the intersection of its sets is
-{e}, and parallel if no set alone is {e}.
+{e}, and parallel if no set alone is {e} and each feature stands on a document of its own. As published, no single search may
+answer the question: those for the question itself and for each feature must not find every supporting document.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from random import Random
@@ -115,8 +116,15 @@ def is_parallel(sets: Sequence[frozenset[int]], entity: int) -> bool:
     return all(len(left) > 1 for left in rest)
 
 
-def hybrid_questions(facts: Facts, config: HybridConfig) -> Iterator[Task]:
-    """The questions, each proved unique, parallel and hybrid; at most one of an entity and a relation.
+def hybrid_questions(
+    facts: Facts, config: HybridConfig, search: Callable[[str], Collection[str]]
+) -> Iterator[Task]:
+    """The questions, each proved unique, parallel and hybrid; at most one of an entity.
+
+    Args:
+        facts: Of the world.
+        config: What questions are made.
+        search: The ids of the documents that one search finds; a question whose documents it finds all is left out.
 
     Raises:
         ConfigurationError: the world has fewer.
@@ -129,7 +137,7 @@ def hybrid_questions(facts: Facts, config: HybridConfig) -> Iterator[Task]:
         if count == config.questions:
             return
         task = _question(facts, kind, i, config, rng, count)
-        if task is not None:
+        if task is not None and not _is_found_at_once(task, search):
             count += 1
             yield task
     if count < config.questions:
@@ -137,6 +145,14 @@ def hybrid_questions(facts: Facts, config: HybridConfig) -> Iterator[Task]:
             f"a world of {facts.config.documents} documents has only {count} such questions, not {config.questions}; ask "
             "for fewer questions, more documents, or a greater fan"
         )
+
+
+def _is_found_at_once(task: Task, search: Callable[[str], Collection[str]]) -> bool:
+    """Whether one search finds all that ``task`` needs: that for its own words, or one of its parallel searches."""
+    needed, path = set(task.data["supporting_ids"]), task.data["path"]
+    return any(
+        needed <= set(search(query)) for query in (task.question, *(hop["query"] for hop in path[:-1]))
+    )
 
 
 def _question(facts: Facts, kind: str, i: int, config: HybridConfig, rng: Random, number: int) -> Task | None:
@@ -151,7 +167,7 @@ def _question(facts: Facts, kind: str, i: int, config: HybridConfig, rng: Random
         some
         for size in range(config.fewest, config.most + 1)
         for some in combinations(shared, size)
-        if is_parallel([sharing for _, sharing in some], i)
+        if is_parallel([sharing for _, sharing in some], i) and _stand_apart(facts, (kind, i), some)
     ]
     if not chosen:
         return None
@@ -166,6 +182,14 @@ def _question(facts: Facts, kind: str, i: int, config: HybridConfig, rng: Random
     if not asked:
         return None
     return _task(facts, (kind, i), described, rng.choice(asked), number)
+
+
+def _stand_apart(
+    facts: Facts, entity: tuple[str, int], some: Sequence[tuple[Feature, frozenset[int]]]
+) -> bool:
+    """Whether each of these features of ``entity`` stands on a document of its own."""
+    documents = {hop_of(facts, entity, feature.relation)["document"] for feature, _ in some}
+    return len(documents) == len(some)
 
 
 def _task(
