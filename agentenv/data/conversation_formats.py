@@ -63,7 +63,9 @@ def topiocqa_dpr(record: RawRow) -> Iterator[Task]:
         return
     pairs = list(zip(said[:-1:2], said[1::2], strict=True))
     passages = list(record.items("positive_ctxs"))
-    named = [passage.id(*_IDS) for passage in passages if any(name in passage.fields for name in _IDS)]
+    ids = (passage.id(*_IDS) for passage in passages if any(name in passage.fields for name in _IDS))
+    # The authors' files name a passage by its number in their table, whose documents are called wiki:NUMBER.
+    named = [f"wiki:{one}" if one.isdigit() else one for one in ids]
     data: dict[str, Any] = {
         "cluster": f"conversation {record.id('conv_id')}",
         "history": pairs,

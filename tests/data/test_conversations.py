@@ -120,6 +120,9 @@ def test_the_files_of_topiocqas_own_program_are_read_in_three_forms(tmp_path: Pa
     assert second.data["history"] == [("who built the tower", "Ada Stone")]
     assert (second.data["supporting_ids"], second.data["topic"]) == (("wiki:9",), "Ada Stone")
     assert {task.data["cluster"] for task in found} == {"conversation 1"}
+    numbered = dpr_turn(history, positive_ctxs=[{"title": "A", "text": "She was.", "passage_id": "9"}])
+    (task,) = load_dataset("topiocqa_dpr", write(tmp_path, "numbers.json", [numbered])).tasks
+    assert task.data["supporting_ids"] == ("wiki:9",)  # as the documents of their table are called
     for name, question in (("original", "where was she born"), ("rewrites", "where was Ada Stone born")):
         path = write(tmp_path, f"topiocqa_{name}_retriever_dev.json", [dpr_turn(question)])
         (task,) = load_dataset("topiocqa_dpr", path).tasks

@@ -263,7 +263,9 @@ class AgentsTool:
         state.add_passages(kept)
         ids = [[passage.id for passage in kept]]
         state.retrieved += ids
-        page = self.format.page("\n".join([format_passages(kept).strip(), *answers]))
+        evidence = format_passages(kept).strip()
+        # What the agents conclude survives where their evidence does not fit: it is the last part and the shortest.
+        page = self.format.page(evidence, "".join(f"\n{answer}" for answer in answers))
         return ToolReply(page, ToolResult("search", ToolStatus.OK, call.text, data={"ids": ids}))
 
 

@@ -154,22 +154,25 @@ class PageFormat:
         """The body of a page of search results."""
         return self.write(passages, self.words)
 
-    def page(self, body: str) -> str:
-        """``body`` as an observation, cut where it is too long."""
-        return self.wrap(self.fitting(body))
+    def page(self, body: str, ending: str = "") -> str:
+        """``body`` as an observation, cut where it is too long; ``ending`` stands behind it and is kept."""
+        return self.wrap(self.fitting(body, ending))
 
-    def fitting(self, body: str) -> str:
-        """The longest run of leading words of ``body`` that fits into one observation.
+    def fitting(self, body: str, ending: str = "") -> str:
+        """The longest run of leading words of ``body`` that fits into one observation, with ``ending`` behind it.
 
-        A word of more than 40 characters is cut anywhere, because scripts without blanks have no others.
+        A word of more than 40 characters is cut anywhere, because scripts without blanks have no others. An ``ending`` that
+        does not fit by itself is cut likewise, and nothing of ``body`` is left.
         """
-        if self.count(self.wrap(body)) <= self.tokens:
-            return body
+        if self.count(self.wrap(body + ending)) <= self.tokens:
+            return body + ending
+        if ending and self.count(self.wrap(ending)) > self.tokens:
+            return self.fitting(ending.lstrip("\n"))
         inside = (place for run in _LONG_WORD.finditer(body) for place in range(run.start() + 1, run.end()))
         ends = sorted([0, *inside, *(blank.start() for blank in re.finditer(" ", body))])
         low, high = 0, len(ends) - 1
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.count(self.wrap(body[: ends[middle]])) <= self.tokens
+            fits = self.count(self.wrap(body[: ends[middle]] + ending)) <= self.tokens
             low, high = (middle, high) if fits else (low, middle - 1)
-        return body[: ends[low]]
+        return body[: ends[low]] + ending

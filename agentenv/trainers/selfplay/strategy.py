@@ -88,8 +88,8 @@ class SelfPlayStrategy:
     """Who plays a role in place of the trained policy: ``tiny``, ``hf:PATH``, ``openai:MODEL@URL``, or the function from a
     message to the reply that ``python:MODULE:NAME`` names; not trained."""
     temperatures: dict[str, float] = field(default_factory=dict)
-    """At which a role samples, where it is not ``rollout.temperature`` (SSP: .8 of the proposer and 1 of the solver). Its
-    tokens carry ``context_mismatch`` then: their recorded log-probs are those of another distribution than the loss has."""
+    """At which a role samples, where it is not ``rollout.temperature`` (SSP: .8 of the proposer), or 0 of verifiers and
+    judges (SSP: .1). Its tokens carry ``context_mismatch`` then: their log-probs are those of another distribution."""
     agents: int = 0
     """Agents of which one is drawn by lot for each episode that is paid (CoMAS: 4), in place of roles. ``agent_1`` and so on
     can be named in ``second.roles`` and ``role_policies``; a role that is named in ``role_policies`` is drawn for nobody."""
@@ -218,8 +218,7 @@ class _GameRunner:
         turn = self.turn
         if turn.each:
             return len(self.state.plays[turn.each])
-        times = self.strategy.votes if turn.check in AGREED else turn.times
-        half = len(self.specs) // 2
+        times, half = self.strategy.votes if turn.check in AGREED else turn.times, len(self.specs) // 2
         most = {"all": len(self.specs), "half": half, "others": len(self.specs) - half}[turn.slots]
         return min(most, times or most)
 
@@ -231,8 +230,7 @@ class _GameRunner:
         seed = spec.seed + self.rounds * _ROUND_SEEDS
         role = self._role_of(turn, seed)
         policy, chat = self._policy_of(role)
-        temperature = 0.0 if turn.greedy else self.strategy.temperatures.get(role, context.config.temperature)
-        config = context.config.model_copy(update={"temperature": temperature})
+        config = context.config.model_copy(update={"temperature": self._temperature_of(turn, role)})
         episode = f"{context.episode(place)}-{self.rounds}-{turn.name}"
         env, task = await self._make_episode(turn, place, seed)
         own = EpisodeSpec(env, task, seed, self._group(turn, role))
@@ -242,12 +240,18 @@ class _GameRunner:
             with closing(env):
                 played = await run_episode(own, policy, chat, config, episode=episode)
         segments = played.segments
-        if temperature != context.config.temperature:
+        if config.temperature != context.config.temperature:
             segments = tuple(replace(s, context_mismatch=s.kind is SegmentKind.POLICY) for s in segments)
         played = replace(played, segments=segments, info=played.info | {"role": role, "writes": turn.writes})
         if turn.kind == "search":
             return await self._judged_answer(played)
         return await self._check_agreement(played) if turn.check in AGREED else played
+
+    def _temperature_of(self, turn: GameTurn, role: str) -> float:
+        """That of the role. A greedy move of a role that has others too, such as a solver's guess, is greedy always."""
+        if turn.greedy and not all(one.greedy for one in self.game.turns if one.role == turn.role):
+            return 0.0
+        return self.strategy.temperatures.get(role, 0.0 if turn.greedy else self.context.config.temperature)
 
     def _role_of(self, turn: GameTurn, seed: int) -> str:
         """Whose episode it is: the move's role, or the agent on whom the lot falls."""

@@ -335,6 +335,20 @@ def test_an_agent_of_a_configuration_sees_ten_passages_a_query() -> None:
     assert len(step.info["tool_results"][0].data["ids"][0]) == 10
 
 
+def test_the_conclusions_stay_where_the_evidence_does_not_fit() -> None:
+    """Ten passages of a hundred words at the published number of passages, in an observation of 500 words."""
+    text = "Halvik is in Norland . " + "and so on " * 32
+    many = InMemoryRetriever([Document(f"l{n}", f"Halvik {n}", text) for n in range(12)])
+    agents: dict[str, Any] = {"local": {}, "web": {}}
+    for name, conclusions in (("local", 1), ("all", 2)):
+        env = HierarchicalSearch(tasks=[TASK], retriever=many, agents=agents, keep=1.0)
+        env.reset(seed=0)
+        shown = ask(env, name, "Where is Halvik?").observation[0].text
+        assert shown.count("agent answers: ") == conclusions
+        assert "Halvik 0" in shown
+        assert shown.rstrip().endswith("</information>")
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

@@ -18,6 +18,15 @@ def test_a_page_is_cut_at_a_blank() -> None:
     assert PageFormat(1, len).page("Oslo lies") == information("")
 
 
+def test_the_ending_of_a_page_is_kept_and_its_body_cut() -> None:
+    """Room for two of five words and the ending; an ending that does not fit is cut by itself."""
+    pages = PageFormat(len(information("one two\nThe end")), len)
+    assert pages.page("one two three four five", "\nThe end") == information("one two\nThe end")
+    assert pages.page("one", "\nThe end") == information("one\nThe end")
+    assert PageFormat(len(information("The end")), len).page("one two", "\nThe end") == information("The end")
+    assert PageFormat(len(information("The")), len).page("one two", "\nThe end") == information("The")
+
+
 def test_a_page_without_blanks_is_cut_between_characters() -> None:
     pages = PageFormat(100, len)
     page = pages.page(pages.passages([Passage("b", "北京", CLAUSE * 20, 1.0)]))

@@ -386,7 +386,7 @@ def test_a_judge_pays_a_solver_who_is_right_in_other_words() -> None:
 
 
 def test_a_role_samples_at_its_own_temperature_and_no_ratio_reads_what_it_recorded() -> None:
-    """The published ones: the proposer at .8, solvers at 1. The verifier decides greedily as ever."""
+    """The published ones: the proposer at .8, solvers at 1, verifiers at .1. A guess without a search is greedy always."""
 
     class Heated(Roles):
         async def generate(
@@ -397,8 +397,12 @@ def test_a_role_samples_at_its_own_temperature_and_no_ratio_reads_what_it_record
             return await super().generate(prompt, sampling, episode=episode)
 
     heats: dict[str, set[float]] = {}
-    proposer, *solvers = game(Heated(ssp()), temperatures={"proposer": 0.8, "verifier": 0.5})
-    assert heats == {"propose": {0.8}, "verify": {0.0}, "solve": {1.0}}
+    heated = {"proposer": 0.8, "verifier": 0.1, "solver": 1.0}
+    proposer, *solvers = game(Heated(ssp()), checks=["guess", "verify"], temperatures=heated)
+    assert heats == {"propose": {0.8}, "guess": {0.0}, "verify": {0.1}, "solve": {1.0}}
+    heats.clear()
+    game(Heated(ssp()))
+    assert heats["verify"] == {0.0}
     assert proposer.context_mismatch.tolist() == proposer.loss_mask.tolist()
     assert any(proposer.loss_mask)
     assert not any(played.context_mismatch.any() for played in solvers)
