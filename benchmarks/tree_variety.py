@@ -124,7 +124,9 @@ def table_of(played: Mapping[str, Sequence[Sequence[Trajectory]]]) -> Json:
     table: Json = {
         name: {key: interval([row[key] for row in mine]) for key in MEASURES} for name, mine in rows.items()
     }
-    for name in rows.keys() - {"independent"}:
+    for mine in table.values():
+        mine["tokens_of_a_leaf"] = mine["tokens"]["mean"] / mine["leaves"]["mean"]
+    for name in (one for one in rows if one != "independent"):
         equal = [
             measured(paid_for(group, row["tokens"]))
             for group, row in zip(played["independent"], rows[name], strict=True)
@@ -134,9 +136,6 @@ def table_of(played: Mapping[str, Sequence[Sequence[Trajectory]]]) -> Json:
             key: difference([row[key] for row in equal], [row[key] for row in rows[name]])
             for key in ("first_actions", "sequences", "differ")
         }
-        table[name]["tokens_of_a_leaf"] = fmean(row["tokens"] for row in rows[name]) / fmean(
-            row["leaves"] for row in rows[name]
-        )
     return table
 
 
