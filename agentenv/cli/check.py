@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentenv.core.env import Env
+from agentenv.core.env_options import checked_arguments
 from agentenv.core.registry import describe_error, env_class, is_remote, make
 from agentenv.core.values import read_options
 from agentenv.errors import AgentEnvError, ConfigurationError, Fault
@@ -38,7 +39,10 @@ class Check:
         from agentenv.core.concurrency.threads import in_time
         from agentenv.core.env_contract import CHECK_S, check_env
 
-        factory = factory_of(self.env, **read_options(self.option))
+        given = read_options(self.option)
+        # As a run and an evaluation take them: by the types that the constructor declares.
+        options = checked_arguments(env_class(self.env), self.env, given) if given else {}
+        factory = factory_of(self.env, **options)
         try:
             in_time(CHECK_S, lambda: factory().close())
         except Fault as error:
@@ -90,7 +94,7 @@ def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def factory_of(env: str, **arguments: Any) -> Callable[[], Env[Any]]:
+def factory_of(env: str, /, **arguments: Any) -> Callable[[], Env[Any]]:
     """What makes an environment by its id, by ``remote:URL`` or by ``module:Class``, whose module may stand in this folder.
 
     Raises:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from agentenv.core.env import run_sync
+from agentenv.core.io.named_paths import is_existing_file
 from agentenv.core.types import Document, Task
 from agentenv.data.datasets import Dataset, load_dataset
 from agentenv.data.synthesis.records import RecordFailure, over_records, write_question_folder
@@ -23,8 +24,7 @@ def load_questions(
     dataset: str, data: Path | None, *, split: str | None, limit: int | None, seed: int
 ) -> Dataset:
     """The question set of that name in ``data``, or the questions of the file ``dataset``."""
-    file = Path(dataset)
-    name, place = ("jsonl", file) if file.is_file() else (dataset, data)
+    name, place = ("jsonl", Path(dataset)) if is_existing_file(dataset) else (dataset, data)
     return load_dataset(name, place, split=split, limit=limit, seed=seed)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
+from agentenv.core.io.named_paths import existing_path, is_existing_file
 from agentenv.core.types import Document, Task
 from agentenv.core.validation import Frozen
 from agentenv.data.code_contests import CONTEST_SETS, load_contest_set
@@ -130,7 +131,7 @@ def set_names(dataset: str) -> list[str]:
         ConfigurationError: a set is named twice.
     """
     names = [name.strip() for name in dataset.split(",") if name.strip()]
-    if Path(dataset).is_file() or len(names) < 2:
+    if is_existing_file(dataset) or len(names) < 2:
         return [dataset]
     spaces = [_space(name) for name in names]
     if twice := next((space for space in spaces if spaces.count(space) > 1), None):
@@ -154,8 +155,8 @@ def _space(name: str) -> str:
 def _load(name: str, data: Path | None, split: str | None) -> Dataset:
     """All questions of one set or file."""
     if is_file_name(name):
-        if not Path(name).is_file():
-            found = "is a folder" if Path(name).is_dir() else "is no file"
+        if not is_existing_file(name):
+            found = "is a folder" if existing_path(name) else "is no file"
             raise DatasetError(f"{name!r} {found}; give a file of questions, or the name of a set.")
         return replace(load_dataset("jsonl", Path(name), split=split), name=_space(name))
     if name not in SETS:
@@ -163,11 +164,22 @@ def _load(name: str, data: Path | None, split: str | None) -> Dataset:
     return load_dataset(name, data, split=split)
 
 
+def _refuse_beside_others(names: Sequence[str]) -> None:
+    """Refuses what cannot be one of several sets.
+
+    Raises:
+        ConfigurationError: one of ``names`` is a world, the environment's own tasks or a set of programs.
+    """
+    if alone := next((name for name in names if name in (*PROGRAM_SETS, WORLD, OWN)), None):
+        raise ConfigurationError(f"{alone!r} cannot be asked together with other sets: name it alone")
+
+
 def _merged(names: Sequence[str], config: SourceConfig) -> Source:
     """Several sets as one: ``NAME:`` stands before every id of a question, a passage's cluster and a document.
 
     Sets over one corpus file share its documents, under the name of the first of them.
     """
+    _refuse_beside_others(names)
     parts = [_load(name, config.data, config.split) for name in names]
     owners: dict[Path, str] = {}
     for part in parts:
@@ -256,6 +268,8 @@ def check_source(dataset: str, split: str | None, data: Path | None) -> None:
             )
     elif dataset not in (WORLD, OWN):
         names = set_names(dataset)
+        if len(names) > 1:
+            _refuse_beside_others(names)
         if data is not None and all(map(is_file_name, names)):
             raise ConfigurationError(
                 f"The data set {dataset!r} is named by its file: leave out {str(data)!r}."

@@ -225,9 +225,7 @@ def run_benchmark(
     display.phase("preparing questions and index", 0)
     source, search = _sources(benchmark)
     opened = open_tasks(source, search, EnvConfig(id=benchmark.env), given.tasks)
-    contents = content_digests(
-        opened, search, benchmark.env, benchmark.policy, policy=given.policy, retriever=given.retriever
-    )
+    contents = _contents(benchmark, opened, search, given)
     lock_folder(out, {"benchmark": _identity(benchmark), CONTENTS: contents})
     if (out / RESULTS).is_file() and not (retry_faults and read_results(out).get("faults")):
         return _finished(out)
@@ -461,6 +459,21 @@ def _bounded_observation(env: str, card: EpisodeCard) -> int | None:
     own: int = defaults_of(env, ("observation_tokens",)).get("observation_tokens", 0)
     most = max(500, card.context_tokens // 8)
     return most if own > most else None
+
+
+def _contents(
+    benchmark: Benchmark, opened: Source, search: SearchConfig, given: BenchmarkParts
+) -> dict[str, str]:
+    """Digests of all that the names of ``benchmark`` stand for."""
+    return content_digests(
+        opened,
+        search,
+        benchmark.env,
+        benchmark.policy,
+        policy=given.policy,
+        retriever=given.retriever,
+        options={name: getattr(benchmark, name) for name in ("options", "task_options", "strategy_options")},
+    )
 
 
 def _identity(benchmark: Benchmark) -> dict[str, Any]:

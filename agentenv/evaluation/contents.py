@@ -4,12 +4,15 @@ They are taken from the disk before anything is opened, so that a finished evalu
 whose evaluation was made of other content is refused (``agentenv.evaluation.journal.claim``).
 """
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from agentenv.core.io.digests import file_digest, path_digest, value_digest
+from agentenv.core.io.named_paths import existing_path, named_content, texts_in
 from agentenv.core.protocols import Policy, Retriever
 from agentenv.core.registry import env_class, is_remote
 from agentenv.data.sources import Source
@@ -20,6 +23,8 @@ from agentenv.retrievers.storage.corpus import as_corpus
 
 _GIVEN = {*sys.stdlib_module_names, "gymnasium", "pydantic", "numpy", "typing_extensions"} - {"__main__"}
 """What environments are built on and do not change with them."""
+_POLICY = re.compile(r"hf:[^@,\s]+")
+"""A policy in a folder within a retriever's spec, such as that of a simulated search."""
 
 
 def content_digests(
@@ -30,6 +35,7 @@ def content_digests(
     *,
     policy: Policy | None = None,
     retriever: Retriever | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
     """The digests, by what they are of; empty where there is nothing, or nothing that could be compared.
 
@@ -40,6 +46,7 @@ def content_digests(
         name: The spec of the policy, or the name of one that is given.
         policy: The policy itself, where it has no spec.
         retriever: The retriever itself, where it has none.
+        options: Those of the environment, its tasks and the strategy; files, models and policies that they name count.
 
     Raises:
         OSError: a file cannot be read.
@@ -52,7 +59,19 @@ def content_digests(
         "index": _index(search.retriever) if retriever is None else retriever.info().fingerprint,
         "policy": policy_digest(name) if weights else name if policy is None else _given(name, policy),
         "environment": environment_digest(env),
+        **_named_in(options or {}),
     }
+
+
+def _named_in(options: Mapping[str, Any]) -> dict[str, str]:
+    """The digest of what each option names on this disk, by its key; nothing of one that names nothing."""
+    found: dict[str, str] = {}
+    for key, text in texts_in(options):
+        if text.startswith("hf:") and existing_path(text.removeprefix("hf:")) is not None:
+            found[f"contents of {key}"] = policy_digest(text)
+        elif (path := named_content(text)) is not None:
+            found[f"contents of {key}"] = path_digest(path)
+    return found
 
 
 def _given(name: str, policy: Policy) -> str:
@@ -73,15 +92,16 @@ def _index(spec: str) -> str:
     if spec in BUILT:  # it is built over the corpus, which has a digest of its own
         return ""
     kind, _, rest = spec.partition(":")
-    if kind in LOADERS and Path(rest).exists():
-        return path_digest(Path(rest))
+    if kind in LOADERS and (index := existing_path(rest)) is not None:
+        return path_digest(index)
     if kind in ("http", "https"):
         return make_retriever(spec).info().fingerprint
     if kind in ("cassette", "rerank"):
         file, at, inner = rest.partition("@")
         replayed = kind == "cassette" and not at and Path(file).is_file()  # with one behind it, it grows
         return file_digest(Path(file)) if replayed else _index(inner)
-    return spec
+    models = [one for one in _POLICY.findall(spec) if existing_path(one.removeprefix("hf:")) is not None]
+    return value_digest([spec, *map(policy_digest, models)]) if models else spec
 
 
 def environment_digest(env: str) -> str:

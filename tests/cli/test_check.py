@@ -95,8 +95,12 @@ def test_an_option_chooses_the_reward_that_is_probed(
     earned = {row["probe"]: row["reward"] for row in check["probes"]}
     assert earned["answer at once"] == earned["expert, wrong answer"] == 0.5
     assert check["detail"].endswith("0.5 where the expert earns 1, and 0.5 with a wrong answer")
-    assert main(["check", "paying_env:Paying", "--option", "never=1"]) == 1
-    assert "paying_env:Paying cannot be made with --option never=1" in capsys.readouterr().err
+    assert main(["check", "paying_env:Paying", "--option", "alway=1"]) == 1
+    assert "Did you mean 'always'?" in capsys.readouterr().err
+    assert main(["check", "paying_env:Paying", "--option", "always=much"]) == 1
+    assert "'always'" in capsys.readouterr().err
+    assert main(["check", "agentenv/Calculator-v0", "--option", "env=1"]) == 1
+    assert "'env'" in capsys.readouterr().err
     assert main(["check", "paying_env:Paying", "--option", "always"]) == 1
     assert "'always' must be KEY=VALUE" in capsys.readouterr().err
 

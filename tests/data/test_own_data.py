@@ -10,7 +10,7 @@ import pytest
 
 from agentenv.core.types import Task
 from agentenv.data.datasets import load_dataset
-from agentenv.data.sources import SourceConfig, check_source, open_source
+from agentenv.data.sources import SourceConfig, check_source, open_source, set_names
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, corpus_of, open_task_env
 
@@ -172,6 +172,12 @@ def test_sets_over_one_corpus_share_it(sets: tuple[Path, Path]) -> None:
     assert len(corpus) == 1
 
 
+def test_the_names_of_many_files_may_be_longer_than_a_name_can_be(tmp_path: Path) -> None:
+    """Together they have more than 255 letters without a slash, which no file can be called."""
+    names = [f"questions-of-part-number-{number}.jsonl" for number in range(12)]
+    assert set_names(",".join(names)) == names
+
+
 def test_a_file_whose_name_holds_a_comma_is_one_file(tmp_path: Path) -> None:
     file = write(tmp_path / "a,b.jsonl", ROWS)
     assert open_source(SourceConfig(dataset=str(file))).tasks == TASKS
@@ -196,6 +202,8 @@ def test_sets_that_do_not_go_together_are_refused_before_any_is_read(
         check_source(dataset.replace("FIRST", str(sets[0])), None, folder)
     with pytest.raises(UnknownName, match="devv"):
         check_source("hotpotqa,musique", "devv", None)
+    with pytest.raises(ConfigurationError, match="'world' cannot be asked together"):
+        check_source("hotpotqa,world", None, None)  # and not: did you mean 'world'?
     with pytest.raises(DatasetError, match="nowhere"):
         open_source(SourceConfig(dataset="nowhere/q.jsonl"))
 

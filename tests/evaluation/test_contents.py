@@ -137,3 +137,33 @@ def test_a_server_is_told_by_what_it_says_of_itself(monkeypatch: pytest.MonkeyPa
     assert digests(retriever=spec)["index"] == InMemoryRetriever([Document("d", "t", "x")]).info().fingerprint
     assert digests(retriever=f"rerank:mini@{spec}")["index"] == digests(retriever=spec)["index"]
     assert asked == [spec] * 3
+
+
+def test_files_and_models_that_options_name_count(tmp_path: Path) -> None:
+    """A file, the folder of a model and a policy; a prompt of any length and a file that is gone are texts."""
+    facts, model = tmp_path / "facts.jsonl", tmp_path / "model"
+    facts.write_text("{}")
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    given = {
+        "facts": str(facts),
+        "reranker": f"encoder:bge:{model}",
+        "agents": {"local": {"policy": f"hf:{model}"}},
+        "prompt": "Answer. " * 500,
+    }
+    found = digests(options=given)
+    assert found["contents of facts"] == path_digest(facts)
+    assert found["contents of reranker"] == path_digest(model)
+    assert found["contents of agents.local.policy"] == policy_digest(f"hf:{model}")
+    assert "contents of prompt" not in found
+    facts.unlink()
+    assert "contents of facts" not in digests(options=given)
+
+
+def test_the_model_behind_a_simulated_search_counts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    spec = f"simulated:noise_start=0@hf:{tmp_path}"
+    first = digests(retriever=spec)["index"]
+    (tmp_path / "model.safetensors").write_bytes(b"other")
+    assert digests(retriever=spec)["index"] != first

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from agentenv.core.io.digests import path_digest
+from agentenv.core.io.named_paths import named_content, texts_in
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.trust import names_module
 from agentenv.errors import ConfigurationError
 from agentenv.policies.policy_spec import PROGRAM
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.strategies.step_verifiers import NAMES_A_MODEL
 
 IDENTITY = "identity.json"
 FREE = (
@@ -181,14 +181,8 @@ def named_files(config: TrainConfig) -> dict[str, str]:
     looked at: one may be written to. Policies have digests of their own (`named_policies`).
     """
     policies, texts = named_policies(config), _texts_of_options(config)
-    paths = {key: _named_path(value) for key, value in texts.items() if key not in policies}
+    paths = {key: named_content(value) for key, value in texts.items() if key not in policies}
     return {f"contents of {key}": path_digest(path) for key, path in paths.items() if path is not None}
-
-
-def _named_path(value: str) -> Path | None:
-    """The file or the folder of a model that a value names, whole or behind its last colon; None where it names neither."""
-    places = (Path(value.removeprefix(NAMES_A_MODEL)), Path(value.rpartition(":")[2]))
-    return next((path for path in places if path.is_file() or (path / "config.json").is_file()), None)
 
 
 def named_policies(config: TrainConfig) -> dict[str, str]:
@@ -207,11 +201,12 @@ def named_parts(config: TrainConfig) -> dict[str, str]:
 
 
 def _texts_of_options(config: TrainConfig) -> dict[str, str]:
-    return {
+    options = {
         key: value
         for key, value in flatten_config(config).items()
-        if ("_options." in key or ".options." in key) and isinstance(value, str) and value
+        if "_options." in key or ".options." in key
     }
+    return {key: text for key, text in texts_in(options) if text}
 
 
 def _value_text(value: Any) -> str:

@@ -7,13 +7,13 @@ never mixes two starts. The digest of the source alone may differ, because any c
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from agentenv.core.io.digests import file_digest, path_digest, value_digest
 from agentenv.core.io.files import write_text
+from agentenv.core.io.named_paths import existing_path, named_content
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.records import read_json
 from agentenv.policies.policy_spec import policy_digest
@@ -72,12 +72,13 @@ def _named_by(key: str, text: str) -> dict[str, str]:
 
 
 def _paths(key: str, text: str) -> Iterator[Path]:
-    """What of ``text``, such as ``faiss:DIR``, is a path to something that exists; of an option only a whole file."""
-    place = key in _PLACES
-    for part in re.split(r"[:@,]", text) if place else [text]:
-        with suppress(OSError):  # a text that is too long for a path
-            if "/" in part and (Path(part).is_file() or (place and Path(part).is_dir())):
-                yield Path(part)
+    """What of ``text``, such as ``faiss:DIR``, is there; of an option only a whole file, or the folder of a model."""
+    if key not in _PLACES:
+        yield from filter(None, [named_content(text)])
+        return
+    for part in re.split(r"[:@,]", text):
+        if "/" in part and (path := existing_path(part)) is not None:
+            yield path
 
 
 def versions() -> dict[str, str]:

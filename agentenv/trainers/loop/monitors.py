@@ -19,11 +19,11 @@ def warnings_of(history: Sequence[Metrics]) -> dict[str, str]:
     """What looks wrong after the last step of ``history``, a sentence for each figure; nothing in the first steps.
 
     A sign counts when the mean of the last five steps is out of bounds against the mean of the first five; a figure that is
-    no finite number counts at once. Low entropy and groups of equal rewards are signs only while the questions are not
-    learned (see `_learned`): a policy that has come to answer most of them right is sure of its answers, and most groups are
-    then equal because all of their members are right.
+    no finite number counts at once, and that self-play finds nothing weak after five steps. Low entropy and groups of equal
+    rewards are signs only while the questions are not learned (see `_learned`): a policy that has come to answer most of
+    them right is sure of its answers, and most groups are then equal because all of their members are right.
     """
-    lost = _not_finite(history[-1]) if history else {}
+    lost = (_not_finite(history[-1]) if history else {}) | _nothing_weak(history)
     # The first and the last steps would overlap, and a figure would be compared with itself.
     if len(history) < 2 * _RECENT:
         return lost
@@ -58,7 +58,7 @@ def warnings_of(history: Sequence[Metrics]) -> dict[str, str]:
         found["reward_mean"] = (
             f"reward fell from {first['reward_mean']:.2f} to {last['reward_mean']:.2f}: lower the learning rate"
         )
-    return found | _displaced(history) | _unearned(history) | _nothing_weak(history) | lost
+    return found | _displaced(history) | _unearned(history) | lost
 
 
 def _not_finite(metrics: Metrics) -> dict[str, str]:
@@ -117,7 +117,7 @@ def _unearned(history: Sequence[Metrics]) -> dict[str, str]:
 
 def _nothing_weak(history: Sequence[Metrics]) -> dict[str, str]:
     """Self-play that is to ask for what is failed (SwS), where no kind of question counts as failed."""
-    if any(metrics.get(_WEAK, 1) for metrics in history[-_RECENT:]):
+    if len(history) < _RECENT or any(metrics.get(_WEAK, 1) for metrics in history[-_RECENT:]):
         return {}
     return {
         _WEAK: f"no kind of question counted as failed in the last {_RECENT} steps: references come from the pool, as with "

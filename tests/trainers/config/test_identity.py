@@ -28,6 +28,40 @@ def test_a_folder_without_a_model_and_a_word_do_not_belong_to_it(tmp_path: Path)
         assert named_files(config) == {}
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["Answer. " * 60, "é" * 130, "a/" * 3000, "Question: {question}\nAnswer:", "data", "hf", "\0"],
+    ids=[
+        "a prompt",
+        "letters of two bytes",
+        "a long path",
+        "a colon at the end",
+        "a folder",
+        "a file",
+        "zero",
+    ],
+)
+def test_a_text_names_no_file(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the current folder is that of a model, and where a file is called as the word is by chance."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "hf").write_text("x", encoding="utf-8")
+    options = {"reranker": text}
+    config = parse_config({"env": {"id": "agentenv/JudgedSearch-v0", "options": options}}, "a test")
+    assert named_files(config) == {}
+
+
+def test_a_text_within_a_list_or_a_table_counts(tmp_path: Path) -> None:
+    """Agents of a planner are tables, and their corpora may be lists."""
+    facts = tmp_path / "facts.jsonl"
+    facts.write_text("{}", encoding="utf-8")
+    options = {"agents": {"local": {"facts": str(facts)}, "web": {"tools": ["a", str(facts)]}}}
+    config = parse_config({"env": {"id": "agentenv/HierarchicalSearch-v0", "options": options}}, "a test")
+    keys = ["local.facts", "web.tools.1"]
+    assert list(named_files(config)) == [f"contents of env.options.agents.{key}" for key in keys]
+
+
 def test_a_colon_in_the_name_of_a_file_ends_nothing(tmp_path: Path) -> None:
     named = tmp_path / "scores:first.json"
     named.write_text("{}", encoding="utf-8")

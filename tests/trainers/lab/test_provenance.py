@@ -47,12 +47,16 @@ def test_everything_that_a_run_names_counts(simulator: Path, tmp_path: Path) -> 
 
 
 def test_a_text_that_looks_like_a_path_is_a_text(tmp_path: Path) -> None:
-    """Of an option only a file counts: a folder in a prompt, the root even, and a text too long for a path are none."""
+    """Of an option a file and a folder of a model count, and no other folder, nor a text too long for a path."""
     (tmp_path / "file").write_text("x")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
     for prompt, named in (
         (str(tmp_path), []),
         ("a/" * 4000 + "b" * 300, []),
         (f"{tmp_path}/file", [f"content of {tmp_path}/file"]),
+        (f"encoder:bge:{model}", [f"content of {model}"]),
     ):
         found = stands_on(
             "a", config_of({"base": "lab-search", "env": {"options": {"prompt": prompt}}}, "t"), {}

@@ -1,7 +1,10 @@
 """The starts of the laboratory: made once, again where something that decides them has changed, and named where missing."""
 
 import fcntl
+import json
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,9 +60,10 @@ def test_the_runs_that_are_imitated_decide_what_a_start_is(monkeypatch: pytest.M
 
 
 def test_what_a_start_without_a_run_begins_with_decides_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    advice, steps = digest_of("tiny-advice"), digest_of("tiny-steps")
+    advice, steps, simulator = map(digest_of, ("tiny-advice", "tiny-steps", "simulator"))
     monkeypatch.setattr("agentenv.trainers.lab.starts.policy_digest", lambda spec: f"another {spec}")
     assert digest_of("tiny-advice") != advice
+    assert digest_of("simulator") != simulator  # it fine-tunes the shipped policy
     assert digest_of("tiny-steps") == steps  # it begins with nothing
     monkeypatch.setattr("agentenv.trainers.lab.starts.versions", lambda: {"version of torch": "0"})
     assert digest_of("tiny-steps") != steps
@@ -110,6 +114,18 @@ def test_a_start_that_was_interrupted_is_made_again_and_the_older_one_stays_unti
     assert is_made("simulator", folder)
     assert not (folder / "weights").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "simulator"]
+
+
+def test_the_processor_time_of_programs_in_other_processes_counts(tmp_path: Path) -> None:
+    """A child that computes for four seconds of processor time, which are rounded to .1 minutes."""
+
+    def run(words: Sequence[str]) -> int:
+        work = "import time\nwhile time.process_time() < 4: pass"
+        subprocess.run([sys.executable, "-c", work], check=True, timeout=300)
+        return write(words)
+
+    make_start("tiny-advice", tmp_path / "tiny-advice", run)
+    assert json.loads((tmp_path / "tiny-advice" / "start.json").read_text())["core_minutes"] >= 0.1
 
 
 def test_two_processes_do_not_make_one_start(tmp_path: Path) -> None:

@@ -140,6 +140,16 @@ def test_self_play_without_a_weak_kind_is_no_choice_by_failures(counts: tuple[in
     assert "weak_kinds" not in COLLAPSES
 
 
+def test_nothing_weak_is_said_after_five_steps() -> None:
+    """It is compared with nothing, so that a run of fewer than ten steps is told as well."""
+    nothing: list[Metrics] = [{**HEALTHY, "weak_kinds": 0}] * 9
+    assert [set(warnings_of(nothing[:steps])) for steps in (4, 5, 9)] == [
+        set(),
+        {"weak_kinds"},
+        {"weak_kinds"},
+    ]
+
+
 @pytest.mark.parametrize(("reward", "seen"), [(0.84, False), (0.86, True)])
 def test_a_reward_that_catches_up_with_the_score_is_earned(reward: float, seen: bool) -> None:
     """The greedy score stands at .85 from the start, what is sampled rises from .5."""
