@@ -41,8 +41,8 @@ from common import common_arguments, finish, interval, load  # isort: skip  # a 
 
 Json = dict[str, Any]
 SLOTS = 8
-TREE: Mapping[str, Any] = {"roots": 2, "width": 2, "depth": 2, "fork_at": "every_turn"}
-WINDOW: Mapping[str, Any] = TREE | {
+TREE: Json = {"roots": 2, "width": 2, "depth": 2, "fork_at": "every_turn"}
+WINDOW: Json = TREE | {
     "window": 2,
     "stride": 1,
     "hold": 20,
