@@ -11,6 +11,7 @@ nothing is ever shown, unless the task has a single test: that one is public as 
 makes the rewards of the three roles.
 """
 
+import itertools
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from agentenv.core.grammar import between, earliest_block, shortened, unfenced
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.envs.program_env import ProgramEnv, counted, describe_run, framed
 from agentenv.errors import ConfigurationError, SandboxFault, check_known
-from agentenv.sandbox.grading import GRADE_S, CallTest, CaseOutcome, ProgramGrade, Test, grade
+from agentenv.sandbox.grading import GRADE_S, CallTest, CaseOutcome, ProgramGrade, StdioTest, Test, grade
 from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor
 
 SUBMIT, INSTRUMENT, PLAN = "submit", "instrument", "plan"
@@ -256,7 +257,8 @@ class TraceCode(ProgramEnv[TraceState]):
         """Runs an instrumented program on the failing tests and shows what it prints, and the plans that failed."""
         state, (public, _) = self.state, self._tests()
         text = self._traces(program)
-        kept = self._grade(program, public).outcomes == state.base_grade.outcomes
+        outcomes = zip(public, self._grade(program, public).outcomes, state.base_grade.outcomes, strict=True)
+        kept = all(itertools.starmap(_unchanged, outcomes))
         if not kept:
             text += "\n[the instrumented program passes other tests than the program: its prints may mislead]"
         state.wanted = PLAN
@@ -367,6 +369,12 @@ class TraceCode(ProgramEnv[TraceState]):
         """The task and how far the episode is."""
         state = self.state
         return f"{state.task.question} [round {state.round}] best {state.base_grade.passed}"
+
+
+def _unchanged(test: Test, instrumented: CaseOutcome, base: CaseOutcome) -> bool:
+    """Whether prints left unchanged how a test goes; where the output is graded, they make a right one wrong."""
+    printed = isinstance(test, StdioTest) and {instrumented, base} <= {CaseOutcome.PASSED, CaseOutcome.WRONG}
+    return instrumented is base or printed
 
 
 def _asked(test: Test) -> str:

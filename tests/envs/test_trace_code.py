@@ -266,6 +266,17 @@ def test_programs_that_read_input() -> None:
     assert f"<output>\n{printed}\n</output>" in text(env.step("<instrument>print(input())</instrument>"))
 
 
+def test_prints_of_a_program_that_writes_its_answer_are_not_said_to_mislead() -> None:
+    """They stand among its output, so that a right one becomes wrong. A run that now ends otherwise is told all the same."""
+    tests = tuple(StdioTest(f"{n}\n", f"{2 * n}") for n in (0, 1, 2))
+    for prints, kept in (("print('in', x)", True), ("print(1 / int(x))", False)):
+        env = begun(Task("s", "Double the number.", ("",), data={"tests": tests}), public=2)
+        assert text(env.step("<submit>print(input())</submit>")).startswith("\n1 of 2 public tests passed")
+        step = env.step(f"<instrument>x = input()\n{prints}\nprint(x)</instrument>")
+        assert ("may mislead" in text(step)) is not kept
+        assert step.info["tool_results"][0].status is (ToolStatus.OK if kept else ToolStatus.ERROR)
+
+
 def test_a_failure_of_the_sandbox_is_no_failed_program() -> None:
     env = TraceCode(executor=FakeExecutor(faults=9), tasks=[TASK])
     env.reset(seed=0)
