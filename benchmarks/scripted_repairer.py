@@ -1,11 +1,11 @@
 """A scripted programmer for ``agentenv/TraceCode-v0`` that errs at a given rate, and reads nothing but the messages shown.
 
-It knows the statement for each step of the small tasks, and writes a line right with probability 1 - ``error``, whether for
-the first or the fifth time. A wrong line is a mutant of the right one: with probability ``habit`` the one that this
-programmer prefers for that line of that task, else any. A repair writes one line of the program once more, drawn as any
-other line. What a failure says serves to choose the line, and plans that failed serve not to write the same there again;
-nothing ever says what is to be written. Whatever line a failure points to, with probability ``misread`` a random one is
-taken.
+It knows the statement for each step of the small tasks, and writes a line right with probability 1 - ``errors[line]``,
+whether for the first or the fifth time. A wrong line is a mutant of the right one: with probability ``habit`` the one that
+this programmer prefers for that line of that task, else any. A repair writes one line of the program once more, drawn as
+any other line. What a failure says serves to choose the line, and plans that failed serve not to write the same there
+again; nothing ever says what is to be written. Whatever line a failure points to, with probability ``misread`` a random one
+is taken.
 
 - From a traceback it takes the line in which the program raised.
 - From a trace it takes the first line whose printed value is not the one that the words of the task ask for.
@@ -63,9 +63,9 @@ class Reads:
 
 @dataclass(frozen=True)
 class Skill:
-    """How often it errs."""
+    """How often it errs: in each line of the program, in what a failure points to, and in the same way as before."""
 
-    error: float
+    errors: Sequence[float]
     misread: float
     habit: float
 
@@ -249,7 +249,7 @@ class Repairer:
 
     def chances(self, number: int) -> dict[str, float]:
         """With which probability each source is written in a line."""
-        line, error, habit = self.sketch.lines[number], self.skill.error, self.skill.habit
+        line, error, habit = self.sketch.lines[number], self.skill.errors[number], self.skill.habit
         if not line.mutants:
             return {line.source: 1.0}
         found = {line.source: 1 - error}

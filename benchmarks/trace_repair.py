@@ -45,6 +45,8 @@ BUDGETS: Mapping[str, Sequence[int]] = {
 }
 MAIN = ("tests", 60)
 """The budget of the comparison: a first program and five rounds of the whole method need 49 to 64."""
+COMPARED = (MAIN, ("traced_once", 60), ("tokens", 4000), ("turns", 16))
+"""The budgets within which arms are compared."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Setting:
     """A kind of repairer, the length of the programs, and what the environment allows."""
 
     error: float = 0.35
+    hard: float | None = None
+    """How often it errs in one line of each program, if not as in the others."""
     misread: float = 0.35
     habit: float = 0.5
     parts: int = 1
@@ -98,8 +102,8 @@ SETTINGS: Mapping[str, Setting] = {
     "parts, errors .35": Setting(parts=4, steps=1),
     "errors .20": Setting(error=0.2, misread=0.2),
     "errors .50": Setting(error=0.5, misread=0.5),
-    "parts, errors .20": Setting(0.2, 0.2, parts=4, steps=1),
-    "parts, errors .50": Setting(0.5, 0.5, parts=4, steps=1),
+    "parts, errors .20": Setting(error=0.2, misread=0.2, parts=4, steps=1),
+    "parts, errors .50": Setting(error=0.5, misread=0.5, parts=4, steps=1),
     "parts, nothing misread": Setting(misread=0.0, parts=4, steps=1),
     "nothing misread": Setting(misread=0.0),
     "misread .70": Setting(misread=0.7, arms=FEW),
@@ -109,6 +113,8 @@ SETTINGS: Mapping[str, Setting] = {
     "nothing raises": Setting(raising=False, arms=(*tuple(ARMS)[:6], "whole, no trace")),
     "three lines": Setting(steps=2, arms=FEW),
     "seven lines": Setting(steps=6, arms=FEW),
+    "one hard line": Setting(0.2, 0.9, 0.2),
+    "parts, one hard line": Setting(0.2, 0.9, 0.2, parts=4, steps=1),
     "patience 5": Setting(patience=5, rounds=20, arms=(*FEW, "whole, equals kept")),
 }
 
@@ -157,6 +163,7 @@ class Case:
     number: int
     task: Task
     sketch: Sketch
+    skill: Skill
     favourites: Sequence[str]
     first: Sequence[str]
 
@@ -169,11 +176,12 @@ def cases(setting: Setting, count: int) -> Iterator[Case]:
             sketch = quiet(task, sketch)
         rng = np.random.default_rng([SEED, number])
         favourites = [str(rng.choice(line.mutants or [line.source])) for line in sketch.lines]
-        writer = Repairer(sketch, Reads(), skill_of(setting), favourites, rng)
+        skill = skill_of(setting, len(sketch.lines), np.random.default_rng([SEED, number, 0]))
+        writer = Repairer(sketch, Reads(), skill, favourites, rng)
         first = writer.draft()
         while graded(task, sketch.text(first), hidden=False).all_passed:
             first = writer.draft()
-        yield Case(number, task, sketch, favourites, first)
+        yield Case(number, task, sketch, skill, favourites, first)
 
 
 def tasks_of(setting: Setting, count: int) -> Sequence[Task]:
@@ -229,9 +237,12 @@ def quiet(task: Task, sketch: Sketch) -> Sketch:
     return replace(sketch, lines=tuple(lines))
 
 
-def skill_of(setting: Setting) -> Skill:
-    """How the repairer of a setting errs."""
-    return Skill(setting.error, setting.misread, setting.habit)
+def skill_of(setting: Setting, lines: int, rng: np.random.Generator) -> Skill:
+    """How the repairer of a setting errs in a program of so many lines."""
+    errors = [setting.error] * lines
+    if setting.hard is not None:
+        errors[int(rng.integers(lines))] = setting.hard
+    return Skill(errors, setting.misread, setting.habit)
 
 
 def graded(task: Task, program: str, *, hidden: bool) -> ProgramGrade:
@@ -248,8 +259,8 @@ def tokens(text: str) -> int:
 class Play:
     """One program in the hands of one arm, until a program passes all public tests or every budget is spent."""
 
-    def __init__(self, case: Case, arm: Arm, skill: Skill, stream: int) -> None:
-        self.case, self.arm, self.skill = case, arm, skill
+    def __init__(self, case: Case, arm: Arm, stream: int) -> None:
+        self.case, self.arm = case, arm
         self.rng = np.random.default_rng([SEED, case.number, stream])
         self.counting = Counting(case.task)
         self.env = TraceCode(
@@ -286,8 +297,9 @@ class Play:
     def _episode(self) -> None:
         """The first episode begins with the program that is to be repaired, a later one with another program."""
         shown = self.env.reset(seed=0)[0][0].text
-        player = Repairer(self.case.sketch, self.arm.reads, self.skill, self.case.favourites, self.rng)
-        action = player.hand_in(player.draft() if self.tries else list(self.case.first))
+        case = self.case
+        player = Repairer(case.sketch, self.arm.reads, case.skill, case.favourites, self.rng)
+        action = player.hand_in(player.draft() if self.tries else list(case.first))
         while True:
             self.turns += 1
             self.tokens += tokens(shown) + tokens(action)
@@ -341,7 +353,7 @@ def of_setting(setting: Setting, count: int) -> dict[str, Any]:
             arm = ARMS[name]
             if arm.rounds:
                 arm = replace(arm, rounds=setting.rounds, patience=setting.patience)
-            plays[name].append(Play(case, arm, skill_of(setting), list(ARMS).index(name) + 1))
+            plays[name].append(Play(case, arm, list(ARMS).index(name) + 1))
             plays[name][-1].run()
     wrong = [_wrong(play.case) for play in plays[BEST_OF_N]]
     return {
@@ -391,9 +403,11 @@ def _scores(plays: Sequence[Play], unit: str, budget: int) -> list[float]:
 
 
 def _within(name: str, plays: Mapping[str, Sequence[Play]], unit: str, budget: int) -> dict[str, Any]:
-    """The share that an arm solves within a budget, and the paired differences."""
+    """The share that an arm solves within a budget, and the paired differences within those that are compared."""
     scores = _scores(plays[name], unit, budget)
     row: dict[str, Any] = {"solved": fmean(scores)}
+    if (unit, budget) not in COMPARED:
+        return row
     if name != BEST_OF_N:
         row["over_best_of_n"] = _paired(_scores(plays[BEST_OF_N], unit, budget), scores)
     if name in LADDER[1:] and (less := LADDER[LADDER.index(name) - 1]) in plays:
