@@ -361,7 +361,7 @@ def test_a_run_has_ten_seconds_all_of_which_it_may_compute() -> None:
 @pytest.mark.parametrize("option", ["reward", "accept"])
 def test_an_unknown_reward_or_rule_is_named(option: str) -> None:
     with pytest.raises(UnknownName, match="'some'"):
-        begun(**{option: "some"})
+        TraceCode(executor=FakeExecutor(), tasks=[TASK], **{option: "some"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
