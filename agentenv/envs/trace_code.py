@@ -1,18 +1,20 @@
 """``agentenv/TraceCode-v0``: repair a program by its trace, in the rounds of TraceCoder (arXiv:2602.06875).
 
-A program is handed in and run on public tests. While it fails, each round has three turns: ``<instrument>`` adds prints,
-whose output on every failing public test is shown; ``<plan>`` names cause and change, and within ``<prints>`` what should be
-printed in the next round, which is shown that; ``<submit>`` repairs. A repair that passes strictly more public tests becomes
-the base of the next round, any other is rolled back and remembered with its errors. An action without the plan or the
-program that is asked for ends the episode; without an instrumented program the plan is made from no output. The reward is
-given by hidden tests, of which nothing is ever shown, unless the task has a single test: that one is public as well. It is
-paid at the end, or with ``reward = "progress"`` as each accepted program adds to the share of them that pass, from which the
-estimator ``turn_roles`` makes the rewards of the three roles.
+A program is handed in and run on public tests. While it fails, it is told the first test that fails and the first traceback,
+and each round has three turns: ``<instrument>`` adds prints, whose output on every failing public test is shown; ``<plan>``
+names cause and change, and within ``<prints>`` what should be printed in the next round, which is shown that; ``<submit>``
+repairs. A repair that passes strictly more public tests becomes the base of the next round, any other is rolled back and
+remembered with its errors (``accept`` has other rules). An action without the plan or the program that is asked for ends the
+episode; without an instrumented program the plan is made from no output. The reward is given by hidden tests, of which
+nothing is ever shown, unless the task has a single test: that one is public as well. It is paid at the end, or with
+``reward = "progress"`` as each accepted program adds to the share of them that pass, from which the estimator ``turn_roles``
+makes the rewards of the three roles.
 """
 
+import itertools
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +23,7 @@ from agentenv.core.grammar import between, earliest_block, shortened, unfenced
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.envs.program_env import ProgramEnv, counted, describe_run, framed
 from agentenv.errors import ConfigurationError, SandboxFault, check_known
-from agentenv.sandbox.grading import GRADE_S, CallTest, CaseOutcome, ProgramGrade, Test, grade
+from agentenv.sandbox.grading import GRADE_S, CallTest, CaseOutcome, ProgramGrade, StdioTest, Test, grade
 from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor
 
 SUBMIT, INSTRUMENT, PLAN = "submit", "instrument", "plan"
@@ -33,8 +35,12 @@ REMEMBERED = 2
 """Failed plans that are shown."""
 TEST_CHARS = 100
 """Characters that the trace of a test has at least; of more failing tests than have room for this, the first are shown."""
-MOST_FAILED = 2
-"""Rolled back repairs in a row that end the episode."""
+ACCEPTED: Mapping[str, Callable[[int, int], bool]] = {
+    "more": lambda passed, base: passed > base,
+    "as_many": lambda passed, base: passed >= base,
+    "all": lambda passed, base: True,
+}
+"""Whether a repair becomes the base, by the public tests that it and the base pass."""
 
 PROMPT = """\
 Solve the programming task below. Write the complete program between <submit> and </submit>. If it fails, you will be asked \
@@ -67,16 +73,18 @@ class TraceState:
     round: int = 0
     """Rounds of repair so far; 0 while the first program is awaited."""
     base: str = ""
-    """The program that passed most public tests, the first of equals."""
+    """The program that the next round starts from, and that is graded at the end."""
     base_grade: ProgramGrade = field(default_factory=lambda: ProgramGrade(()))
+    most: int = -1
+    """The most public tests that a program has passed."""
     streak: int = 0
-    """Repairs in a row that were rolled back."""
+    """Repairs in a row that passed no more than that."""
     plan: str = ""
     """The plan of the present round."""
     suggested: str = ""
     """What the latest plan wants to be printed in the next round; empty where it says nothing of it."""
     failed: list[str] = field(default_factory=list)
-    """Every plan whose repair was rolled back, with the tests that this passed and its errors."""
+    """Every plan whose repair passed no more than one before, with the tests that it passed and its errors."""
     paid: float = 0.0
     """The share of the hidden tests that the base passes, as far as it was paid."""
     domain: str = field(default_factory=lambda: f"episode {secrets.token_hex(8)}")
@@ -99,6 +107,8 @@ class TraceCode(ProgramEnv[TraceState]):
         executor: Executor | str = "bwrap",
         public: int = 4,
         rounds: int = 5,
+        patience: int = 2,
+        accept: Literal["more", "as_many", "all"] = "more",
         slips: int = 0,
         reward: Literal["solved", "progress"] = "solved",
         observation_chars: int = 2000,
@@ -114,6 +124,10 @@ class TraceCode(ProgramEnv[TraceState]):
             public: Tests, the first of a task, that a program is repaired by; the others are hidden and give the reward. One
                 at least stays hidden; a task with a single test is repaired and graded by it.
             rounds: Rounds of repair at most; 5 in the paper.
+            patience: Repairs in a row that pass no more public tests than the best program so far and end the episode; 2 in
+                the paper.
+            accept: Repairs that become the base of the next round: ``more``, as published, those that pass more public tests
+                than the base, ``as_many`` also those that pass as many, ``all`` every one, so that nothing is rolled back.
             slips: Actions without a plan or a program for which it is asked once more; 0 in the paper. After them such an
                 action ends the episode, but for prints, without which it goes on.
             reward: ``solved`` pays 1 at the end where the base passes every hidden test. ``progress`` pays each accepted
@@ -127,17 +141,18 @@ class TraceCode(ProgramEnv[TraceState]):
 
         Raises:
             ConfigurationError: a bad prompt, or a bound out of range.
-            UnknownName: no such reward.
+            UnknownName: no such reward or rule of acceptance.
         """
         check_known("reward of TraceCode-v0", reward, ("solved", "progress"))
-        if public < 1 or rounds < 0 or slips < 0 or observation_chars < 1:
+        check_known("accept of TraceCode-v0", accept, tuple(ACCEPTED))
+        if public < 1 or patience < 1 or observation_chars < 1 or rounds < 0 or slips < 0:
             raise ConfigurationError(
-                f"public={public} and observation_chars={observation_chars} must be at least 1, rounds={rounds} and "
-                f"slips={slips} at least 0"
+                f"public={public}, patience={patience} and observation_chars={observation_chars} must be at least 1, "
+                f"rounds={rounds} and slips={slips} at least 0"
             )
         super().__init__(tasks, executor, limits, prompt, render_mode)
         self._public, self._rounds, self._room = public, rounds, observation_chars
-        self._slips = slips
+        self._patience, self._accepts, self._slips = patience, ACCEPTED[accept], slips
         self._by_progress = reward == "progress"
 
     def reset(
@@ -198,23 +213,30 @@ class TraceCode(ProgramEnv[TraceState]):
         return self.result(asked, valid=False, tool_results=(wrong,))
 
     def _submit(self, program: str) -> Step:
-        """Runs a program on the public tests: it becomes the base if it passes strictly more, else it is rolled back."""
+        """Runs a program on the public tests: it becomes the base if it passes enough of them, else it is rolled back."""
         state, (public, _) = self.state, self._tests()
         found = self._grade(program, public, errors=True)
-        better = not state.round or found.passed > state.base_grade.passed
+        accepted = not state.round or self._accepts(found.passed, state.base_grade.passed)
         said = counted(found).replace("hidden", "public")
-        earned = self._progress(program) if better and self._by_progress else 0.0
-        if better:
-            state.base, state.base_grade, state.streak = program, found, 0
+        earned = self._progress(program) if accepted and self._by_progress else 0.0
+        if found.passed > state.most:
+            state.most, state.streak = found.passed, 0
         else:
             state.streak += 1
-            errors = "\n".join(filter(None, (self._failing(found), found.stderr.strip())))
-            state.failed.append(f"{state.plan}\n(rolled back: {said}\n{errors})")
-            said += f" That is no more than before, so the program goes back to the one with {state.base_grade.passed}."
-        data = {"passed": found.passed, "tests": len(public), "accepted": better}
-        status = ToolStatus.OK if better else ToolStatus.ERROR
-        result = ToolResult(SUBMIT, status, "", "" if better else "RolledBack", data)
-        if found.all_passed or state.streak >= MOST_FAILED or state.round >= self._rounds:
+            state.failed.append(
+                f"{state.plan}\n({'kept' if accepted else 'rolled back'}: {said}\n{self._failing(found)})"
+            )
+            said += (
+                f" That is no more than the {state.most} of the best one."
+                if accepted
+                else f" That is no more than before, so the program goes back to the one with {state.base_grade.passed}."
+            )
+        if accepted:
+            state.base, state.base_grade = program, found
+        data = {"passed": found.passed, "tests": len(public), "accepted": accepted}
+        status = ToolStatus.OK if accepted else ToolStatus.ERROR
+        result = ToolResult(SUBMIT, status, "", "" if accepted else "RolledBack", data)
+        if found.all_passed or state.streak >= self._patience or state.round >= self._rounds:
             return self._finish(EndReason.SUBMITTED, (result,), earned=earned)
         state.round, state.wanted = state.round + 1, INSTRUMENT
         wishes = (
@@ -235,7 +257,8 @@ class TraceCode(ProgramEnv[TraceState]):
         """Runs an instrumented program on the failing tests and shows what it prints, and the plans that failed."""
         state, (public, _) = self.state, self._tests()
         text = self._traces(program)
-        kept = self._grade(program, public).outcomes == state.base_grade.outcomes
+        outcomes = zip(public, self._grade(program, public).outcomes, state.base_grade.outcomes, strict=True)
+        kept = all(itertools.starmap(_unchanged, outcomes))
         if not kept:
             text += "\n[the instrumented program passes other tests than the program: its prints may mislead]"
         state.wanted = PLAN
@@ -289,13 +312,13 @@ class TraceCode(ProgramEnv[TraceState]):
         ]
 
     def _failing(self, found: ProgramGrade) -> str:
-        """The first public test that was not passed, in words."""
+        """The first public test that was not passed, in words, and the first traceback if the program raised."""
         test = self._failing_tests(found)[0]
         if isinstance(test, CallTest):
             text = f"It fails here: {_asked(test)} must give {test.expected!r}."
         else:
             text = f"It fails here: for {_asked(test)} it must print {test.expected!r}."
-        return shortened(text, self._room)
+        return "\n".join(shortened(part, self._room) for part in (text, found.stderr.strip()) if part)
 
     def _grade(self, program: str, tests: Sequence[Test], *, errors: bool = False) -> ProgramGrade:
         """Runs ``tests``; with ``errors`` the grade holds the first traceback, which may show what is in the test."""
@@ -346,6 +369,12 @@ class TraceCode(ProgramEnv[TraceState]):
         """The task and how far the episode is."""
         state = self.state
         return f"{state.task.question} [round {state.round}] best {state.base_grade.passed}"
+
+
+def _unchanged(test: Test, instrumented: CaseOutcome, base: CaseOutcome) -> bool:
+    """Whether prints left unchanged how a test goes; where the output is graded, they make a right one wrong."""
+    printed = isinstance(test, StdioTest) and {instrumented, base} <= {CaseOutcome.PASSED, CaseOutcome.WRONG}
+    return instrumented is base or printed
 
 
 def _asked(test: Test) -> str:

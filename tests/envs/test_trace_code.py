@@ -99,6 +99,67 @@ def test_a_plan_suggests_the_prints_of_the_next_round() -> None:
     assert "The plan suggests to print: a\n" in text(better[-1])
 
 
+def test_a_program_that_raises_is_shown_its_traceback_before_prints_are_asked_for() -> None:
+    """And again with every round that starts from it; the run has given it, whether prints follow or not."""
+    env = begun()
+    raising = "def f(x):\n    share = 1 // x\n    return share"
+    shown = text(env.step(f"<submit>{raising}</submit>"))
+    assert shown.startswith(
+        "\n0 of 4 public tests passed (1 error, 3 wrong).\nIt fails here: f(0) must give 0.\n"
+    )
+    failure = shown.partition("It fails here")[2]
+    assert "line 2, in f" in failure
+    assert "ZeroDivisionError" in failure
+    assert failure.endswith(f"Variables on line 2: x = 0\n{ASK[INSTRUMENT]}\n")
+    rolled = round_of(env, "def f(x): return 1", prints=raising)[-1]
+    assert text(rolled).partition("It fails here")[2] == failure
+
+
+def test_a_long_traceback_is_cut() -> None:
+    env = begun(observation_chars=100)
+    shown = text(env.step("<submit>def f(x): raise ValueError('n' * 900)</submit>"))
+    assert "characters left out" in shown
+    assert len(shown) < 100 + 400
+
+
+def test_repairs_that_pass_as_many_can_become_the_base() -> None:
+    """``as_many`` keeps an equal repair and takes back a worse one; ``all`` keeps both. Neither is progress."""
+    other = "def f(x): return 4 if x == 2 else 0"  # passes two, as TWO does
+    for accept, second in (("as_many", other), ("all", ONE)):
+        env = begun(accept=accept, patience=3)
+        env.step(f"<submit>{TWO}</submit>")
+        equal = round_of(env, other, plan="try four")[-1]
+        assert "2 of 4 public tests passed (2 wrong). That is no more than the 2 of the best one." in text(
+            equal
+        )
+        assert equal.info["tool_results"][0].data == {"passed": 2, "tests": 4, "accepted": True}
+        traced = env.step(f"<instrument>{other}</instrument>")
+        assert "try four\n(kept: 2 of 4" in text(traced)
+        assert other in text(env.step("<plan>zero</plan>"))
+        worse = env.step(f"<submit>{ONE}</submit>")
+        assert worse.info["tool_results"][0].data["accepted"] == (accept == "all")
+        env.step(f"<instrument>{ONE}</instrument>")
+        assert f"It starts from this program:\n{second}\n" in text(env.step("<plan>again</plan>"))
+        assert env.step(f"<submit>{ONE}</submit>").info["answer"] == (other if accept == "as_many" else ONE)
+
+
+@pytest.mark.parametrize("patience", [1, 3])
+def test_so_many_repairs_in_a_row_that_are_no_better_end_the_episode(patience: int) -> None:
+    env = begun(patience=patience)
+    env.step(f"<submit>{ONE}</submit>")
+    ended = [round_of(env, ONE)[-1].terminated for _ in range(patience)]
+    assert ended == [False] * (patience - 1) + [True]
+
+
+def test_a_repair_that_only_makes_up_for_a_worse_one_is_no_progress() -> None:
+    """2, then 1, then 2 public tests: with ``all`` the third is better than its base, and still the second in a row."""
+    env = begun(accept="all")
+    env.step(f"<submit>{TWO}</submit>")
+    assert not round_of(env, ONE, prints=TWO)[-1].terminated
+    last = round_of(env, TWO)[-1]
+    assert (last.terminated, last.info["answer"]) == (True, TWO)
+
+
 def test_two_plans_are_shown_and_a_better_repair_ends_the_streak() -> None:
     env = begun()
     env.step(f"<submit>{ONE}</submit>")
@@ -205,6 +266,17 @@ def test_programs_that_read_input() -> None:
     assert f"<output>\n{printed}\n</output>" in text(env.step("<instrument>print(input())</instrument>"))
 
 
+def test_prints_of_a_program_that_writes_its_answer_are_not_said_to_mislead() -> None:
+    """They stand among its output, so that a right one becomes wrong. A run that now ends otherwise is told all the same."""
+    tests = tuple(StdioTest(f"{n}\n", f"{2 * n}") for n in (0, 1, 2))
+    for prints, kept in (("print('in', x)", True), ("print(1 / int(x))", False)):
+        env = begun(Task("s", "Double the number.", ("",), data={"tests": tests}), public=2)
+        assert text(env.step("<submit>print(input())</submit>")).startswith("\n1 of 2 public tests passed")
+        step = env.step(f"<instrument>x = input()\n{prints}\nprint(x)</instrument>")
+        assert ("may mislead" in text(step)) is not kept
+        assert step.info["tool_results"][0].status is (ToolStatus.OK if kept else ToolStatus.ERROR)
+
+
 def test_a_failure_of_the_sandbox_is_no_failed_program() -> None:
     env = TraceCode(executor=FakeExecutor(faults=9), tasks=[TASK])
     env.reset(seed=0)
@@ -213,7 +285,9 @@ def test_a_failure_of_the_sandbox_is_no_failed_program() -> None:
 
 
 def test_bad_arguments_and_tasks_are_named() -> None:
-    for options in ({"prompt": "x"}, {"public": 0}, {"rounds": -1}, {"slips": -1}, {"observation_chars": 0}):
+    for options in (
+        {"prompt": "x"}, {"public": 0}, {"rounds": -1}, {"slips": -1}, {"patience": 0}, {"observation_chars": 0}
+    ):  # fmt: skip
         with pytest.raises(ConfigurationError):
             begun(**options)
     with pytest.raises(DatasetError, match="'bare'"):
@@ -284,9 +358,10 @@ def test_a_run_has_ten_seconds_all_of_which_it_may_compute() -> None:
         assert set(executor.limits) == {wanted}
 
 
-def test_an_unknown_reward_is_named() -> None:
+@pytest.mark.parametrize("option", ["reward", "accept"])
+def test_an_unknown_reward_or_rule_is_named(option: str) -> None:
     with pytest.raises(UnknownName, match="'some'"):
-        begun(reward="some")
+        TraceCode(executor=FakeExecutor(), tasks=[TASK], **{option: "some"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
