@@ -1,15 +1,17 @@
-"""Does the search with a value model answer better than the best of as many episodes by the same model?
+"""Does the search with a value model answer better than the best of as many episodes by the same model, or their majority?
 
-The shipped policy answers unseen questions of ``examples/rest-rl.toml``, sampled at the temperature of the preset, in three
+The shipped policy answers unseen questions of ``examples/rest-rl.toml``, sampled at the temperature of the preset, in four
 ways: by the search (``vm_mcts``); for each question by the best, by the value model, of as many episodes as its search has
-played; and by the first of these episodes alone. Differences are paired over questions.
+played; by the answer that most of as many episodes give, without any model; and by a single episode. Differences are paired
+over questions.
 
     python benchmarks/value_search.py
 """
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -50,6 +52,26 @@ async def answers(
     return [kept for group in played for kept in group]
 
 
+async def majority(task_env: TaskEnv, task: Task, count: int, context: RolloutContext) -> float:
+    """The reward of the answer that most of ``count`` episodes give; of several such answers the first that was given."""
+    envs = await make_envs([task_env.make_env] * count, context.config.deadline_s)
+    try:
+        specs = [
+            EpisodeSpec(env, task, seed=1000 + place, group_id=task.id) for place, env in enumerate(envs)
+        ]
+        (played,) = await play_groups([specs], get_strategy("plain", {}), context)
+    finally:
+        await close_quickly(envs, context.config.deadline_s)
+    return voted([(str(one.info.get("answer")).strip().lower(), one.reward) for one in played])
+
+
+def voted(episodes: Sequence[tuple[str, float]]) -> float:
+    """The reward of the most frequent answer among ``episodes``, each an answer and its reward; the first of equals."""
+    counts = Counter(answer for answer, _ in episodes)
+    most = max(counts.values())
+    return next(reward for answer, reward in episodes if counts[answer] == most)
+
+
 def measured(questions: int) -> tuple[dict[str, Any], dict[str, list[float]], list[int]]:
     """Settings, the reward of each question by arm, and the episodes of each search."""
     config = with_declared_scorers(load_config("examples/rest-rl.toml"))
@@ -72,7 +94,13 @@ def measured(questions: int) -> tuple[dict[str, Any], dict[str, list[float]], li
         for place, kept in zip(places, found, strict=True):
             best[place] = kept.reward
     single = asyncio.run(answers(task_env, tasks, options | {"iterations": 1, "samples": 1}, context))
-    rewards = {"search": [t.reward for t in searched], "best": best, "single": [t.reward for t in single]}
+    sampled = replace(context, config=budgets.model_copy(update={"temperature": config.rollout.temperature}))
+    votes = [
+        asyncio.run(majority(task_env, task, count, sampled))
+        for task, count in zip(tasks, counts, strict=True)
+    ]
+    rewards = {"search": [t.reward for t in searched], "best": best, "majority": votes}
+    rewards["single"] = [t.reward for t in single]
     return {"questions": len(tasks), "policy": config.policy, "encoder": "hash", **options}, rewards, counts
 
 
@@ -87,6 +115,8 @@ def main() -> None:
     means = {name: fmean(values) for name, values in rewards.items()}
     pairs = {
         "search - best": paired_bootstrap(rewards["best"], rewards["search"]),
+        "search - majority": paired_bootstrap(rewards["majority"], rewards["search"]),
+        "best - majority": paired_bootstrap(rewards["majority"], rewards["best"]),
         "best - single": paired_bootstrap(rewards["single"], rewards["best"]),
     }
     differences: dict[str, dict[str, Any]] = {
