@@ -287,6 +287,22 @@ def sample(tasks: tuple[Task, ...], limit: int | None, seed: int) -> tuple[Task,
     return tuple(tasks[row] for row in sorted(rows))
 
 
+def limit_yes_or_no(tasks: tuple[Task, ...], share: float, seed: int) -> tuple[Task, ...]:
+    """``tasks`` without some whose only answer is yes or no, so that these are at most ``share`` of what is left.
+
+    Those that stay are drawn by ``seed``, and the order stays. k of them among n others are at most the share s where
+    k <= s (k + n), so k is the whole part of s n / (1 - s).
+    """
+    asked = [
+        row for row, task in enumerate(tasks) if {one.lower() for one in task.answers} in ({"yes"}, {"no"})
+    ]
+    others = len(tasks) - len(asked)
+    if share == 1 or len(asked) <= (allowed := int(share * others / (1 - share))):
+        return tasks
+    left_out = set(asked) - set(random.Random(seed).sample(asked, allowed))
+    return tuple(task for row, task in enumerate(tasks) if row not in left_out)
+
+
 def _tasks(
     kind: QuestionSet,
     split: str,

@@ -24,7 +24,7 @@ from agentenv.core.registry import describe_error, env_class, make, name_of_clas
 from agentenv.core.task_checks import checked_tasks
 from agentenv.core.types import Task
 from agentenv.core.validation import Frozen
-from agentenv.data.datasets import SETS, load_dataset, sample
+from agentenv.data.datasets import SETS, limit_yes_or_no, load_dataset, sample
 from agentenv.data.sources import (
     OWN,
     WORLD,
@@ -198,6 +198,7 @@ def open_tasks(
     else:
         opened = _own_tasks(source, env.id) if source.dataset == OWN else open_source(source)
         opened = _with_passage_questions(opened, source)
+        opened = replace(opened, tasks=limit_yes_or_no(opened.tasks, source.yes_or_no, source.seed))
     if search.corpus and takes(env.id, "retriever"):
         opened = replace(opened, documents=None, corpora=(), corpus=_corpus_file(search.corpus, source.data))
     return opened

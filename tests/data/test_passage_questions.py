@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.core.types import Document, Task
+from agentenv.data.datasets import limit_yes_or_no
 from agentenv.data.overlap import FAMILY, refuse_overlap
 from agentenv.data.sources import SourceConfig
 from agentenv.data.synthesis.passage_facts import facts_of
@@ -260,3 +261,27 @@ def test_a_run_is_refused_whose_test_rests_on_their_passages(tmp_path: Path) -> 
     with pytest.raises(ConfigurationError, match="passages that support 1 of 1 tasks of test"):
         refuse_overlap(train, {"test": test})
     refuse_overlap([task for task in train if task.data.get("family") != FAMILY], {"test": test})
+
+
+@pytest.mark.parametrize(("share", "kept"), [(1.0, 6), (0.5, 6), (0.2, 2), (0.19, 1), (0.0, 0)])
+def test_questions_of_yes_or_no_are_at_most_a_share(share: float, kept: int) -> None:
+    """Beside 8 others: 2 are .2 of 10, and 1 is .11 of 9; 6 of 14 are .43, within a half. The order stays."""
+    asked = [("Yes",), ("no",), ("yes", "Yes"), ("no",), ("yes",), ("no",)]
+    others = [("yes", "no"), *[(f"answer {n}",) for n in range(6)], ()]
+    tasks = tuple(Task(f"t{n}", "Q?", answers) for n, answers in enumerate([*asked, *others]))
+    found = limit_yes_or_no(tasks, share, seed=1)
+    assert len(found) == 8 + kept
+    assert found[kept:] == tasks[6:]
+    assert [*found] == sorted(found, key=tasks.index)
+
+
+def test_the_share_holds_over_drawn_and_made_questions_together(tmp_path: Path) -> None:
+    """Three drawn questions of yes or no beside one other and 16 made ones: .15 of 20 are 3, and .1 of 18 is 1."""
+    path = sets(tmp_path)
+    asked = [f'{{"id": "y{n}", "question": "Is it {n}?", "answers": ["yes"]}}\n' for n in range(3)]
+    path.write_text(path.read_text() + "".join(asked))
+    given = SourceConfig(dataset=str(path), passage_questions=16, yes_or_no=0.15)
+    assert len(open_tasks(given, SearchConfig(), EnvConfig()).tasks) == 20
+    fewer = open_tasks(given.model_copy(update={"yes_or_no": 0.1}), SearchConfig(), EnvConfig()).tasks
+    assert sum(task.answers == ("yes",) for task in fewer) == 1
+    assert len(fewer) == 18
