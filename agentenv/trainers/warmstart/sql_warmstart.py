@@ -92,15 +92,20 @@ def demonstrations(config: SqlWarmstartConfig) -> list[Demo]:
         SandboxFault: a database could not be read.
     """
     rng = Random(config.seed)
-    tasks = generate_sql_tasks(
+    tasks = demonstrated_tasks(config, rng)
+    shown = [_shown(form, tasks[n :: len(FORMS)], config.careless, rng) for n, form in enumerate(FORMS)]
+    return [demo for demos in shown for demo in demos]
+
+
+def demonstrated_tasks(config: SqlWarmstartConfig, rng: Random) -> Sequence[Task]:
+    """The questions that are demonstrated; ``rng`` invents the names of their databases."""
+    return generate_sql_tasks(
         config.tasks,
         seed=config.seed,
         levels=LEVELS,
         databases=config.databases,
         domains=_domains(config.databases, rng),
     )
-    shown = [_shown(form, tasks[n :: len(FORMS)], config.careless, rng) for n, form in enumerate(FORMS)]
-    return [demo for demos in shown for demo in demos]
 
 
 def _domains(count: int, rng: Random) -> Mapping[str, Domain]:
