@@ -100,7 +100,9 @@ STUDIES: Mapping[str, Study] = {
 def run_of(study: str, arm: str, seed: int, steps: int, folder: Path) -> TrainConfig:
     """The training of an arm: its miniature with its reward, seed and steps, and one test question, which counts nowhere."""
     of = STUDIES[study]
+    name = f"{study}-{arm}-{seed}-{steps}"
     changed = {
+        "name": name,
         "policy": make_start("sql", folder),
         "seed": seed,
         "optimizer": {"steps": steps},
@@ -109,7 +111,7 @@ def run_of(study: str, arm: str, seed: int, steps: int, folder: Path) -> TrainCo
         "env": {"options": {"reward": of.arms[arm]}},
     }
     own = merged(merged(own_values(of.preset), of.changed), changed)
-    return small(presets()[of.preset], f"{study}-{arm}-{seed}-{steps}", own)
+    return small(presets()[of.preset], name, own)
 
 
 def episode_row(trajectory: Trajectory) -> Json:

@@ -43,7 +43,7 @@ from agentenv.trainers.warmstart.supervised import Metrics, write_policy
 LEVELS = (1, 2)
 """Questions over one table, which name all that their query needs."""
 ORIGINAL = 4
-"""One database in so many keeps the names of its domain."""
+"""One database of a domain in so many keeps the names of this domain."""
 MAX_TURNS, TURN_TOKENS, CONTEXT_TOKENS = 3, 96, 640
 OBSERVATION_CHARS = 160
 
@@ -109,9 +109,14 @@ def demonstrated_tasks(config: SqlWarmstartConfig, rng: Random) -> Sequence[Task
 
 
 def _domains(count: int, rng: Random) -> Mapping[str, Domain]:
-    """Domains of the training split in turn, of which one in ``ORIGINAL`` keeps its names."""
-    kinds = enumerate(islice(cycle(DOMAINS["train"].values()), count))
-    return {f"{n:04d}": kind if n % ORIGINAL == 0 else invented_domain(kind, rng) for n, kind in kinds}
+    """Domains of the training split in turn; each keeps its names in one round of ``ORIGINAL``."""
+    kinds = DOMAINS["train"].values()
+    # By rounds: of every fourth database some domains would keep all of their names and others none.
+    rounds = ((place, place // len(kinds), kind) for place, kind in enumerate(islice(cycle(kinds), count)))
+    return {
+        f"{place:04d}": kind if turn % ORIGINAL == 0 else invented_domain(kind, rng)
+        for place, turn, kind in rounds
+    }
 
 
 def _shown(form: Form, tasks: Sequence[Task], careless: float, rng: Random) -> list[Demo]:
