@@ -231,7 +231,7 @@ def test_a_row_makes_no_sql_environment_open_a_file(tmp_path: Path) -> None:
     own = Episodes("agentenv/SQL-v0", tasks=[task])  # whoever trains may name files
     assert own.options(env, DatasetRow.read(row)) == {"task": task}
     # As paths, as generated databases are named, they travel as the same texts.
-    named = replace(task, data=task.data | {"databases": (path,)})
+    named = replace(task, data={**task.data, "databases": (path,)})
     assert rows(tasks=[named]) == [row]
     held = Episodes("agentenv/SQL-v0", tasks=[named])
     assert held.options(env, DatasetRow.read(row)) == {"task": named}
