@@ -103,8 +103,8 @@ class _World:
         names = sorted(subjects)
         self.name = names[(seed + index) % len(names)]
         self.domain = subjects[self.name]
-        files = write_databases(self.domain, f"{split}-{seed}-{index}-{self.name}", split, folder)
-        self.paths = tuple(str(path) for path in files)
+        # As paths and not as texts: a digest of the tasks takes the content then, and the folder is another in each process.
+        self.paths = write_databases(self.domain, f"{split}-{seed}-{index}-{self.name}", split, folder)
 
     def drafts(
         self, stack: ExitStack, rng: random.Random, levels: tuple[int, ...]

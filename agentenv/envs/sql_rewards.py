@@ -114,12 +114,18 @@ def exploration(ending: SqlEnding) -> float:
     return float(ending.right) * min(1.0, ending.probes / 2)
 
 
+def unconditional_exploration(ending: SqlEnding) -> float:
+    """min(1, probes / 2) wherever a query was handed in, right or wrong: what `exploration` pays only with a right one."""
+    return min(1.0, ending.probes / 2) if ending.query is not None else 0.0
+
+
 PARTS: Mapping[str, Part] = {
     "execution": execution,
     "execution_accuracy": execution_accuracy,
     "exact": exact,
     "entity": entity,
     "exploration": exploration,
+    "unconditional_exploration": unconditional_exploration,
     "format": lambda ending: float(ending.well_formed and ending.query is not None),
     "tag_count": lambda ending: ending.tag_share if ending.query is not None else 0.0,
     "cell_precision": lambda ending: ending.worst(tables.cell_precision),

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from enum import Enum
+from pathlib import PurePath
 from typing import Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -183,7 +184,7 @@ def frame(type: str, data: Mapping[str, Any]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON has it: records become objects, tuples lists.
+    """``value`` as JSON has it: records become objects, tuples lists, and paths texts.
 
     Raises:
         EnvFault: NaN, infinity or an object that JSON has no form for; null in its place would read as no reward.
@@ -195,6 +196,8 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
+    if isinstance(value, PurePath):
+        return str(value)
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from agentenv.core.io.digests import value_digest
 from agentenv.core.types import Task
 from agentenv.data import sql_questions
 from agentenv.data.sql_databases import TWINS, write_databases
@@ -49,6 +50,19 @@ def test_equal_arguments_give_equal_tasks_and_bytes(tmp_path: Path) -> None:
     ]
     other = generate_sql_tasks(20, seed=4, databases=2, folder=tmp_path / "one")
     assert [t.question for t in other] != [t.question for t in first]
+
+
+def test_the_digest_of_tasks_is_of_what_their_databases_hold_and_not_of_where_they_lie(
+    tmp_path: Path,
+) -> None:
+    """A run is resumed in another process, whose databases lie in another folder."""
+    first, second = (generate_sql_tasks(4, databases=1, folder=tmp_path / name) for name in ("one", "two"))
+    assert first[0].data["databases"] != second[0].data["databases"]
+    assert value_digest(first) == value_digest(second)
+    changed = second[0].data["databases"][0]
+    changed.chmod(0o644)
+    changed.write_bytes(b"another")
+    assert value_digest(first) != value_digest(second)
 
 
 def test_splits_share_no_domain_no_file_and_no_name(tasks: dict[str, tuple[Task, ...]]) -> None:

@@ -106,6 +106,13 @@ def test_exploration_pays_up_to_two_probes_and_only_with_success(probes: int, va
     assert (PARTS["exploration"](right), PARTS["exploration"](wrong)) == (value, 0.0)
 
 
+def test_exploration_without_a_condition_pays_wrong_queries_too_but_not_silence() -> None:
+    pays = PARTS["unconditional_exploration"]
+    assert [pays(replace(OTHER, probes=probes)) for probes in (0, 1, 2, 9)] == [0.0, 0.5, 1.0, 1.0]
+    assert pays(RIGHT) == PARTS["exploration"](RIGHT) == 1.0
+    assert pays(replace(SILENT, probes=9)) == 0.0
+
+
 def test_a_query_counts_by_its_worst_database() -> None:
     constant = SqlEnding(
         GOLD, "VALUES ('a'), ('b')", ((WANTED, WANTED), (WANTED, table(("x",)))), (True, False)

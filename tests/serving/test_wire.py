@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,7 @@ class Point:
         (np.float32(0.5), 0.5),
         (np.int64(3), 3),
         ({1: (None, True)}, {"1": [None, True]}),
+        (Path("/a/b"), "/a/b"),
     ],
 )
 def test_plain(value: Any, sends: Any) -> None:
@@ -229,5 +230,10 @@ def test_a_row_makes_no_sql_environment_open_a_file(tmp_path: Path) -> None:
     env.close()
     own = Episodes("agentenv/SQL-v0", tasks=[task])  # whoever trains may name files
     assert own.options(env, DatasetRow.read(row)) == {"task": task}
+    # As paths, as generated databases are named, they travel as the same texts.
+    named = replace(task, data={**task.data, "databases": (path,)})
+    assert rows(tasks=[named]) == [row]
+    held = Episodes("agentenv/SQL-v0", tasks=[named])
+    assert held.options(env, DatasetRow.read(row)) == {"task": named}
     (changed,) = rows(tasks=[Task("s", "How much?", ("2",), data=task.data)])
     assert own.options(env, DatasetRow.read(changed)) == {"task": Task("s", "How much?", ("2",))}

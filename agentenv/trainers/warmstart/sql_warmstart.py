@@ -43,7 +43,7 @@ from agentenv.trainers.warmstart.supervised import Metrics, write_policy
 LEVELS = (1, 2)
 """Questions over one table, which name all that their query needs."""
 ORIGINAL = 4
-"""One database in so many keeps the names of its domain."""
+"""One database of a domain in so many keeps the names of this domain."""
 MAX_TURNS, TURN_TOKENS, CONTEXT_TOKENS = 3, 96, 640
 OBSERVATION_CHARS = 160
 
@@ -92,21 +92,31 @@ def demonstrations(config: SqlWarmstartConfig) -> list[Demo]:
         SandboxFault: a database could not be read.
     """
     rng = Random(config.seed)
-    tasks = generate_sql_tasks(
+    tasks = demonstrated_tasks(config, rng)
+    shown = [_shown(form, tasks[n :: len(FORMS)], config.careless, rng) for n, form in enumerate(FORMS)]
+    return [demo for demos in shown for demo in demos]
+
+
+def demonstrated_tasks(config: SqlWarmstartConfig, rng: Random) -> Sequence[Task]:
+    """The questions that are demonstrated; ``rng`` invents the names of their databases."""
+    return generate_sql_tasks(
         config.tasks,
         seed=config.seed,
         levels=LEVELS,
         databases=config.databases,
         domains=_domains(config.databases, rng),
     )
-    shown = [_shown(form, tasks[n :: len(FORMS)], config.careless, rng) for n, form in enumerate(FORMS)]
-    return [demo for demos in shown for demo in demos]
 
 
 def _domains(count: int, rng: Random) -> Mapping[str, Domain]:
-    """Domains of the training split in turn, of which one in ``ORIGINAL`` keeps its names."""
-    kinds = enumerate(islice(cycle(DOMAINS["train"].values()), count))
-    return {f"{n:04d}": kind if n % ORIGINAL == 0 else invented_domain(kind, rng) for n, kind in kinds}
+    """Domains of the training split in turn; each keeps its names in one round of ``ORIGINAL``."""
+    kinds = DOMAINS["train"].values()
+    # By rounds: of every fourth database some domains would keep all of their names and others none.
+    rounds = ((place, place // len(kinds), kind) for place, kind in enumerate(islice(cycle(kinds), count)))
+    return {
+        f"{place:04d}": kind if turn % ORIGINAL == 0 else invented_domain(kind, rng)
+        for place, turn, kind in rounds
+    }
 
 
 def _shown(form: Form, tasks: Sequence[Task], careless: float, rng: Random) -> list[Demo]:

@@ -8,6 +8,7 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.core.types import Task
+from agentenv.data.sql_domains import DOMAINS
 from agentenv.data.sql_tasks import generate_sql_tasks
 from agentenv.envs.reex_sql import ReExSQL
 from agentenv.envs.sql import Sql
@@ -22,6 +23,7 @@ from agentenv.trainers.warmstart.sql_demonstrators import queries, slip, spelt, 
 from agentenv.trainers.warmstart.sql_warmstart import (
     LEVELS,
     SqlWarmstartConfig,
+    demonstrated_tasks,
     demonstrations,
     sql_warmstart,
 )
@@ -107,6 +109,16 @@ def test_the_forms_are_told_apart_by_their_opening_messages() -> None:
     for demo in demos:
         tag = "final_sql" if demo in exploring else "submit"
         assert demo[-1].text.endswith(f"</{tag}>")
+
+
+def test_every_domain_is_shown_under_its_own_names_in_a_quarter_of_its_databases() -> None:
+    """Six domains in turn, and four rounds of them: one round keeps the names."""
+    tables = {table.many: name for name, domain in DOMAINS["train"].items() for table in domain}
+    tasks = demonstrated_tasks(replace(TINY, tasks=480, databases=24), Random(0))
+    own = [(tables[table], task) for task in tasks if (table := table_of(task.data["gold"])) in tables]
+    assert {name for name, _ in own} == set(DOMAINS["train"])
+    assert len({task.data["databases"] for _, task in own}) == 6
+    assert 0.15 < len(own) / len(tasks) < 0.35
 
 
 def test_the_policy_comes_with_its_card(tmp_path: Path) -> None:
