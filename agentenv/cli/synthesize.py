@@ -10,6 +10,7 @@ from agentenv.core.env import run_sync
 from agentenv.core.types import Document, Task
 from agentenv.data.datasets import Dataset, load_dataset
 from agentenv.data.synthesis.records import RecordFailure, over_records, write_question_folder
+from agentenv.errors import ConfigurationError
 from agentenv.progress import LiveDisplay
 
 In = TypeVar("In")
@@ -17,6 +18,21 @@ Out = TypeVar("Out")
 
 GRAMMAR = "grammar"
 """The editor that needs no model."""
+
+
+def refuse_without_effect(editor: str, **options: object) -> None:
+    """Refuses options that only a model needs, where the work is done without one.
+
+    Args:
+        editor: Who needs no model.
+        **options: Values by name; one that is empty or None was not given.
+
+    Raises:
+        ConfigurationError: one was given.
+    """
+    for name, value in options.items():
+        if value:
+            raise ConfigurationError(f"--{name} is without effect with the editor {editor}: leave it out.")
 
 
 def load_questions(

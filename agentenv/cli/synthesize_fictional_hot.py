@@ -8,7 +8,14 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from agentenv.cli.synthesize import In, Out, process_records, show_failures, write_result
+from agentenv.cli.synthesize import (
+    In,
+    Out,
+    process_records,
+    refuse_without_effect,
+    show_failures,
+    write_result,
+)
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import Document, Task
 from agentenv.data.datasets import sample
@@ -94,6 +101,8 @@ class FictionalHot:
         refuse_used_folder(self.out)
         if self.at_once < 1:
             raise ConfigurationError(f"--at-once is {self.at_once}; it is at least 1.")
+        if self.editor == RULES and not self.solver:
+            refuse_without_effect(self.editor, replies=self.replies)
         source = self._drawn()
         composes = self.editor != RULES
         documents: Sequence[Document] | None = corpus_of(source)
