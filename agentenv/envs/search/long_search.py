@@ -314,8 +314,7 @@ class LongSearch(SearchEnv):
             observation_tokens: Bound of one observation.
             kept_chars: Characters of a part of a page that stay in the context after the turn which sees it whole; 100 as
                 published. Shortening opens a new row of the record. None keeps every part whole.
-            reads_on: Whether a turn after a result ends with its thought, and the parts of a page come by themselves. A turn
-                in which only an answer is taken does not end so.
+            reads_on: Whether a turn after a result ends with its thought if it may search, and parts of a page come by themselves.
             force_documents: Documents shown, each counted once, after which only an answer is taken; None sets no limit.
             force_turns: Turns after which only an answer is taken; None sets no limit.
             history_chars: Last characters of the history that the context keeps; None keeps all. The published agent that is
@@ -341,15 +340,13 @@ class LongSearch(SearchEnv):
         self.search, retriever = replace(self.search, format=page_format), self.search.retriever
         self.access = AccessTool(retriever, page_format, part_chars, parts, _pages_of(retriever))
         check_known("rule for a doubt", doubt, DOUBTS)
-        force = partial(Forcing, documents=force_documents, turns=force_turns)
-        self._forcing = force(self.search)
+        self._forced = Forcing(self.search, force_documents, force_turns)
         charge = partial(long_reward, doubt_penalty=doubt_penalty, doubts=DOUBTS[doubt])
-        self.parts = self._parts(prompt, force, certain_share, charge, ends_without_action)
+        self.parts = self._parts(prompt, certain_share, charge, ends_without_action)
 
     def _parts(
         self,
         prompt: str,
-        force: Callable[[ToolFunction], ToolFunction],
         share: float,
         charge: Callable[..., dict[str, float]],
         ends: bool,
@@ -359,10 +356,10 @@ class LongSearch(SearchEnv):
         if usual:
             native = replace(native, opening=LongOpening(NATIVE_PROMPT, share))
         parser: Callable[[str], TagCall | None] = TagParser(TAGS)
-        tools = {"search": force(self.search), "access": force(self.access)}
+        tools = {"search": self._forced, "access": replace(self._forced, tool=self.access)}
         if self._reads_on:
             parser = ReadingParser(parser, TAGS)
-            tools[THOUGHT] = force(ReadingThought(self.access, correction))
+            tools[THOUGHT] = replace(self._forced, tool=ReadingThought(self.access, correction))
         return SearchParts(
             opening=LongOpening(prompt, share) if usual else QuestionPrompt(prompt),
             parser=parser,
@@ -404,7 +401,7 @@ class LongSearch(SearchEnv):
         Where nothing but an answer is taken, the answer follows the thought in the same turn.
         """
         state = self.state
-        answers = state.turns >= self.max_turns or self._forcing.is_due(state, state.turns)
+        answers = state.turns >= self.max_turns or self._forced.is_due(state, state.turns)
         return (*stop, END_OF_THOUGHT) if self._reads_on and not answers and follows_result(state) else stop
 
     async def astep(self, action: str) -> Step:
