@@ -30,7 +30,7 @@ class Conversations:
     turns: int = ConversationConfig.turns
     """Turns of each, at least 2."""
     switches: float = ConversationConfig.switches
-    """Chance that a turn changes a topic of which something is left to ask, 0 to 1; one that is used up always changes."""
+    """Share of the turns after the first that change the topic, 0 to 1; one that is used up always changes."""
     seed: int = ConversationConfig.seed
     """Seeds every draw."""
 
