@@ -314,7 +314,7 @@ class LongSearch(SearchEnv):
             observation_tokens: Bound of one observation.
             kept_chars: Characters of a part of a page that stay in the context after the turn which sees it whole; 100 as
                 published. Shortening opens a new row of the record. None keeps every part whole.
-            reads_on: Whether a turn after a result ends with its thought if it may search, and parts of a page come by themselves.
+            reads_on: Whether a turn after a result ends with its thought if it may search, and pages come part by part.
             force_documents: Documents shown, each counted once, after which only an answer is taken; None sets no limit.
             force_turns: Turns after which only an answer is taken; None sets no limit.
             history_chars: Last characters of the history that the context keeps; None keeps all. The published agent that is
