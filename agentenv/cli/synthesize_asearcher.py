@@ -128,7 +128,7 @@ class ASearcher:
             "usage": models.usage(),
         }
         tasks = [as_task(one, number) for number, one in enumerate(kept)]
-        return write_result(self.out, tasks, documents, failures, card)
+        return write_result(self, tasks, documents, failures, card)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many questions came of how many pages, and what was refused."""

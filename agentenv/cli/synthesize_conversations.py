@@ -51,7 +51,7 @@ class Conversations:
             "seed": self.seed,
             "families": dict(sorted(Counter(task.data["family"] for task in tasks).items())),
         }
-        return write_result(self.out, tasks, world.documents, [], card)
+        return write_result(self, tasks, world.documents, [], card)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many turns there are, and how many of them change the topic."""

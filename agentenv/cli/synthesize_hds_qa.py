@@ -114,7 +114,7 @@ class HDSQA:
             },
             "usage": models.usage(),
         }
-        return write_result(self.out, tasks, documents, failures, card)
+        return write_result(self, tasks, documents, failures, card)
 
     def _retriever(self, documents: Sequence[Document]) -> Retriever:
         return make_retriever(self.retriever) if self.retriever else BM25Retriever.build(documents)

@@ -87,7 +87,7 @@ class OrganisationCommand:
             "usage": models.usage(),
             "families": dict(sorted(Counter(task.data["family"] for task in tasks).items())),
         }
-        return write_result(self.out, tasks, documents, failures, card)
+        return write_result(self, tasks, documents, failures, card)
 
     def _documents(
         self, made: Organisation, models: ChatModels

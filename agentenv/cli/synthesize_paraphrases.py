@@ -73,7 +73,7 @@ class Paraphrases:
             "usage": models.usage(),
         }
         documents = None if loaded.corpus is None else read_documents(loaded.corpus)
-        return write_result(self.out, tasks, documents, failures, card)
+        return write_result(self, tasks, documents, failures, card)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many questions and wordings there are."""

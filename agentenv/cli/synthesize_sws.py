@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from agentenv.cli.synthesize import write_result
 from agentenv.core.env import run_sync
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.io.toml_files import read_toml
@@ -18,12 +19,7 @@ from agentenv.core.types import Document, Task
 from agentenv.data.dataset_files import read_records
 from agentenv.data.synthesis.asearcher_model import ModelSolver
 from agentenv.data.synthesis.model_replies import ModelWriter
-from agentenv.data.synthesis.records import (
-    RecordFailure,
-    over_records,
-    refuse_used_folder,
-    write_question_folder,
-)
+from agentenv.data.synthesis.records import RecordFailure, over_records, refuse_used_folder
 from agentenv.data.synthesis.sws import Likeness, sample_concepts
 from agentenv.data.synthesis.sws_model import Order, WeaknessWriter, concept_sets
 from agentenv.errors import ConfigurationError, DatasetError
@@ -132,7 +128,7 @@ class SwS:
             "usage": models.usage(),
         }
         documents: Sequence[Document] | None = None if self.corpus is None else [*read_documents(self.corpus)]
-        return {**write_question_folder(self.out, tasks, documents, failures, card), "out": str(self.out)}
+        return write_result(self, tasks, documents, failures, card)
 
     def _judges(self) -> tuple[str, str]:
         first = self.judge or self.editor

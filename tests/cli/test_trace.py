@@ -34,7 +34,7 @@ def evaluation(directory: Path, predictions: Sequence[str]) -> Path:
         }
         for number, said in enumerate(predictions)
     ]
-    about = {"dataset": "fictional", "split": "test", "policy": "tiny", "retriever": "bm25:x"}
+    about: dict[str, Any] = {"dataset": "fictional", "split": "test", "policy": "tiny", "retriever": "bm25:x"}
     write_evaluation(directory, summarize(records, ("em_squad",), k=2, **about), records)
     return directory
 

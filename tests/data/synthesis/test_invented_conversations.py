@@ -64,7 +64,7 @@ def share_of_changes(share: float, conversations: int = 1000) -> float:
         invented_conversations(FACTS, ConversationConfig(conversations=conversations, switches=share))
     )
     pairs = [pair for pair in pairwise(tasks) if pair[1].data["turn"] > 1]
-    return sum(one.data["topic"] != next.data["topic"] for one, next in pairs) / len(pairs)
+    return sum(bool(one.data["topic"] != other.data["topic"]) for one, other in pairs) / len(pairs)
 
 
 @pytest.mark.parametrize("share", [ConversationConfig.switches, 0.5])
