@@ -68,14 +68,16 @@ class Trace:
             import torch  # noqa: F401 (the extra is there)
         from agentenv.evaluation.records import read_evaluation
         from agentenv.policies.model_chat import ChatModels
-        from agentenv.trainers.trace import check_band, check_runs
+        from agentenv.trainers.trace import check_band, check_runs, open_once
 
         check_band(self.band)
         target = self._target()
         check_runs(target, rank=self.rank, keep_method=self.keep_method, exercise=self.exercise)
         evaluation = read_evaluation(self.evaluation)
         chat = ChatModels(self.replies).open(self.model) if self.model else None
-        with new_folder(self.out) as folder:  # made before anything is paid for
+        with new_folder(self.out) as folder:
+            if chat is not None:  # whatever fails later fails before the model is asked
+                open_once(target)
             report = self._write(folder, target, evaluation, chat)
         return {**report, "out": str(self.out)}
 

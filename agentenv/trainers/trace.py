@@ -92,6 +92,16 @@ def check_runs(
             changed(config, {"lora.rank": rank})
 
 
+def open_once(target: TrainConfig) -> None:
+    """Opens all that an episode by which a success rate is measured needs, such as the policy and a search; plays none.
+
+    Raises:
+        AgentEnvError: it cannot be opened.
+    """
+    name, row = next(iter(CAPABILITIES.items()))
+    play_under(variant_of(target, name, row.worlds[0]), lambda tasks: ())
+
+
 def lacking(
     evaluation: Evaluation, chat: Chat | None = None, *, passes: int = PASSES
 ) -> tuple[list[Contrast], dict[str, str]]:

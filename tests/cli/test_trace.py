@@ -14,6 +14,13 @@ from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.trace import environment_for
 
+SMALL = """
+base = "laptop-search"
+search = { encoder = "hash" }
+train = { world = { documents = 200, questions = 8 } }
+dev = { world = { documents = 200, questions = 4 } }
+test = { world = { documents = 200, questions = 4 } }
+"""
 CALCULATOR = (
     'base = "laptop-search"\nenv = { id = "agentenv/Calculator-v0", options = {} }\ntrain.dataset = "env"\n'
 )
@@ -61,6 +68,7 @@ def traced(
     ("options", "named"),
     [
         (("--config", "{tmp}/calculator.toml"), "agentenv/Calculator-v0"),
+        (("--config", "{tmp}/encoder.toml"), "nowhere"),
         (("--policy", "openai:m@https://host.invalid/v1"), "no token ids"),
         (("--policy", "scripted"), "no weights"),
         (("--policy", "hf:{tmp}/nowhere"), "nowhere"),
@@ -78,6 +86,7 @@ def test_nothing_is_paid_for_what_is_refused(
 ) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "calculator.toml").write_text(CALCULATOR)
+    (tmp_path / "encoder.toml").write_text(SMALL.replace('"hash"', '"st:nowhere"'))
     given = [option.format(tmp=tmp_path) for option in options]
     out = [] if "--out" in options else ["--out", str(tmp_path / "out")]
     status, asked = traced(tmp_path, [*given, *out])
@@ -87,7 +96,9 @@ def test_nothing_is_paid_for_what_is_refused(
 
 
 def test_nothing_is_paid_where_nothing_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, asked = traced(tmp_path, ["--out", str(tmp_path / "out")], ("Paris", "Paris"))
+    (tmp_path / "small.toml").write_text(SMALL)
+    options = ["--config", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out")]
+    status, asked = traced(tmp_path, options, ("Paris", "Paris"))
     assert (status, asked) == (1, 0)
     assert "none of the 2 valid episodes" in " ".join(capsys.readouterr().err.split())
 
@@ -100,15 +111,13 @@ def test_replies_that_are_kept_are_paid_for_once(tmp_path: Path, capsys: pytest.
         asked.append(body)
         return Answer("[]")
 
-    words = [
-        "trace",
-        str(evaluation(tmp_path / "before", ("Rome", "Paris"))),
-        "--replies",
-        str(tmp_path / "kept"),
-    ]
+    (tmp_path / "small.toml").write_text(SMALL)
+    before = evaluation(tmp_path / "before", ("Rome", "Paris"))
+    words = ["trace", str(before), "--replies", str(tmp_path / "kept")]
     with FakeEndpoint(nothing) as server:
         for name in "ab":
             model = ["--model", f"openai:m@{server.url}", "--passes", "2"]
+            model += ["--config", str(tmp_path / "small.toml"), "--trust-config"]
             assert main([*words, *model, "--out", str(tmp_path / name)]) == 0
             assert len(asked) == 5
     first, second = (json.loads((tmp_path / name / "capabilities.json").read_text()) for name in "ab")
