@@ -99,7 +99,12 @@ def open_once(target: TrainConfig) -> None:
         AgentEnvError: it cannot be opened.
     """
     name, row = next(iter(CAPABILITIES.items()))
-    play_under(variant_of(target, name, row.worlds[0]), lambda tasks: ())
+    play_under(_over_training_tasks(variant_of(target, name, row.worlds[0]), 1), lambda tasks: ())
+
+
+def _over_training_tasks(config: TrainConfig, tasks: int) -> TrainConfig:
+    """``config`` with so many of its training tasks in the place of the test tasks."""
+    return config.model_copy(update={"test": config.train.model_copy(update={"limit": tasks})})
 
 
 def lacking(
@@ -214,7 +219,7 @@ def success_rate(config: TrainConfig, tasks: int) -> float:
     Raises:
         EnvFault: every episode met an infrastructure failure.
     """
-    posed = config.model_copy(update={"test": config.train.model_copy(update={"limit": tasks})})
+    posed = _over_training_tasks(config, tasks)
     played = valid_episodes(play_under(posed, temperature=config.rollout.temperature))
     return sum(is_shown(t.reward, config.env.options) for t in played) / len(played)
 
