@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from agentenv.cli.synthesize import GRAMMAR, process_records, write_result
+from agentenv.cli.synthesize import GRAMMAR, process_records, refuse_without_effect, write_result
 from agentenv.core.types import Document
 from agentenv.data.synthesis.asearcher import (
     DirectSolver,
@@ -95,8 +95,7 @@ class ASearcher:
         if spec := self.solver or ("" if self.editor == GRAMMAR else self.editor):
             solver = ModelSolver(ModelWriter(models.open(spec), temperature=0.6, top_p=0.95))
         if self.editor == GRAMMAR:
-            if self.judge:
-                raise ConfigurationError("--judge is without effect with the editor grammar: leave it out.")
+            refuse_without_effect(self.editor, judge=self.judge, replies=None if solver else self.replies)
             world = read_world(self.corpus)
             facts = generate_facts(world.config)
             return world.documents, (WorldEditor(facts), WorldReviewer(facts), solver), models
@@ -129,7 +128,7 @@ class ASearcher:
             "usage": models.usage(),
         }
         tasks = [as_task(one, number) for number, one in enumerate(kept)]
-        return write_result(self.out, tasks, documents, failures, card)
+        return write_result(self, tasks, documents, failures, card)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many questions came of how many pages, and what was refused."""

@@ -30,7 +30,7 @@ class Conversations:
     turns: int = ConversationConfig.turns
     """Turns of each, at least 2."""
     switches: float = ConversationConfig.switches
-    """Chance that a turn changes a topic of which something is left to ask, 0 to 1; one that is used up always changes."""
+    """Share of the turns after the first that change the topic, 0 to 1; one that is used up always changes."""
     seed: int = ConversationConfig.seed
     """Seeds every draw."""
 
@@ -51,7 +51,7 @@ class Conversations:
             "seed": self.seed,
             "families": dict(sorted(Counter(task.data["family"] for task in tasks).items())),
         }
-        return write_result(self.out, tasks, world.documents, [], card)
+        return write_result(self, tasks, world.documents, [], card)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many turns there are, and how many of them change the topic."""

@@ -8,7 +8,14 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from agentenv.cli.synthesize import In, Out, process_records, show_failures, write_result
+from agentenv.cli.synthesize import (
+    In,
+    Out,
+    process_records,
+    refuse_without_effect,
+    show_failures,
+    write_result,
+)
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import Document, Task
 from agentenv.data.datasets import sample
@@ -81,7 +88,7 @@ class FictionalHot:
     solver: str = ""
     """Model that answers every question without a search, the real one and the fictional one; default: nobody."""
     haystack: Literal["corpus", "none"] = "corpus"
-    """Whether the rest of the real corpora stands beside the rewritten documents, as published."""
+    """Whether the real corpora, with the originals of the rewritten documents, stand beside these, as published."""
     at_once: int = 8
     """Questions under way at a time."""
     seed: int = 0
@@ -94,6 +101,8 @@ class FictionalHot:
         refuse_used_folder(self.out)
         if self.at_once < 1:
             raise ConfigurationError(f"--at-once is {self.at_once}; it is at least 1.")
+        if self.editor == RULES and not self.solver:
+            refuse_without_effect(self.editor, replies=self.replies)
         source = self._drawn()
         composes = self.editor != RULES
         documents: Sequence[Document] | None = corpus_of(source)
@@ -113,9 +122,10 @@ class FictionalHot:
         made, failures = self._made(usable, names, LinkedPages(documents), models)
         kept = [one for one in made if not one.fictional]
         reasons |= {one.item.seed.task.id: KNOWN for one in made if one.fictional}
-        card = self._card(source, made, reasons) | {"usage": models.usage()}
-        corpus = shared_haystack(documents, (one.item for one in kept), lambda _: self.haystack == "corpus")
-        return write_result(self.out, self._tasks(source, kept), corpus, failures, card)
+        card = self._card(source, made, failures, reasons) | {"usage": models.usage()}
+        beside = documents if self.haystack == "corpus" else ()
+        corpus = shared_haystack((one.item for one in kept), beside)
+        return write_result(self, self._tasks(source, kept), corpus, failures, card)
 
     def _drawn(self) -> Source:
         """One draw over all sets."""
@@ -182,7 +192,13 @@ class FictionalHot:
             for one in kept
         ]
 
-    def _card(self, source: Source, made: Sequence[Answered], reasons: Mapping[str, str]) -> dict[str, Any]:
+    def _card(
+        self,
+        source: Source,
+        made: Sequence[Answered],
+        failures: Sequence[RecordFailure],
+        reasons: Mapping[str, str],
+    ) -> dict[str, Any]:
         sets = {
             name: [task.id for task in source.tasks if source.set_of(task) == name]
             for name in source.parts or (source.name,)
@@ -199,14 +215,18 @@ class FictionalHot:
             "names": sum(len(one.item.names) for one in made),
             "composed": sum(not one.item.seed.documents for one in made),
             "kept_texts": sum(one.item.kept_texts for one in made),
-            **self._counts([task.id for task in source.tasks], made, reasons),
-            "sets": {name: self._counts(ids, made, reasons) for name, ids in sets.items()},
+            **self._counts([task.id for task in source.tasks], made, failures, reasons),
+            "sets": {name: self._counts(ids, made, failures, reasons) for name, ids in sets.items()},
         }
 
     def _counts(
-        self, ids: Sequence[str], made: Sequence[Answered], reasons: Mapping[str, str]
+        self,
+        ids: Sequence[str],
+        made: Sequence[Answered],
+        failures: Sequence[RecordFailure],
+        reasons: Mapping[str, str],
     ) -> dict[str, Any]:
-        """What became of the questions ``ids``, and the closed-book control over them."""
+        """What became of each of the questions ``ids``, and the closed-book control over them."""
         asked = set(ids)
         ours = [one for one in made if one.item.seed.task.id in asked]
         closed_book = {
@@ -218,6 +238,7 @@ class FictionalHot:
             "drawn": len(ids),
             "questions": sum(not one.fictional for one in ours),
             "left_out": dict(Counter(reasons[one] for one in ids if one in reasons)),
+            "failures": dict(sorted(Counter(one.kind for one in failures if one.id in asked).items())),
             "closed_book": closed_book if self.solver else None,
         }
 

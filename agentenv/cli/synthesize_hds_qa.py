@@ -8,7 +8,14 @@ from typing import Any
 
 from rich.console import Console
 
-from agentenv.cli.synthesize import GRAMMAR, load_questions, process_records, show_failures, write_result
+from agentenv.cli.synthesize import (
+    GRAMMAR,
+    load_questions,
+    process_records,
+    refuse_without_effect,
+    show_failures,
+    write_result,
+)
 from agentenv.core.env import run_sync
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Task
@@ -76,7 +83,7 @@ class HDSQA:
         refuse_used_folder(self.out)
         if self.at_once < 1:
             raise ConfigurationError(f"--at-once is {self.at_once}; it is at least 1.")
-        if self.related < self.fewest:
+        if self.editor != GRAMMAR and self.related < self.fewest:
             raise ConfigurationError(
                 f"--related is {self.related}; each of --fewest {self.fewest} features needs a question of its own."
             )
@@ -84,6 +91,7 @@ class HDSQA:
         models, failures = ChatModels(self.replies), list[RecordFailure]()
         documents: Sequence[Document]
         if self.editor == GRAMMAR:
+            refuse_without_effect(self.editor, judge=self.judge, replies=self.replies)
             world = read_world(self.corpus)
             documents = world.documents
             retriever = self._retriever(documents)
@@ -106,7 +114,7 @@ class HDSQA:
             },
             "usage": models.usage(),
         }
-        return write_result(self.out, tasks, documents, failures, card)
+        return write_result(self, tasks, documents, failures, card)
 
     def _retriever(self, documents: Sequence[Document]) -> Retriever:
         return make_retriever(self.retriever) if self.retriever else BM25Retriever.build(documents)
@@ -146,7 +154,11 @@ class HDSQA:
 def _refused(made: Sequence[HybridQuestions]) -> list[RecordFailure]:
     """The entities of which nothing came, of seed questions of which something came by another entity."""
     return [
-        RecordFailure(f"{one.tasks[0].data['seed_id']}/{refused.entity}", "EntityRefused", refused.why)
+        RecordFailure(
+            f"{one.tasks[0].data['seed_id']}/{refused.entity}",
+            "EntityFailed" if refused.failed else "EntityRefused",
+            refused.why,
+        )
         for one in made
         for refused in one.refused
     ]

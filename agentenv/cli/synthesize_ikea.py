@@ -45,7 +45,7 @@ class IKEA:
             "seed": self.seed,
             "families": dict(sorted(Counter(task.data["family"] for task in tasks).items())),
         }
-        return write_result(self.out, tasks, None, [], card)
+        return write_result(self, tasks, None, [], card)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many questions there are of each half."""

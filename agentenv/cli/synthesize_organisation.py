@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from agentenv.cli.synthesize import process_records, show_failures, write_result
+from agentenv.cli.synthesize import process_records, refuse_without_effect, show_failures, write_result
 from agentenv.core.types import Document
 from agentenv.data.organisation import invent_organisation
 from agentenv.data.organisation_log import Organisation, OrganisationConfig
@@ -16,7 +16,7 @@ from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.data.synthesis.organisation_prose import ProseWriter, names_of
 from agentenv.data.synthesis.records import RecordFailure, refuse_used_folder
 from agentenv.data.world_config import Split
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.policies.model_chat import ChatModels
 
 TEMPLATES = "templates"
@@ -47,17 +47,22 @@ class OrganisationCommand:
     social: bool = OrganisationConfig.social
     """Whether incidents come again, people burn out and complaints are passed on, with questions about that."""
     editor: str = TEMPLATES
-    """Who writes the mails, messages and tickets: `templates`, or a model, whose wordings are checked against them."""
+    """Who writes the mails, messages and tickets: `templates`, or a model, whose wordings are checked against them. Where
+    one cannot be taken the template stays, and failures.jsonl says why."""
     judge: str = ""
     """Model that says whether a wording states what its template does; default: the editor."""
     at_once: int = 8
-    """Artefacts that a model writes at a time."""
+    """Artefacts that a model writes at a time; without effect for `templates`."""
     replies: Path | None = None
     """Folder that keeps the replies of the models; the same command asks nothing twice after an interruption."""
 
     def run(self) -> dict[str, Any]:
         """Writes the folder and returns its card."""
         refuse_used_folder(self.out)
+        if self.at_once < 1:
+            raise ConfigurationError(f"--at-once is {self.at_once}; it is at least 1.")
+        if self.editor == TEMPLATES:
+            refuse_without_effect(self.editor, judge=self.judge, replies=self.replies)
         config = OrganisationConfig(
             self.seed, self.people, self.days, self.split, self.followups, self.social
         )
@@ -82,18 +87,18 @@ class OrganisationCommand:
             "usage": models.usage(),
             "families": dict(sorted(Counter(task.data["family"] for task in tasks).items())),
         }
-        return write_result(self.out, tasks, documents, failures, card)
+        return write_result(self, tasks, documents, failures, card)
 
     def _documents(
         self, made: Organisation, models: ChatModels
     ) -> tuple[list[Document], list[RecordFailure]]:
-        """What was written down, in the words of the editor where these can be taken."""
+        """What was written down, in the words of the editor where these can be taken, and why they cannot elsewhere.
+
+        Raises:
+            DatasetError: not one of its wordings can be taken.
+        """
         if self.editor == TEMPLATES:
-            if self.judge:
-                raise ConfigurationError("--judge is without effect with the editor templates: leave it out.")
             return list(made.documents), []
-        if self.at_once < 1:
-            raise ConfigurationError(f"--at-once is {self.at_once}; it is at least 1.")
         judge = ModelWriter(models.open(self.judge or self.editor), temperature=0.0)
         prose = ProseWriter(ModelWriter(models.open(self.editor)), judge, made, names_of(made), self.seed)
         written, failures = process_records(
@@ -104,6 +109,12 @@ class OrganisationCommand:
             lambda artefact: artefact.document.id,
             self.at_once,
         )
+        if not written:
+            first = failures[0]
+            raise DatasetError(
+                f"no wording of {self.editor} came of {len(failures)} artefacts, and nothing is written; the first "
+                f"({first.id}) failed with {first.kind}: {first.message}"
+            )
         known = {artefact.document.id: artefact.document for artefact in written}
         return [known.get(document.id, document) for document in made.documents], failures
 

@@ -57,6 +57,7 @@ class Paraphrases:
                 "--fewest not above --count"
             )
         loaded = load_questions(self.dataset, self.data, split=self.split, limit=self.limit, seed=self.seed)
+        documents = None if loaded.corpus is None else [*read_documents(loaded.corpus)]
         models = ChatModels(self.replies)
         judge = ModelWriter(models.open(self.judge or self.editor), temperature=0.0)
         maker = Paraphraser(ModelWriter(models.open(self.editor)), judge, self.count, self.fewest, self.seed)
@@ -72,8 +73,7 @@ class Paraphrases:
             "wordings": sum(len(task.data["paraphrases"]) for task in tasks),
             "usage": models.usage(),
         }
-        documents = None if loaded.corpus is None else read_documents(loaded.corpus)
-        return write_result(self.out, tasks, documents, failures, card)
+        return write_result(self, tasks, documents, failures, card)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """How many questions and wordings there are."""

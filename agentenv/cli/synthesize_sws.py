@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from agentenv.cli.synthesize import write_result
 from agentenv.core.env import run_sync
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.io.toml_files import read_toml
@@ -18,12 +19,7 @@ from agentenv.core.types import Document, Task
 from agentenv.data.dataset_files import read_records
 from agentenv.data.synthesis.asearcher_model import ModelSolver
 from agentenv.data.synthesis.model_replies import ModelWriter
-from agentenv.data.synthesis.records import (
-    RecordFailure,
-    over_records,
-    refuse_used_folder,
-    write_question_folder,
-)
+from agentenv.data.synthesis.records import RecordFailure, over_records, refuse_used_folder
 from agentenv.data.synthesis.sws import Likeness, sample_concepts
 from agentenv.data.synthesis.sws_model import Order, WeaknessWriter, concept_sets
 from agentenv.errors import ConfigurationError, DatasetError
@@ -117,10 +113,12 @@ class SwS:
             raise ConfigurationError(
                 f"no question of {self.history} counts as failed by --failed {self.failed}; try --failed flat"
             )
-        models = ChatModels(self.replies)
+        # What cannot be opened is refused before a model is asked.
+        documents: Sequence[Document] | None = None if self.corpus is None else [*read_documents(self.corpus)]
+        encoder, models = make_encoder(self.encoder), ChatModels(self.replies)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with LiveDisplay("sws", log=self.out.parent / f"{self.out.name}.log") as display:
-            tasks, failures = self._make(history, kinds, models, display)
+            tasks, failures = self._make(history, kinds, encoder, models, display)
         card = {
             "recipe": "sws",
             "history": str(self.history),
@@ -131,15 +129,19 @@ class SwS:
             "families": dict(sorted(Counter(task.data["family"] for task in tasks).items())),
             "usage": models.usage(),
         }
-        documents: Sequence[Document] | None = None if self.corpus is None else [*read_documents(self.corpus)]
-        return {**write_question_folder(self.out, tasks, documents, failures, card), "out": str(self.out)}
+        return write_result(self, tasks, documents, failures, card)
 
     def _judges(self) -> tuple[str, str]:
         first = self.judge or self.editor
         return first, self.second_judge or first
 
     def _make(
-        self, history: History, kinds: Sequence[Weakness], models: ChatModels, display: Display
+        self,
+        history: History,
+        kinds: Sequence[Weakness],
+        encoder: Encoder,
+        models: ChatModels,
+        display: Display,
     ) -> tuple[list[Task], list[RecordFailure]]:
         writer = WeaknessWriter(
             ModelWriter(models.open(self.editor)),
@@ -157,7 +159,7 @@ class SwS:
         work = over_records(named, concepts, lambda pair: pair[1], at_once=self.at_once, display=display)
         found, unread = run_sync(work)
         sets = concept_sets(found)
-        orders = self._orders([kind for kind in kinds if kind.kind in sets], sets)
+        orders = self._orders([kind for kind in kinds if kind.kind in sets], sets, encoder)
         made, refused = run_sync(
             over_records(orders, writer.write, lambda order: order.id, at_once=self.at_once, display=display)
         )
@@ -171,10 +173,12 @@ class SwS:
             return greedy, _sampled(models, second)
         return greedy, ModelWriter(models.open(second), temperature=0.0)
 
-    def _orders(self, kinds: Sequence[Weakness], sets: dict[str, list[list[str]]]) -> list[Order]:
+    def _orders(
+        self, kinds: Sequence[Weakness], sets: dict[str, list[list[str]]], encoder: Encoder
+    ) -> list[Order]:
         """What is to be written: of each category its share, with concepts drawn for each question."""
         counts = apportioned([round(kind.share * 10**9) for kind in kinds], self.questions)
-        likeness, rng = cosines(make_encoder(self.encoder), sets), Random(self.seed)
+        likeness, rng = cosines(encoder, sets), Random(self.seed)
         orders: list[Order] = []
         for kind, count in zip(kinds, counts, strict=True):
             for _ in range(count):

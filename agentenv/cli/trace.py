@@ -7,6 +7,8 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from agentenv.core.io.files import new_folder
+from agentenv.data.synthesis.records import refuse_used_folder
 from agentenv.errors import ConfigurationError, needs_extra
 
 
@@ -25,7 +27,7 @@ class Trace:
     evaluation: Annotated[Path, tyro.conf.Positional]
     """Folder of an evaluation of the policy."""
     out: Path
-    """Folder for capabilities.json, the configurations and router.json. It must not exist."""
+    """Folder for capabilities.json, the configurations and router.json; a new one."""
     config: str = "laptop-search"
     """Preset or TOML file of the run in which the policy is trained; says its worlds, tools and budgets."""
     policy: str = ""
@@ -46,13 +48,16 @@ class Trace:
     keep_method: bool = False
     """Whether the configurations learn by the loss, the sampler and the strategy of ``config``; otherwise by GRPO, as in the
     paper."""
+    replies: Path | None = None
+    """Folder that keeps the replies of the model; the same command asks nothing twice after an interruption."""
     trust_config: bool = False
     """Whether the configuration may run code without a sandbox or contact hosts; otherwise the terminal asks."""
 
     def run(self) -> dict[str, Any]:
         """Labels, makes environments and writes them."""
-        if self.out.exists():
-            raise ConfigurationError(f"{self.out} exists; name a folder that does not")
+        refuse_used_folder(self.out)
+        if self.replies and not self.model:
+            raise ConfigurationError("--replies is without effect without --model: leave it out.")
         if min(self.passes, self.tasks) < 1 or self.rank < 0:
             raise ConfigurationError(
                 f"passes={self.passes} and tasks={self.tasks} must be at least 1, rank={self.rank} at least 0"
@@ -61,14 +66,27 @@ class Trace:
             raise ConfigurationError(f"exercise={self.exercise} must be above 0 and at most 1")
         with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
-        from agentenv.envs.search.capability_search import CAPABILITIES
         from agentenv.evaluation.records import read_evaluation
-        from agentenv.policies.model_chat import make_chat
+        from agentenv.policies.model_chat import ChatModels
+        from agentenv.trainers.trace import check_band, check_runs, open_once
+
+        check_band(self.band)
+        target = self._target()
+        check_runs(target, rank=self.rank, keep_method=self.keep_method, exercise=self.exercise)
+        evaluation = read_evaluation(self.evaluation)
+        chat = ChatModels(self.replies).open(self.model) if self.model else None
+        with new_folder(self.out) as folder:
+            if chat is not None:  # whatever fails later fails before the model is asked
+                open_once(target)
+            report = self._write(folder, target, evaluation, chat)
+        return {**report, "out": str(self.out)}
+
+    def _write(self, folder: Path, target: Any, evaluation: Any, chat: Any) -> dict[str, Any]:
+        """What is lacking, and the environments and runs for it, in ``folder``."""
+        from agentenv.envs.search.capability_search import CAPABILITIES
         from agentenv.trainers.trace import environment_for, lacking, write_capabilities
 
-        target = self._target()
-        chat = make_chat(self.model) if self.model else None
-        found, proposed = lacking(read_evaluation(self.evaluation), chat, passes=self.passes)
+        found, proposed = lacking(evaluation, chat, passes=self.passes)
         kept = [one.capability for one in found if one.kept and one.capability in CAPABILITIES]
         made = [
             environment_for(
@@ -81,9 +99,7 @@ class Trace:
             )
             for name in kept
         ]
-        self.out.mkdir(parents=True)
-        report = write_capabilities(self.out, target, found, proposed, made, rank=self.rank)
-        return {**report, "out": str(self.out)}
+        return write_capabilities(folder, target, found, proposed, made, rank=self.rank)
 
     def _target(self) -> Any:
         """The configuration of the run, with the policy that is looked at."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.grammar import read_json, shortened
-from agentenv.errors import EndpointFault, JudgeFault, PolicyFault
+from agentenv.errors import ContextTooSmall, EndpointFault, JudgeFault, PolicyFault
 from agentenv.evaluation.capabilities import Skill
 from agentenv.evaluation.diagnosis import cause_of
 from agentenv.evaluation.records import EpisodeRecord
@@ -173,7 +173,8 @@ async def label_by_model(
 ) -> list[Labels]:
     """Labels by ``passes`` independent replies of a model over each episode.
 
-    A reply that cannot be read or had is no vote. An episode without a vote is left out, and so is one that a fault ended.
+    A reply that cannot be read or had is no vote, and neither is one to an episode that does not fit the model's context. An
+    episode without a vote is left out, and so is one that a fault ended.
 
     Args:
         chat: The model.
@@ -183,10 +184,11 @@ async def label_by_model(
         passes: Replies for each episode.
 
     Raises:
-        JudgeFault: no reply to any episode could be read.
+        JudgeFault: no reply to any episode could be read or had; says why of the last.
         ConfigurationError: the endpoint refuses the key or the model.
     """
     listed = "\n".join(f"- {name}: {text}" for name, text in capabilities.items())
+    failed: list[str] = []
 
     async def one(record: EpisodeRecord, number: int) -> set[str] | None:
         message = LABEL.format(capabilities=listed, episode=transcript(record))
@@ -195,7 +197,8 @@ async def label_by_model(
                 [{"role": "user", "content": message}], max_tokens=_REPLY_TOKENS, temperature=1.0, seed=number
             )
             return {str(name) for name in _json_list(reply.text)} & capabilities.keys()
-        except (EndpointFault, JudgeFault, PolicyFault):
+        except (ContextTooSmall, EndpointFault, JudgeFault, PolicyFault) as error:
+            failed.append(str(error))
             return None
 
     async def label(record: EpisodeRecord, value: float) -> Labels | None:
@@ -209,7 +212,10 @@ async def label_by_model(
     pairs = [(r, v) for r, v in zip(records, values, strict=True) if r["valid"]]
     labels = [one for one in await gather_all(label(*pair) for pair in pairs) if one is not None]
     if not labels:
-        raise JudgeFault(f"no reply of {chat.model} to {len(pairs)} episodes is a JSON list of capabilities")
+        why = f"; the last: {failed[-1]}" if failed else ""
+        raise JudgeFault(
+            f"no reply of {chat.model} to {len(pairs)} episodes is a JSON list of capabilities{why}"
+        )
     return labels
 
 

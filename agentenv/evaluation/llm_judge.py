@@ -19,7 +19,14 @@ from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.env import run_sync
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.scoring.scorers import check_answers, get_scorer
-from agentenv.errors import ConfigurationError, EndpointFault, Fault, JudgeFault
+from agentenv.errors import (
+    ConfigurationError,
+    ContextTooSmall,
+    EndpointFault,
+    EndpointRefusal,
+    Fault,
+    JudgeFault,
+)
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation, write_results
 from agentenv.evaluation.results import clusters_of
 from agentenv.evaluation.rubrics import Grade, Rubric, get_rubric
@@ -98,6 +105,7 @@ class Judge:
             DatasetError: the accepted answers cannot be scored.
             JudgeFault: the reply holds no verdict, or there is no judge to ask.
             EndpointFault: no reply could be had.
+            ContextTooSmall: the answer does not fit the context of the judge.
         """
         check_answers(answers)
         if prediction is None or not prediction.strip():
@@ -111,6 +119,22 @@ class Judge:
             if key not in self.cache.grades:
                 self.cache.add(key, await self._ask(message))
         return self.cache.grades[key]
+
+    async def takes(self, question: str, answers: Sequence[str], prediction: str | None) -> bool:
+        """Whether a prediction in training gets the best verdict.
+
+        One that the judge's filter refuses or its context does not hold does not: the policy wrote it, and a failure would
+        take its episode out of the loss.
+
+        Raises:
+            DatasetError: the accepted answers cannot be scored.
+            JudgeFault: the reply holds no verdict, or there is no judge to ask.
+            EndpointFault: no reply could be had.
+        """
+        try:
+            return (await self.grade(question, answers, prediction)).value == 1.0
+        except (ContextTooSmall, EndpointRefusal):
+            return False
 
     @asynccontextmanager
     async def _alone(self, key: str) -> AsyncIterator[None]:
@@ -144,6 +168,8 @@ class Judge:
                 return await self.grade(record["question"], record["answers"], record["prediction"])
             except (EndpointFault, JudgeFault) as fault:
                 return fault
+            except ContextTooSmall as error:  # of this answer alone, which must not end the others
+                return JudgeFault(str(error))
 
         # A wrong key or model is the same for all: after the first refusal the rest is not asked.
         return await gather_all(one(record) for record in records)

@@ -96,21 +96,11 @@ def check_policy(spec: str) -> None:
             )
 
 
-def make_policy(spec: str, compute: ComputeSettings | None = None) -> "HFPolicy":
-    """The policy that ``spec`` names, whose tokens can be trained on.
-
-    ``tiny`` is the shipped policy, ``hf:PATH`` a local transformers folder, and ``hf:PATH#device=cuda:1&dtype=float32`` one
-    with settings of its own. ``scripted`` (the expert of each environment) needs the episodes and is made by the evaluation.
-
-    Args:
-        spec: Its name.
-        compute: Where and how it computes, unless the name says so; None is ``process_compute``.
+def check_trainable(spec: str) -> None:
+    """Refuses a policy that has no weights to train; nothing is loaded and nothing is sent.
 
     Raises:
-        UnknownName: no such kind of policy, or no such setting.
-        ConfigurationError: an endpoint, which can be evaluated only, or settings that cannot be had.
-        MissingExtra: torch or transformers is not installed.
-        CheckpointMismatch: the folder holds no model that can be loaded.
+        ConfigurationError: it has none, or those of several policies; says what to name.
     """
     if is_endpoint(spec):
         raise ConfigurationError(
@@ -128,6 +118,25 @@ def make_policy(spec: str, compute: ComputeSettings | None = None) -> "HFPolicy"
         raise ConfigurationError(
             f"{spec!r} has no weights: it can be evaluated and not trained. Train with hf:PATH."
         )
+
+
+def make_policy(spec: str, compute: ComputeSettings | None = None) -> "HFPolicy":
+    """The policy that ``spec`` names, whose tokens can be trained on.
+
+    ``tiny`` is the shipped policy, ``hf:PATH`` a local transformers folder, and ``hf:PATH#device=cuda:1&dtype=float32`` one
+    with settings of its own. ``scripted`` (the expert of each environment) needs the episodes and is made by the evaluation.
+
+    Args:
+        spec: Its name.
+        compute: Where and how it computes, unless the name says so; None is ``process_compute``.
+
+    Raises:
+        UnknownName: no such kind of policy, or no such setting.
+        ConfigurationError: an endpoint, which can be evaluated only, or settings that cannot be had.
+        MissingExtra: torch or transformers is not installed.
+        CheckpointMismatch: the folder holds no model that can be loaded.
+    """
+    check_trainable(spec)
     folder = policy_folder(spec)
     with needs_extra("train"):
         from agentenv.policies.hf import HFPolicy

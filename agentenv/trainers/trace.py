@@ -25,10 +25,12 @@ from agentenv.evaluation.contrast import (
     label_by_skills,
     propose,
 )
+from agentenv.evaluation.diagnosis import cause_of
 from agentenv.evaluation.records import Evaluation
 from agentenv.evaluation.results import values_of
 from agentenv.evaluation.runner import valid_episodes
 from agentenv.policies.endpoint import Chat
+from agentenv.policies.policy_spec import check_policy, check_trainable
 from agentenv.policies.router import Route, RouterCard, write_router
 from agentenv.trainers.config.config_files import changed, dump_config
 from agentenv.trainers.config.sections import RewardShapingSettings
@@ -56,10 +58,61 @@ class CapabilityEnvironment:
     """The run that trains it; None where no variant lies within the band."""
 
 
+def check_band(band: tuple[float, float]) -> None:
+    """Refuses success rates between which no policy can lie.
+
+    Raises:
+        ConfigurationError: they are not in order within 0 and 1.
+    """
+    if not 0 <= band[0] <= band[1] <= 1:
+        raise ConfigurationError(
+            f"band={band[0]:g} {band[1]:g}: name the least success rate and then the greatest, within 0 and 1"
+        )
+
+
+def check_runs(
+    target: TrainConfig, *, rank: int, keep_method: bool = False, exercise: float = EXERCISED
+) -> None:
+    """Refuses a target of which no run could be made, whatever it lacks; nothing is loaded or played.
+
+    Args:
+        target: The run whose policy may lack something.
+        rank: See `write_capabilities`.
+        keep_method: See `variant_of`.
+        exercise: See `CapabilitySearch`.
+
+    Raises:
+        ConfigurationError: its environment, its policy or the rank of the adapters cannot be used.
+    """
+    check_trainable(target.policy)
+    check_policy(target.policy)
+    for name, row in CAPABILITIES.items():
+        for dials in row.worlds:
+            config = variant_of(target, name, dials, keep_method=keep_method, exercise=exercise)
+            changed(config, {"lora.rank": rank})
+
+
+def open_once(target: TrainConfig) -> None:
+    """Opens all that an episode by which a success rate is measured needs, such as the policy and a search; plays none.
+
+    Raises:
+        AgentEnvError: it cannot be opened.
+    """
+    name, row = next(iter(CAPABILITIES.items()))
+    play_under(_over_training_tasks(variant_of(target, name, row.worlds[0]), 1), lambda tasks: ())
+
+
+def _over_training_tasks(config: TrainConfig, tasks: int) -> TrainConfig:
+    """``config`` with so many of its training tasks in the place of the test tasks."""
+    return config.model_copy(update={"test": config.train.model_copy(update={"limit": tasks})})
+
+
 def lacking(
     evaluation: Evaluation, chat: Chat | None = None, *, passes: int = PASSES
 ) -> tuple[list[Contrast], dict[str, str]]:
     """The contrasts of an evaluation, and what a model proposed besides the capabilities that are known.
+
+    A model is asked only about an evaluation in which something failed.
 
     Args:
         evaluation: Of the policy, in the target environment.
@@ -74,6 +127,11 @@ def lacking(
     values = values_of(records, next(iter(evaluation.results["scores"])))
     labels: list[Labels]
     proposed: dict[str, str] = {}
+    pairs = [pair for pair in zip(records, values, strict=True) if pair[0]["valid"]]
+    if all(cause_of(*pair) == "correct" for pair in pairs):
+        raise ConfigurationError(
+            f"none of the {len(pairs)} valid episodes of {evaluation.directory} failed: nothing is lacking"
+        )
     if chat is None:
         skills = {skill.name: skill for skill in SEARCH_SKILLS}
         named = {name: skills[capability.skill] for name, capability in CAPABILITIES.items()}
@@ -82,7 +140,7 @@ def lacking(
         labels, proposed = asyncio.run(_asked(chat, evaluation, values, passes))
     if not any(not one.solved for one in labels):
         raise ConfigurationError(
-            f"none of the {len(labels)} labelled episodes of {evaluation.directory} failed: nothing is lacking"
+            f"none of the {len(labels)} labelled episodes of {evaluation.directory} failed; no label of the others came"
         )
     return contrasts(labels), proposed
 
@@ -161,7 +219,7 @@ def success_rate(config: TrainConfig, tasks: int) -> float:
     Raises:
         EnvFault: every episode met an infrastructure failure.
     """
-    posed = config.model_copy(update={"test": config.train.model_copy(update={"limit": tasks})})
+    posed = _over_training_tasks(config, tasks)
     played = valid_episodes(play_under(posed, temperature=config.rollout.temperature))
     return sum(is_shown(t.reward, config.env.options) for t in played) / len(played)
 
@@ -196,7 +254,11 @@ def environment_for(
         keep_method: Whether the run learns as ``target`` does and not by GRPO.
         exercise: What showing the capability pays; see `CapabilitySearch`.
         rate: Measures it.
+
+    Raises:
+        ConfigurationError: the band is none, or no run can be made of the target.
     """
+    check_band(band)
     rates: list[float] = []
     for dials in get_capability(capability).worlds:
         config = variant_of(target, capability, dials, keep_method=keep_method, exercise=exercise)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.errors import EndpointFault, JudgeFault
+from agentenv.errors import ContextTooSmall, EndpointFault, JudgeFault
 from agentenv.evaluation.capabilities import Skill
 from agentenv.evaluation.contrast import (
     Labels,
@@ -122,6 +122,18 @@ def test_votes_that_cannot_be_read_are_none() -> None:
 def test_a_model_that_says_nothing_readable_is_a_fault_and_no_label() -> None:
     with pytest.raises(JudgeFault, match="labeller"):
         asyncio.run(label_by_model(Replies(["no"] * 2), [record(0)], [0.0], CAPABILITIES, passes=2))
+
+
+def test_an_episode_that_fits_no_context_is_left_out_and_ends_nothing() -> None:
+    """A context that is too small is that of one episode: what was paid for the others is kept."""
+    long = ContextTooSmall("The messages do not fit the context of labeller")
+    replies = [long, long, '["chain"]', "[]"]
+    labels = asyncio.run(
+        label_by_model(Replies(replies), [record(0), record(1)], [0.0, 0.0], CAPABILITIES, passes=2)
+    )
+    assert [dict(one.lacks) for one in labels] == [{"chain": 0.5, "form": 0.0}]
+    with pytest.raises(JudgeFault, match="do not fit the context"):
+        asyncio.run(label_by_model(Replies([long] * 2), [record(0)], [0.0], CAPABILITIES, passes=2))
 
 
 def test_proposed_capabilities_are_new_and_few() -> None:

@@ -16,7 +16,16 @@ import pytest
 
 from agentenv.cli.main import main
 from agentenv.cli.rescore import left_out_note
-from agentenv.errors import ConfigurationError, DatasetError, EndpointFault, Fault, JudgeFault, UnknownName
+from agentenv.errors import (
+    ConfigurationError,
+    ContextTooSmall,
+    DatasetError,
+    EndpointFault,
+    EndpointRefusal,
+    Fault,
+    JudgeFault,
+    UnknownName,
+)
 from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder, judged_table
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.rubrics import RUBRICS, Grade, get_rubric
@@ -278,6 +287,36 @@ def test_a_wrong_key_stops_at_once_and_writes_nothing(
     with pytest.raises(ConfigurationError, match="no such model"):
         judge_folder(tmp_path / "run", judge(chat))
     assert (tmp_path / "run" / "results.json").read_bytes() == before
+
+
+def test_an_answer_that_fits_no_context_has_no_grade_and_ends_nothing(
+    record: Callable[..., EpisodeRecord],
+) -> None:
+    chat = ScriptedChat({"long": ContextTooSmall("does not fit"), "Paris": "VERDICT: CORRECT"})
+    graded = asyncio.run(judge(chat).grade_all([record("a", "long"), record("b", "Paris")]))
+    assert isinstance(graded[0], JudgeFault)
+    assert "does not fit" in str(graded[0])
+    assert graded[1] == Grade("CORRECT", 1.0)
+
+
+def test_a_judge_in_training_does_not_take_what_it_refuses_to_read() -> None:
+    """The policy wrote it, so it is wrong; a judge that is down says nothing."""
+    chat = ScriptedChat(
+        {
+            "long": ContextTooSmall("does not fit"),
+            "foul": EndpointRefusal("a filter"),
+            "down": EndpointFault("down"),
+            "Paris": "VERDICT: CORRECT",
+            "Rome": "VERDICT: INCORRECT",
+        }
+    )
+
+    def takes(answer: str) -> bool:
+        return asyncio.run(judge(chat).takes("Which?", ["Paris"], answer))
+
+    assert [takes(answer) for answer in ("long", "foul", "Rome", "Paris")] == [False, False, False, True]
+    with pytest.raises(EndpointFault, match="down"):
+        takes("down")
 
 
 def test_a_reply_that_was_cut_off_is_no_verdict() -> None:

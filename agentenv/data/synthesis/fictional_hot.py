@@ -10,7 +10,7 @@ import itertools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Protocol
@@ -439,10 +439,12 @@ def as_task(item: FictionalItem, further: Mapping[str, Any]) -> Task:
     return Task(f"fictional-{real.id}", item.question, item.answers, "", data)
 
 
-def shared_haystack(
-    documents: Iterable[Document], items: Iterable[FictionalItem], keep: Callable[[Document], bool]
-) -> Iterator[Document]:
-    """The documents of ``items`` and, as in the paper, those of the real corpus that ``keep`` takes, as they are."""
+def shared_haystack(items: Iterable[FictionalItem], real: Iterable[Document]) -> Iterator[Document]:
+    """The documents of ``items`` and behind them ``real`` ones, as in the paper, which puts the former into Wikipedia.
+
+    The originals of rewritten documents are among the real ones there. They are close to their rewritings and tell nothing
+    of the invented names, so that a search has to pass over them.
+    """
     for item in items:
         yield from item.documents
-    yield from (document for document in documents if keep(document))
+    yield from real

@@ -17,7 +17,14 @@ from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import Passage, Task
 from agentenv.data.synthesis.asearcher import Draft, Reviewer, form_flaw
 from agentenv.data.synthesis.model_replies import LONGEST_PAGE, ModelWriter, is_yes
-from agentenv.errors import ContextTooSmall, DatasetError, EndpointRefusal, SynthesisFault
+from agentenv.errors import (
+    AgentEnvError,
+    ContextTooSmall,
+    DatasetError,
+    EndpointRefusal,
+    Fault,
+    SynthesisFault,
+)
 
 ENTITIES = """\
 Question: {question}
@@ -69,6 +76,8 @@ class Refused:
 
     entity: str
     why: str
+    failed: bool = False
+    """Whether a model or the search failed, so that nobody knows what would have come of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +111,25 @@ class HybridWriter:
         Raises:
             DatasetError: no question came of it; the message says why of each entity.
             SynthesisFault: no list of entities can be read.
-            Fault: a model or the search failed.
+            Fault: the list of entities could not be had, or no question came because a model or the search failed.
         """
         said = await self.writer.write(
             ENTITIES.format(question=seed.question), {"entities": list}, self._draws(seed, "").getrandbits(31)
         )
         named = [entity for entity in dict.fromkeys(said["entities"]) if stands_in(entity, seed.question)]
         tasks, refused = list[Task](), list[Refused]()
+        kind: type[AgentEnvError] = DatasetError
         for entity in named:
             try:
                 tasks.append(await self._question(seed, entity, len(tasks)))
             except (DatasetError, SynthesisFault, ContextTooSmall, EndpointRefusal) as error:
                 refused.append(Refused(entity, str(error)))
+            except Fault as error:
+                refused.append(Refused(entity, str(error), failed=True))
+                kind = type(error)
         if not tasks:
             reasons = "; ".join(f"{one.entity}: {one.why}" for one in refused)
-            raise DatasetError(f"{seed.id}: {reasons or 'the question names no entity'}")
+            raise kind(f"{seed.id}: {reasons or 'the question names no entity'}")
         return HybridQuestions(tuple(tasks), tuple(refused))
 
     def _draws(self, seed: Task, entity: str) -> Random:

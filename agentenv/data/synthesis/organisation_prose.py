@@ -1,17 +1,19 @@
 """The prose of an invented organisation by a language model, as in OrgForge: the engine has decided every fact before.
 
 A wording is taken only if it holds every name and number of the template, none besides, and if a judge says that both state
-the same. Otherwise the template stays, so that no text contradicts the log from which the answers come.
+the same. Otherwise an error says why and the template stays, so that no text contradicts the log from which the answers
+come.
 """
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agentenv.core.grammar import shortened
 from agentenv.core.scoring.evidence import stands_in
 from agentenv.data.organisation_log import Artefact, Event, Organisation
 from agentenv.data.synthesis.model_replies import ModelWriter, is_yes
-from agentenv.errors import ContextTooSmall, EndpointRefusal, SynthesisFault
+from agentenv.errors import DatasetError
 
 WORDING = """\
 This stands in the {channel} of an organisation, under the subject {subject}. Write it again as somebody who works there \
@@ -46,14 +48,17 @@ def needed_in(text: str, facts: Mapping[str, str], names: Collection[str]) -> li
     return list(dict.fromkeys((*named, *_NUMBER.findall(text), *stated)))
 
 
-def wording_flaw(wording: str, needed: Sequence[str], names: Collection[str]) -> str:
+def wording_flaw(wording: str, text: str, needed: Sequence[str], names: Collection[str]) -> str:
     """What is wrong with a wording, as far as a program sees it; empty where nothing is.
 
     Args:
         wording: The other words.
+        text: Those of the template.
         needed: What must stand in it, see `needed_in`.
         names: Of the organisation; those that are not needed may not come in, and no number either.
     """
+    if wording == text:
+        return "it repeats the template"
     held = " ".join(needed)
     wanted, numbers = set(_NUMBER.findall(held)), set(_NUMBER.findall(wording))
     missing = [one for one in needed if one not in wording] + sorted(wanted - numbers)
@@ -76,10 +81,13 @@ class ProseWriter:
     seed: int = 0
 
     async def write(self, artefact: Artefact) -> Artefact:
-        """The artefact in other words, or as it is where no wording can be taken; who gets a mail stays at its end.
+        """The artefact in other words; who gets a mail stays at its end.
 
         Raises:
+            DatasetError: the wording cannot be taken; says why.
+            SynthesisFault: no reply can be read.
             Fault: a model failed.
+            ContextTooSmall: the artefact does not fit the context of a model.
         """
         event: Event = self.organisation.by_id[artefact.event]
         body, to, people = artefact.document.text.partition(_RECIPIENTS)
@@ -90,13 +98,11 @@ class ProseWriter:
             needed="; ".join(needed),
             text=body,
         )
-        try:
-            wording = str((await self.writer.write(asked, {"text": str}, self.seed))["text"])
-            if wording_flaw(wording, needed, self.names):
-                return artefact
+        wording = str((await self.writer.write(asked, {"text": str}, self.seed))["text"])
+        flaw = wording_flaw(wording, body, needed, self.names)
+        if not flaw:
             said = await self.judge.write(SAME.format(text=body, wording=wording), {"same": str}, 0)
-        except (SynthesisFault, EndpointRefusal, ContextTooSmall):
-            return artefact
-        if not is_yes(said["same"]):
-            return artefact
+            flaw = "" if is_yes(said["same"]) else "the judge says that it states something else"
+        if flaw:
+            raise DatasetError(f"the wording {shortened(wording, 200)!r} is refused: {flaw}")
         return replace(artefact, document=replace(artefact.document, text=f"{wording}{to}{people}"))

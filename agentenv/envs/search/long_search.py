@@ -235,12 +235,13 @@ class Forcing:
         Raises:
             Fault: the tool failed.
         """
-        if self._is_due(state, state.turns):
+        if self.is_due(state, state.turns):
             return ToolReply(FORCED, ToolResult(call.tag, ToolStatus.ERROR, call.text, "AnswerDue"))
         reply = await self.tool(call, state)
-        return replace(reply, page=reply.page + FORCED) if self._is_due(state, state.turns + 1) else reply
+        return replace(reply, page=reply.page + FORCED) if self.is_due(state, state.turns + 1) else reply
 
-    def _is_due(self, state: LongState, turns: int) -> bool:
+    def is_due(self, state: LongState, turns: int) -> bool:
+        """Whether nothing but an answer is taken once so many turns have been played."""
         documents = len(state.by_id.keys() | state.parts.keys())
         return (self.documents is not None and documents >= self.documents) or (
             self.turns is not None and turns >= self.turns
@@ -313,7 +314,7 @@ class LongSearch(SearchEnv):
             observation_tokens: Bound of one observation.
             kept_chars: Characters of a part of a page that stay in the context after the turn which sees it whole; 100 as
                 published. Shortening opens a new row of the record. None keeps every part whole.
-            reads_on: Whether a turn after a result ends with its thought, and the parts of a page come by themselves.
+            reads_on: Whether a turn after a result ends with its thought if it may search, and pages come part by part.
             force_documents: Documents shown, each counted once, after which only an answer is taken; None sets no limit.
             force_turns: Turns after which only an answer is taken; None sets no limit.
             history_chars: Last characters of the history that the context keeps; None keeps all. The published agent that is
@@ -339,14 +340,13 @@ class LongSearch(SearchEnv):
         self.search, retriever = replace(self.search, format=page_format), self.search.retriever
         self.access = AccessTool(retriever, page_format, part_chars, parts, _pages_of(retriever))
         check_known("rule for a doubt", doubt, DOUBTS)
-        force = partial(Forcing, documents=force_documents, turns=force_turns)
+        self._forced = Forcing(self.search, force_documents, force_turns)
         charge = partial(long_reward, doubt_penalty=doubt_penalty, doubts=DOUBTS[doubt])
-        self.parts = self._parts(prompt, force, certain_share, charge, ends_without_action)
+        self.parts = self._parts(prompt, certain_share, charge, ends_without_action)
 
     def _parts(
         self,
         prompt: str,
-        force: Callable[[ToolFunction], ToolFunction],
         share: float,
         charge: Callable[..., dict[str, float]],
         ends: bool,
@@ -356,10 +356,10 @@ class LongSearch(SearchEnv):
         if usual:
             native = replace(native, opening=LongOpening(NATIVE_PROMPT, share))
         parser: Callable[[str], TagCall | None] = TagParser(TAGS)
-        tools = {"search": force(self.search), "access": force(self.access)}
+        tools = {"search": self._forced, "access": replace(self._forced, tool=self.access)}
         if self._reads_on:
             parser = ReadingParser(parser, TAGS)
-            tools[THOUGHT] = force(ReadingThought(self.access, correction))
+            tools[THOUGHT] = replace(self._forced, tool=ReadingThought(self.access, correction))
         return SearchParts(
             opening=LongOpening(prompt, share) if usual else QuestionPrompt(prompt),
             parser=parser,
@@ -396,8 +396,13 @@ class LongSearch(SearchEnv):
         return await super().areset(seed=seed, options=options)
 
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
-        """The usual stop strings; with ``reads_on`` the end of the thought as well in the turn after a result."""
-        return (*stop, END_OF_THOUGHT) if self._reads_on and follows_result(self.state) else stop
+        """The usual stop strings; with ``reads_on`` the end of the thought as well in the turn after a result.
+
+        Where nothing but an answer is taken, the answer follows the thought in the same turn.
+        """
+        state = self.state
+        answers = state.turns >= self.max_turns or self._forced.is_due(state, state.turns)
+        return (*stop, END_OF_THOUGHT) if self._reads_on and not answers and follows_result(state) else stop
 
     async def astep(self, action: str) -> Step:
         """Acts as `SearchEnv` does, and shows the whole context where that is written anew.

@@ -355,7 +355,7 @@ class _GameRunner:
         client = make_endpoint_policy(self.strategy.judge).client
         judge = Judge(get_rubric("equivalence"), client.model, client)
         try:
-            return (await judge.grade(task.question, task.answers, answer)).value == 1.0
+            return await judge.takes(task.question, task.answers, answer)
         except (EndpointFault, JudgeFault):
             self.state.counts["judge_faults"] += 1
             return None

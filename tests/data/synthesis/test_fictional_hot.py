@@ -259,7 +259,7 @@ def test_the_command_by_rules_gives_a_set_that_can_be_loaded(
     assert task.data["supporting_ids"] == ("a-1", "a-2")
     assert (task.data["seed_id"], task.data["dataset"]) == ("a", "hotpotqa")
     ids = [json.loads(line)["id"] for line in (tmp_path / "a" / "corpus.jsonl").read_text().splitlines()]
-    assert ids == ["a-1", "a-2", "1", "2", "3"]
+    assert ids == ["a-1", "a-2", "1", "2", "3"]  # 1 and 2 are the originals of a-1 and a-2
     assert main([*words, "--haystack", "none", "--out", str(tmp_path / "b")]) == 0
     assert len((tmp_path / "b" / "corpus.jsonl").read_text().splitlines()) == 2
 

@@ -116,9 +116,10 @@ def test_two_sets_share_a_folder_and_one_map(
             "drawn": 2,
             "questions": 1,
             "left_out": {"the answer is yes or no": 1},
+            "failures": {},
             "closed_book": None,
         },
-        "2wiki": {"drawn": 1, "questions": 1, "left_out": {}, "closed_book": None},
+        "2wiki": {"drawn": 1, "questions": 1, "left_out": {}, "failures": {}, "closed_book": None},
     }
     first, second = read(tmp_path / "a" / "questions.jsonl")
     assert [(row["dataset"], row["seed_id"]) for row in (first, second)] == [
@@ -133,6 +134,30 @@ def test_two_sets_share_a_folder_and_one_map(
     assert {"hotpotqa:1", "2wiki:1"} < ids
     assert {*first["supporting_ids"], *second["supporting_ids"]} < ids
     assert len(load_dataset("jsonl", tmp_path / "a" / "questions.jsonl").tasks) == 2
+
+
+def test_the_card_says_what_became_of_every_question_and_by_which_options(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model reads nothing of the question of 2WikiMultihopQA; of the others one is left out."""
+
+    def names(body: Any) -> Answer:
+        asked = body["messages"][0]["content"]
+        if "Jack Stone" in asked:
+            return Answer("I cannot say.")
+        return Answer(json.dumps({"real": ["Mary Plant"], "invented": ["Sona Drel"]}))
+
+    with FakeEndpoint(names) as server:
+        editor = ("--editor", f"openai:m@{server.url}", "--no-rewrite", "--limit", "3", "--seed", "4")
+        assert main(command(data, tmp_path / "a", *editor)) == 0
+    card = json.loads(capsys.readouterr().out)
+    assert card["sets"]["2wiki"]["failures"] == card["failures"] == {"SynthesisFault": 1}
+    for counts in (card, *card["sets"].values()):
+        came = [counts["questions"], *counts["left_out"].values(), *counts["failures"].values()]
+        assert sum(came) == counts["drawn"] > 0
+    asked = {"limit": 3, "seed": 4, "rewrite": False, "data": str(data), "editor": card["editor"]}
+    assert asked.items() <= card["options"].items()
+    assert not {"out", "replies", "at_once"} & card["options"].keys()
 
 
 def test_there_is_one_draw_over_all_sets(

@@ -18,7 +18,7 @@ from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.data.world import FictionalWorld, WorldConfig, write_world
 from agentenv.data.world_facts import generate_facts
 from agentenv.envs.search.local_search import LocalSearch
-from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.errors import ConfigurationError, DatasetError, EndpointFault, RetrieverFault
 from agentenv.policies.endpoint import ChatClient
 from agentenv.policies.endpoint_spec import Endpoint
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
@@ -192,11 +192,13 @@ def model(body: Any) -> Answer:
     return Answer(json.dumps(said))
 
 
-def made_by(answers: Callable[[Any], Answer], seed: Task = SEED) -> HybridQuestions:
+def made_by(
+    answers: Callable[[Any], Answer], seed: Task = SEED, retriever: InMemoryRetriever | None = None
+) -> HybridQuestions:
     """What comes of the seed question where ``answers`` plays the models."""
     with FakeEndpoint(answers) as server:
-        writer = ModelWriter(ChatClient(Endpoint("m", server.url)))
-        maker = HybridWriter(writer, writer, ModelReviewer(writer), InMemoryRetriever(DOCUMENTS))
+        writer = ModelWriter(ChatClient(Endpoint("m", server.url, retries=0)))
+        maker = HybridWriter(writer, writer, ModelReviewer(writer), retriever or InMemoryRetriever(DOCUMENTS))
         return run_sync(maker.write(seed))
 
 
@@ -279,6 +281,47 @@ def test_an_entity_that_fails_a_check_does_not_end_the_others(
     assert [task.data["entity"] for task in made.tasks] == ["Max Wood"]
 
 
+def dead_for(name: str) -> Callable[[Any], Answer]:
+    """The model, whose server fails once ``name`` is described."""
+
+    def answers(body: Any) -> Answer:
+        asked = body["messages"][0]["content"]
+        return Answer(status=503) if f"ask about {name}, " in asked else model(body)
+
+    return answers
+
+
+def test_a_server_that_fails_at_a_later_entity_loses_no_finished_question() -> None:
+    made = made_by(dead_for("Max Wood"))
+    assert [task.data["entity"] for task in made.tasks] == ["Ada Stone"]
+    ((entity, why, failed),) = [(one.entity, one.why, one.failed) for one in made.refused]
+    assert (entity, failed) == ("Max Wood", True)
+    assert "503" in why
+
+
+def test_a_search_that_fails_at_a_later_entity_loses_no_finished_question() -> None:
+    class Broken(InMemoryRetriever):
+        async def search(self, queries: Any, k: int) -> Any:
+            if any("Max Wood" in query for query in queries) and len(queries) > 1:
+                raise RetrieverFault("the search is down")
+            return await super().search(queries, k)
+
+    made = made_by(model, retriever=Broken(DOCUMENTS))
+    assert [task.data["entity"] for task in made.tasks] == ["Ada Stone"]
+    assert [(one.entity, one.failed) for one in made.refused] == [("Max Wood", True)]
+
+
+def test_where_no_question_comes_because_a_server_fails_it_is_that_fault() -> None:
+    """Nothing was refused, so the list of failures does not say that it was."""
+
+    def answers(body: Any) -> Answer:
+        asked = body["messages"][0]["content"]
+        return model(body) if "List every person" in asked else Answer(status=503)
+
+    with pytest.raises(EndpointFault, match=r"s: Ada Stone: .*503.*; Max Wood: .*503"):
+        made_by(answers)
+
+
 def test_an_answer_in_other_words_from_one_search_refuses_the_question_as_well() -> None:
     def answers(body: Any) -> Answer:
         asked = body["messages"][0]["content"]
@@ -320,15 +363,19 @@ def test_fewer_related_questions_than_features_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["synthesize", "hds-qa", "--corpus", str(tmp_path), "--out", str(tmp_path / "out")]
-    assert main([*words, "--related", "1"]) == 1
+    assert main([*words, "--editor", "tiny", "--related", "1"]) == 1
     assert "--related is 1" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_command_over_a_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_world(WORLD, tmp_path / "world")
     words = ["synthesize", "hds-qa", "--corpus", str(tmp_path / "world"), "--questions", "9", "--json"]
-    assert main([*words, "--out", str(tmp_path / "a")]) == 0
+    # no model writes related questions, so that their number has no effect
+    assert main([*words, "--related", "1", "--out", str(tmp_path / "a")]) == 0
     assert json.loads(capsys.readouterr().out)["questions"] == 9
+    for option in ("--judge", "--replies"):
+        assert main([*words, option, "tiny", "--out", str(tmp_path / "b")]) == 1
+        assert option in capsys.readouterr().err
     assert len(load_dataset("jsonl", tmp_path / "a" / "questions.jsonl").tasks) == 9
     assert main([*words, "--editor", "tiny", "--out", str(tmp_path / "b")]) == 1
     assert "--dataset" in capsys.readouterr().err

@@ -186,6 +186,30 @@ def test_the_command_asks_for_weak_categories_in_shares_of_their_failures(tmp_pa
     assert all(task.data["ratings"] == ["perfect", "acceptable"] for task in tasks)
 
 
+@pytest.mark.parametrize("option", ["--corpus", "--encoder"])
+def test_what_cannot_be_opened_is_refused_before_a_model_is_asked(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def reply(body: Any) -> Answer:
+        asked.append(body)
+        return Answer("{}")
+
+    with FakeEndpoint(reply) as server:
+        words = [
+            "synthesize",
+            "sws",
+            "--history",
+            str(history(tmp_path, ROWS)),
+            "--out",
+            str(tmp_path / "out"),
+        ]
+        assert main([*words, "--editor", f"openai:m@{server.url}", option, "st:nowhere.jsonl"]) == 1
+    assert "nowhere" in capsys.readouterr().err
+    assert asked == []
+
+
 def test_a_question_that_one_judge_calls_bad_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -227,6 +227,17 @@ def test_the_parts_of_a_page_follow_each_other_each_to_a_thought_of_its_own() ->
     assert env.step("<think>so</think><answer>Norland</answer>").reward == 1
 
 
+@pytest.mark.parametrize(
+    "options", [{"max_turns": 1}, {"force_turns": 1}, {"force_documents": 1}], ids=lambda one: next(iter(one))
+)
+def test_where_only_an_answer_is_taken_it_follows_the_thought_of_a_result(options: dict[str, int]) -> None:
+    """Cut off behind its thought, the turn would hold no answer, and there is no other turn for one."""
+    env = reading(**options)
+    env.step("<think>where?</think><search>Halvik</search>")
+    assert env.turn_stop(("</search>",)) == ("</search>",)
+    assert env.step("<think>there</think><answer>Norland</answer>").reward == 1
+
+
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_thought_that_follows_no_result_is_no_action(ends: bool) -> None:
     env = reading(ends_without_action=ends)
