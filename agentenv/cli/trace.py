@@ -12,12 +12,12 @@ from agentenv.errors import ConfigurationError, needs_extra
 
 @dataclass(frozen=True)
 class Trace:
-    """Finds the capabilities that a search agent lacks, and makes an environment and a run for each (TRACE).
+    """Finds the capabilities that an agent lacks, and makes an environment and a run for each (TRACE).
 
-    Failures of an evaluation are contrasted with its successes. For each capability that is kept, worlds are tried from the
-    easiest to the hardest until the policy succeeds in a fifth to three fifths of the episodes. The folder then holds a
-    configuration for each, to be trained by `agentenv train FOLDER/NAME.toml --out FOLDER/NAME`, and a router among them,
-    to be evaluated by `agentenv eval --policy router:FOLDER` once all are trained.
+    Failures of an evaluation are contrasted with its successes. For each capability that is kept, its environments are tried
+    from the easiest to the hardest until the policy succeeds in a fifth to three fifths of the episodes. The folder then
+    holds a configuration for each, to be trained by `agentenv train FOLDER/NAME.toml --out FOLDER/NAME`, and a router among
+    them, to be evaluated by `agentenv eval --policy router:FOLDER` once all are trained.
 
     Example: agentenv trace runs/before --config laptop-search --policy hf:runs/tiny --out runs/trace
     """
@@ -30,6 +30,9 @@ class Trace:
     """Preset or TOML file of the run in which the policy is trained; says its worlds, tools and budgets."""
     policy: str = ""
     """The policy; default: that of the configuration."""
+    capabilities: str = ""
+    """Capabilities of an environment of your own, as module:NAME of a mapping of TrainableCapability by name; default: the
+    six of a search agent."""
     model: str = ""
     """A model that proposes capabilities and labels the episodes, such as openai:MODEL@URL or hf:PATH; default: they are
     labelled by programme."""
@@ -42,7 +45,8 @@ class Trace:
     rank: int = 16
     """Rank of the adapters that the configurations train; 0 trains all weights."""
     exercise: float = 1.0
-    """What showing the capability pays in the runs, 1 as in the paper; the rest of 1 is paid for a right answer with it."""
+    """What showing a capability of a search pays in the runs, 1 as in the paper; the rest of 1 is paid for a right answer
+    with it."""
     keep_method: bool = False
     """Whether the configurations learn by the loss, the sampler and the strategy of ``config``; otherwise by GRPO, as in the
     paper."""
@@ -57,32 +61,40 @@ class Trace:
             raise ConfigurationError(
                 f"passes={self.passes} and tasks={self.tasks} must be at least 1, rank={self.rank} at least 0"
             )
+        if self.capabilities and self.exercise != 1.0:
+            raise ConfigurationError(
+                "--exercise is for the capabilities of a search; the success of a TrainableCapability says it for your own"
+            )
         if not 0 < self.exercise <= 1:
             raise ConfigurationError(f"exercise={self.exercise} must be above 0 and at most 1")
         with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
-        from agentenv.envs.search.capability_search import CAPABILITIES
         from agentenv.evaluation.records import read_evaluation
         from agentenv.policies.model_chat import make_chat
-        from agentenv.trainers.trace import environment_for, lacking, write_capabilities
+        from agentenv.trainers.trace import (
+            environment_for,
+            lacking,
+            own_capabilities,
+            search_capabilities,
+            write_capabilities,
+        )
 
         target = self._target()
+        if self.capabilities:
+            known = own_capabilities(self.capabilities)
+        else:
+            known = search_capabilities(target, exercise=self.exercise)
         chat = make_chat(self.model) if self.model else None
-        found, proposed = lacking(read_evaluation(self.evaluation), chat, passes=self.passes)
-        kept = [one.capability for one in found if one.kept and one.capability in CAPABILITIES]
+        found, proposed = lacking(read_evaluation(self.evaluation), known, chat, passes=self.passes)
+        kept = [one.capability for one in found if one.kept and one.capability in known]
         made = [
             environment_for(
-                target,
-                name,
-                tasks=self.tasks,
-                band=self.band,
-                keep_method=self.keep_method,
-                exercise=self.exercise,
+                target, name, known[name], tasks=self.tasks, band=self.band, keep_method=self.keep_method
             )
             for name in kept
         ]
         self.out.mkdir(parents=True)
-        report = write_capabilities(self.out, target, found, proposed, made, rank=self.rank)
+        report = write_capabilities(self.out, target, known, found, proposed, made, rank=self.rank)
         return {**report, "out": str(self.out)}
 
     def _target(self) -> Any:
@@ -102,7 +114,7 @@ class Trace:
             console.print("  none is kept: failures lack none of them clearly more often than successes")
         for row in result["environments"]:
             rates = ", ".join(f"{rate:.2f}" for rate in row["rates"])
-            found = "kept" if row["kept"] else "no world lies within the band"
+            found = "kept" if row["kept"] else "no environment of it lies within the band"
             console.print(f"  {row['capability']}: success rates {rates}: {found}", markup=False)
             if row["kept"]:
                 folder = f"{result['out']}/{row['capability']}"
