@@ -51,8 +51,12 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
                 return (Message("user", task.question),), {"task_id": task.id}
 
             def step(self, action):
+                self.check_running(action)
                 right = action.strip() == self.state.secret
                 return self.result((), reward=float(right), end=EndReason.ANSWERED)
+
+            def render(self):
+                return "a secret digit"
         ```
     """
 
