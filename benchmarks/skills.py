@@ -101,7 +101,7 @@ EXPECTED: Json = {
     "routed": {"all": 0.88, "lacking": 0.75, "others": 0.97},
     "oracle": {"all": 0.91, "lacking": 0.95, "others": 0.88},
 }
-"""What was expected, written after one run of ``target`` and two of ``oracle`` with another seed, and before any other run."""
+"""What was expected, written after one run of ``target`` and two of ``oracle`` with another seed, before all other runs."""
 
 
 def target_of(policy: Path, seed: int) -> TrainConfig:

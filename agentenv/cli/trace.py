@@ -107,7 +107,8 @@ class Trace:
     def show(self, result: dict[str, Any], console: Console) -> None:
         """One line for each capability, and the commands that come next."""
         for row in result["capabilities"]:
-            said = f"{row['in_failures']:.2f} of failures, {row['in_successes']:.2f} of successes lack it"
+            shares = [row[key] for key in ("in_failures", "in_successes", "in_all")]
+            said = "{:.2f} of failures, {:.2f} of successes, {:.2f} in all lack it".format(*shares)
             mark = "kept" if row["kept"] else ""
             console.print(f"  {row['capability']:<10}{said}  {mark}", markup=False)
         if not any(row["kept"] for row in result["capabilities"]):

@@ -20,6 +20,7 @@ from agentenv.envs.search.capability_search import CAPABILITIES
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.capabilities import SEARCH_SKILLS, TrainableCapability
 from agentenv.evaluation.contrast import (
+    LEAST_LACKED,
     PASSES,
     Contrast,
     Labels,
@@ -137,7 +138,9 @@ def lacking(
     values = values_of(records, next(iter(evaluation.results["scores"])))
     labels: list[Labels]
     proposed: dict[str, str] = {}
+    least = 0.0
     if chat is None:
+        least = LEAST_LACKED
         labels = label_by_skills(records, values, {name: one.skill for name, one in capabilities.items()})
     else:
         known = {name: one.description for name, one in capabilities.items()}
@@ -146,7 +149,7 @@ def lacking(
         raise ConfigurationError(
             f"none of the {len(labels)} labelled episodes of {evaluation.directory} failed: nothing is lacking"
         )
-    return contrasts(labels), proposed
+    return contrasts(labels, least_lacked=least), proposed
 
 
 async def _asked(

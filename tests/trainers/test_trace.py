@@ -5,6 +5,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -12,12 +13,20 @@ from rich.console import Console
 from agentenv.cli.main import main
 from agentenv.cli.trace import Trace
 from agentenv.errors import ConfigurationError
+from agentenv.evaluation.capabilities import Skill, TrainableCapability
+from agentenv.evaluation.records import Evaluation
 from agentenv.policies.router import read_router
 from agentenv.trainers.config.config_files import changed, load_config
 from agentenv.trainers.config.sections import RewardShapingSettings
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.settings import LossSettings
-from agentenv.trainers.trace import environment_for, own_capabilities, search_capabilities, variant_of
+from agentenv.trainers.trace import (
+    environment_for,
+    lacking,
+    own_capabilities,
+    search_capabilities,
+    variant_of,
+)
 
 TARGET = load_config("laptop-search")
 KNOWN = search_capabilities(TARGET)
@@ -105,7 +114,7 @@ def test_a_variant_learns_by_grpo_whatever_the_target_does() -> None:
 
 def test_that_nothing_is_kept_is_said() -> None:
     said = Console(record=True, width=120)
-    row = {"capability": "chain", "in_failures": 0.1, "in_successes": 0.1, "kept": False}
+    row = {"capability": "chain", "in_failures": 0.1, "in_successes": 0.1, "in_all": 0.1, "kept": False}
     Trace(Path("before"), out=Path("out")).show(
         {"capabilities": [row], "environments": [], "out": "out"}, said
     )
@@ -171,6 +180,28 @@ def test_from_an_evaluation_to_a_router(tmp_path: Path) -> None:
     assert main([*routed, *place, "--limit", "2", "--out", str(tmp_path / "after")]) == 0
     assert json.loads((tmp_path / "after" / "results.json").read_text())["n"] == 2
     assert main(["trace", str(tmp_path / "before"), *options, "--out", str(out)]) != 0  # it exists
+
+
+def test_a_programme_does_not_name_what_nearly_every_episode_shows_that_calls_for_it() -> None:
+    """One of ten tasks of the one sign fails and half of those of the other; a model that labels is not held to that."""
+
+    def sign(of: str) -> TrainableCapability:
+        skill = Skill(
+            of, lambda record: of in record["question"], lambda record: record["prediction"] == of, ""
+        )
+        return TrainableCapability(skill, "", ({},))
+
+    wrong = [("+", 1), ("-", 5)]
+    records: list[Any] = [
+        {"id": f"{of}{i}", "question": of, "answers": [of], "prediction": "x" if i < few else of}
+        | {"valid": True, "end_reason": "answered", "searches": None, "turns": []}
+        for of, few in wrong
+        for i in range(10)
+    ]
+    evaluation = Evaluation(Path("before"), {"scores": {"em_squad": {}}}, records)
+    found, _ = lacking(evaluation, {"plus": sign("+"), "minus": sign("-")})
+    assert {one.capability: one.contrast for one in found} == {"minus": 1.0, "plus": 1.0}
+    assert [one.capability for one in found if one.kept] == ["minus"]
 
 
 OWN = """
