@@ -42,6 +42,11 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
 
     Example:
         ```python
+        @dataclass
+        class GuessState:
+            secret: str
+
+
         class Guess(Env[GuessState]):
             def reset(self, *, seed=None, options=None):
                 super().reset(seed=seed)
