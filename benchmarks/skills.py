@@ -6,8 +6,9 @@ The game and its policies are those of `skills_game.py`.
 
 **Naming.** For each of the ten pairs of skills a policy is made that lacks them. It is evaluated, greedily and at
 temperature 1, and its failures are contrasted with its successes as `agentenv trace --capabilities` does (TRACE,
-arXiv:2604.05336). Named are the skills whose contrast is kept, and of these the ones with an environment within the band. A
-skill is looked for among the tasks that ask for it, or among all, where tasks of other skills count as showing it.
+arXiv:2604.05336). Counted is how often exactly the two are named by the contrast, among the tasks that ask for a skill
+(``contrast``) or among all, where tasks of other skills count as showing it (``contrast of all``); by the contrast where a
+fifth of the tasks that ask for it lack it, as the command does (``lacked``); and with an environment within the band.
 
 **Training.** From the policy that lacks ``LACKS`` each arm plays the same number of episodes; what TRACE evaluates and
 measures before it trains counts. The arms of SwS (arXiv:2506.08989) share the first steps, on the target's questions, with
@@ -37,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from agentenv.cli.synthesize_sws import read_history
 from agentenv.evaluation.benchmark import Benchmark, run_benchmark
+from agentenv.evaluation.contrast import LEAST_CONTRAST
 from agentenv.evaluation.records import Evaluation, read_evaluation
 from agentenv.evaluation.statistics.significance import paired_bootstrap
 from agentenv.trainers.config.config_files import changed, load_config
@@ -86,10 +88,8 @@ PARTS = ("all", "lacking", "others")
 ARMS = ("target", *RULES, "merged", "routed", "oracle")
 EXPECTED: Json = {
     "named exactly, of ten": {
-        "temperature 0, asked": {"contrast": 6, "band": 7},
-        "temperature 0, all": {"contrast": 10, "band": 7},
-        "temperature 1, asked": {"contrast": 0, "band": 7},
-        "temperature 1, all": {"contrast": 10, "band": 7},
+        "temperature 0": {"contrast": 6, "contrast of all": 10, "contrast, band": 7},
+        "temperature 1": {"contrast": 0, "contrast of all": 10, "contrast, band": 7},
     },
     "start": {"all": 0.61, "lacking": 0.05, "others": 0.99},
     "target": {"all": 0.83, "lacking": 0.6, "others": 0.98},
@@ -170,28 +170,42 @@ def discovered(pair: Sequence[str], start: Path, folder: Path) -> Json:
             name: fmean(r["prediction"] in r["answers"] for r in evaluation.records if r["family"] == name)
             for name in SKILLS
         }
-        row: Json = {"right": right}
-        for among, known in (("asked", CAPABILITIES), ("all", CAPABILITIES_OF_ALL)):
-            kept = sorted(one.capability for one in lacking(evaluation, known)[0] if one.kept)
-            row[among] = {
-                "contrast": kept,
-                "band": [name for name in kept if environment(name).config is not None],
-                "rates": {name: environment(name).rates for name in kept},
-            }
-        found[f"temperature {temperature:g}"] = row
+        asked, of_all = (lacking(evaluation, known)[0] for known in (CAPABILITIES, CAPABILITIES_OF_ALL))
+        wide = [one for one in asked if one.contrast >= LEAST_CONTRAST]
+        named = {
+            "contrast": [one.capability for one in wide],
+            "lacked": [one.capability for one in wide if one.kept],
+            "contrast of all": [one.capability for one in of_all if one.contrast >= LEAST_CONTRAST],
+        }
+        within = [name for name in named["contrast"] if environment(name).config is not None]
+        named |= {
+            "contrast, band": within,
+            "lacked, band": [name for name in named["lacked"] if name in within],
+        }
+        rates = {name: environment(name).rates for name in named["contrast"]}
+        found[f"temperature {temperature:g}"] = {"right": right, "named": named, "rates": rates}
     return found
 
 
 def exact(rows: Sequence[Json]) -> Json:
-    """Of each way to look, in how many draws exactly the two are named, by the contrast alone and with the band."""
-    ways = [(t, among) for t in ("temperature 0", "temperature 1") for among in ("asked", "all")]
-    return {
-        f"{t}, {among}": {
-            by: sum(row[t][among][by] == sorted(row["lacks"]) for row in rows) for by in ("contrast", "band")
+    """Of each way to look, in how many draws exactly the two are named, and how many skills are."""
+    table: Json = {"draws": len(rows)}
+    for temperature in ("temperature 0", "temperature 1"):
+        named = [(sorted(row["lacks"]), row[temperature]["named"]) for row in rows]
+        table[temperature] = {
+            way: {
+                "exactly": sum(sorted(found[way]) == lacks for lacks, found in named),
+                "skills": fmean(len(found[way]) for _, found in named),
+            }
+            for way in named[0][1]
         }
-        | {"draws": len(rows), "kept": fmean(len(row[t][among]["contrast"]) for row in rows)}
-        for t, among in ways
-    }
+        tried = [row[temperature]["rates"] for row in rows]
+        lacks = [row["lacks"] for row in rows]
+        table[temperature]["environments measured in vain"] = fmean(
+            sum(len(rates) for name, rates in one.items() if name not in two)
+            for one, two in zip(tried, lacks, strict=True)
+        )
+    return table
 
 
 def budget(rule: Rule | None, run: Path) -> dict[str, int]:
@@ -217,7 +231,7 @@ def sws(arm: str, start: Path, seed: int, folder: Path) -> Json:
 
 def trace(arm: str, start: Path, seed: int, folder: Path) -> Json:
     """TRACE from the evaluation on: one policy in all environments that it keeps, or one in each and a router."""
-    target, known = target_of(start, seed), CAPABILITIES_OF_ALL
+    target, known = target_of(start, seed), CAPABILITIES
     evaluation = evaluated(f"hf:{start}", folder / "before", split="dev", tasks=EVALUATED)
     found, _ = lacking(evaluation, known)
     kept = [one.capability for one in found if one.kept]
@@ -239,7 +253,7 @@ def trace(arm: str, start: Path, seed: int, folder: Path) -> Json:
         write_capabilities(place, target, known, found, {}, made, rank=0)
         runs = [trained(one, steps // len(configs), place / name) for name, one in configs.items()]
         policy = f"router:{place}"
-    episodes, tokens = (sum(run[part] for run in runs) for part in (1, 2))
+    episodes, tokens = sum(run[1] for run in runs), sum(run[2] for run in runs)
     return report | {"policy": policy, "episodes": used + episodes, "tokens": tokens}
 
 

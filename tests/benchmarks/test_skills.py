@@ -154,13 +154,14 @@ def test_it_runs_from_the_start_to_the_result_file(
     }
     for name, value in small.items():
         monkeypatch.setattr(skills, name, value)
-    easy = game.CAPABILITIES_OF_ALL | {}
-    monkeypatch.setattr(skills, "CAPABILITIES_OF_ALL", {name: easy[name] for name in ("reverse", "swap")})
+    two = {name: game.CAPABILITIES[name] for name in ("reverse", "swap")}
+    monkeypatch.setattr(skills, "CAPABILITIES", two)
     out = tmp_path / "result.json"
     words = ["--folder", str(tmp_path), "--seeds", "0", "--pairs", "1", "--trunk-steps", "2"]
     here("skills", *words, "--start-steps", "2", "--lessons", "4", "--out", str(out))
     found = json.loads(out.read_text())
     assert [run["arm"] for run in found["runs"]] == list(skills.ARMS)
     assert {run["episodes"] for run in found["runs"] if run["arm"] in ("target", *skills.RULES)} == {4 * 64}
-    assert found["named"]["temperature 0, all"]["draws"] == 1
+    assert found["named"]["draws"] == 1
+    assert found["named"]["temperature 0"]["lacked"] == {"exactly": 0, "skills": 2.0}
     assert found["one_start"]["merged"]["lacking over uniform"]["difference"] == 0.0  # nothing is solved
