@@ -15,8 +15,9 @@ measures before it trains counts. The arms of SwS (arXiv:2506.08989) share the f
 ``target``, which goes on with them. The others go on with as many new questions besides: of all skills alike (``uniform``),
 or of each its share by what was failed so far, which is the failure rate (``mean``), F (``slope``) or F with <= (``flat``).
 ``merged`` trains one policy in the environments that TRACE made, ``routed`` one policy in each and lets the start choose
-among them. ``oracle`` is told the two skills, and trains on tasks of theirs as long as the target's. Measured are unseen
-tasks of the target, greedily.
+among them. ``oracle`` is told the two skills, and trains on tasks of theirs as long as the target's. ``hardest``, which was
+added when the other arms had been seen, is ``merged`` with the hardest environments within the band in place of the easiest.
+Measured are unseen tasks of the target, greedily.
 
 A run that is finished is not repeated, and the result file is written again after each.
 """
@@ -27,6 +28,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -85,7 +87,7 @@ COMPARED = ("target", "uniform")
 """The arms from which the others differ."""
 PARTS = ("all", "lacking", "others")
 """All tasks, those of the two skills that are lacking, and those of the other three."""
-ARMS = ("target", *RULES, "merged", "routed", "oracle")
+ARMS = ("target", *RULES, "merged", "routed", "oracle", "hardest")
 EXPECTED: Json = {
     "named exactly, of ten": {
         "temperature 0": {"contrast": 6, "contrast of all": 10, "contrast, band": 7},
@@ -100,8 +102,10 @@ EXPECTED: Json = {
     "merged": {"all": 0.81, "lacking": 0.75, "others": 0.85},
     "routed": {"all": 0.88, "lacking": 0.75, "others": 0.97},
     "oracle": {"all": 0.91, "lacking": 0.95, "others": 0.88},
+    "hardest": {"all": 0.87, "lacking": 0.8, "others": 0.92},
 }
-"""What was expected, written after one run of ``target`` and two of ``oracle`` with another seed, before all other runs."""
+"""What was expected, written after one run of ``target`` and two of ``oracle`` with another seed, before all other runs; ``hardest``, over
+all starts, when the others had been seen."""
 
 
 def target_of(policy: Path, seed: int) -> TrainConfig:
@@ -156,7 +160,11 @@ def evaluated(policy: str, out: Path, *, split: str, tasks: int, temperature: fl
 
 
 def discovered(pair: Sequence[str], start: Path, folder: Path) -> Json:
-    """What is named of a policy that lacks ``pair``."""
+    """What is named of a policy that lacks ``pair``, unless that is done."""
+    kept = folder / f"named-{'-'.join(pair)}.json"
+    if kept.exists():
+        done: Json = json.loads(kept.read_text())
+        return done
     found: Json = {"lacks": list(pair)}
 
     @cache
@@ -184,6 +192,7 @@ def discovered(pair: Sequence[str], start: Path, folder: Path) -> Json:
         }
         rates = {name: environment(name).rates for name in named["contrast"]}
         found[f"temperature {temperature:g}"] = {"right": right, "named": named, "rates": rates}
+    kept.write_text(json.dumps(found) + "\n")
     return found
 
 
@@ -232,6 +241,8 @@ def sws(arm: str, start: Path, seed: int, folder: Path) -> Json:
 def trace(arm: str, start: Path, seed: int, folder: Path) -> Json:
     """TRACE from the evaluation on: one policy in all environments that it keeps, or one in each and a router."""
     target, known = target_of(start, seed), CAPABILITIES
+    if arm == "hardest":
+        known = {name: replace(one, variants=one.variants[::-1]) for name, one in known.items()}
     evaluation = evaluated(f"hf:{start}", folder / "before", split="dev", tasks=EVALUATED)
     found, _ = lacking(evaluation, known)
     kept = [one.capability for one in found if one.kept]
@@ -242,7 +253,7 @@ def trace(arm: str, start: Path, seed: int, folder: Path) -> Json:
     steps, place = STEPS - -(-used // EPISODES), folder / f"{arm}-{seed}"
     if not configs:
         return report | {"policy": f"hf:{start}", "episodes": used, "tokens": 0}
-    if arm == "merged":
+    if arm != "routed":
         options = [one.train.options for one in configs.values()]
         both = {key: {k: v for one in options for k, v in one[key].items()} for key in ("counts", "lengths")}
         changes = {"train.options": both, "train.limit": sum(both["counts"].values())}
@@ -274,7 +285,7 @@ def run_arm(arm: str, pair: Sequence[str], start: Path, seed: int) -> Json:
     if kept.exists():
         found: Json = json.loads(kept.read_text())
         return found
-    if arm in ("merged", "routed"):
+    if arm in ("merged", "routed", "hardest"):
         row = trace(arm, start, seed, folder)
     elif arm == "oracle":
         row = oracle(pair, start, seed, folder)
