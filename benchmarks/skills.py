@@ -104,8 +104,10 @@ EXPECTED: Json = {
     "oracle": {"all": 0.91, "lacking": 0.95, "others": 0.88},
     "hardest": {"all": 0.87, "lacking": 0.8, "others": 0.92},
 }
-"""What was expected, written after one run of ``target`` and two of ``oracle`` with another seed, before all other runs; ``hardest``, over
-all starts, when the others had been seen."""
+"""What was expected, written after one run of ``target`` and two of ``oracle`` with another seed, before all other runs.
+
+That of ``hardest`` is over all starts, and was written when the other arms had been seen.
+"""
 
 
 def target_of(policy: Path, seed: int) -> TrainConfig:
