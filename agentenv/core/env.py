@@ -42,6 +42,11 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
 
     Example:
         ```python
+        @dataclass
+        class GuessState:
+            secret: str
+
+
         class Guess(Env[GuessState]):
             def reset(self, *, seed=None, options=None):
                 super().reset(seed=seed)
@@ -51,8 +56,12 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
                 return (Message("user", task.question),), {"task_id": task.id}
 
             def step(self, action):
+                self.check_running(action)
                 right = action.strip() == self.state.secret
                 return self.result((), reward=float(right), end=EndReason.ANSWERED)
+
+            def render(self):
+                return "a secret digit"
         ```
     """
 

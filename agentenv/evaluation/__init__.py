@@ -6,6 +6,7 @@ from agentenv.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from agentenv.evaluation.benchmark import Benchmark, run_benchmark
+    from agentenv.evaluation.capabilities import Skill, TrainableCapability
     from agentenv.evaluation.records import EpisodeRecord, Evaluation, read_evaluation
     from agentenv.evaluation.runner import play
     from agentenv.evaluation.suite import Suite, read_suite
@@ -17,8 +18,10 @@ __all__ = [
     "EpisodeRecord",
     "Evaluation",
     "SearchConfig",
+    "Skill",
     "Suite",
     "TaskEnv",
+    "TrainableCapability",
     "open_task_env",
     "play",
     "read_evaluation",

@@ -5,7 +5,7 @@ and in which what the skill builds on was shown. Who never searches cannot chain
 said to lack these as well. Pure functions over records.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -30,6 +30,21 @@ class Skill:
     """Whether the episode shows it."""
     slice: str
     """How to get questions that exercise it, in words."""
+
+
+@dataclass(frozen=True)
+class TrainableCapability:
+    """A capability with what TRACE needs to train it: how it is found lacking, and tasks that exercise it."""
+
+    skill: Skill
+    """By which an evaluation finds that it is lacking."""
+    description: str
+    """What it is, for the model that chooses an adapter."""
+    variants: tuple[Mapping[str, Any], ...]
+    """Changes to a run's configuration by dotted key, such as ``{"train.options": {"length": 3}}``, under which the run's
+    environment exercises it; the easiest first."""
+    success: float = 1.0
+    """Reward from which an episode there shows it."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,10 @@ PASSES = 10
 """Passes of a model over each episode, as in the paper."""
 LEAST_CONTRAST, LEAST_AGREEMENT, MOST = 0.2, 0.7, 6
 """What a capability must have to be kept, and how many are; the paper's thresholds were not found."""
+LEAST_LACKED = 0.2
+"""Share of the episodes that call for a capability which have to lack it, where a programme says which call for it. Without
+this a capability that is nearly always shown has a contrast of 1 once the few episodes that lack it fail. No world of such a
+capability would lie within the band of success rates, but each would be measured."""
 _SHOWN = 4  # episodes of each outcome that are shown when capabilities are proposed
 _CHARS = 6000  # of one episode
 _REPLY_TOKENS = 1024
@@ -61,6 +65,8 @@ class Contrast:
     """P(lack | failure); 0 without failures."""
     in_successes: float
     """P(lack | success); 0 without successes."""
+    in_all: float
+    """P(lack) among the episodes that call for it."""
     agreement: float
     """Mean share of the passes that agree with their majority; 1 for a programme."""
     kept: bool
@@ -76,6 +82,7 @@ def contrasts(
     *,
     least_contrast: float = LEAST_CONTRAST,
     least_agreement: float = LEAST_AGREEMENT,
+    least_lacked: float = 0.0,
     most: int = MOST,
 ) -> list[Contrast]:
     """Every capability that was labelled, the widest contrast first; ``kept`` are at most ``most`` of them.
@@ -84,6 +91,8 @@ def contrasts(
         labels: Of each episode.
         least_contrast: s from which a capability counts as lacking.
         least_agreement: Agreement of the passes that this needs.
+        least_lacked: P(lack) that this needs. 0 suits labels by a model, which do not say what an episode calls for: there a
+            capability that few tasks call for is lacking in few.
         most: Capabilities that are kept.
     """
     found: list[Contrast] = []
@@ -92,8 +101,10 @@ def contrasts(
         failed, won = ([lack for solved, lack in called if solved is wanted] for wanted in (False, True))
         bad, good = (fmean(part) if part else 0.0 for part in (failed, won))
         agreement = fmean(max(lack, 1.0 - lack) for _, lack in called)
-        kept = bad - good >= least_contrast - 1e-9 and agreement >= least_agreement - 1e-9
-        found.append(Contrast(name, len(called), bad, good, agreement, kept))
+        lacked = fmean(lack for _, lack in called)
+        wide, sure = bad - good >= least_contrast - 1e-9, agreement >= least_agreement - 1e-9
+        kept = wide and sure and lacked >= least_lacked - 1e-9
+        found.append(Contrast(name, len(called), bad, good, lacked, agreement, kept))
     ranked = sorted(found, key=lambda one: (-one.contrast, one.capability))
     best = [one.capability for one in ranked if one.kept][:most]
     return [Contrast(**{**vars(one), "kept": one.capability in best}) for one in ranked]

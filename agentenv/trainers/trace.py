@@ -7,16 +7,20 @@ lets the model choose among them.
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.grammar import shortened
 from agentenv.core.io.files import write_text
-from agentenv.envs.search.capability_search import CAPABILITIES, EXERCISE, get_capability
+from agentenv.core.registry import load_own
+from agentenv.envs.search.capability_search import CAPABILITIES
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.capabilities import SEARCH_SKILLS
+from agentenv.evaluation.capabilities import SEARCH_SKILLS, TrainableCapability
 from agentenv.evaluation.contrast import (
+    LEAST_LACKED,
     PASSES,
     Contrast,
     Labels,
@@ -31,7 +35,7 @@ from agentenv.evaluation.results import values_of
 from agentenv.evaluation.runner import valid_episodes
 from agentenv.policies.endpoint import Chat
 from agentenv.policies.policy_spec import check_policy, check_trainable
-from agentenv.policies.router import Route, RouterCard, write_router
+from agentenv.policies.router import BASE, Route, RouterCard, write_router
 from agentenv.trainers.config.config_files import changed, dump_config
 from agentenv.trainers.config.sections import RewardShapingSettings
 from agentenv.trainers.config.train_config import TrainConfig
@@ -45,6 +49,8 @@ EXERCISED = 1.0
 """What showing the capability pays in the runs, as in the paper; the rest of 1 would be paid for a right answer with it."""
 QUESTIONS = GROUP_SIZE = 8
 """Groups of a step, and episodes of each, as in the paper."""
+_SPLITS = ("train", "dev", "test")
+_NAME = re.compile(r"[A-Za-z0-9][\w-]*")
 
 
 @dataclass(frozen=True)
@@ -71,35 +77,38 @@ def check_band(band: tuple[float, float]) -> None:
 
 
 def check_runs(
-    target: TrainConfig, *, rank: int, keep_method: bool = False, exercise: float = EXERCISED
+    target: TrainConfig,
+    capabilities: Mapping[str, TrainableCapability],
+    *,
+    rank: int,
+    keep_method: bool = False,
 ) -> None:
     """Refuses a target of which no run could be made, whatever it lacks; nothing is loaded or played.
 
     Args:
         target: The run whose policy may lack something.
+        capabilities: What may be lacking, by name.
         rank: See `write_capabilities`.
         keep_method: See `variant_of`.
-        exercise: See `CapabilitySearch`.
 
     Raises:
         ConfigurationError: its environment, its policy or the rank of the adapters cannot be used.
     """
     check_trainable(target.policy)
     check_policy(target.policy)
-    for name, row in CAPABILITIES.items():
-        for dials in row.worlds:
-            config = variant_of(target, name, dials, keep_method=keep_method, exercise=exercise)
-            changed(config, {"lora.rank": rank})
+    for name, one in capabilities.items():
+        for changes in one.variants:
+            changed(variant_of(target, name, changes, keep_method=keep_method), {"lora.rank": rank})
 
 
-def open_once(target: TrainConfig) -> None:
+def open_once(target: TrainConfig, capabilities: Mapping[str, TrainableCapability]) -> None:
     """Opens all that an episode by which a success rate is measured needs, such as the policy and a search; plays none.
 
     Raises:
         AgentEnvError: it cannot be opened.
     """
-    name, row = next(iter(CAPABILITIES.items()))
-    play_under(_over_training_tasks(variant_of(target, name, row.worlds[0]), 1), lambda tasks: ())
+    name, one = next(iter(capabilities.items()))
+    play_under(_over_training_tasks(variant_of(target, name, one.variants[0]), 1), lambda tasks: ())
 
 
 def _over_training_tasks(config: TrainConfig, tasks: int) -> TrainConfig:
@@ -107,8 +116,65 @@ def _over_training_tasks(config: TrainConfig, tasks: int) -> TrainConfig:
     return config.model_copy(update={"test": config.train.model_copy(update={"limit": tasks})})
 
 
+def search_capabilities(
+    target: TrainConfig, *, exercise: float = EXERCISED
+) -> dict[str, TrainableCapability]:
+    """The rows of ``CAPABILITIES`` for a run that searches an invented world; tools, prompts and budgets stay its own.
+
+    Args:
+        target: The run whose policy lacks something.
+        exercise: What showing a capability pays; see `CapabilitySearch`.
+
+    Raises:
+        ConfigurationError: the target is no environment of searches over an invented world.
+    """
+    if target.env.id not in ("agentenv/LocalSearch-v0", ENV) or target.train.dataset != "world":
+        raise ConfigurationError(
+            "the six capabilities are those of agentenv/LocalSearch-v0 over an invented world, not of "
+            f"{target.env.id} over {target.train.dataset!r}; name your own by --capabilities module:NAME"
+        )
+    skills = {skill.name: skill for skill in SEARCH_SKILLS}
+    found: dict[str, TrainableCapability] = {}
+    for name, row in CAPABILITIES.items():
+        env = {"id": ENV, "options": {**target.env.options, "capability": name, "exercise": exercise}}
+        worlds = [
+            {f"{split}.world.{dial}": value for split in _SPLITS for dial, value in dials.items()}
+            for dials in row.worlds
+        ]
+        variants = tuple({"env": env, **world} for world in worlds)
+        found[name] = TrainableCapability(skills[row.skill], row.description, variants, success=exercise)
+    return found
+
+
+def own_capabilities(name: str) -> dict[str, TrainableCapability]:
+    """The mapping of `TrainableCapability` by name that ``module:NAME`` names.
+
+    Raises:
+        ConfigurationError: there is no such mapping, it is empty, or a name in it cannot be that of a file and a route.
+    """
+    found = load_own(name, "mapping of capabilities")
+    if not isinstance(found, Mapping) or not found:
+        raise ConfigurationError(
+            f"{name} must be a mapping of capabilities by name, not {shortened(repr(found), 200)}"
+        )
+    for key, value in found.items():
+        if not isinstance(key, str) or not _NAME.fullmatch(key) or key == BASE:
+            raise ConfigurationError(
+                f"{name} calls a capability {key!r}; a name has letters, digits, - and _ alone, and is not {BASE!r}"
+            )
+        if not isinstance(value, TrainableCapability) or not value.variants:
+            raise ConfigurationError(
+                f"{name}[{key!r}] must be a TrainableCapability with at least one variant"
+            )
+    return dict(found)
+
+
 def lacking(
-    evaluation: Evaluation, chat: Chat | None = None, *, passes: int = PASSES
+    evaluation: Evaluation,
+    capabilities: Mapping[str, TrainableCapability],
+    chat: Chat | None = None,
+    *,
+    passes: int = PASSES,
 ) -> tuple[list[Contrast], dict[str, str]]:
     """The contrasts of an evaluation, and what a model proposed besides the capabilities that are known.
 
@@ -116,6 +182,7 @@ def lacking(
 
     Args:
         evaluation: Of the policy, in the target environment.
+        capabilities: What may be lacking, by name.
         chat: A model that proposes capabilities and labels episodes; None labels by programme.
         passes: Of the model over each episode.
 
@@ -127,28 +194,28 @@ def lacking(
     values = values_of(records, next(iter(evaluation.results["scores"])))
     labels: list[Labels]
     proposed: dict[str, str] = {}
+    least = 0.0
     pairs = [pair for pair in zip(records, values, strict=True) if pair[0]["valid"]]
     if all(cause_of(*pair) == "correct" for pair in pairs):
         raise ConfigurationError(
             f"none of the {len(pairs)} valid episodes of {evaluation.directory} failed: nothing is lacking"
         )
     if chat is None:
-        skills = {skill.name: skill for skill in SEARCH_SKILLS}
-        named = {name: skills[capability.skill] for name, capability in CAPABILITIES.items()}
-        labels = label_by_skills(records, values, named)
+        least = LEAST_LACKED
+        labels = label_by_skills(records, values, {name: one.skill for name, one in capabilities.items()})
     else:
-        labels, proposed = asyncio.run(_asked(chat, evaluation, values, passes))
+        known = {name: one.description for name, one in capabilities.items()}
+        labels, proposed = asyncio.run(_asked(chat, evaluation, values, known, passes))
     if not any(not one.solved for one in labels):
         raise ConfigurationError(
             f"none of the {len(labels)} labelled episodes of {evaluation.directory} failed; no label of the others came"
         )
-    return contrasts(labels), proposed
+    return contrasts(labels, least_lacked=least), proposed
 
 
 async def _asked(
-    chat: Chat, evaluation: Evaluation, values: Sequence[float], passes: int
+    chat: Chat, evaluation: Evaluation, values: Sequence[float], known: Mapping[str, str], passes: int
 ) -> tuple[list[Labels], dict[str, str]]:
-    known = {name: capability.description for name, capability in CAPABILITIES.items()}
     proposed = await propose(chat, evaluation.records, values, list(known))
     labels = await label_by_model(chat, evaluation.records, values, {**known, **proposed}, passes=passes)
     return labels, proposed
@@ -170,89 +237,56 @@ def with_grpo(target: TrainConfig) -> TrainConfig:
 
 
 def variant_of(
-    target: TrainConfig,
-    capability: str,
-    dials: Mapping[str, Any],
-    *,
-    keep_method: bool = False,
-    exercise: float = EXERCISED,
+    target: TrainConfig, capability: str, changes: Mapping[str, Any], *, keep_method: bool = False
 ) -> TrainConfig:
-    """The configuration of a run on the environment of one capability.
-
-    Tools, prompts and budgets are those of ``target``; the worlds of all splits are those of ``dials``.
+    """The configuration of a run on the environment of one capability; what is not changed stays that of ``target``.
 
     Args:
         target: The run whose policy lacks the capability.
-        capability: Row of ``CAPABILITIES``.
-        dials: Of its worlds.
+        capability: Its name.
+        changes: One of its variants.
         keep_method: Whether the run learns as ``target`` does and not by GRPO.
-        exercise: What showing the capability pays; see `CapabilitySearch`.
 
     Raises:
-        UnknownName: no such capability.
-        ConfigurationError: the target is no environment of searches over an invented world.
+        UnknownName: the variant has a key that no configuration has; carries the nearest.
+        ConfigurationError: a value of it is wrong.
     """
-    if target.env.id not in ("agentenv/LocalSearch-v0", ENV) or target.train.dataset != "world":
-        raise ConfigurationError(
-            "environments are made for agentenv/LocalSearch-v0 over an invented world, not for "
-            f"{target.env.id} over {target.train.dataset!r}"
-        )
-    options = {**target.env.options, "capability": capability, "exercise": exercise}
-    worlds = {
-        f"{split}.world.{dial}": value for split in ("train", "dev", "test") for dial, value in dials.items()
-    }
+    groups = {"rollout.questions": QUESTIONS, "rollout.group_size": GROUP_SIZE}
     return changed(
-        target if keep_method else with_grpo(target),
-        {
-            "name": f"trace-{capability}",
-            "env": {"id": ENV, "options": options},
-            "rollout.questions": QUESTIONS,
-            "rollout.group_size": GROUP_SIZE,
-        }
-        | worlds,
+        target if keep_method else with_grpo(target), {"name": f"trace-{capability}", **groups, **changes}
     )
 
 
-def success_rate(config: TrainConfig, tasks: int) -> float:
-    """Share of sampled episodes over training tasks that show the capability; faults are left out.
+def success_rate(config: TrainConfig, tasks: int, success: float) -> float:
+    """Share of sampled episodes over training tasks that earn at least ``success``; faults are left out.
 
     Raises:
         EnvFault: every episode met an infrastructure failure.
     """
     posed = _over_training_tasks(config, tasks)
     played = valid_episodes(play_under(posed, temperature=config.rollout.temperature))
-    return sum(is_shown(t.reward, config.env.options) for t in played) / len(played)
-
-
-def is_shown(reward: float, options: Mapping[str, Any]) -> bool:
-    """Whether an episode showed its capability: it earned at least what showing it pays with a wrong answer.
-
-    Args:
-        reward: Of the episode.
-        options: Of its environment, `CapabilitySearch`.
-    """
-    return bool(reward >= options.get("exercise", EXERCISE))
+    return sum(trajectory.reward >= success for trajectory in played) / len(played)
 
 
 def environment_for(
     target: TrainConfig,
-    capability: str,
+    name: str,
+    capability: TrainableCapability,
     *,
     tasks: int = 64,
     band: tuple[float, float] = BAND,
     keep_method: bool = False,
-    exercise: float = EXERCISED,
-    rate: Callable[[TrainConfig, int], float] = success_rate,
+    rate: Callable[[TrainConfig, int, float], float] = success_rate,
 ) -> CapabilityEnvironment:
     """The easiest variant in which the policy of ``target`` succeeds within ``band``.
 
     Args:
         target: The run whose policy lacks the capability.
-        capability: Row of ``CAPABILITIES``.
+        name: Of the capability.
+        capability: Its variants, and the reward from which an episode shows it.
         tasks: Episodes by which a success rate is measured.
         band: Least and greatest success rate of a variant that is kept.
         keep_method: Whether the run learns as ``target`` does and not by GRPO.
-        exercise: What showing the capability pays; see `CapabilitySearch`.
         rate: Measures it.
 
     Raises:
@@ -260,17 +294,18 @@ def environment_for(
     """
     check_band(band)
     rates: list[float] = []
-    for dials in get_capability(capability).worlds:
-        config = variant_of(target, capability, dials, keep_method=keep_method, exercise=exercise)
-        rates.append(rate(config, tasks))
+    for changes in capability.variants:
+        config = variant_of(target, name, changes, keep_method=keep_method)
+        rates.append(rate(config, tasks, capability.success))
         if band[0] <= rates[-1] <= band[1]:
-            return CapabilityEnvironment(capability, tuple(rates), config)
-    return CapabilityEnvironment(capability, tuple(rates), None)
+            return CapabilityEnvironment(name, tuple(rates), config)
+    return CapabilityEnvironment(name, tuple(rates), None)
 
 
 def write_capabilities(
     folder: Path,
     target: TrainConfig,
+    capabilities: Mapping[str, TrainableCapability],
     found: Sequence[Contrast],
     proposed: Mapping[str, str],
     made: Sequence[CapabilityEnvironment],
@@ -282,6 +317,7 @@ def write_capabilities(
     Args:
         folder: Where they are written.
         target: The run that was looked at.
+        capabilities: What may be lacking, by name.
         found: Every capability that was labelled.
         proposed: What a model named besides; there is no environment for these.
         made: What was made for those that are kept.
@@ -296,7 +332,7 @@ def write_capabilities(
         assert one.config is not None
         trained = changed(one.config, {"lora.rank": rank})
         write_text(folder / f"{one.capability}.toml", dump_config(trained))
-        description = CAPABILITIES[one.capability].description
+        description = capabilities[one.capability].description
         routes.append(Route(one.capability, description, f"hf:{one.capability}/policy"))
     base = target.policy
     if base.startswith("hf:"):

@@ -12,7 +12,9 @@ from agentenv.evaluation.records import EpisodeRecord, write_evaluation
 from agentenv.evaluation.results import summarize
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.trainers.config.config_files import load_config
-from agentenv.trainers.trace import environment_for
+from agentenv.trainers.trace import environment_for, search_capabilities
+
+TARGET = load_config("laptop-search")
 
 SMALL = """
 base = "laptop-search"
@@ -130,4 +132,6 @@ def test_replies_that_are_kept_are_paid_for_once(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize("band", [(0.6, 0.2), (-0.1, 0.5), (0.5, 1.1)], ids=str)
 def test_a_band_that_is_none_is_refused_before_an_episode_is_played(band: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match=f"{band[0]:g} {band[1]:g}"):
-        environment_for(load_config("laptop-search"), "chain", band=band, rate=lambda config, tasks: 1 / 0)
+        environment_for(
+            TARGET, "chain", search_capabilities(TARGET)["chain"], band=band, rate=lambda *_: 1 / 0
+        )

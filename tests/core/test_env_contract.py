@@ -1,6 +1,10 @@
 """The contract suite itself: a good environment passes, and every kind of bad one is caught by its check."""
 
+import inspect
 import random
+import sys
+import textwrap
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -63,6 +67,19 @@ def test_a_good_environment_passes_every_check() -> None:
     results = check_env(Guess)
     assert [result.name for result in results] == list(CHECKS)
     assert {result.status for result in results} == {"ok"}
+
+
+def test_the_example_of_the_base_class_fails_no_check() -> None:
+    example = inspect.getdoc(Env).split("```python")[1].split("```")[0]  # type: ignore[union-attr]
+    module = types.ModuleType("guess")
+    names = {"Env": Env, "Task": Task, "Message": Message, "EndReason": EndReason, "dataclass": dataclass}
+    vars(module).update(names)
+    sys.modules["guess"] = module
+    try:
+        exec(textwrap.dedent(example), vars(module))
+        assert [one for one in check_env(vars(module)["Guess"]) if one.status == "failed"] == []
+    finally:
+        del sys.modules["guess"]
 
 
 class ForgetsSeed(Guess):

@@ -69,6 +69,16 @@ def test_what_succeeds_lacks_as_well_is_not_lacking() -> None:
     assert not any(one.kept for one in contrasts(labels, least_contrast=0.25))
 
 
+def test_what_hardly_an_episode_lacks_that_calls_for_it_is_not_lacking() -> None:
+    """Both explain all failures of their tasks; the one is lacking in one of ten episodes, the other in one of five."""
+    labels = [Labels(False, {"rare": 1.0})] + [Labels(True, {"rare": 0.0})] * 9
+    labels += [Labels(False, {"often": 1.0})] + [Labels(True, {"often": 0.0})] * 4
+    assert {one.capability: one.in_all for one in contrasts(labels)} == {"rare": 0.1, "often": 0.2}
+    assert {one.capability: one.contrast for one in contrasts(labels)} == {"rare": 1.0, "often": 1.0}
+    assert [one.capability for one in contrasts(labels) if one.kept] == ["often", "rare"]
+    assert [one.capability for one in contrasts(labels, least_lacked=0.2) if one.kept] == ["often"]
+
+
 def test_at_most_so_many_are_kept_those_with_the_widest_contrast() -> None:
     labels = [Labels(False, dict(zip("abc", (0.8, 1.0, 0.9), strict=True)))]
     assert [one.capability for one in contrasts(labels, most=2) if one.kept] == ["b", "c"]
