@@ -9,9 +9,10 @@ by pass rate, rollouts by variance, and DARS (arXiv:2508.13755). ReST-RL (arXiv:
 A start is made first, by imitation in a world of its own. Every arm then trains on the same 48 tasks, 70 % of one hop, 20 %
 of two and 10 % of three, and plays the same number of episodes (an arm that leaves some of a step unspent gets more steps).
 The arms differ in the sampler alone. Each is tested greedily on the same unseen tasks of another split, as many of each
-class. Differences to the arm ``uniform`` are those of tasks, each the mean over seeds, with intervals over tasks;
-their p-values are corrected for all of them (Holm). Of ``rollout_gdro`` the variance of the mean reward is compared with
-what its formula promises. A run that is finished is not repeated, and the result is written again after each.
+class. Differences between arms are those of tasks, each the mean over seeds, with intervals over tasks, and their p-values
+are corrected for all of them (Holm). Of ``rollout_gdro`` the variance of the mean reward is compared with what its formula
+promises. A run that is finished is not repeated, and the result is written again after each. What was expected stands in
+the log.
 """
 
 import argparse
@@ -22,25 +23,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
-from statistics import fmean, pvariance, variance
+from statistics import fmean
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from agentenv.core.io.files import new_folder
-from agentenv.core.io.tables import open_text
 from agentenv.core.scoring.scorers import get_scorer
-from agentenv.core.trajectory import Trajectory, from_record
 from agentenv.core.types import Task
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.evaluation.records import read_json
 from agentenv.evaluation.statistics.significance import estimate, holm, paired_bootstrap
 from agentenv.trainers.config.config_files import config_of, load_config, merged
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.task_sampling.difficulty_games import RolloutGame
-from agentenv.trainers.task_sampling.step_budget import Group
 
 from common import Silent, common_arguments, finish, load, write  # isort: skip  # sibling scripts
+from sampler_steps import hops_of, played_figures, steps_of, variance_check  # isort: skip
 
 Json = dict[str, Any]
 NAME = "samplers_by_class"
@@ -72,6 +70,12 @@ ARMS: Mapping[str, Json] = {
     "partial_states": {"sampler": "partial_states"},
 }
 """The sampler of each arm, with the options of its preset but for sizes; ``scale`` suits the estimator of all arms."""
+COMPARED = (
+    *((name, "uniform") for name in ARMS if name != "uniform"),
+    ("hard_focus", "random_focus"),
+    ("partial_states", "dapo"),
+)
+"""Which arm is compared with which."""
 
 
 def drawn_tasks(world: FictionalWorld, counts: Mapping[int, int]) -> list[Task]:
@@ -88,33 +92,26 @@ def drawn_tasks(world: FictionalWorld, counts: Mapping[int, int]) -> list[Task]:
 
 def write_tasks(folder: Path) -> Json:
     """Writes questions and passages of both splits; the sections ``train``, ``dev`` and ``test`` of a run that asks them."""
-    for split, seed, counts in (("train", 1, TRAINED), ("test", 3, TESTED)):
-        if not (folder / split).exists():
-            dials = WorldConfig(
-                seed=seed, documents=400, hops=(1, 3), families=("lookup", "bridge"), questions=500
-            )
-            world = FictionalWorld.generate(replace(dials, split=split))  # type: ignore[arg-type]
+    dials = WorldConfig(documents=400, hops=(1, 3), families=("lookup", "bridge"), questions=500)
+    worlds = (
+        (replace(dials, seed=1, split="train"), TRAINED),
+        (replace(dials, seed=3, split="test"), TESTED),
+    )
+    for config, counts in worlds:
+        if not (folder / config.split).exists():
+            world = FictionalWorld.generate(config)
+            rows = [
+                {"id": task.id, "question": task.question, "answers": task.answers, **task.data}
+                for task in drawn_tasks(world, counts)
+            ]
             folder.mkdir(parents=True, exist_ok=True)
-            with new_folder(folder / split) as part:
-                tasks = [
-                    {"id": task.id, "question": task.question, "answers": task.answers, **task.data}
-                    for task in drawn_tasks(world, counts)
-                ]
-                _write_lines(part / "questions.jsonl", tasks)
-                _write_lines(part / "corpus.jsonl", [asdict(document) for document in world.documents])
+            with new_folder(folder / config.split) as part:
+                for name, lines in (("questions", rows), ("corpus", map(asdict, world.documents))):
+                    text = "".join(json.dumps(line) + "\n" for line in lines)
+                    (part / f"{name}.jsonl").write_text(text, encoding="utf-8")
     train, test = ({"dataset": str(folder / name / "questions.jsonl")} for name in ("train", "test"))
     # A run of its own evaluations plays one task: all are played once it has spent its episodes.
     return {"train": train, "dev": {**test, "limit": 1}, "test": {**test, "limit": 1}}
-
-
-def hops_of(questions: Path) -> dict[str, int]:
-    """The class of each task in a file of questions, by its id."""
-    rows = map(json.loads, questions.read_text(encoding="utf-8").splitlines())
-    return {row["id"]: row["hops"] for row in rows}
-
-
-def _write_lines(path: Path, rows: Sequence[Json]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def base_of(changed: Json) -> TrainConfig:
@@ -129,7 +126,7 @@ def base_of(changed: Json) -> TrainConfig:
     return config_of(merged(merged(values, common), changed), NAME)
 
 
-def make_start(folder: Path, steps: int) -> str:
+def make_start(folder: Path) -> str:
     """The policy that every arm begins with, made where it is not there: taught by the expert in a world of its own."""
     from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
     from agentenv.trainers.warmstart.learning import LearningSettings
@@ -137,24 +134,24 @@ def make_start(folder: Path, steps: int) -> str:
     out = folder / "start"
     if not out.exists():
         world = {"seed": 11, "hops": [1, 3], "documents": 2000, "questions": 1200}
-        learning = LearningSettings(steps=steps, batch=START_BATCH)
+        learning = LearningSettings(steps=START_STEPS, batch=START_BATCH)
         expert_warmstart([base_of({"train": {"world": world}})], Silent(), out, learning=learning)
     return f"hf:{out}"
 
 
-def arm_of(name: str, seed: int, steps: int, folder: Path, start: str) -> TrainConfig:
+def arm_of(name: str, seed: int, folder: Path, start: str) -> TrainConfig:
     """The run of an arm."""
     changed: Json = write_tasks(folder / "tasks") | {
         "policy": start,
         "seed": seed,
-        "optimizer": {"steps": steps, "learning_rate": RATE},
+        "optimizer": {"steps": STEPS, "learning_rate": RATE},
         "rollout": ARMS[name],
         "trajectories_every": 1,
     }
     return base_of(changed)
 
 
-def test_scores(config: TrainConfig, policy: str) -> dict[str, Json]:
+def scores_of(config: TrainConfig, policy: str) -> dict[str, Json]:
     """By the id of a test task its class and whether ``policy`` answers it, greedily."""
     from agentenv.trainers.loop.evaluate import play_under
 
@@ -178,133 +175,63 @@ def outcome(config: TrainConfig, path: Path) -> Json:
     kept = path.with_suffix(".json")
     if kept.exists():
         return read_json(kept)
-    target = config.optimizer.steps * QUESTIONS * GROUP
     folder = RunFolder.open(path) if (path / "config.toml").exists() else RunFolder.create(path, config)
     results = train(folder, Silent())
-    while (left := target - sum(line["rollouts"] for line in folder.history())) > 0:
-        optimizer = config.optimizer.model_copy(
-            update={"steps": results["steps"] + math.ceil(left / (QUESTIONS * GROUP))}
-        )
-        folder = RunFolder.open(path, config.model_copy(update={"optimizer": optimizer}))
+    while (left := STEPS * QUESTIONS * GROUP - sum(line["rollouts"] for line in folder.history())) > 0:
+        steps = results["steps"] + math.ceil(left / (QUESTIONS * GROUP))
+        longer = config.optimizer.model_copy(update={"steps": steps})
+        folder = RunFolder.open(path, config.model_copy(update={"optimizer": longer}))
         results = train(folder, Silent())
-    steps = steps_of(path)
-    found = played_figures(steps, hops_of(Path(config.train.dataset)))
+    played = steps_of(path)
+    found = played_figures(played, hops_of(Path(config.train.dataset)))
     if config.rollout.sampler == "rollout_gdro":
-        found["variance"] = variance_check(steps, _GAME)
-    found["tested"] = test_scores(config, f"hf:{path / 'policy'}")
+        found["variance"] = variance_check(played, _GAME)
+    found["tested"] = scores_of(config, f"hf:{path / 'policy'}")
     kept.write_text(json.dumps(found) + "\n", encoding="utf-8")
     return found
-
-
-Step = list[list[Trajectory]]
-"""The groups of a step, in the order in which they were opened."""
-
-
-def steps_of(path: Path) -> list[Step]:
-    """The groups of every step of a run, also of those that were not trained."""
-    steps: list[Step] = []
-    for file in sorted((path / "trajectories").glob("step-*.jsonl.gz")):
-        groups: dict[str, list[Trajectory]] = {}
-        with open_text(file) as lines:
-            for record in map(json.loads, lines):
-                task = Task(record["task"]["id"], record["task"]["question"])
-                groups.setdefault(record["group_id"], []).append(from_record(record, task))
-        steps.append([*groups.values()])
-    return steps
-
-
-def played_figures(steps: Sequence[Step], classes: Mapping[str, int]) -> Json:
-    """What an arm played: steps, episodes, groups and those of unequal rewards, in all and by class."""
-    groups = [Group(0, 0, group) for step in steps for group in step]
-    unequal = [group for group in groups if not group.zero_variance]
-    by_class = {
-        str(hops): {
-            "episodes": sum(len(g.members) for g in groups if classes[g.members[0].task.id] == hops),
-            "unequal": sum(classes[g.members[0].task.id] == hops for g in unequal),
-        }
-        for hops in CLASSES
-    }
-    return {
-        "steps": len(steps),
-        "episodes": sum(len(group.members) for group in groups),
-        "groups": len(groups),
-        "unequal": len(unequal),
-        "reward": [fmean(t.reward for group in step for t in group) for step in steps],
-        "by_class": by_class,
-    }
-
-
-def variance_check(steps: Sequence[Step], options: Json) -> Json:
-    """The variance of a step's mean reward under ``rollout_gdro``, as a share of what groups of one size would leave.
-
-    n rollouts of a task leave its mean reward a variance of v / n. The game is played once more over the recorded groups, so
-    that v is known as the sampler knew it before each step. ``formula`` is GDRO's n_b = mean n sqrt(v_b) / sum q_j sqrt(v_j)
-    put into sum q v / n, in real numbers and without bounds: (sum sqrt v)^2 / (G sum v) over G groups. ``sizes`` is the same
-    for the sizes that were played. ``measured`` takes the unbiased variances s^2 of the groups themselves, which are not
-    known when the sizes are chosen. Steps in which nothing is known yet count as well, with a share of 1.
-    """
-    game = RolloutGame(**options)
-    places: dict[str, int] = {}
-    even = formula = played = measured_even = measured = 0.0
-    for step in steps:
-        groups = [Group(places.setdefault(one[0].task.id, len(places)), 0, one) for one in step]
-        unknown = max(game.means.values(), default=1.0)
-        known = [game.means.get(game.class_of(group.task), unknown) for group in groups]
-        sizes = [len(group.members) for group in groups]
-        found = [variance(group.rewards) for group in groups]
-        formula += sum(map(math.sqrt, known)) ** 2 / sum(sizes)
-        even += sum(known) * len(sizes) / sum(sizes)
-        played += sum(v / n for v, n in zip(known, sizes, strict=True))
-        measured_even += sum(found) * len(sizes) / sum(sizes)
-        measured += sum(v / n for v, n in zip(found, sizes, strict=True))
-        game.learn(groups, {i: pvariance(group.rewards) for i, group in enumerate(groups)})
-    return {"formula": formula / even, "sizes": played / even, "measured": measured / measured_even}
 
 
 Tested = Mapping[str, Json]
 
 
 def by_class(tested: Sequence[Tested]) -> dict[str, dict[str, float]]:
-    """For each class, and for all of them, the mean score of each test task over ``tested``."""
-    ids = sorted(set.intersection(*(set(one) for one in tested)))
-    means = {task: fmean(one[task]["score"] for one in tested) for task in ids}
-    classes = {str(hops): {t: means[t] for t in ids if tested[0][t]["hops"] == hops} for hops in CLASSES}
-    return {name: scores for name, scores in classes.items() if scores} | {"all": means}
+    """For each class, for those below the hardest and for all, the mean score of each test task over ``tested``."""
+    means = {task: fmean(one[task]["score"] for one in tested) for task in sorted(tested[0])}
+    hops = {task: row["hops"] for task, row in tested[0].items()}
+    parts = {str(one): (one,) for one in CLASSES} | {"easier": CLASSES[:-1], "all": CLASSES}
+    return {name: {t: m for t, m in means.items() if hops[t] in part} for name, part in parts.items()}
+
+
+def difference(ours: Sequence[Tested], base: Sequence[Tested]) -> dict[str, Json]:
+    """By part the mean difference of ``ours`` to ``base``, paired by task, with that of each seed."""
+    of_seeds = [{p: fmean(v.values()) for p, v in by_class([one]).items()} for one in (*ours, *base)]
+    found = {}
+    for part, scores in by_class(ours).items():
+        pair = paired_bootstrap([*by_class(base)[part].values()], [*scores.values()])
+        seeds = [a[part] - b[part] for a, b in zip(of_seeds, of_seeds[len(ours) :], strict=False)]
+        row = {"difference": pair.difference, "ci95": pair.ci95, "p": pair.p_value, "of_seeds": seeds}
+        found[part] = row
+    return found
 
 
 def summary(runs: Mapping[str, Sequence[Json]], start: Tested) -> Json:
-    """Scores by class of the start and of each arm, and the differences to ``uniform`` over the seeds that both have."""
-    table: Json = {"start": _scores(by_class([start]))}
-    rows: list[Json] = []
-    for name, mine in runs.items():
-        table[name] = {"scores": _scores(by_class([run["tested"] for run in mine]))}
-        if name == "uniform":
-            continue
-        seeds = min(len(mine), len(runs["uniform"]))
-        ours, base = (by_class([run["tested"] for run in some[:seeds]]) for some in (mine, runs["uniform"]))
-        table[name]["over_uniform"] = {"seeds": seeds}
-        for part, scores in ours.items():
-            shared = sorted(scores.keys() & base[part].keys())
-            pair = paired_bootstrap([base[part][task] for task in shared], [scores[task] for task in shared])
-            row = {"difference": pair.difference, "ci95": pair.ci95, "p": pair.p_value}
-            row["of_seeds"] = [
-                fmean(a["tested"][task]["score"] - b["tested"][task]["score"] for task in shared)
-                for a, b in zip(mine[:seeds], runs["uniform"], strict=False)
-            ]
-            table[name]["over_uniform"][part] = row
-            rows.append(row)
+    """Scores by class of the start and of each arm, and differences over the seeds that both arms have."""
+    tested = {name: [run["tested"] for run in mine] for name, mine in runs.items()}
+    differences: dict[str, Json] = {}
+    for name, other in ((name, other) for name, other in COMPARED if name in tested and other in tested):
+        seeds = min(len(tested[name]), len(tested[other]))
+        differences[f"{name} over {other}"] = difference(tested[name][:seeds], tested[other][:seeds])
+    rows = [row for pair in differences.values() for row in pair.values()]
     for row, p_holm in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row["p_holm"] = p_holm
-    return {**table, "comparisons": len(rows)}
+    scores = {name: _scores(by_class(mine)) for name, mine in {"start": [start], **tested}.items()}
+    return {"scores": scores, "differences": differences, "comparisons": len(rows)}
 
 
 def _scores(classes: Mapping[str, Mapping[str, float]]) -> Json:
     """Mean and interval over tasks for each class."""
-    found = {}
-    for name, scores in classes.items():
-        one = estimate([*scores.values()])
-        found[name] = {"mean": one.mean, "ci95": one.ci95, "n": one.n}
-    return found
+    found = {name: estimate([*scores.values()]) for name, scores in classes.items()}
+    return {name: {"mean": one.mean, "ci95": one.ci95, "n": one.n} for name, one in found.items()}
 
 
 def main() -> None:
@@ -312,33 +239,27 @@ def main() -> None:
     parser: argparse.ArgumentParser = common_arguments(__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/samplers"), help="folder of start and runs")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each arm")
-    parser.add_argument(
-        "--steps", type=int, default=STEPS, help="steps of an arm that spends its whole budget"
-    )
-    parser.add_argument("--start-steps", type=int, default=START_STEPS, help="supervised steps of the start")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), help="these arms alone")
     args = parser.parse_args()
     folder: Path = args.runs.absolute()
-    start = make_start(folder, args.start_steps)
-    tested = folder / "start.json"
-    if not tested.exists():
-        found = test_scores(arm_of("uniform", 0, args.steps, folder, start), start)
-        tested.write_text(json.dumps(found) + "\n", encoding="utf-8")
-    figures: Json = {**load(), "steps": args.steps, "start_steps": args.start_steps, "trained": TRAINED}
+    start = make_start(folder)
+    kept = folder / "start.json"
+    if not kept.exists():
+        kept.write_text(json.dumps(scores_of(arm_of("uniform", 0, folder, start), start)) + "\n")
+    figures: Json = {**load(), "steps": STEPS, "start_steps": START_STEPS, "trained": TRAINED, "arms": ARMS}
     runs: dict[str, list[Json]] = {}
-    # Arm after arm, so that what is finished when the time is over is whole.
-    for name in args.arms:
-        for seed in range(args.seeds):
-            config = arm_of(name, seed, args.steps, folder, start)
-            runs.setdefault(name, []).append(outcome(config, folder / f"{name}-{seed}"))
+    for seed in range(args.seeds):
+        for name in args.arms:
+            run = outcome(arm_of(name, seed, folder, start), folder / f"{name}-{seed}")
+            runs.setdefault(name, []).append(run)
             shown = {
-                arm: [{k: v for k, v in run.items() if k != "tested"} for run in mine]
+                arm: [{key: run[key] for key in run if key != "tested"} for run in mine]
                 for arm, mine in runs.items()
             }
-            figures |= {"arms": ARMS, "runs": shown, "summary": summary(runs, read_json(tested))}
+            figures |= {"runs": shown, "summary": summary(runs, read_json(kept))}
             write(NAME, args, figures)
-    print_lines = [f"{name}: {row}" for name, row in figures["summary"].items()]
-    finish(NAME, args, figures, print_lines)
+    lines = [f"{pair}: {row}" for pair, row in figures["summary"]["differences"].items()]
+    finish(NAME, args, figures, lines)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_a_world_with_too_few_tasks_of_a_class_is_refused(samplers: ModuleType) 
 
 
 def test_the_arms_differ_in_the_sampler_alone(samplers: ModuleType, tmp_path: Path) -> None:
-    configs = {name: samplers.arm_of(name, 0, 12, tmp_path, "tiny") for name in samplers.ARMS}
+    configs = {name: samplers.arm_of(name, 0, tmp_path, "tiny") for name in samplers.ARMS}
     sampler = {"sampler": "uniform", "sampler_options": {}}
     alike = {
         name: config.model_copy(update={"rollout": config.rollout.model_copy(update=sampler)})
@@ -63,63 +63,78 @@ def test_the_arms_differ_in_the_sampler_alone(samplers: ModuleType, tmp_path: Pa
 
 
 def test_what_was_played_by_hand(samplers: ModuleType) -> None:
-    steps = [[group("a", 1, 0, 1, 0), group("b", 0, 0)], [group("b", 1, 0), group("a", 1, 1)]]
-    found = samplers.played_figures(steps, {"a": 1, "b": 3})
+    steps = [[group("a", 1, 0, 1, 0), group("b", 0, 0)], [group("b", 1, 0, 0), group("a", 1, 1)]]
+    found = samplers.played_figures(steps, {"a": 1, "b": 3, "c": 2})
     assert found == {
         "steps": 2,
-        "episodes": 10,
+        "episodes": 11,
         "groups": 4,
         "unequal": 2,
-        "reward": [pytest.approx(1 / 3), 0.75],
+        "reward": [pytest.approx(1 / 3), pytest.approx(3 / 5)],
         "by_class": {
-            "1": {"episodes": 6, "unequal": 1},
-            "2": {"episodes": 0, "unequal": 0},
-            "3": {"episodes": 4, "unequal": 1},
+            "1": {"episodes": 6, "groups": 2, "unequal": 1},
+            "2": {"episodes": 0, "groups": 0, "unequal": 0},
+            "3": {"episodes": 5, "groups": 2, "unequal": 1},
         },
     }
 
 
-def test_the_variances_of_two_steps_by_hand(samplers: ModuleType) -> None:
-    """Nothing is known in the first step. Then the class of ``a`` has 3/16, that of ``b`` 4/16, and 9 and 3 are played.
+def test_the_variances_of_three_steps_by_hand(samplers: ModuleType) -> None:
+    """Every task begins in class 0, so that one step passes before ``a`` (3/16) and ``b`` (1/4) are in classes of their own.
 
-    Known before the second step: class 7 (a, mean .75) 3/16; class 5 (b, mean .5) 1/4. Even sizes are 4 and 6.
+    Known are 1 before the first step, the mean 7/32 before the second, and 3/16 and 1/4 before the third. In the groups
+    themselves s^2 is 1/4 and 1/3, then 1/4 and 1/2, then 1/4 and 1/3.
     """
-    first = [group("a", 1, 1, 1, 0), group("b", 1, 1, 0, 0)]
-    second = [group("a", *[1] * 6, *[0] * 3), group("b", 1, 0, 0)]
-    found = samplers.variance_check([first, second], {"rule": "closed", "solved": "mean"})
-    even = (1 + 1) * 2 / 8 + (3 / 16 + 1 / 4) * 2 / 12
-    free = (1 + 1) ** 2 / 8 + ((3 / 16) ** 0.5 + 0.5) ** 2 / 12
-    sizes = 2 / 4 + 3 / 16 / 9 + 1 / 4 / 3
-    assert found["formula"] == pytest.approx(free / even)
-    assert found["sizes"] == pytest.approx(sizes / even)
-    even_found = (1 / 4 + 1 / 3) * 2 / 8 + (1 / 4 + 1 / 3) * 2 / 12
-    measured = (1 / 4 + 1 / 3) / 4 + 1 / 4 / 9 + 1 / 3 / 3
-    assert found["measured"] == pytest.approx(measured / even_found)
+    steps = [
+        [group("a", 1, 1, 1, 0), group("b", 1, 1, 0, 0)],
+        [group("a", 1, 0, 1, 1), group("b", 1, 0)],
+        [group("a", *[1] * 6, *[0] * 3), group("b", 1, 0, 0)],
+    ]
+    found = samplers.variance_check(steps, {"rule": "closed", "solved": "mean"})
+    even = 2 * 2 / 8 + 7 / 16 * 2 / 6 + 7 / 16 * 2 / 12
+    assert found["formula"] == pytest.approx((1 / 2 + 7 / 48 + ((3 / 16) ** 0.5 + 1 / 2) ** 2 / 12) / even)
+    assert found["sizes"] == pytest.approx((2 / 4 + 7 / 32 * (1 / 4 + 1 / 2) + 3 / 16 / 9 + 1 / 4 / 3) / even)
+    measured = (1 / 4 + 1 / 3) / 4 + (1 / 4 / 4 + 1 / 2 / 2) + (1 / 4 / 9 + 1 / 3 / 3)
+    measured_even = 7 / 12 * 2 / 8 + 3 / 4 * 2 / 6 + 7 / 12 * 2 / 12
+    assert found["measured"] == pytest.approx(measured / measured_even)
 
 
-def tested(*scores: float) -> dict[str, Any]:
-    """Two tasks of one hop, two of three."""
-    return {name: {"hops": h, "score": s} for name, h, s in zip("abcd", (1, 1, 3, 3), scores, strict=True)}
+def answered(*scores: float) -> dict[str, Any]:
+    """Two tasks of one hop, one of two hops, and two of three."""
+    return {
+        name: {"hops": h, "score": s} for name, h, s in zip("abcde", (1, 1, 2, 3, 3), scores, strict=True)
+    }
 
 
-def test_differences_to_uniform_are_of_tasks_over_the_seeds_that_both_have(samplers: ModuleType) -> None:
+def test_differences_are_of_tasks_over_the_seeds_that_both_arms_have(samplers: ModuleType) -> None:
     runs = {
-        "uniform": [{"tested": tested(1, 1, 0, 0)}, {"tested": tested(1, 1, 1, 0)}],
-        "dars": [{"tested": tested(1, 0, 1, 1)}],
+        "uniform": [{"tested": answered(1, 1, 0, 0, 0)}, {"tested": answered(1, 1, 1, 1, 0)}],
+        "dars": [{"tested": answered(1, 0, 1, 1, 1)}],
+        "dapo": [{"tested": answered(1, 1, 0, 0, 1)}, {"tested": answered(1, 1, 1, 1, 1)}],
     }
-    table = samplers.summary(runs, tested(0, 1, 0, 0))
-    assert table["start"]["all"]["mean"] == 0.25
-    assert table["uniform"]["scores"]["3"] == {
-        "mean": 0.25,
-        "ci95": table["uniform"]["scores"]["3"]["ci95"],
-        "n": 2,
+    table = samplers.summary(runs, answered(0, 1, 0, 0, 0))
+    assert {name: row["all"]["mean"] for name, row in table["scores"].items()} == {
+        "start": 0.2,
+        "uniform": 0.6,
+        "dars": 0.8,
+        "dapo": 0.8,
     }
-    over = table["dars"]["over_uniform"]
-    assert over["seeds"] == 1
-    assert [over[part]["difference"] for part in ("1", "3", "all")] == [-0.5, 1.0, 0.25]
-    assert over["3"]["of_seeds"] == [1.0]
-    assert table["comparisons"] == 3
-    assert all(over[part]["p_holm"] >= over[part]["p"] for part in ("1", "3", "all"))
+    assert {name: row["n"] for name, row in table["scores"]["dars"].items()} == {
+        "1": 2,
+        "2": 1,
+        "3": 2,
+        "easier": 3,
+        "all": 5,
+    }
+    assert list(table["differences"]) == ["dars over uniform", "dapo over uniform"]
+    dars, dapo = table["differences"].values()
+    assert {name: row["difference"] for name, row in dars.items()} == pytest.approx(
+        {"1": -0.5, "2": 1.0, "3": 1.0, "easier": 0.0, "all": 0.4}
+    )
+    assert dars["3"]["of_seeds"] == [1.0]
+    assert dapo["3"]["of_seeds"] == [0.5, 0.5]
+    assert table["comparisons"] == 10
+    assert all(row["p_holm"] >= row["p"] for pair in (dars, dapo) for row in pair.values())
 
 
 @pytest.mark.slow
@@ -129,16 +144,17 @@ def test_it_runs_from_the_start_to_the_result_file(
     """One step of two arms. DAPO stops a step early and gets more of them, until it has played as many episodes."""
     monkeypatch.setattr(samplers, "QUESTIONS", 2)
     monkeypatch.setattr(samplers, "GROUP", 2)
-    monkeypatch.setattr(samplers, "START_BATCH", 2)
+    for name, value in {"START_BATCH": 2, "START_STEPS": 1, "STEPS": 1}.items():
+        monkeypatch.setattr(samplers, name, value)
     monkeypatch.setattr(samplers, "TRAINED", {1: 4, 2: 1, 3: 1})
     monkeypatch.setattr(samplers, "TESTED", {1: 2, 2: 2, 3: 2})
     out, runs = tmp_path / "result.json", tmp_path / "runs"
-    words = ["--runs", str(runs), "--seeds", "1", "--steps", "1", "--start-steps", "1", "--out", str(out)]
+    words = ["--runs", str(runs), "--seeds", "1", "--out", str(out)]
     here("samplers", *words, "--threads", "1", "--arms", "uniform", "dapo", "rollout_gdro")
     found = json.loads(out.read_text())
     assert list(found["runs"]) == ["uniform", "dapo", "rollout_gdro"]
     assert all(run["episodes"] >= 4 for (run,) in found["runs"].values())
     assert found["runs"]["rollout_gdro"][0]["variance"]["formula"] == 1.0  # nothing is known in the only step
-    assert found["summary"]["start"]["all"]["n"] == 6
-    assert found["summary"]["comparisons"] == 2 * 4
+    assert found["summary"]["scores"]["start"]["all"]["n"] == 6
+    assert found["summary"]["comparisons"] == 2 * 5
     assert "tested" not in found["runs"]["uniform"][0]
