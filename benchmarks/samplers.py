@@ -6,7 +6,7 @@ The comparisons that were planned of three methods, as one study. DRIVE (arXiv:2
 sampling and against as many tasks chosen at random in place of the hardest. GDRO (arXiv:2601.19280): classes by hops and
 by pass rate, rollouts by variance, and DARS (arXiv:2508.13755). ReST-RL (arXiv:2508.19576): partial states against DAPO.
 
-A start is made first, by imitation in a world of its own. Every arm then trains on the same 48 tasks, 70 % of one hop, 20 %
+A start is made first, by imitation in worlds of its own. Every arm then trains on the same 48 tasks, 70 % of one hop, 20 %
 of two and 10 % of three, and plays the same number of episodes (an arm that leaves some of a step unspent gets more steps).
 The arms differ in the sampler alone. Each is tested greedily on the same unseen tasks of another split, as many of each
 class. Differences between arms are those of tasks, each the mean over seeds, with intervals over tasks, and their p-values
@@ -52,7 +52,12 @@ QUESTIONS, GROUP = 8, 8
 STEPS = 12
 """Steps of an arm that spends its whole budget; the first half of ``hard_focus`` plays every task once."""
 RATE = 2e-4
-START_STEPS, START_BATCH = 110, 16
+LESSON_BATCH = 16
+LESSONS: Sequence[tuple[Json, int]] = (
+    ({"seed": 11, "hops": [1, 3], "documents": 2000, "questions": 1200}, 110),
+    ({"seed": 12, "hops": [2, 3], "families": ["bridge"], "documents": 2000, "questions": 1200}, 70),
+)
+"""What the expert shows the start: worlds of its own, one after the other, and the steps on episodes in each."""
 _FOCUS = {"phases": [[2, 24], [2, 16], [2, 8]], "group_size": 32}
 _GAME = {"rule": "closed", "solved": "mean", "fewest": 2, "most": 16}
 ARMS: Mapping[str, Json] = {
@@ -62,14 +67,15 @@ ARMS: Mapping[str, Json] = {
     "gdro": {"sampler": "gdro", "sampler_options": {"by": "hops", "strength": 3.0, "floor": 0.1}},
     "prompt_gdro": {
         "sampler": "prompt_gdro",
-        "sampler_options": {"apply": "weight", "strength": 1.0, "bound": 1.0, "floor": 0.15, "rate": 0.1},
+        "sampler_options": {"apply": "weight", "solved": "mean", "strength": 1.0, "bound": 1.0},
     },
     "rollout_gdro": {"sampler": "rollout_gdro", "sampler_options": _GAME},
     "dars": {"sampler": "dars", "sampler_options": {"scale": "std"}},
     "dapo": {"sampler": "dapo"},
     "partial_states": {"sampler": "partial_states"},
 }
-"""The sampler of each arm, with the options of its preset but for sizes; ``scale`` suits the estimator of all arms."""
+"""The sampler of each arm, with the options of its preset but for sizes, ``scale``, which suits the estimator of all arms,
+and ``solved`` of ``prompt_gdro``: under ``any`` nearly all tasks were in one class."""
 COMPARED = (
     *((name, "uniform") for name in ARMS if name != "uniform"),
     ("hard_focus", "random_focus"),
@@ -127,16 +133,19 @@ def base_of(changed: Json) -> TrainConfig:
 
 
 def make_start(folder: Path) -> str:
-    """The policy that every arm begins with, made where it is not there: taught by the expert in a world of its own."""
+    """The policy that every arm begins with, made where it is not there: what the shipped one is after all lessons."""
     from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
     from agentenv.trainers.warmstart.learning import LearningSettings
 
-    out = folder / "start"
-    if not out.exists():
-        world = {"seed": 11, "hops": [1, 3], "documents": 2000, "questions": 1200}
-        learning = LearningSettings(steps=START_STEPS, batch=START_BATCH)
-        expert_warmstart([base_of({"train": {"world": world}})], Silent(), out, learning=learning)
-    return f"hf:{out}"
+    policy = "tiny"
+    for number, (world, steps) in enumerate(LESSONS):
+        out = folder / f"lesson-{number}"
+        if not out.exists():
+            lesson = base_of({"policy": policy, "train": {"world": world}})
+            learning = LearningSettings(steps=steps, batch=LESSON_BATCH)
+            expert_warmstart([lesson], Silent(), out, learning=learning)
+        policy = f"hf:{out}"
+    return policy
 
 
 def arm_of(name: str, seed: int, folder: Path, start: str) -> TrainConfig:
@@ -246,7 +255,7 @@ def main() -> None:
     kept = folder / "start.json"
     if not kept.exists():
         kept.write_text(json.dumps(scores_of(arm_of("uniform", 0, folder, start), start)) + "\n")
-    figures: Json = {**load(), "steps": STEPS, "start_steps": START_STEPS, "trained": TRAINED, "arms": ARMS}
+    figures: Json = {**load(), "steps": STEPS, "lessons": LESSONS, "trained": TRAINED, "arms": ARMS}
     runs: dict[str, list[Json]] = {}
     for seed in range(args.seeds):
         for name in args.arms:

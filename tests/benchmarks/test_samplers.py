@@ -144,7 +144,11 @@ def test_it_runs_from_the_start_to_the_result_file(
     """One step of two arms. DAPO stops a step early and gets more of them, until it has played as many episodes."""
     monkeypatch.setattr(samplers, "QUESTIONS", 2)
     monkeypatch.setattr(samplers, "GROUP", 2)
-    for name, value in {"START_BATCH": 2, "START_STEPS": 1, "STEPS": 1}.items():
+    for name, value in {
+        "LESSON_BATCH": 2,
+        "LESSONS": [(world, 1) for world, _ in samplers.LESSONS],
+        "STEPS": 1,
+    }.items():
         monkeypatch.setattr(samplers, name, value)
     monkeypatch.setattr(samplers, "TRAINED", {1: 4, 2: 1, 3: 1})
     monkeypatch.setattr(samplers, "TESTED", {1: 2, 2: 2, 3: 2})
