@@ -8,11 +8,11 @@ by pass rate, rollouts by variance, and DARS (arXiv:2508.13755). ReST-RL (arXiv:
 
 A start is made first, by imitation in worlds of its own. Every arm then trains on the same 48 tasks, 70 % of one hop, 20 %
 of two and 10 % of three, and plays the same number of episodes (an arm that leaves some of a step unspent gets more steps).
-The arms differ in the sampler alone. Each is tested greedily on the same unseen tasks of another split, as many of each
-class. Differences between arms are those of tasks, each the mean over seeds, with intervals over tasks, and their p-values
-are corrected for all of them (Holm). Of ``rollout_gdro`` the variance of the mean reward is compared with what its formula
-promises. A run that is finished is not repeated, and the result is written again after each. What was expected stands in
-the log.
+The arms differ in the sampler alone. Each is tested on the same unseen tasks of another split, as many of each class,
+greedily and by one episode at the temperature of the training. Differences between arms are those of tasks, each the mean
+over seeds, with intervals over tasks, and the p-values of either test are corrected together (Holm). Of ``rollout_gdro`` the
+variance of the mean reward is compared with what its formula promises. A run that is finished is not repeated, and the
+result is written again after each. What was expected stands in the log.
 """
 
 import argparse
@@ -161,19 +161,18 @@ def arm_of(name: str, seed: int, folder: Path, start: str) -> TrainConfig:
 
 
 def scores_of(config: TrainConfig, policy: str) -> dict[str, Json]:
-    """By the id of a test task its class and whether ``policy`` answers it, greedily."""
+    """By the id of a test task its class and whether ``policy`` answers it, greedily and sampled as in training."""
     from agentenv.trainers.loop.evaluate import play_under
 
     everything = config.test.model_copy(update={"limit": None})
+    asked = config.model_copy(update={"policy": policy, "test": everything})
     exact_match = get_scorer("em_squad")
-    return {
-        one.task.id: {
-            "hops": one.task.data["hops"],
-            "score": exact_match(one.info.get("answer") or "", one.task.answers).value,
-        }
-        for one in play_under(config.model_copy(update={"policy": policy, "test": everything}))
-        if one.valid
-    }
+    found: dict[str, Json] = {}
+    for how, temperature in (("greedy", 0.0), ("sampled", config.rollout.temperature)):
+        for one in play_under(asked, temperature=temperature):
+            row = found.setdefault(one.task.id, {"hops": one.task.data["hops"]})
+            row[how] = exact_match(one.info.get("answer") or "", one.task.answers).value
+    return found
 
 
 def outcome(config: TrainConfig, path: Path) -> Json:
@@ -203,37 +202,37 @@ def outcome(config: TrainConfig, path: Path) -> Json:
 Tested = Mapping[str, Json]
 
 
-def by_class(tested: Sequence[Tested]) -> dict[str, dict[str, float]]:
+def by_class(tested: Sequence[Tested], how: str) -> dict[str, dict[str, float]]:
     """For each class, for those below the hardest and for all, the mean score of each test task over ``tested``."""
-    means = {task: fmean(one[task]["score"] for one in tested) for task in sorted(tested[0])}
+    means = {task: fmean(one[task][how] for one in tested) for task in sorted(tested[0])}
     hops = {task: row["hops"] for task, row in tested[0].items()}
     parts = {str(one): (one,) for one in CLASSES} | {"easier": CLASSES[:-1], "all": CLASSES}
     return {name: {t: m for t, m in means.items() if hops[t] in part} for name, part in parts.items()}
 
 
-def difference(ours: Sequence[Tested], base: Sequence[Tested]) -> dict[str, Json]:
+def difference(ours: Sequence[Tested], base: Sequence[Tested], how: str) -> dict[str, Json]:
     """By part the mean difference of ``ours`` to ``base``, paired by task, with that of each seed."""
-    of_seeds = [{p: fmean(v.values()) for p, v in by_class([one]).items()} for one in (*ours, *base)]
+    of_seeds = [{p: fmean(v.values()) for p, v in by_class([one], how).items()} for one in (*ours, *base)]
     found = {}
-    for part, scores in by_class(ours).items():
-        pair = paired_bootstrap([*by_class(base)[part].values()], [*scores.values()])
+    for part, scores in by_class(ours, how).items():
+        pair = paired_bootstrap([*by_class(base, how)[part].values()], [*scores.values()])
         seeds = [a[part] - b[part] for a, b in zip(of_seeds, of_seeds[len(ours) :], strict=False)]
         row = {"difference": pair.difference, "ci95": pair.ci95, "p": pair.p_value, "of_seeds": seeds}
         found[part] = row
     return found
 
 
-def summary(runs: Mapping[str, Sequence[Json]], start: Tested) -> Json:
+def summary(runs: Mapping[str, Sequence[Json]], start: Tested, how: str) -> Json:
     """Scores by class of the start and of each arm, and differences over the seeds that both arms have."""
     tested = {name: [run["tested"] for run in mine] for name, mine in runs.items()}
     differences: dict[str, Json] = {}
     for name, other in ((name, other) for name, other in COMPARED if name in tested and other in tested):
         seeds = min(len(tested[name]), len(tested[other]))
-        differences[f"{name} over {other}"] = difference(tested[name][:seeds], tested[other][:seeds])
+        differences[f"{name} over {other}"] = difference(tested[name][:seeds], tested[other][:seeds], how)
     rows = [row for pair in differences.values() for row in pair.values()]
     for row, p_holm in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row["p_holm"] = p_holm
-    scores = {name: _scores(by_class(mine)) for name, mine in {"start": [start], **tested}.items()}
+    scores = {name: _scores(by_class(mine, how)) for name, mine in {"start": [start], **tested}.items()}
     return {"scores": scores, "differences": differences, "comparisons": len(rows)}
 
 
@@ -265,9 +264,10 @@ def main() -> None:
                 arm: [{key: run[key] for key in run if key != "tested"} for run in mine]
                 for arm, mine in runs.items()
             }
-            figures |= {"runs": shown, "summary": summary(runs, read_json(kept))}
+            figures |= {"runs": shown}
+            figures |= {how: summary(runs, read_json(kept), how) for how in ("greedy", "sampled")}
             write(NAME, args, figures)
-    lines = [f"{pair}: {row}" for pair, row in figures["summary"]["differences"].items()]
+    lines = [f"{pair}: {row}" for pair, row in figures["sampled"]["differences"].items()]
     finish(NAME, args, figures, lines)
 
 

@@ -102,7 +102,7 @@ def test_the_variances_of_three_steps_by_hand(samplers: ModuleType) -> None:
 def answered(*scores: float) -> dict[str, Any]:
     """Two tasks of one hop, one of two hops, and two of three."""
     return {
-        name: {"hops": h, "score": s} for name, h, s in zip("abcde", (1, 1, 2, 3, 3), scores, strict=True)
+        name: {"hops": h, "sampled": s} for name, h, s in zip("abcde", (1, 1, 2, 3, 3), scores, strict=True)
     }
 
 
@@ -112,7 +112,7 @@ def test_differences_are_of_tasks_over_the_seeds_that_both_arms_have(samplers: M
         "dars": [{"tested": answered(1, 0, 1, 1, 1)}],
         "dapo": [{"tested": answered(1, 1, 0, 0, 1)}, {"tested": answered(1, 1, 1, 1, 1)}],
     }
-    table = samplers.summary(runs, answered(0, 1, 0, 0, 0))
+    table = samplers.summary(runs, answered(0, 1, 0, 0, 0), "sampled")
     assert {name: row["all"]["mean"] for name, row in table["scores"].items()} == {
         "start": 0.2,
         "uniform": 0.6,
@@ -159,6 +159,6 @@ def test_it_runs_from_the_start_to_the_result_file(
     assert list(found["runs"]) == ["uniform", "dapo", "rollout_gdro"]
     assert all(run["episodes"] >= 4 for (run,) in found["runs"].values())
     assert found["runs"]["rollout_gdro"][0]["variance"]["formula"] == 1.0  # nothing is known in the only step
-    assert found["summary"]["scores"]["start"]["all"]["n"] == 6
-    assert found["summary"]["comparisons"] == 2 * 5
+    assert found["greedy"]["scores"]["start"]["all"]["n"] == 6
+    assert found["sampled"]["comparisons"] == 2 * 5
     assert "tested" not in found["runs"]["uniform"][0]
