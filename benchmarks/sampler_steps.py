@@ -10,7 +10,7 @@ from typing import Any
 from agentenv.core.io.tables import open_text
 from agentenv.core.trajectory import Trajectory, from_record
 from agentenv.core.types import Task
-from agentenv.trainers.task_sampling.difficulty_games import RolloutGame
+from agentenv.trainers.task_sampling.difficulty_games import RolloutGame, variance_allocation
 from agentenv.trainers.task_sampling.step_budget import Group
 
 Json = dict[str, Any]
@@ -58,28 +58,45 @@ def played_figures(steps: Sequence[Step], classes: Mapping[str, int]) -> Json:
     }
 
 
-def variance_check(steps: Sequence[Step], options: Json) -> Json:
-    """The variance of a step's mean reward under ``rollout_gdro``, as a share of what groups of one size would leave.
+def variance_check(runs: Sequence[Sequence[Step]], options: Json, group_size: int) -> Json:
+    """The variance of a step's mean reward with the sizes of ``rollout_gdro``, as a share of that with groups of one size.
 
-    n rollouts of a task leave its mean reward a variance of v / n. The game is played once more over the recorded groups, so
-    that v is known as the sampler knew it before each step. ``formula`` is GDRO's n_b = mean n sqrt(v_b) / sum q_j sqrt(v_j)
-    put into sum q v / n, in real numbers and without bounds: (sum sqrt v)^2 / (G sum v) over G groups. ``sizes`` is the same
-    for the sizes that were played. ``measured`` takes the unbiased variances s^2 of the groups themselves, which are not
-    known when the sizes are chosen. Steps in which nothing is known yet count as well, with a share of 1.
+    n rollouts of a task leave its mean reward a variance of v / n. The game is played once more over the recorded groups of
+    runs that draw tasks uniformly, so that v is known as the sampler would know it before each step. ``formula`` is GDRO's
+    n_b = mean n sqrt(v_b) / sum q_j sqrt(v_j) put into sum q v / n, in real numbers and without bounds:
+    (sum sqrt v)^2 / (G sum v) over G groups. ``sizes`` is the same for the sizes that the sampler chooses, in its own runs
+    those that were played. ``measured`` takes the unbiased variances s^2 of the groups themselves, which are not known when
+    the sizes are chosen. Steps in which nothing is known yet count as well, with a share of 1.
     """
-    game = RolloutGame(**options)
+    totals = dict.fromkeys(("formula", "sizes", "even", "measured", "measured_even"), 0.0)
+    of_runs = []
+    for steps in runs:
+        mine = _summed(steps, RolloutGame(**options), group_size)
+        totals = {key: value + mine[key] for key, value in totals.items()}
+        of_runs.append(mine["measured"] / mine["measured_even"])
+    return {
+        "formula": totals["formula"] / totals["even"],
+        "sizes": totals["sizes"] / totals["even"],
+        "measured": totals["measured"] / totals["measured_even"],
+        "of_runs": of_runs,
+    }
+
+
+def _summed(steps: Sequence[Step], game: RolloutGame, group_size: int) -> dict[str, float]:
+    """The variances of all steps of a run, added."""
+    sums = dict.fromkeys(("formula", "sizes", "even", "measured", "measured_even"), 0.0)
     places: dict[str, int] = {}
-    even = formula = played = measured_even = measured = 0.0
     for step in steps:
         groups = [Group(places.setdefault(one[0].task.id, len(places)), 0, one) for one in step]
         unknown = max(game.means.values(), default=1.0)
         known = [game.means.get(game.class_of(group.task), unknown) for group in groups]
-        sizes = [len(group.members) for group in groups]
+        total = group_size * len(groups)
+        sizes = variance_allocation(known, total, low=game.fewest, high=game.most or 2 * group_size)
         found = [variance(group.rewards) for group in groups]
-        formula += sum(map(math.sqrt, known)) ** 2 / sum(sizes)
-        even += sum(known) * len(sizes) / sum(sizes)
-        played += sum(v / n for v, n in zip(known, sizes, strict=True))
-        measured_even += sum(found) * len(sizes) / sum(sizes)
-        measured += sum(v / n for v, n in zip(found, sizes, strict=True))
+        sums["formula"] += sum(map(math.sqrt, known)) ** 2 / total
+        sums["sizes"] += sum(v / n for v, n in zip(known, sizes, strict=True))
+        sums["even"] += sum(known) / group_size
+        sums["measured"] += sum(v / n for v, n in zip(found, sizes, strict=True))
+        sums["measured_even"] += sum(found) / group_size
         game.learn(groups, {i: pvariance(group.rewards) for i, group in enumerate(groups)})
-    return {"formula": formula / even, "sizes": played / even, "measured": measured / measured_even}
+    return sums

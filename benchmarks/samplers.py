@@ -7,17 +7,16 @@ sampling and against as many tasks chosen at random in place of the hardest. GDR
 by pass rate, rollouts by variance, and DARS (arXiv:2508.13755). ReST-RL (arXiv:2508.19576): partial states against DAPO.
 
 A start is made first, by imitation in worlds of its own. Every arm then trains on the same 48 tasks, 70 % of one hop, 20 %
-of two and 10 % of three, and plays the same number of episodes (an arm that leaves some of a step unspent gets more steps).
-The arms differ in the sampler alone. Each is tested on the same unseen tasks of another split, as many of each class,
-greedily and by one episode at the temperature of the training. Differences between arms are those of tasks, each the mean
-over seeds, with intervals over tasks, and the p-values of either test are corrected together (Holm). Of ``rollout_gdro`` the
-variance of the mean reward is compared with what its formula promises. A run that is finished is not repeated, and the
-result is written again after each. What was expected stands in the log.
+of two and 10 % of three, and plays the same number of episodes, to the nearest step: an arm that leaves half of one unspent
+gets another. The arms differ in the sampler alone. Each is tested on the same unseen tasks of another split, as many of each
+class, greedily and by one episode at the temperature of the training. Differences between arms are those of tasks, each the
+mean over seeds, with intervals over tasks, and the p-values of either test are corrected together (Holm). The variance of
+the mean reward with the sizes of ``rollout_gdro`` is compared with what its formula promises. A run that is finished is not
+repeated, and the result is written again after each. What was expected stands in the log.
 """
 
 import argparse
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -76,6 +75,8 @@ ARMS: Mapping[str, Json] = {
 }
 """The sampler of each arm, with the options of its preset but for sizes, ``scale``, which suits the estimator of all arms,
 and ``solved`` of ``prompt_gdro``: under ``any`` nearly all tasks were in one class."""
+EVEN = ("uniform", "rollout_gdro")
+"""Arms that draw tasks uniformly, in whose groups the variance is measured."""
 COMPARED = (
     *((name, "uniform") for name in ARMS if name != "uniform"),
     ("hard_focus", "random_focus"),
@@ -185,15 +186,14 @@ def outcome(config: TrainConfig, path: Path) -> Json:
         return read_json(kept)
     folder = RunFolder.open(path) if (path / "config.toml").exists() else RunFolder.create(path, config)
     results = train(folder, Silent())
-    while (left := STEPS * QUESTIONS * GROUP - sum(line["rollouts"] for line in folder.history())) > 0:
-        steps = results["steps"] + math.ceil(left / (QUESTIONS * GROUP))
+    budget = QUESTIONS * GROUP
+    # To the nearest step: one more for the few episodes that a sampler leaves over would be more than the others have.
+    while (more := round(STEPS - sum(line["rollouts"] for line in folder.history()) / budget)) > 0:
+        steps = results["steps"] + more
         longer = config.optimizer.model_copy(update={"steps": steps})
         folder = RunFolder.open(path, config.model_copy(update={"optimizer": longer}))
         results = train(folder, Silent())
-    played = steps_of(path)
-    found = played_figures(played, hops_of(Path(config.train.dataset)))
-    if config.rollout.sampler == "rollout_gdro":
-        found["variance"] = variance_check(played, _GAME)
+    found = played_figures(steps_of(path), hops_of(Path(config.train.dataset)))
     found["tested"] = scores_of(config, f"hf:{path / 'policy'}")
     kept.write_text(json.dumps(found) + "\n", encoding="utf-8")
     return found
@@ -248,6 +248,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/samplers"), help="folder of start and runs")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each arm")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), help="these arms alone")
+    parser.add_argument("--finished", action="store_true", help="report what is finished, and train nothing")
     args = parser.parse_args()
     folder: Path = args.runs.absolute()
     start = make_start(folder)
@@ -258,8 +259,10 @@ def main() -> None:
     runs: dict[str, list[Json]] = {}
     for seed in range(args.seeds):
         for name in args.arms:
-            run = outcome(arm_of(name, seed, folder, start), folder / f"{name}-{seed}")
-            runs.setdefault(name, []).append(run)
+            path = folder / f"{name}-{seed}"
+            if args.finished and not path.with_suffix(".json").exists():
+                continue
+            runs.setdefault(name, []).append(outcome(arm_of(name, seed, folder, start), path))
             shown = {
                 arm: [{key: run[key] for key in run if key != "tested"} for run in mine]
                 for arm, mine in runs.items()
@@ -267,6 +270,10 @@ def main() -> None:
             figures |= {"runs": shown}
             figures |= {how: summary(runs, read_json(kept), how) for how in ("greedy", "sampled")}
             write(NAME, args, figures)
+    steps = {
+        name: [steps_of(folder / f"{name}-{n}") for n in range(len(runs.get(name, ())))] for name in EVEN
+    }
+    figures["variance"] = {name: variance_check(mine, _GAME, GROUP) for name, mine in steps.items() if mine}
     lines = [f"{pair}: {row}" for pair, row in figures["sampled"]["differences"].items()]
     finish(NAME, args, figures, lines)
 

@@ -80,23 +80,31 @@ def test_what_was_played_by_hand(samplers: ModuleType) -> None:
 
 
 def test_the_variances_of_three_steps_by_hand(samplers: ModuleType) -> None:
-    """Every task begins in class 0, so that one step passes before ``a`` (3/16) and ``b`` (1/4) are in classes of their own.
+    """Every task begins in class 0, so that two steps pass before v is known of ``a`` (0) and ``b`` (1/4).
 
-    Known are 1 before the first step, the mean 7/32 before the second, and 3/16 and 1/4 before the third. In the groups
-    themselves s^2 is 1/4 and 1/3, then 1/4 and 1/2, then 1/4 and 1/3.
+    Before that both have the same, 1 and then the mean 1/8, and groups of 4. In the third step ``a`` gets the fewest, 2,
+    and ``b`` 6. In the groups themselves s^2 is 0 and 1/3, twice, and then 1/2 and 3/10.
     """
-    steps = [
-        [group("a", 1, 1, 1, 0), group("b", 1, 1, 0, 0)],
-        [group("a", 1, 0, 1, 1), group("b", 1, 0)],
-        [group("a", *[1] * 6, *[0] * 3), group("b", 1, 0, 0)],
-    ]
-    found = samplers.variance_check(steps, {"rule": "closed", "solved": "mean"})
-    even = 2 * 2 / 8 + 7 / 16 * 2 / 6 + 7 / 16 * 2 / 12
-    assert found["formula"] == pytest.approx((1 / 2 + 7 / 48 + ((3 / 16) ** 0.5 + 1 / 2) ** 2 / 12) / even)
-    assert found["sizes"] == pytest.approx((2 / 4 + 7 / 32 * (1 / 4 + 1 / 2) + 3 / 16 / 9 + 1 / 4 / 3) / even)
-    measured = (1 / 4 + 1 / 3) / 4 + (1 / 4 / 4 + 1 / 2 / 2) + (1 / 4 / 9 + 1 / 3 / 3)
-    measured_even = 7 / 12 * 2 / 8 + 3 / 4 * 2 / 6 + 7 / 12 * 2 / 12
+    same = [group("a", 1, 1, 1, 1), group("b", 1, 1, 0, 0)]
+    third = [group("a", 1, 0), group("b", 1, 1, 1, 0, 0, 0)]
+    found = samplers.variance_check([[same, same, third]], {"rule": "closed", "solved": "mean"}, 4)
+    even = (1 + 1) / 4 + (1 / 8 + 1 / 8) / 4 + 1 / 4 / 4
+    assert found["formula"] == pytest.approx((1 / 2 + 1 / 16 + (1 / 2) ** 2 / 8) / even)
+    assert found["sizes"] == pytest.approx((1 / 2 + 1 / 16 + 1 / 4 / 6) / even)
+    measured = 1 / 3 / 4 + 1 / 3 / 4 + (1 / 2 / 2 + 3 / 10 / 6)
+    measured_even = (1 / 3 + 1 / 3 + 1 / 2 + 3 / 10) / 4
     assert found["measured"] == pytest.approx(measured / measured_even)
+    assert found["of_runs"] == [found["measured"]]
+
+
+def test_the_variances_of_several_runs_are_those_of_all_their_steps(samplers: ModuleType) -> None:
+    one = [[group("a", 1, 1, 1, 1), group("b", 1, 1, 0, 0)]] * 3
+    other = [[group("a", 1, 0, 0, 0), group("b", 1, 1, 0, 0)]]
+    options = {"rule": "closed", "solved": "mean"}
+    alone = samplers.variance_check([one], options, 4)
+    both = samplers.variance_check([one, other], options, 4)
+    assert both["of_runs"] == [alone["measured"], 1.0]
+    assert alone["measured"] < both["measured"] < 1
 
 
 def answered(*scores: float) -> dict[str, Any]:
@@ -146,7 +154,7 @@ def test_it_runs_from_the_start_to_the_result_file(
     monkeypatch.setattr(samplers, "GROUP", 2)
     for name, value in {
         "LESSON_BATCH": 2,
-        "LESSONS": [(world, 1) for world, _ in samplers.LESSONS],
+        "LESSONS": [({**world, **few}, 1) for world, _ in samplers.LESSONS],
         "STEPS": 1,
     }.items():
         monkeypatch.setattr(samplers, name, value)
@@ -158,7 +166,7 @@ def test_it_runs_from_the_start_to_the_result_file(
     found = json.loads(out.read_text())
     assert list(found["runs"]) == ["uniform", "dapo", "rollout_gdro"]
     assert all(run["episodes"] >= 4 for (run,) in found["runs"].values())
-    assert found["runs"]["rollout_gdro"][0]["variance"]["formula"] == 1.0  # nothing is known in the only step
+    assert found["variance"]["rollout_gdro"]["formula"] == 1.0  # nothing is known in the only step
     assert found["greedy"]["scores"]["start"]["all"]["n"] == 6
     assert found["sampled"]["comparisons"] == 2 * 5
     assert "tested" not in found["runs"]["uniform"][0]
