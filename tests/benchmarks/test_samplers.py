@@ -152,6 +152,7 @@ def test_it_runs_from_the_start_to_the_result_file(
     """One step of two arms. DAPO stops a step early and gets more of them, until it has played as many episodes."""
     monkeypatch.setattr(samplers, "QUESTIONS", 2)
     monkeypatch.setattr(samplers, "GROUP", 2)
+    few = {"documents": 400, "questions": 12}
     for name, value in {
         "LESSON_BATCH": 2,
         "LESSONS": [({**world, **few}, 1) for world, _ in samplers.LESSONS],
