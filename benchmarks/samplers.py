@@ -36,7 +36,7 @@ from agentenv.evaluation.statistics.significance import estimate, holm, paired_b
 from agentenv.trainers.config.config_files import config_of, load_config, merged
 from agentenv.trainers.config.train_config import TrainConfig
 
-from common import Silent, common_arguments, finish, load, write  # isort: skip  # sibling scripts
+from common import Silent, common_arguments, finish, interval, load, write  # isort: skip  # sibling scripts
 from sampler_steps import hops_of, played_figures, steps_of, variance_check  # isort: skip
 
 Json = dict[str, Any]
@@ -211,14 +211,14 @@ def by_class(tested: Sequence[Tested], how: str) -> dict[str, dict[str, float]]:
 
 
 def difference(ours: Sequence[Tested], base: Sequence[Tested], how: str) -> dict[str, Json]:
-    """By part the mean difference of ``ours`` to ``base``, paired by task, with that of each seed."""
+    """By part the mean difference of ``ours`` to ``base``, paired by task, that of each seed, and an interval over seeds."""
     of_seeds = [{p: fmean(v.values()) for p, v in by_class([one], how).items()} for one in (*ours, *base)]
     found = {}
     for part, scores in by_class(ours, how).items():
         pair = paired_bootstrap([*by_class(base, how)[part].values()], [*scores.values()])
         seeds = [a[part] - b[part] for a, b in zip(of_seeds, of_seeds[len(ours) :], strict=False)]
-        row = {"difference": pair.difference, "ci95": pair.ci95, "p": pair.p_value, "of_seeds": seeds}
-        found[part] = row
+        row = {"difference": pair.difference, "ci95": pair.ci95, "p": pair.p_value}
+        found[part] = row | {"of_seeds": seeds, "over_seeds": interval(seeds)}
     return found
 
 
@@ -257,19 +257,25 @@ def main() -> None:
         kept.write_text(json.dumps(scores_of(arm_of("uniform", 0, folder, start), start)) + "\n")
     figures: Json = {**load(), "steps": STEPS, "lessons": LESSONS, "trained": TRAINED, "arms": ARMS}
     runs: dict[str, list[Json]] = {}
+
+    def report() -> None:
+        shown = {
+            arm: [{key: run[key] for key in run if key != "tested"} for run in mine]
+            for arm, mine in runs.items()
+        }
+        tests = {how: summary(runs, read_json(kept), how) for how in ("greedy", "sampled")}
+        figures.update({"runs": shown} | tests)
+        write(NAME, args, figures)
+
     for seed in range(args.seeds):
         for name in args.arms:
             path = folder / f"{name}-{seed}"
-            if args.finished and not path.with_suffix(".json").exists():
-                continue
-            runs.setdefault(name, []).append(outcome(arm_of(name, seed, folder, start), path))
-            shown = {
-                arm: [{key: run[key] for key in run if key != "tested"} for run in mine]
-                for arm, mine in runs.items()
-            }
-            figures |= {"runs": shown}
-            figures |= {how: summary(runs, read_json(kept), how) for how in ("greedy", "sampled")}
-            write(NAME, args, figures)
+            known = path.with_suffix(".json").exists()
+            if known or not args.finished:
+                runs.setdefault(name, []).append(outcome(arm_of(name, seed, folder, start), path))
+            if not known and not args.finished:
+                report()
+    report()
     steps = {
         name: [steps_of(folder / f"{name}-{n}") for n in range(len(runs.get(name, ())))] for name in EVEN
     }
