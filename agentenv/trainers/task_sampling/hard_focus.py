@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from agentenv.trainers.task_sampling.step_budget import Selection, StepBudget, TaskDraw, require
 
@@ -31,11 +31,14 @@ class HardFocus:
     Args:
         phases: Steps and number of tasks of each phase; 64 with 72, 32 with 50 and 32 with 25 in the paper.
         group_size: Episodes of a group in the phases; 64 in the paper. The budget of a step bounds it.
+        keep: Which tasks a phase keeps: the ``hardest``, or as many at ``random`` of those of the phase before. Random ones
+            are the control that says what larger groups on fewer tasks do without the choice.
     """
 
     replays = False
     phases: tuple[tuple[int, int], ...] = ((64, 72), (32, 50), (32, 25))
     group_size: int = 64
+    keep: Literal["hardest", "random"] = "hardest"
     _phase: int = field(init=False, default=0)
     _steps: int = field(init=False, default=0)
     _pool: list[int] = field(init=False, default_factory=list)
@@ -79,15 +82,21 @@ class HardFocus:
         return Selection(step_budget.groups, metrics={"focus_phase": phase, "focus_tasks": tasks})
 
     def _next(self, step_budget: StepBudget) -> None:
-        """Begins the next phase with the hardest tasks of the present one."""
+        """Begins the next phase with some tasks of the present one, by default the hardest."""
         self._known |= {place: total / count for place, (total, count) in self._sums.items() if count}
         pool = self._pool or list(range(len(step_budget.tasks)))
-        ids = {place: step_budget.tasks[place].id for place in pool}
-        rates = {place: self._known.get(place, 1.0) for place in pool}
         # In the order of the tasks: the draws from the pool then do not depend on the rates, but only on who is in
         # it.
-        self._pool = sorted(hardest(rates, ids, self.phases[self._phase][1]))
+        self._pool = sorted(self._chosen(step_budget, pool, self.phases[self._phase][1]))
         self._phase, self._steps, self._sums = self._phase + 1, 0, {}
+
+    def _chosen(self, step_budget: StepBudget, pool: Sequence[int], count: int) -> list[int]:
+        """``count`` tasks of ``pool``, or all where there are fewer."""
+        if self.keep == "random":
+            drawn = step_budget.rng.choice(pool, size=min(count, len(pool)), replace=False)
+            return [int(place) for place in drawn]
+        ids = {place: step_budget.tasks[place].id for place in pool}
+        return hardest({place: self._known.get(place, 1.0) for place in pool}, ids, count)
 
     def state_dict(self) -> dict[str, Any]:
         """Phase, its tasks and what is known of them."""

@@ -1,4 +1,4 @@
-"""DRIVE's second stage by hand: the survey, which tasks stay in each phase, the size of groups, and its state."""
+"""DRIVE's second stage by hand: the survey, which tasks stay in each phase and in its control, sizes, and state."""
 
 import json
 from collections.abc import Mapping
@@ -75,6 +75,34 @@ def test_what_is_known_from_before_counts_for_a_task_that_was_not_played() -> No
     assert last.task == min(rest, key=lambda place: rest[place])
 
 
+def test_the_control_keeps_as_many_tasks_whatever_their_rates() -> None:
+    """Drawn from those of the phase before by the step's own chance; the easiest are among them as often as others."""
+    kept = []
+    for chance in range(20):
+        sampler = HardFocus(phases=((1, 3), (1, 2)), group_size=8, keep="random")
+        for n in (1, 2, 3, 4):
+            step(sampler, 100 * chance + n)
+            if n == 3:
+                kept.append(tuple(sampler.state_dict()["pool"]))
+        last = sampler.state_dict()["pool"]
+        assert len(set(kept[-1])) == 3
+        assert len(last) == 2
+        assert set(last) < set(kept[-1])
+    assert len(set(kept)) > 5
+    assert any({1, 4} <= set(pool) for pool in kept)  # of the hardest three neither is one
+    hard = HardFocus(phases=((1, 3),), group_size=8)
+    for n in (1, 2, 3):
+        step(hard, n)
+    assert hard.state_dict()["pool"] == [0, 2, 3]
+
+
+def test_the_control_keeps_all_tasks_where_a_phase_asks_for_more() -> None:
+    sampler = HardFocus(phases=((1, 9),), group_size=8, keep="random")
+    for n in (1, 2, 3):
+        step(sampler, n)
+    assert sampler.state_dict()["pool"] == [0, 1, 2, 3, 4]
+
+
 def test_the_budget_of_a_step_stays_and_bounds_a_group() -> None:
     sampler = HardFocus(phases=((9, 5),), group_size=3)
     for n in (1, 2, 3):
@@ -98,7 +126,9 @@ def test_its_state_goes_on_where_it_stood() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"group_size": 1}, {"phases": []}, {"phases": [[0, 5]]}, {"phases": [[5, 0]]}], ids=str
+    "options",
+    [{"group_size": 1}, {"phases": []}, {"phases": [[0, 5]]}, {"phases": [[5, 0]]}, {"keep": "easiest"}],
+    ids=str,
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
