@@ -40,7 +40,7 @@ class HDSQA:
     The editor `grammar` needs no model: it makes questions about an invented world, whose facts prove each of them.
 
     Example:
-        agentenv synthesize hds-qa --corpus worlds/large --questions 50 --out runs/hybrid
+        agentenv synthesize hds-qa --corpus worlds/large --questions 30 --out runs/hybrid
         agentenv synthesize hds-qa --corpus wiki --dataset nq --data DATA --editor openai:MODEL@https://HOST/v1 --out runs/h
     """
 

@@ -4,7 +4,7 @@ A parallel-hop question describes an entity by several features instead of its n
 hybrid-hop question asks a further fact of the entity that is so described. Over a FictionalWorld both are proved: a feature
 phi is a fact, and S(phi) the set of entities of which it holds. The description is unique if the intersection of its sets is
 {e}, and parallel if no set alone is {e} and each feature stands on a document of its own. As published, no single search may
-answer the question: those for the question itself and for each feature must not find every supporting document.
+answer the question: that for its own words must not find the document of the answer, nor one for a feature all documents.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -124,7 +124,7 @@ def hybrid_questions(
     Args:
         facts: Of the world.
         config: What questions are made.
-        search: The ids of the documents that one search finds; a question whose documents it finds all is left out.
+        search: The ids of the documents that one search finds; a question that one search answers is left out.
 
     Raises:
         ConfigurationError: the world has fewer.
@@ -148,10 +148,14 @@ def hybrid_questions(
 
 
 def _is_found_at_once(task: Task, search: Callable[[str], Collection[str]]) -> bool:
-    """Whether one search finds all that ``task`` needs: that for its own words, or one of its parallel searches."""
-    needed, path = set(task.data["supporting_ids"]), task.data["path"]
-    return any(
-        needed <= set(search(query)) for query in (task.question, *(hop["query"] for hop in path[:-1]))
+    """Whether one search answers ``task``: its own words find the page of the answer, or a feature's all that is needed.
+
+    The search for a feature may show the page of the answer among those of the other entities that share the feature; whose
+    answer is asked for, only the other features tell.
+    """
+    needed, (*described, last) = set(task.data["supporting_ids"]), task.data["path"]
+    return last["document"] in search(task.question) or any(
+        needed <= set(search(hop["query"])) for hop in described
     )
 
 

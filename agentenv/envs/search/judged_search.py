@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from agentenv.core.env import run_sync
@@ -55,13 +56,18 @@ class VerdictCheck:
     threshold: float
     """A page that scores more is useful."""
 
-    async def __call__(self, action: str, state: SearchState) -> dict[str, bool]:
-        """``judged_useful`` and ``judged_right``, where the turn before has searched and ``action`` says yes or no."""
+    async def __call__(self, action: str, state: SearchState) -> dict[str, bool | float]:
+        """``judged_useful`` and ``judged_right``, where the turn before has searched and ``action`` says yes or no.
+
+        ``verdicts_right`` is the share of right verdicts of the episode so far, once there is one.
+        """
         page, said = searched_page(state), verdict_in(action)
-        if not page or said is None:
-            return {}
-        useful = await self.is_useful(page, state.task.answers)
-        return {"judged_useful": said, "judged_right": said == useful}
+        right = [turn.info["judged_right"] for turn in state.record if "judged_right" in turn.info]
+        found: dict[str, bool | float] = {}
+        if page and said is not None:
+            right.append(said == await self.is_useful(page, state.task.answers))
+            found = {"judged_useful": said, "judged_right": right[-1]}
+        return found | ({"verdicts_right": fmean(right)} if right else {})
 
     async def is_useful(self, page: str, answers: Sequence[str]) -> bool:
         """Whether the reranker scores ``page`` above the threshold for one of ``answers``."""

@@ -51,7 +51,7 @@ def rollout_metrics(
     infrastructure failures counts only in ``faults`` and in the sums. ``sampled_tokens`` counts every token that the policy
     sampled, also those that a strategy left out of the record, and those of the episodes that were ``given_up``. Metrics of
     a strategy are added up, and lists of them are averaged. A mean over nothing is 0. ``flawed_share`` is there where the
-    environment says which right answers are flawed.
+    environment says which right answers are flawed, and ``verdicts_right`` where it compares verdicts on pages.
 
     Retries of another trajectory, reflections and demonstrations count in no mean, so that the means show what the policy
     does without help. They count in the sums and, as members of their groups, in ``zero_variance_share``.
@@ -81,6 +81,7 @@ def rollout_metrics(
         | ({"entropy": -fmean(sampled)} if sampled else {})
         | ({"rewarded_logprob": fmean(right)} if right else {})
         | _flawed(valid)
+        | _verdicts(valid)
         | _strategy_metrics([*played, *given_up])
         | {f"end_{reason}": ends[f"end_{reason}"] for reason in EndReason if ends[f"end_{reason}"]}
     )
@@ -103,6 +104,12 @@ def _flawed(valid: Sequence[Trajectory]) -> dict[str, float]:
     """The share of the right answers that were guessed or given too early (FAPO); nothing where no environment says so."""
     said = [t.info["flawed"] for t in valid if isinstance(t.info.get("flawed"), bool)]
     return {"flawed_share": fmean(said)} if said else {}
+
+
+def _verdicts(valid: Sequence[Trajectory]) -> dict[str, float]:
+    """The share of right verdicts on pages (ReSeek), the mean over episodes with one; nothing where there are none."""
+    said = [t.info["verdicts_right"] for t in valid if isinstance(t.info.get("verdicts_right"), int | float)]
+    return {"verdicts_right": fmean(said)} if said else {}
 
 
 def _own_logprobs(trajectory: Trajectory) -> list[float]:

@@ -26,6 +26,8 @@ from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.fakes import InMemoryRetriever
 
 WORLD = WorldConfig(seed=1, documents=500, questions=0)
+MANY = 12
+"""Questions that this world has at least."""
 
 
 @pytest.mark.parametrize(
@@ -58,9 +60,9 @@ def test_every_question_is_proved_by_reading_the_documents() -> None:
     """From the texts alone: the entity's own page states every feature, and the features hold of several others each."""
     facts = generate_facts(WORLD)
     world = FictionalWorld.generate(WORLD)
-    tasks = list(hybrid_questions(facts, HybridConfig(questions=18), search_of(world)))
+    tasks = list(hybrid_questions(facts, HybridConfig(questions=MANY), search_of(world)))
     documents = {d.id: d for d in world.documents}
-    assert len({task.question for task in tasks}) == 18
+    assert len({task.question for task in tasks}) == MANY
     for task in tasks:
         entity, features = task.data["entity"], task.data["features"]
         assert entity not in task.question
@@ -74,14 +76,15 @@ def test_every_question_is_proved_by_reading_the_documents() -> None:
 
 
 def test_features_stand_apart_and_no_search_answers_a_question() -> None:
-    """Each feature has a document of its own, and no search for the question or for a feature finds all that it needs."""
+    """Each feature has a document of its own; the question's words do not find the answer's, nor a feature's all of them."""
     search = search_of(FictionalWorld.generate(WORLD))
-    for task in hybrid_questions(generate_facts(WORLD), HybridConfig(questions=18), search):
+    for task in hybrid_questions(generate_facts(WORLD), HybridConfig(questions=MANY), search):
         *described, last = task.data["path"]
+        needed = {*(hop["document"] for hop in described), last["document"]}
         assert len({hop["document"] for hop in described}) == task.data["parallel"]
-        assert {*(hop["document"] for hop in described), last["document"]} == set(task.data["supporting_ids"])
-        queries = [task.question, *(hop["query"] for hop in described)]
-        assert all(not set(task.data["supporting_ids"]) <= set(search(query)) for query in queries)
+        assert needed == set(task.data["supporting_ids"])
+        assert last["document"] not in search(task.question)
+        assert all(not needed <= set(search(hop["query"])) for hop in described)
 
 
 def test_a_search_that_finds_everything_leaves_no_question() -> None:
@@ -92,7 +95,7 @@ def test_a_search_that_finds_everything_leaves_no_question() -> None:
 
 def test_parallel_searches_share_a_turn_and_the_further_one_waits() -> None:
     world = FictionalWorld.generate(WORLD)
-    tasks = list(hybrid_questions(generate_facts(WORLD), HybridConfig(questions=18), search_of(world)))
+    tasks = list(hybrid_questions(generate_facts(WORLD), HybridConfig(questions=MANY), search_of(world)))
     env = LocalSearch(
         tasks=tasks, retriever=InMemoryRetriever(world.documents), queries=4, observation_tokens=2000
     )
@@ -108,7 +111,7 @@ def test_parallel_searches_share_a_turn_and_the_further_one_waits() -> None:
         assert step.reward == 1
         ids = {one for ranked in env.state.retrieved for one in ranked}
         found += set(task.data["supporting_ids"]) <= ids
-    assert found >= 9  # the pages of others share words with the searches, so some are missed
+    assert found >= 6  # the pages of others share words with the searches, so some are missed
 
 
 @pytest.mark.parametrize(

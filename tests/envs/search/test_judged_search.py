@@ -74,6 +74,15 @@ def test_the_published_sum_by_hand(actions: list[str], expected: list[float]) ->
     assert rewards(*actions, verdicts="sum") == pytest.approx(expected)
 
 
+def test_the_share_of_right_verdicts_is_told_once_there_is_one() -> None:
+    """A wrong one, a right one, and a turn without: none, 0, 1/2, 1/2."""
+    env = JudgedSearch(tasks=[TASK], retriever=InMemoryRetriever(DOCUMENTS), k=1)
+    env.reset(seed=0)
+    search = "<search>Halvik</search>"
+    actions = [search, NO + search, YES + search, ANSWER]
+    assert [env.step(action).info.get("verdicts_right") for action in actions] == [None, 0.0, 0.5, 0.5]
+
+
 def test_version_1_charges_every_wrong_verdict_alike() -> None:
     """The sum of +.3 and -.3 (version 1): useless called useful -.3, useful called useless -.3, and 1 for the answer."""
     actions = ["<search>Ketterby</search>", YES + "<search>Halvik</search>", NO + ANSWER]

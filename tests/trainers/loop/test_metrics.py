@@ -149,6 +149,12 @@ def test_means_are_over_what_the_policy_did_unaided(episode: Episode, wrong: Tra
     assert rollout_metrics([[alone]])["reward_mean"] == 1.0
 
 
+def test_the_share_of_right_verdicts(right: Trajectory, wrong: Trajectory) -> None:
+    said = [replace(right, info={"verdicts_right": share}) for share in (1.0, 0.5)]
+    assert rollout_metrics([[*said, wrong]])["verdicts_right"] == 0.75
+    assert "verdicts_right" not in rollout_metrics([[right, wrong]])
+
+
 def test_the_share_of_right_answers_that_are_flawed(right: Trajectory, wrong: Trajectory) -> None:
     said = [replace(right, info={"flawed": flawed}) for flawed in (True, False, False, False)]
     assert rollout_metrics([[*said, wrong]])["flawed_share"] == 0.25
