@@ -70,7 +70,7 @@ class ASearcher:
 
     def run(self) -> dict[str, Any]:
         """Writes the questions and returns the card."""
-        refuse_used_folder(self.out)
+        refuse_used_folder(self.out, self.replies)
         if min(self.roots, self.at_once) < 1:
             raise ConfigurationError(
                 f"--roots is {self.roots} and --at-once {self.at_once}; both are at least 1."

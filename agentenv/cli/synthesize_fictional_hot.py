@@ -98,7 +98,7 @@ class FictionalHot:
 
     def run(self) -> dict[str, Any]:
         """Writes the questions and returns the card."""
-        refuse_used_folder(self.out)
+        refuse_used_folder(self.out, self.replies)
         if self.at_once < 1:
             raise ConfigurationError(f"--at-once is {self.at_once}; it is at least 1.")
         if self.editor == RULES and not self.solver:

@@ -80,7 +80,7 @@ class HDSQA:
 
     def run(self) -> dict[str, Any]:
         """Writes the questions and returns the card."""
-        refuse_used_folder(self.out)
+        refuse_used_folder(self.out, self.replies)
         if self.at_once < 1:
             raise ConfigurationError(f"--at-once is {self.at_once}; it is at least 1.")
         if self.editor != GRAMMAR and self.related < self.fewest:

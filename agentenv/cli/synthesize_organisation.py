@@ -58,7 +58,7 @@ class OrganisationCommand:
 
     def run(self) -> dict[str, Any]:
         """Writes the folder and returns its card."""
-        refuse_used_folder(self.out)
+        refuse_used_folder(self.out, self.replies)
         if self.at_once < 1:
             raise ConfigurationError(f"--at-once is {self.at_once}; it is at least 1.")
         if self.editor == TEMPLATES:

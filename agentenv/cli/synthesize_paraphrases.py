@@ -50,7 +50,7 @@ class Paraphrases:
 
     def run(self) -> dict[str, Any]:
         """Writes the set and returns its card."""
-        refuse_used_folder(self.out)
+        refuse_used_folder(self.out, self.replies)
         if not 1 <= self.fewest <= self.count or self.at_once < 1:
             raise ConfigurationError(
                 f"--count is {self.count}, --fewest {self.fewest} and --at-once {self.at_once}: each is at least 1, and "

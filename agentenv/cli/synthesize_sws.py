@@ -93,7 +93,7 @@ class SwS:
 
     def run(self) -> dict[str, Any]:
         """Writes the questions and returns the card."""
-        refuse_used_folder(self.out)
+        refuse_used_folder(self.out, self.replies)
         if min(self.questions, self.samples, self.size, self.at_once) < 1 or self.temperature <= 0:
             raise ConfigurationError(
                 f"--questions is {self.questions}, --samples {self.samples}, --size {self.size} and --at-once "

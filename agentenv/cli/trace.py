@@ -59,7 +59,7 @@ class Trace:
 
     def run(self) -> dict[str, Any]:
         """Labels, makes environments and writes them."""
-        refuse_used_folder(self.out)
+        refuse_used_folder(self.out, self.replies)
         if self.replies and not self.model:
             raise ConfigurationError("--replies is without effect without --model: leave it out.")
         if min(self.passes, self.tasks) < 1 or self.rank < 0:

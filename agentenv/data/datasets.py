@@ -186,6 +186,7 @@ SETS: dict[str, QuestionSet] = {
     "jsonl": QuestionSet("", {"": "questions.jsonl*"}, formats.own_questions),
 }
 
+_ROUNDING = 1e-9  # .6 * 4 / .4 is a little less than 6
 _SHOWN = 20  # sentences of one message about malformed records
 
 
@@ -287,18 +288,28 @@ def sample(tasks: tuple[Task, ...], limit: int | None, seed: int) -> tuple[Task,
     return tuple(tasks[row] for row in sorted(rows))
 
 
-def limit_yes_or_no(tasks: tuple[Task, ...], share: float, seed: int) -> tuple[Task, ...]:
+def limit_yes_or_no(tasks: tuple[Task, ...], share: float | None, seed: int) -> tuple[Task, ...]:
     """``tasks`` without some whose only answer is yes or no, so that these are at most ``share`` of what is left.
 
     Those that stay are drawn by ``seed``, and the order stays. k of them among n others are at most the share s where
-    k <= s (k + n), so k is the whole part of s n / (1 - s).
+    k <= s (k + n), so k is the whole part of s n / (1 - s). None leaves all in.
+
+    Raises:
+        ConfigurationError: nothing would be left.
     """
     asked = [
         row for row, task in enumerate(tasks) if {one.lower() for one in task.answers} in ({"yes"}, {"no"})
     ]
     others = len(tasks) - len(asked)
-    if share == 1 or len(asked) <= (allowed := int(share * others / (1 - share))):
+    if share is None or share == 1 or not asked:
         return tasks
+    allowed = int(share * others / (1 - share) + _ROUNDING)
+    if len(asked) <= allowed:
+        return tasks
+    if not others and not allowed:
+        raise ConfigurationError(
+            f"yes_or_no={share:g} leaves none of {len(tasks)} questions, all of which are answered by yes or no"
+        )
     left_out = set(asked) - set(random.Random(seed).sample(asked, allowed))
     return tuple(task for row, task in enumerate(tasks) if row not in left_out)
 

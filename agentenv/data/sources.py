@@ -51,8 +51,9 @@ class SourceConfig(Frozen):
     passage_questions: int = Field(0, ge=0)
     """Questions that rules make of the passages of the named sets, besides those that are drawn; of no passage that supports
     a question of another split (``data/synthesis/passage_questions.py``)."""
-    yes_or_no: float = Field(1.0, ge=0, le=1)
-    """Largest share of questions whose answer is yes or no. Where more are drawn, some of them are left out by the seed."""
+    yes_or_no: float | None = Field(None, ge=0, le=1)
+    """Largest share of questions whose answer is yes or no. Where more are drawn, some are left out by the seed; None leaves
+    all in."""
     world: WorldConfig = WorldConfig()
     """Dials of the world; without effect for a named set."""
 

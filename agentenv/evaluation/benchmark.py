@@ -21,7 +21,7 @@ from agentenv.data.sources import OWN, PROGRAM_SETS, Source, SourceConfig, check
 from agentenv.data.sql_sets import SQL_SETS
 from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
 from agentenv.evaluation.checksums import verify
-from agentenv.evaluation.contents import content_digests
+from agentenv.evaluation.contents import content_digests, written_since
 from agentenv.evaluation.endpoint_usage import EndpointUsage
 from agentenv.evaluation.eval_agent import (
     EXPERT,
@@ -30,7 +30,7 @@ from agentenv.evaluation.eval_agent import (
     make_eval_agent,
     open_eval_agent,
 )
-from agentenv.evaluation.journal import CONFIG, CONTENTS, lock_folder, release
+from agentenv.evaluation.journal import CONFIG, CONTENTS, forget_contents, lock_folder, release
 from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
 from agentenv.evaluation.records import EPISODES, RESULTS, read_results, write_results
 from agentenv.evaluation.report.report import PAGE, write_report
@@ -235,7 +235,10 @@ def run_benchmark(
             if said := other_env_note(benchmark, agent.card):
                 display.note(said)
             task_env = _open(benchmark, opened, given, agent, display)
-            return _play_episodes(benchmark, contents, agent, task_env, out, display, retry_faults)
+            try:
+                return _play_episodes(benchmark, contents, agent, task_env, out, display, retry_faults)
+            finally:
+                forget_contents(out, written_since(contents, _named(benchmark)))
     except Interrupted as error:
         said = f"; what was finished is kept in {out}: the same command goes on from there"
         raise Interrupted(error.signal, said) from error
@@ -461,6 +464,10 @@ def _bounded_observation(env: str, card: EpisodeCard) -> int | None:
     return most if own > most else None
 
 
+def _named(benchmark: Benchmark) -> dict[str, Any]:
+    return {name: getattr(benchmark, name) for name in ("options", "task_options", "strategy_options")}
+
+
 def _contents(
     benchmark: Benchmark, opened: Source, search: SearchConfig, given: BenchmarkParts
 ) -> dict[str, str]:
@@ -472,7 +479,7 @@ def _contents(
         benchmark.policy,
         policy=given.policy,
         retriever=given.retriever,
-        options={name: getattr(benchmark, name) for name in ("options", "task_options", "strategy_options")},
+        options=_named(benchmark),
     )
 
 

@@ -7,6 +7,7 @@ whose evaluation was made of other content is refused (``agentenv.evaluation.jou
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +17,10 @@ from agentenv.core.io.named_paths import existing_path, named_content, texts_in
 from agentenv.core.protocols import Policy, Retriever
 from agentenv.core.registry import env_class, is_remote
 from agentenv.data.sources import Source
+from agentenv.errors import AgentEnvError
+from agentenv.evaluation.journal import NAMED
 from agentenv.evaluation.task_env import BUILT, SearchConfig
-from agentenv.policies.policy_spec import policy_digest
+from agentenv.policies.policy_spec import is_router, policy_digest, policy_folder, router_parts
 from agentenv.retrievers.retriever_spec import LOADERS, make_retriever
 from agentenv.retrievers.storage.corpus import as_corpus
 
@@ -59,19 +62,38 @@ def content_digests(
         "index": _index(search.retriever) if retriever is None else retriever.info().fingerprint,
         "policy": policy_digest(name) if weights else name if policy is None else _given(name, policy),
         "environment": environment_digest(env),
-        **_named_in(options or {}),
+        **named_in(options or {}),
     }
 
 
-def _named_in(options: Mapping[str, Any]) -> dict[str, str]:
+def named_in(options: Mapping[str, Any]) -> dict[str, str]:
     """The digest of what each option names on this disk, by its key; nothing of one that names nothing."""
     found: dict[str, str] = {}
     for key, text in texts_in(options):
-        if text.startswith("hf:") and existing_path(text.removeprefix("hf:")) is not None:
-            found[f"contents of {key}"] = policy_digest(text)
+        if (weights := _weights(text)) is not None:
+            found[NAMED + key] = weights
         elif (path := named_content(text)) is not None:
-            found[f"contents of {key}"] = path_digest(path)
+            found[NAMED + key] = path_digest(path)
     return found
+
+
+def written_since(contents: Mapping[str, str], options: Mapping[str, Any]) -> list[str]:
+    """The keys of ``contents`` whose files have changed: what the environment writes is no part of the evaluation."""
+    with suppress(OSError):
+        now = named_in(options)
+        return [key for key, digest in contents.items() if key.startswith(NAMED) and now.get(key) != digest]
+    return []
+
+
+def _weights(spec: str) -> str | None:
+    """The digest of a policy in a folder, with settings behind it or not; None of any other text."""
+    if not spec.startswith(("hf:", "router:")):
+        return None
+    with suppress(AgentEnvError, OSError):
+        folders = map(policy_folder, router_parts(spec)) if is_router(spec) else [policy_folder(spec)]
+        if all(folder.is_dir() for folder in folders):
+            return policy_digest(spec)
+    return None
 
 
 def _given(name: str, policy: Policy) -> str:
@@ -100,8 +122,8 @@ def _index(spec: str) -> str:
         file, at, inner = rest.partition("@")
         replayed = kind == "cassette" and not at and Path(file).is_file()  # with one behind it, it grows
         return file_digest(Path(file)) if replayed else _index(inner)
-    models = [one for one in _POLICY.findall(spec) if existing_path(one.removeprefix("hf:")) is not None]
-    return value_digest([spec, *map(policy_digest, models)]) if models else spec
+    models = [digest for one in _POLICY.findall(spec) if (digest := _weights(one)) is not None]
+    return value_digest([spec, *models]) if models else spec
 
 
 def environment_digest(env: str) -> str:

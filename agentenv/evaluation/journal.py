@@ -22,6 +22,8 @@ TIMINGS = "timings.jsonl"
 _MOST_SECONDS = 1e12  # of a batch; anything else, NaN among it, is no measurement
 CONTENTS = "contents"
 """The table of the configuration with the digests of what its names stand for."""
+NAMED = "contents of "
+"""What the keys of digests of files, models and policies that options name begin with."""
 
 
 class Journal:
@@ -135,6 +137,8 @@ def _refuse_another(directory: Path, held: Mapping[str, Any], asked: Mapping[str
     for name, table in asked.items():
         for key in sorted({*held.get(name, {}), *table}):
             was, now = held.get(name, {}).get(key), table.get(key)
+            if was is None and name == CONTENTS and key.startswith(NAMED):
+                continue  # it was not there when the evaluation began, or was written by it
             if was != now and name == CONTENTS:
                 raise ConfigurationError(_other_content(directory, key, was))
             if was != now:
@@ -148,6 +152,18 @@ def _refuse_another(directory: Path, held: Mapping[str, Any], asked: Mapping[str
 def _other_content(directory: Path, key: str, was: str | None) -> str:
     reason = f"{key} that have changed since" if was is not None else f"{key} of which it keeps no digest"
     return f"{directory} holds an evaluation with {reason}: choose another --out"
+
+
+def forget_contents(directory: Path, keys: Sequence[str]) -> None:
+    """Takes digests of what options name out of the configuration: files that the evaluation itself has written."""
+    path = directory / CONFIG
+    if not keys or not path.is_file():
+        return
+    import tomli_w
+
+    held = _held(path)
+    held[CONTENTS] = {key: digest for key, digest in held.get(CONTENTS, {}).items() if key not in keys}
+    write_text(path, tomli_w.dumps(held))
 
 
 def release(directory: Path) -> None:

@@ -263,8 +263,8 @@ def test_a_run_is_refused_whose_test_rests_on_their_passages(tmp_path: Path) -> 
     refuse_overlap([task for task in train if task.data.get("family") != FAMILY], {"test": test})
 
 
-@pytest.mark.parametrize(("share", "kept"), [(1.0, 6), (0.5, 6), (0.2, 2), (0.19, 1), (0.0, 0)])
-def test_questions_of_yes_or_no_are_at_most_a_share(share: float, kept: int) -> None:
+@pytest.mark.parametrize(("share", "kept"), [(None, 6), (1.0, 6), (0.5, 6), (0.2, 2), (0.19, 1), (0.0, 0)])
+def test_questions_of_yes_or_no_are_at_most_a_share(share: float | None, kept: int) -> None:
     """Beside 8 others: 2 are .2 of 10, and 1 is .11 of 9; 6 of 14 are .43, within a half. The order stays."""
     asked = [("Yes",), ("no",), ("yes", "Yes"), ("no",), ("yes",), ("no",)]
     others = [("yes", "no"), *[(f"answer {n}",) for n in range(6)], ()]
@@ -273,6 +273,17 @@ def test_questions_of_yes_or_no_are_at_most_a_share(share: float, kept: int) -> 
     assert len(found) == 8 + kept
     assert found[kept:] == tasks[6:]
     assert [*found] == sorted(found, key=tasks.index)
+
+
+def test_a_share_that_is_just_met_leaves_all_in() -> None:
+    """6 of 10 are .6, though .6 * 4 / .4 is 5.999999999999999."""
+    tasks = tuple(Task(f"t{n}", "Q?", ("yes",) if n < 6 else ("Ada",)) for n in range(10))
+    assert limit_yes_or_no(tasks, 0.6, seed=0) == tasks
+
+
+def test_a_share_that_leaves_no_question_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"yes_or_no=0\.5 leaves none of 2"):
+        limit_yes_or_no((Task("a", "Q?", ("yes",)), Task("b", "Q?", ("no",))), 0.5, seed=0)
 
 
 def test_the_share_holds_over_drawn_and_made_questions_together(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Digests of what the names of a benchmark stand for, name by name."""
 
+import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,9 @@ import pytest
 from agentenv.core.io.digests import file_digest, path_digest, value_digest
 from agentenv.core.types import Document, Task
 from agentenv.data.sources import Source
-from agentenv.evaluation.contents import content_digests, environment_digest
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.contents import content_digests, environment_digest, written_since
+from agentenv.evaluation.journal import forget_contents, lock_folder
 from agentenv.evaluation.task_env import SearchConfig
 from agentenv.policies.policy_spec import policy_digest
 from agentenv.policies.scripted import ScriptedPolicy
@@ -158,6 +162,44 @@ def test_files_and_models_that_options_name_count(tmp_path: Path) -> None:
     assert "contents of prompt" not in found
     facts.unlink()
     assert "contents of facts" not in digests(options=given)
+
+
+def test_what_is_no_file_and_no_folder_that_may_be_entered_is_not_opened(tmp_path: Path) -> None:
+    """A pipe, which nobody writes to, a socket and a device; the address of a service may have such a name."""
+    os.mkfifo(tmp_path / "a.pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "a.sock"))
+        given = {"a": f"{tmp_path}/a.pipe", "b": f"unix:{tmp_path}/a.sock", "c": "/dev/null"}
+        assert not [key for key in digests(options=given) if key.startswith("contents")]
+
+
+def test_a_policy_with_settings_and_a_router_count(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    given = {"judge": f"hf:{tmp_path}#dtype=float32"}
+    first = digests(options=given)["contents of judge"]
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    assert digests(options=given)["contents of judge"] != first
+    assert "contents of judge" not in digests(options={"judge": f"hf:{tmp_path}/nowhere"})
+
+
+def test_files_that_an_evaluation_writes_are_forgotten(tmp_path: Path) -> None:
+    log, facts = tmp_path / "log.txt", tmp_path / "facts.jsonl"
+    log.write_text("begun")
+    facts.write_text("{}")
+    options = {"options": {"log": str(log), "facts": str(facts)}}
+    contents = digests(options=options)
+    log.write_text("begun and written")
+    assert written_since(contents, options) == ["contents of options.log"]
+    lock_folder(tmp_path / "out", {"benchmark": {}, "contents": contents}, write=True)
+    forget_contents(tmp_path / "out", written_since(contents, options))
+    again = {"benchmark": {}, "contents": digests(options=options)}
+    lock_folder(tmp_path / "out", again)  # the log counts no more
+    facts.write_text("other")
+    with pytest.raises(ConfigurationError, match=r"options\.facts"):
+        lock_folder(tmp_path / "out", {"benchmark": {}, "contents": digests(options=options)})
+    facts.unlink()
+    with pytest.raises(ConfigurationError, match=r"options\.facts"):
+        lock_folder(tmp_path / "out", {"benchmark": {}, "contents": digests(options=options)})
 
 
 def test_the_model_behind_a_simulated_search_counts(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def existing_path(text: str) -> Path | None:
 
 
 def is_existing_file(text: str) -> bool:
-    """Whether a file is called ``text``."""
+    """Whether a file is called ``text``; a socket, a pipe or a device is none."""
     path = existing_path(text)
     return path is not None and path.is_file()
 
@@ -27,20 +27,27 @@ def is_existing_file(text: str) -> bool:
 def named_content(text: str) -> Path | None:
     """The file, or the folder of a model, that ``text`` names, whole or behind its first or last colon; None without one.
 
-    A word that is the name of a file by chance is none: a file has a slash or a dot in what it is called. Folders without a
-    model are not looked at: one may be written to.
+    A word that is the name of a file by chance is none: a file has a slash or a dot in what it is called. Neither the
+    current folder nor one above it is a model, and folders without a model are not looked at: one may be written to.
     """
     for name in (text, text.partition(":")[2], text.rpartition(":")[2]):
         path = existing_path(name)
-        if path is not None and (
-            (path / MODEL_CARD).is_file() if path.is_dir() else _looks_like_a_file(name)
-        ):
+        if path is not None and (_is_model(path) if path.is_dir() else _is_named_file(name, path)):
             return path
     return None
 
 
-def _looks_like_a_file(name: str) -> bool:
-    return "/" in name or "." in name
+def _is_named_file(name: str, path: Path) -> bool:
+    return path.is_file() and ("/" in name or "." in name)
+
+
+def _is_model(folder: Path) -> bool:
+    here = Path.cwd()
+    if folder.resolve() in (here, *here.parents):
+        return False
+    with suppress(OSError):  # a folder that may not be entered
+        return (folder / MODEL_CARD).is_file()
+    return False
 
 
 def texts_in(table: Any, above: str = "") -> Iterator[tuple[str, str]]:

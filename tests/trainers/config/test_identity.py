@@ -28,19 +28,21 @@ def test_a_folder_without_a_model_and_a_word_do_not_belong_to_it(tmp_path: Path)
         assert named_files(config) == {}
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["Answer. " * 60, "é" * 130, "a/" * 3000, "Question: {question}\nAnswer:", "data", "hf", "\0"],
-    ids=[
-        "a prompt",
-        "letters of two bytes",
-        "a long path",
-        "a colon at the end",
-        "a folder",
-        "a file",
-        "zero",
-    ],
-)
+TEXTS = {
+    "here": ".",
+    "here with a slash": "./",
+    "here behind a colon": "sep:./",
+    "a prompt": "Answer. " * 60,
+    "letters of two bytes": "é" * 130,
+    "a long path": "a/" * 3000,
+    "a colon at the end": "Question: {question}\nAnswer:",
+    "a folder": "data",
+    "a file": "hf",
+    "zero": "\0",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_a_text_names_no_file(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the current folder is that of a model, and where a file is called as the word is by chance."""
     monkeypatch.chdir(tmp_path)

@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.core.io.digests import value_digest
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.config.config_files import config_of
+from agentenv.trainers.config.identity import flatten_config
 from agentenv.trainers.lab.provenance import (
     SOURCE,
+    configured,
     keep_foundations,
     read_foundations,
     refuse_mixture,
@@ -92,3 +95,14 @@ def test_another_start_is_refused_and_a_changed_comment_is_not(tmp_path: Path) -
     assert read_foundations(there) is None
     with pytest.raises(ConfigurationError, match="there does not say"):
         refuse_mixture({there: None}, {})
+
+
+def test_a_newer_setting_that_is_not_set_ends_no_comparison() -> None:
+    """The digest of a configuration is that of one without the key, and another one where the key is set."""
+    plain = config_of({"base": "lab-search"}, "t")
+    flat = {key: value for key, value in flatten_config(plain).items() if key not in ("name", "seed")}
+    without = {key: value for key, value in flat.items() if not key.endswith(".yes_or_no")}
+    assert len(without) == len(flat) - 3
+    assert configured("a", plain, {})["configuration of a"] == value_digest(without)
+    bounded = config_of({"base": "lab-search", "train": {"yes_or_no": 0.5}}, "t")
+    assert configured("a", bounded, {}) != configured("a", plain, {})
