@@ -216,8 +216,7 @@ def run_benchmark(
     Raises:
         AgentEnvError: an unknown name, unreadable questions, a policy that cannot be loaded.
         ConfigurationError: ``out`` holds another evaluation.
-        Fault: everything fails; what was finished is kept.
-        Interrupted: SIGINT or SIGTERM came; what was finished is kept.
+        Fault, Interrupted: everything fails, or SIGINT or SIGTERM came; what was finished is kept.
     """
     out = Path(out)
     check_names(benchmark, given)
