@@ -78,16 +78,28 @@ def named_in(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def written_since(contents: Mapping[str, str], options: Mapping[str, Any]) -> list[str]:
-    """The keys of ``contents`` whose files have changed: what the environment writes is no part of the evaluation."""
-    with suppress(OSError):
-        now = named_in(options)
-        return [key for key, digest in contents.items() if key.startswith(NAMED) and now.get(key) != digest]
-    return []
+    """The keys of ``contents`` whose files have changed: what the environment writes is no part of the evaluation.
+
+    Models and policies are not read again: nothing writes to them while they are used.
+    """
+    found: list[str] = []
+    for key, text in texts_in(options):
+        if NAMED + key not in contents or _is_policy(text):
+            continue
+        path = named_content(text)
+        with suppress(OSError):
+            if path is None or (path.is_file() and path_digest(path) != contents[NAMED + key]):
+                found.append(NAMED + key)
+    return found
+
+
+def _is_policy(spec: str) -> bool:
+    return spec.startswith(("hf:", "router:"))
 
 
 def _weights(spec: str) -> str | None:
     """The digest of a policy in a folder, with settings behind it or not; None of any other text."""
-    if not spec.startswith(("hf:", "router:")):
+    if not _is_policy(spec):
         return None
     with suppress(AgentEnvError, OSError):
         folders = map(policy_folder, router_parts(spec)) if is_router(spec) else [policy_folder(spec)]

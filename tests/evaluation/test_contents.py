@@ -173,7 +173,7 @@ def test_what_is_no_file_and_no_folder_that_may_be_entered_is_not_opened(tmp_pat
         assert not [key for key in digests(options=given) if key.startswith("contents")]
 
 
-def test_a_policy_with_settings_and_a_router_count(tmp_path: Path) -> None:
+def test_a_policy_with_settings_counts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     given = {"judge": f"hf:{tmp_path}#dtype=float32"}
     first = digests(options=given)["contents of judge"]
