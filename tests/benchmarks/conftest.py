@@ -1,9 +1,10 @@
-"""Runs a benchmark within the process of the tests, which has imported what it imports."""
+"""Imports and runs benchmarks within the process of the tests, which has imported what they import."""
 
 import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,3 +28,10 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         return capsys.readouterr().out
 
     return run
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Imports the benchmark of a name."""
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module

@@ -1,18 +1,14 @@
 """Pairs of real and invented questions in ``benchmarks/fictional_pairs.py``: by their ids, and compared by hand."""
 
-import importlib
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def pairs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("fictional_pairs")
+def pairs(script: Callable[[str], Any]) -> Any:
+    return script("fictional_pairs")
 
 
 def record(name: str, prediction: str) -> dict[str, Any]:

@@ -1,19 +1,15 @@
 """What ``benchmarks/tree_variety.py`` counts of a group, by hand, and that it plays every arm."""
 
-import importlib
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def tree_variety(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("tree_variety")
+def tree_variety(script: Callable[[str], Any]) -> Any:
+    return script("tree_variety")
 
 
 def episode(actions: str, reward: float, sampled: int) -> Any:

@@ -1,20 +1,16 @@
 """Histories of ``benchmarks/weak_kinds.py``: their accuracies are those asked for, and shares are counted by hand."""
 
-import importlib
-from pathlib import Path
+from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def weak_kinds(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("weak_kinds")
+def weak_kinds(script: Callable[[str], Any]) -> Any:
+    return script("weak_kinds")
 
 
 def test_a_history_has_the_accuracies_that_were_asked_for(weak_kinds: Any) -> None:
