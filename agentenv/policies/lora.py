@@ -42,6 +42,9 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
 
     with needs_extra("train"):
         from peft import LoraConfig, get_peft_model
+        from peft.tuners.lora import LoraLayer
+
+        from agentenv.policies.lora_layer import AdaptedLinear
     layers = {
         name: layer
         for name, layer in model.named_modules()
@@ -64,6 +67,9 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
     for name, weight in adapted.named_parameters():
         if "lora_" in name:
             weight.data = weight.data.to(model.dtype)
+    for layer in adapted.modules():
+        if isinstance(layer, LoraLayer):
+            layer.__class__ = AdaptedLinear
     return adapted.eval()
 
 
