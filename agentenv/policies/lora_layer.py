@@ -4,7 +4,7 @@ from peft.tuners.lora import Linear
 from torch import Tensor
 
 
-class AdaptedLinear(Linear):
+class AdaptedLinear(Linear):  # type: ignore[misc]
     """A layer of peft, over a matrix or over weights in 4 bits, that adds the second product by the matrix product itself.
 
     peft's own ``forward`` scales the second product, adds both, and scales the gradient on the way back. Each is a pass over

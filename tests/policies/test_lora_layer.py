@@ -65,11 +65,11 @@ def test_over_4_bits_it_is_the_same_formula() -> None:
     assert torch.allclose(found, wanted, atol=1e-3)
 
 
-class Sums(TorchDispatchMode):
+class Sums(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the sums and products, element by element, of tensors of at least ``size`` numbers."""
 
     def __init__(self, size: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.size = size
         self.found: list[str] = []
 
