@@ -13,7 +13,9 @@ import torch
 from agentenv.core.types import Completion, Sampling
 from agentenv.errors import ConfigurationError
 from agentenv.policies.compute import ComputeSettings
-from agentenv.policies.fakes import random_policy
+from agentenv.policies.fakes import random_model, random_policy
+from agentenv.policies.loading import compile_layers
+from agentenv.policies.lora import adapt
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.learner.learner import Learner, Objective
 from agentenv.trainers.learner.packing import TrainingRow
@@ -80,6 +82,24 @@ def test_compiled_layers_compute_what_they_did_before(tmp_path: Path) -> None:
     assert between - before <= 8  # one version for each kind of pass, and not for each layer as well
     assert found["loss"] == pytest.approx(wanted["loss"], abs=1e-5)
     assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-4)
+
+
+@COMPILER
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_layers_with_adapters_take_one_version_for_all_layers_and_lengths() -> None:
+    """The first one too, whose input comes from frozen embeddings; and rows as long as the model is wide."""
+    model = adapt(random_model(257, layers=3, width=16, inner=24), rank=2, alpha=4)
+    compile_layers(model)
+    versions = torch._dynamo.utils.counters["stats"]
+    before = versions["unique_graphs"]
+    learner = Learner(model, Objective(), learning_rate=1e-4)
+    for length in (16, 21):
+        zeros, mask = np.zeros(length, np.float32), np.arange(length) > 4
+        ids = np.arange(length) + 5
+        learner.step([TrainingRow(ids, mask, zeros, mask & False, zeros.astype(float) + 1)])
+    assert versions["unique_graphs"] - before == 1
 
 
 def test_without_a_compiler_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
