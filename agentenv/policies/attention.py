@@ -39,10 +39,11 @@ class _CudnnAttention:
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """Within the block sdpa takes other kernels."""
+        switch: Any = torch.backends.cuda
         with self._lock:
             if not self._without:
-                self._before = torch.backends.cuda.cudnn_sdp_enabled()
-                torch.backends.cuda.enable_cudnn_sdp(False)
+                self._before = switch.cudnn_sdp_enabled()
+                switch.enable_cudnn_sdp(False)
             self._without += 1
         try:
             yield
@@ -50,7 +51,7 @@ class _CudnnAttention:
             with self._lock:
                 self._without -= 1
                 if not self._without:
-                    torch.backends.cuda.enable_cudnn_sdp(self._before)
+                    switch.enable_cudnn_sdp(self._before)
 
 
 _CUDNN = _CudnnAttention()

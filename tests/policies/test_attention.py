@@ -75,7 +75,7 @@ def test_no_token_copies_the_cache() -> None:
 def test_kernels_for_any_shape_are_asked_for_until_the_last_thread_is_done() -> None:
     """Torch has one switch for the process: a thread that ends first must not turn it for the others."""
     card, inside, ended = torch.device("cuda", 0), threading.Event(), threading.Event()
-    allowed = torch.backends.cuda.cudnn_sdp_enabled
+    allowed: Any = torch.backends.cuda.cudnn_sdp_enabled
     before, seen = allowed(), list[bool]()
 
     def other() -> None:

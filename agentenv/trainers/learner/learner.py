@@ -231,8 +231,8 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         metrics = self.accumulate(rows, tokens, sequences, update=update)
         began = time.perf_counter()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
-        norm = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
+        found: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+        norm: float = (found.full_tensor() if hasattr(found, "full_tensor") else found).item()
         if not math.isfinite(norm):
             raise Diverged(f"the norm of the gradient is {norm}")
         how = self.objective.correction
