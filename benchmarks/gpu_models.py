@@ -266,7 +266,7 @@ def generate(
         names: Of the episodes, which then go on from one call to the next.
     """
     limits = [tokens] * len(prompts) if isinstance(tokens, int) else tokens
-    episodes: list[Any] = [*(names or [None] * len(prompts))]
+    episodes: list[Any] = list(names) if names else [None] * len(prompts)
 
     async def all_of() -> list[Any]:
         work = (

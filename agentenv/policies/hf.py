@@ -28,6 +28,7 @@ from agentenv.policies.forward import CacheShape, RowCache, require_support, ste
 from agentenv.policies.fused_decoder import FusedDecoder, fused_decoder
 from agentenv.policies.loading import compile_layers, load_model
 from agentenv.policies.lora import base_and_adapter, load_weights
+from agentenv.policies.output_head import logprobs_of
 from agentenv.policies.recorded_steps import CudaRecorder, RecordedSteps
 from agentenv.policies.side_by_side import parts_at_once, side_by_side
 from agentenv.policies.vision import PixelReader, require_images, shift_of
@@ -204,9 +205,13 @@ class HFPolicy:
         """Does the work of ``score``."""
         with self._weights, torch.inference_mode():
             tokens = self._ids([list(ids)])
-            logits = self._plain(ids, images).float()
-            logprobs = torch.log_softmax(logits / temperature, dim=-1)
-            picked = logprobs[:-1].gather(-1, tokens[0, 1:, None])[:, 0]
+            fed, vision = self._fed(tokens, [(len(ids), images)], [0])
+            with for_any_shape(self.model.device):
+                picked = logprobs_of(self.model, fed, tokens[0, 1:], temperature, **vision)
+            if picked is None:
+                logits = self._plain(ids, images).float()
+                logprobs = torch.log_softmax(logits / temperature, dim=-1)
+                picked = logprobs[:-1].gather(-1, tokens[0, 1:, None])[:, 0]
         if not bool(picked.isfinite().all()):
             raise self._diverged()
         return [0.0, *picked.tolist()]

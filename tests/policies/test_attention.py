@@ -4,8 +4,10 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from agentenv.policies.attention import by_length, for_any_shape
 from agentenv.policies.decoding import Request
 from agentenv.policies.fakes import ByteTokenizer, random_model
 from agentenv.policies.hf import HFPolicy
+from agentenv.policies.output_head import LogitTail, logprobs_of
 
 attend = by_length(sdpa_attention_forward)
 
@@ -121,5 +124,10 @@ def test_prompts_and_scores_ask_for_kernels_for_any_shape(monkeypatch: pytest.Mo
     monkeypatch.setattr("agentenv.policies.forward.fused_decoder", lambda model: None)
     monkeypatch.setattr(policy.model, "forward", counting)
     asyncio.run(policy.generate([65, 66, 67], Sampling(1, seed=1)))
-    asyncio.run(policy.score([65, 66, 67]))
-    assert seen == [1, 1]
+    few = asyncio.run(policy.score([65, 66, 67]))
+    monkeypatch.setattr("agentenv.policies.hf.logprobs_of", partial(logprobs_of, whole=300))
+    monkeypatch.setattr(
+        "agentenv.policies.output_head._known", WeakKeyDictionary({policy.model: LogitTail()})
+    )
+    assert asyncio.run(policy.score([65, 66, 67])) == pytest.approx(few, abs=1e-5)
+    assert seen == [1, 1, 1]

@@ -16,13 +16,10 @@ from agentenv.errors import ConfigurationError
 from agentenv.policies.attention import line_inputs, packs_rows
 from agentenv.policies.forward import attention, logits_at, text_config
 from agentenv.policies.line_attention import line_attention
-from agentenv.policies.output_head import hidden_at, logit_tail, output_layer
+from agentenv.policies.output_head import WHOLE, hidden_at, logit_tail, output_layer
 from agentenv.policies.vision import PixelReader
 from agentenv.trainers.learner.chunked import chunked_logprobs, whole_logprobs
 from agentenv.trainers.learner.packing import Layout, Packed, TrainingRow
-
-WHOLE = 2**26
-"""Most float32 values of a matrix of logits [N, V] (256 MiB); larger ones are made a few tokens at a time."""
 
 
 def scores_rows(model: Any) -> bool:
