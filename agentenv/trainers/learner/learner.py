@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentenv.errors import ConfigurationError, Diverged
+from agentenv.policies.attention import for_any_shape
 from agentenv.policies.forward import autocast
 from agentenv.policies.fused_decoder import fused_decoder
 from agentenv.policies.lora import load_weights, trained_state, without_adapters
@@ -172,7 +173,8 @@ class Learner:
                 logprobs = self._logprobs(model, batch.to(self.device))[0].cpu().numpy()
             return logprobs if counts else None
 
-        with closing(side_by_side(score, self._dealt(batches), self.batches_at_once)) as every:
+        scores = side_by_side(score, self._dealt(batches), self.batches_at_once)
+        with self._kernels(rows), closing(scores) as every:
             found = [logprobs for logprobs in every if logprobs is not None]
         scored = []
         for batch, logprobs in zip(batches, self._in_turn(found), strict=True):
@@ -192,7 +194,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         logs = 0.0
         for batch in (packed.to(self.device) for packed in self._micro_batches(rows)):
-            with self._precision(), self._kept():
+            with self._precision(), self._kept(), for_any_shape(self.device):
                 logprobs = self._logprobs(self.model, batch)[0]
             logprobs.sum().backward()  # type: ignore[no-untyped-call]
             detached = logprobs.detach()
@@ -280,7 +282,8 @@ class Learner:
         def part(dealt: tuple[Packed, bool]) -> Part:
             return self._part(*dealt, shares, apart=at_once > 1)
 
-        with closing(side_by_side(part, self._dealt(self._micro_batches(rows)), at_once)) as parts:
+        parts = side_by_side(part, self._dealt(self._micro_batches(rows)), at_once)
+        with self._kernels(rows), closing(parts):
             for found in parts:
                 began = time.perf_counter()
                 self._add(found.gradients)
@@ -359,6 +362,11 @@ class Learner:
         # Not the present number of threads: what a run computes must not depend on it.
         multiple = MOST_PARTS if self._several_at_once else 1
         return micro_batches(rows, goal.micro_tokens, goal.padding, layout_of(self.model, rows), multiple)
+
+    def _kernels(self, rows: Sequence[TrainingRow]) -> AbstractContextManager[None]:
+        """Where rows have many lengths, micro-batches hardly ever have one shape twice, and no kernel is prepared for it."""
+        alike = len({len(row.ids) for row in rows}) <= 1
+        return nullcontext() if alike else for_any_shape(self.device)
 
     def _kept(self) -> AbstractContextManager[None]:
         return offloaded_activations() if self.objective.offload_activations else nullcontext()
