@@ -59,6 +59,12 @@ def compile_layers(model: Any) -> None:
         layer.compile(dynamic=True)
 
 
+def has_compiled_layers(model: Any) -> bool:
+    """Whether ``compile_layers`` was called for ``model``; a copy of it has none."""
+    layers = getattr(model.get_decoder(), "layers", ()) if hasattr(model, "get_decoder") else ()
+    return any(layer._compiled_call_impl is not None for layer in layers)
+
+
 def _with_gradient(_: Any, __: Any, embedded: Any) -> None:
     """Lets what enters the first layer need a gradient wherever that of the other layers does.
 
