@@ -13,11 +13,11 @@ from gpu_models import (
     attention_of,
     describe_card,
     ids_of,
+    measured,
     peak_memory,
     random_weights,
     seconds_of,
     training_row,
-    tried,
 )
 from model_flops import ModelShape, training_flops
 
@@ -51,16 +51,6 @@ def training(plan: Plan) -> Figures:
         and (cell.size == first or not plan.tiny)
     ]
     return measured(plan, {cell.name: partial(training_cell, plan, cell) for cell in cells})
-
-
-def measured(plan: Plan, cells: dict[str, Callable[[], Figures]]) -> Figures:
-    """The figures of those of the ``cells`` that are wanted, each kept as soon as it is there."""
-    figures: Figures = {}
-    for name, work in cells.items():
-        if plan.wants(name):
-            figures[name] = tried(work)
-            plan.keep(figures)
-    return figures
 
 
 def attention(plan: Plan) -> Figures:

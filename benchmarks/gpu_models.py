@@ -5,7 +5,6 @@ Shapes: T tokens of one row.
 
 import asyncio
 import gc
-import json
 import re
 import time
 import traceback
@@ -53,21 +52,30 @@ class Plan:
     keep: Callable[[Figures], None]
     """Told the figures so far whenever a part is complete, so that a deadline loses only what came after."""
     cells: str = ""
-    """A regular expression: of ``training`` and ``attention``, only rows in whose names it is found are measured."""
+    """A regular expression: of sections with rows by name, only rows in whose names it is found are measured."""
+    held: frozenset[str] = frozenset()
+    """Names of rows that an earlier call has measured, which are left out."""
 
     @classmethod
     def of(
-        cls, device: str, *, tiny: bool, threads: int, keep: Callable[[Figures], None], cells: str
+        cls,
+        device: str,
+        *,
+        tiny: bool,
+        threads: int,
+        keep: Callable[[Figures], None],
+        cells: str,
+        held: frozenset[str],
     ) -> "Plan":
         """The plan for ``--device``; threads of the CPU are set here, once."""
         import torch
 
         torch.set_num_threads(threads)
-        return cls(resolved_device(device), tiny, keep, cells)
+        return cls(resolved_device(device), tiny, keep, cells, held)
 
     def wants(self, name: str) -> bool:
         """Whether the row of that name is measured."""
-        return re.search(self.cells, name) is not None
+        return name not in self.held and re.search(self.cells, name) is not None
 
     @property
     def dtype(self) -> Any:
@@ -90,6 +98,10 @@ class Plan:
     def smallest(self) -> ModelShape:
         """The first of them."""
         return next(iter(self.shapes.values()))
+
+    def largest(self) -> ModelShape:
+        """The last of them."""
+        return list(self.shapes.values())[-1]
 
 
 def resolved_device(name: str) -> str:
@@ -176,6 +188,16 @@ def give_back(device: str) -> None:
         torch.cuda.empty_cache()
 
 
+def measured(plan: Plan, cells: Mapping[str, Callable[[], Figures]]) -> Figures:
+    """The figures of those of the ``cells`` that are wanted, each kept as soon as it is there."""
+    figures: Figures = {}
+    for name, work in cells.items():
+        if plan.wants(name):
+            figures[name] = tried(work)
+            plan.keep(figures)
+    return figures
+
+
 @contextmanager
 def peak_memory(device: str) -> Iterator[Callable[[], float | None]]:
     """In it the most memory of the card is watched; gives GiB above what was held before, None on a CPU."""
@@ -188,6 +210,13 @@ def peak_memory(device: str) -> Iterator[Callable[[], float | None]]:
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     yield lambda: round((torch.cuda.max_memory_allocated(device) - before) / 2**30, 3)
+
+
+def peak_reserved(device: str) -> float | None:
+    """The most GiB of the card that torch had reserved since ``peak_memory`` began; None on a CPU."""
+    import torch
+
+    return round(torch.cuda.max_memory_reserved(device) / 2**30, 3) if device.startswith("cuda") else None
 
 
 def seconds_of(device: str, work: Callable[[], object], *, warmup: int, least_s: float) -> float:
@@ -225,11 +254,25 @@ def training_row(ids: list[int], prompt: int, logprobs: list[float] | None = Non
     )
 
 
-def generate(policy: Any, prompts: list[list[int]], tokens: int) -> list[Any]:
-    """One chunk after each prompt, all at once; every one has its full length unless the model ends it."""
+def generate(
+    policy: Any, prompts: list[list[int]], tokens: int | list[int], names: list[str] | None = None
+) -> list[Any]:
+    """One chunk after each prompt, all at once; every one has its full length unless the model ends it.
+
+    Args:
+        policy: Who samples.
+        prompts: Ids of each.
+        tokens: Most tokens of every chunk, or of each.
+        names: Of the episodes, which then go on from one call to the next.
+    """
+    limits = [tokens] * len(prompts) if isinstance(tokens, int) else tokens
+    episodes: list[Any] = list(names) if names else [None] * len(prompts)
 
     async def all_of() -> list[Any]:
-        work = (policy.generate(ids, Sampling(tokens, 1.0, seed=seed)) for seed, ids in enumerate(prompts))
+        work = (
+            policy.generate(ids, Sampling(limit, 1.0, seed=seed), **({"episode": name} if name else {}))
+            for seed, (ids, limit, name) in enumerate(zip(prompts, limits, episodes, strict=True))
+        )
         return list(await asyncio.gather(*work))
 
     return asyncio.run(all_of())
@@ -252,15 +295,7 @@ def sampling_policy(plan: Plan, context: int) -> Any:
     return HFPolicy(model, shipped_tokenizer(), context_tokens=context)
 
 
-def write_policy(plan: Plan, folder: Path) -> None:
-    """The smallest shape with random weights as a folder that every command loads."""
-    random_weights(plan.smallest(), 2048, plan.device, plan.dtype).save_pretrained(folder)
+def write_policy(plan: Plan, folder: Path, shape: ModelShape) -> None:
+    """A model of ``shape`` with random weights as a folder that every command loads."""
+    random_weights(shape, 2048, plan.device, plan.dtype).save_pretrained(folder)
     shipped_tokenizer().save_pretrained(folder)
-
-
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics and timings, by step."""
-    logs = [
-        (run / f"{name}.jsonl").read_text(encoding="utf-8").splitlines() for name in ("metrics", "timings")
-    ]
-    return [json.loads(one) | json.loads(other) for one, other in zip(*logs, strict=True)]

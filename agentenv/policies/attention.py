@@ -11,10 +11,13 @@ head, T tokens of a line, R rows in it.
 """
 
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -23,6 +26,49 @@ VARLEN = "varlen"
 _SERVED: set[str] = set()
 _UNKNOWN = ("s_aux", "softcap", "position_bias", "sinks")
 """Options of layers that the kernel does not compute: attention sinks, soft-capped scores and position biases."""
+
+
+class _CudnnAttention:
+    """Whether sdpa may take cuDNN, which torch keeps for the whole process; several threads may leave it out at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._without = 0
+        self._before = True
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Within the block sdpa takes other kernels."""
+        switch: Any = torch.backends.cuda
+        with self._lock:
+            if not self._without:
+                self._before = switch.cudnn_sdp_enabled()
+                switch.enable_cudnn_sdp(False)
+            self._without += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._without -= 1
+                if not self._without:
+                    switch.enable_cudnn_sdp(self._before)
+
+
+_CUDNN = _CudnnAttention()
+
+
+@contextmanager
+def for_any_shape(device: torch.device) -> Iterator[None]:
+    """Within the block sdpa takes kernels that compute whatever shapes they are given.
+
+    On Hopper and newer cards torch prefers cuDNN, which prepares a kernel for every new number of rows, new tokens and keys.
+    The prompts of a batch of episodes hardly ever have the same twice.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    with _CUDNN.left_out():
+        yield
 
 
 def serve_masks(name: str) -> None:

@@ -20,7 +20,7 @@ from agentenv.core.concurrency.batching import Batcher
 from agentenv.core.images import PlacedImage
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
-from agentenv.policies.attention import serve_masks
+from agentenv.policies.attention import for_any_shape, serve_masks
 from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.policies.decoding import Draws, Request, Row, Vocabulary, draw, fetched, shared_prompts
 from agentenv.policies.episode_cache import EpisodeCache, copy_slots
@@ -28,6 +28,7 @@ from agentenv.policies.forward import CacheShape, RowCache, require_support, ste
 from agentenv.policies.fused_decoder import FusedDecoder, fused_decoder
 from agentenv.policies.loading import compile_layers, load_model
 from agentenv.policies.lora import base_and_adapter, load_weights
+from agentenv.policies.output_head import logprobs_of
 from agentenv.policies.recorded_steps import CudaRecorder, RecordedSteps
 from agentenv.policies.side_by_side import parts_at_once, side_by_side
 from agentenv.policies.vision import PixelReader, require_images, shift_of
@@ -204,9 +205,13 @@ class HFPolicy:
         """Does the work of ``score``."""
         with self._weights, torch.inference_mode():
             tokens = self._ids([list(ids)])
-            logits = self._plain(ids, images).float()
-            logprobs = torch.log_softmax(logits / temperature, dim=-1)
-            picked = logprobs[:-1].gather(-1, tokens[0, 1:, None])[:, 0]
+            fed, vision = self._fed(tokens, [(len(ids), images)], [0])
+            with for_any_shape(self.model.device):
+                picked = logprobs_of(self.model, fed, tokens[0, 1:], temperature, **vision)
+            if picked is None:
+                logits = self._plain(ids, images).float()
+                logprobs = torch.log_softmax(logits / temperature, dim=-1)
+                picked = logprobs[:-1].gather(-1, tokens[0, 1:, None])[:, 0]
         if not bool(picked.isfinite().all()):
             raise self._diverged()
         return [0.0, *picked.tolist()]
@@ -241,7 +246,8 @@ class HFPolicy:
     def _plain(self, ids: Sequence[int], images: Sequence[PlacedImage]) -> Tensor:
         """Logits [Q, V] after each of ``ids``, from one pass without a cache."""
         tokens, vision = self._fed(self._ids([list(ids)]), [(len(ids), images)], [0])
-        logits: Tensor = self.model(input_ids=tokens, use_cache=False, **vision).logits[0]
+        with for_any_shape(self.model.device):
+            logits: Tensor = self.model(input_ids=tokens, use_cache=False, **vision).logits[0]
         return logits
 
     def _fed(
@@ -295,8 +301,10 @@ class HFPolicy:
             if len(going) == running:
                 positions = positions + moving
             else:
-                pairs = self._ids([[row.length - 1, int(row.finish is None)] for row in batch])
-                positions, moving = pairs[:, :1], pairs[:, 1:]
+                # Each behind the other and not beside it: compiled layers would take a version for such steps.
+                places_now = [row.length - 1 for row in batch]
+                pair = self._ids([places_now, [int(row.finish is None) for row in batch]])
+                positions, moving = pair[0, :, None], pair[1, :, None]
             running = len(going)
             vision = {"position_ids": (positions + shifts).expand(3, -1, -1)} if shifts is not None else None
             fed = chosen[:, None] if self.image_reader is None else self.image_reader.fed(chosen[:, None])
@@ -383,7 +391,8 @@ class HFPolicy:
         if self.recorded is not None and last is None:
             logits = self.recorded(cache, ids, positions, seen)
         else:
-            logits = self._step(cache, ids, positions, seen, last=last, vision=vision)
+            with for_any_shape(self.model.device):
+                logits = self._step(cache, ids, positions, seen, last=last, vision=vision)
         self._passes.append(time.perf_counter() - began)
         return logits
 

@@ -10,6 +10,7 @@ from agentenv.policies.compute import Compute, ComputeSettings
 from agentenv.policies.forward import text_config
 from agentenv.policies.line_probe import take_varlen
 from agentenv.policies.lora import base_and_adapter, merged_into
+from agentenv.policies.output_head import logit_tail
 from agentenv.policies.soundness import first_not_finite, not_finite
 
 _VERSIONS = 32
@@ -50,16 +51,39 @@ def compile_layers(model: Any) -> None:
     What stands around the layers is not compiled: the hooks with which logits are picked differ from pass to pass. A copy of
     the model is not compiled.
     """
+    logit_tail(model)  # a pass of its own over two tokens, which would take a version otherwise
     decoder = model.get_decoder()
     decoder.register_forward_pre_hook(_allow_versions)
+    model.get_input_embeddings().register_forward_hook(_with_gradient)
     for layer in decoder.layers:
         layer.compile(dynamic=True)
+
+
+def has_compiled_layers(model: Any) -> bool:
+    """Whether ``compile_layers`` was called for ``model``; a copy of it has none."""
+    layers = getattr(model.get_decoder(), "layers", ()) if hasattr(model, "get_decoder") else ()
+    return any(layer._compiled_call_impl is not None for layer in layers)
+
+
+def _with_gradient(_: Any, __: Any, embedded: Any) -> None:
+    """Lets what enters the first layer need a gradient wherever that of the other layers does.
+
+    Above frozen embeddings, as with adapters, it would need none, and the first layer would take a version of its own: half
+    a minute and more, for a few products that are saved in one layer.
+    """
+    import torch
+
+    if torch.is_grad_enabled() and not embedded.requires_grad:
+        embedded.requires_grad_()
 
 
 def _allow_versions(*_: Any) -> None:
     """Sets what torch compiles of a layer, before each pass since later versions of torch keep it for each thread."""
     import torch
 
+    # Sizes that are equal by chance, such as those of a batch and of a head, would be taken for one, and the version would
+    # serve no other batch.
+    torch.fx.experimental._config.use_duck_shape = False
     config = torch._dynamo.config
     if not config.allow_unspec_int_on_nn_module:
         # Sampling and learning, with and without gradients, adapters and masks, take a version each; beyond eight torch

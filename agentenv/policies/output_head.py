@@ -18,6 +18,8 @@ from torch import Tensor
 
 from agentenv.policies.lora import is_adapted
 
+WHOLE = 2**26
+"""Most float32 values of a matrix of logits [N, V] (256 MiB); larger ones are made a few tokens at a time."""
 _FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 _DIVISORS = ("logits_scaling",)
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
@@ -83,6 +85,34 @@ def hidden_at(model: Any, ids: Tensor, rows: Tensor, places: Tensor, **inputs: A
     with _hooked(base.get_output_embeddings().register_forward_pre_hook, take):
         base.forward(input_ids=ids, **inputs)
     return read[0]
+
+
+def logprobs_of(
+    model: Any, ids: Tensor, wanted: Tensor, temperature: float, *, whole: int = WHOLE, **inputs: Any
+) -> Tensor | None:
+    """Log-probs [T - 1] of the tokens ``wanted`` after each of ``ids`` but the last, a few tokens at a time.
+
+    Args:
+        model: A transformers causal language model, with adapters or without.
+        ids: int64[1, T], what is fed.
+        wanted: int64[T - 1].
+        temperature: Logits are divided by it.
+        whole: Most values of a matrix of logits.
+        inputs: What else ``forward`` takes.
+
+    Returns:
+        None where all logits are no larger than that, or only whole logits are right.
+    """
+    words = getattr(output_layer(model), "out_features", 0)
+    if len(wanted) * words <= whole or (tail := logit_tail(model)) is None:
+        return None
+    places = torch.arange(len(wanted), device=ids.device)
+    hidden = hidden_at(model, ids, torch.zeros_like(places), places, use_cache=False, **inputs)
+    found, chunk = [], max(1, whole // words)
+    for read, tokens in zip(torch.split(hidden, chunk), torch.split(wanted, chunk), strict=True):
+        logits = tail.apply_(output_layer(model)(read).float()).div_(temperature)
+        found.append(logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1))
+    return torch.cat(found)
 
 
 @torch.no_grad()

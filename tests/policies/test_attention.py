@@ -1,7 +1,13 @@
 """Attention beside masks of our own: one new token whose heads share keys, by the kernel of transformers and by ours."""
 
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -11,10 +17,11 @@ from torch.utils._pytree import tree_leaves
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentenv.core.types import Sampling
-from agentenv.policies.attention import by_length
+from agentenv.policies.attention import by_length, for_any_shape
 from agentenv.policies.decoding import Request
 from agentenv.policies.fakes import ByteTokenizer, random_model
 from agentenv.policies.hf import HFPolicy
+from agentenv.policies.output_head import LogitTail, logprobs_of
 
 attend = by_length(sdpa_attention_forward)
 
@@ -66,3 +73,61 @@ def test_no_token_copies_the_cache() -> None:
     with Largest() as largest:
         policy._batch([Request([*ids, *first.ids, 66][:202], Sampling(1, seed=1), "a")])
     assert largest.values < 200 * 4 * 8
+
+
+def test_kernels_for_any_shape_are_asked_for_until_the_last_thread_is_done() -> None:
+    """Torch has one switch for the process: a thread that ends first must not turn it for the others."""
+    card, inside, ended = torch.device("cuda", 0), threading.Event(), threading.Event()
+    allowed: Any = torch.backends.cuda.cudnn_sdp_enabled
+    before, seen = allowed(), list[bool]()
+
+    def other() -> None:
+        with for_any_shape(card):
+            inside.set()
+            ended.wait(30)
+            seen.append(allowed())
+
+    def fails() -> None:
+        with for_any_shape(card):
+            thread.start()
+            inside.wait(30)
+            seen.append(allowed())
+            raise RuntimeError("a pass that fails")
+
+    thread = threading.Thread(target=other)
+    with pytest.raises(RuntimeError):
+        fails()
+    ended.set()
+    thread.join(30)
+    assert (before, seen) == (True, [False, False])
+    assert allowed()
+    with for_any_shape(torch.device("cpu")):
+        assert allowed()
+
+
+def test_prompts_and_scores_ask_for_kernels_for_any_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, now, seen = HFPolicy(random_model(257), ByteTokenizer()), list[torch.device](), list[int]()
+    forward = policy.model.forward
+
+    @contextmanager
+    def noting(device: torch.device) -> Iterator[None]:
+        now.append(device)
+        yield
+        now.pop()
+
+    def counting(*given: Any, **named: Any) -> Any:
+        seen.append(len(now))
+        return forward(*given, **named)
+
+    monkeypatch.setattr("agentenv.policies.hf.for_any_shape", noting)
+    monkeypatch.setattr("agentenv.policies.hf.fused_decoder", lambda model: None)
+    monkeypatch.setattr("agentenv.policies.forward.fused_decoder", lambda model: None)
+    monkeypatch.setattr(policy.model, "forward", counting)
+    asyncio.run(policy.generate([65, 66, 67], Sampling(1, seed=1)))
+    few = asyncio.run(policy.score([65, 66, 67]))
+    monkeypatch.setattr("agentenv.policies.hf.logprobs_of", partial(logprobs_of, whole=300))
+    monkeypatch.setattr(
+        "agentenv.policies.output_head._known", WeakKeyDictionary({policy.model: LogitTail()})
+    )
+    assert asyncio.run(policy.score([65, 66, 67])) == pytest.approx(few, abs=1e-5)
+    assert seen == [1, 1, 1]

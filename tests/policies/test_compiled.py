@@ -13,9 +13,12 @@ import torch
 from agentenv.core.types import Completion, Sampling
 from agentenv.errors import ConfigurationError
 from agentenv.policies.compute import ComputeSettings
-from agentenv.policies.fakes import random_policy
+from agentenv.policies.fakes import random_model, random_policy
+from agentenv.policies.loading import compile_layers
+from agentenv.policies.lora import adapt
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.learner.learner import Learner, Objective
+from agentenv.trainers.learner.logprobs import checkpoint_layers
 from agentenv.trainers.learner.packing import TrainingRow
 
 COMPILER = pytest.mark.skipif(
@@ -80,6 +83,61 @@ def test_compiled_layers_compute_what_they_did_before(tmp_path: Path) -> None:
     assert between - before <= 8  # one version for each kind of pass, and not for each layer as well
     assert found["loss"] == pytest.approx(wanted["loss"], abs=1e-5)
     assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-4)
+
+
+@COMPILER
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_layers_with_adapters_take_one_version_for_all_layers_and_lengths() -> None:
+    """The first one too, whose input comes from frozen embeddings; and rows as long as the model is wide."""
+    model = adapt(random_model(257, layers=3, width=16, inner=24), rank=2, alpha=4)
+    compile_layers(model)
+    versions = torch._dynamo.utils.counters["stats"]
+    before = versions["unique_graphs"]
+    learner = Learner(model, Objective(), learning_rate=1e-4)
+    for length in (16, 21):
+        zeros, mask = np.zeros(length, np.float32), np.arange(length) > 4
+        ids = np.arange(length) + 5
+        learner.step([TrainingRow(ids, mask, zeros, mask & False, zeros.astype(float) + 1)])
+    assert versions["unique_graphs"] - before == 1
+
+
+@COMPILER
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_layers_that_keep_their_inputs_alone_are_compiled_too() -> None:
+    versions = torch._dynamo.utils.counters["stats"]
+    model, plain = (random_model(257, layers=2, spread=0.2, seed=3) for _ in range(2))
+    compile_layers(model)
+    for one in (model, plain):
+        checkpoint_layers(one)
+    before = versions["unique_graphs"]
+    found, wanted = learned(model), learned(plain)
+    assert versions["unique_graphs"] - before == 1
+    assert found["loss"] == pytest.approx(wanted["loss"], abs=1e-5)
+    assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
+def test_a_copy_of_layers_that_keep_their_inputs_alone_has_its_own_weights() -> None:
+    """Also of compiled ones, which the copy is not; what is compiled is so at its first pass, which is not made here."""
+    model = random_model(257)
+    for layer in model.model.layers:
+        layer.compile(dynamic=True)
+    checkpoint_layers(model)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in model.model.layers.parameters():
+            weight.zero_()
+    untouched = random_model(257)
+    ids = torch.arange(5, 12)[None]
+    for one in (copied, untouched):
+        for layer in one.model.layers:
+            layer._compiled_call_impl = None
+    with torch.no_grad():
+        assert torch.equal(copied(input_ids=ids).logits, untouched(input_ids=ids).logits)
 
 
 def test_without_a_compiler_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

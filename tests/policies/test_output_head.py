@@ -7,9 +7,18 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
 from agentenv.policies.fake_architectures import tiny_model  # noqa: E402
 from agentenv.policies.lora import adapt  # noqa: E402
-from agentenv.policies.output_head import LogitTail, hidden_at, logit_tail, output_layer  # noqa: E402
+from agentenv.policies.output_head import (  # noqa: E402
+    LogitTail,
+    hidden_at,
+    logit_tail,
+    logprobs_of,
+    output_layer,
+)
 
 FAMILIES = [
     ("qwen2", {}),
@@ -35,6 +44,38 @@ def test_hidden_states_layer_and_tail_make_the_logits_of_the_model(
         wanted = model(input_ids=IDS, use_cache=False).logits[ROWS, PLACES]
         found = tail.apply_(output_layer(model)(hidden_at(model, IDS, ROWS, PLACES, use_cache=False)))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+class Rows(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes how many rows of so many words a tensor has at most."""
+
+    def __init__(self, words: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.words, self.most = words, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in tree_leaves(made):
+            if isinstance(one, torch.Tensor) and one.shape[-1:] == (self.words,):
+                self.most = max(self.most, one.numel() // self.words)
+        return made
+
+
+@pytest.mark.parametrize(("kind", "changes"), FAMILIES, ids=str)
+def test_log_probs_of_a_long_text_are_made_a_few_tokens_at_a_time(kind: str, changes: dict[str, Any]) -> None:
+    model = tiny_model(kind, **changes).eval()
+    ids = (torch.arange(1, 40) * 7 % 50)[None]
+    with torch.inference_mode():
+        logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        wanted = torch.log_softmax(logits / 0.7, -1).gather(-1, ids[0, 1:, None])[:, 0]
+        words = logits.shape[-1]
+        logit_tail(model)
+        with Rows(words) as rows:
+            found = logprobs_of(model, ids, ids[0, 1:], 0.7, whole=5 * words)
+        assert logprobs_of(model, ids, ids[0, 1:], 0.7, whole=38 * words) is None  # no more than that
+    assert found is not None
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert rows.most == 5
 
 
 def test_the_cap_is_what_bends() -> None:

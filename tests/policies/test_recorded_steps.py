@@ -120,6 +120,23 @@ def test_a_failed_batch_leaves_nothing_recorded(monkeypatch: pytest.MonkeyPatch)
     assert made.recorded._cache is None
 
 
+def test_a_recorded_step_is_given_tensors_in_the_form_of_the_step_before() -> None:
+    """Where rows end too: compiled layers take a version for each form, and none can be compiled within a recording."""
+    made = policy(Tape())
+    assert made.recorded is not None
+    take, forms = made.recorded._take, dict[int, set[Any]]()
+
+    def noting(cache: RowCache, ids: Tensor, positions: Tensor, seen: int) -> Tensor:
+        form = (ids.stride(), positions.stride(), cache.kv.stride()[2:])
+        forms.setdefault(id(cache), set()).add(form)
+        return take(cache, ids, positions, seen)
+
+    made.recorded._take = noting
+    turns(made, ASKED)
+    assert len(forms) == 4  # two batches, each cut down once
+    assert all(len(seen) == 1 for seen in forms.values())
+
+
 def test_a_policy_on_the_processor_records_nothing() -> None:
     assert policy().recorded is None
 

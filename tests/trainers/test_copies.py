@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from agentenv.policies.hf import HFPolicy
+from agentenv.policies.loading import compile_layers, has_compiled_layers
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.config.config_files import override
 from agentenv.trainers.config.train_config import TrainConfig
@@ -63,6 +64,22 @@ def test_with_adapters_only_these_are_copied_and_the_reference_is_the_base(words
     assert 0 < adapters < 0.2 * base
     times = 2 if words == AHEAD else 1
     assert alive(policy.model, learner.model, learner.reference) == base + times * adapters
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
+@pytest.mark.parametrize("words", [LORA, AHEAD, f"{AHEAD} {LORA}"])
+def test_a_copy_that_learns_is_compiled_where_its_policy_is(words: str) -> None:
+    """Torch leaves that out of copies. Nothing is compiled before the first pass, which is not made here."""
+    config = override(TrainConfig(), ["--threads", "1", *words.split()])
+    compiled = trained_policy(config.policy, config.lora, config.compute, seed=config.seed)
+    plain = trained_policy(config.policy, config.lora, config.compute, seed=config.seed)
+    compile_layers(compiled.model)
+    objective = make_objective(config.resolved_loss, config.memory, config.rollout)
+    start = partial(make_policy, config.policy, config.compute)
+    for policy in (compiled, plain):
+        learner = make_learner(policy, start, objective, config.optimizer, ahead=config.copies_weights)
+        assert (learner.model is policy.model) == (not config.copies_weights)
+        assert has_compiled_layers(learner.model) == (policy is compiled)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ predicted from position t - 1.
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentenv.errors import ConfigurationError, Diverged
+from agentenv.policies.attention import for_any_shape
 from agentenv.policies.forward import autocast
 from agentenv.policies.fused_decoder import fused_decoder
 from agentenv.policies.lora import load_weights, trained_state, without_adapters
@@ -46,30 +46,7 @@ from agentenv.trainers.learner.off_policy import (
 from agentenv.trainers.learner.offloading import offloaded_activations
 from agentenv.trainers.learner.optimizers import make_optimizer
 from agentenv.trainers.learner.packing import Packed, TrainingRow, micro_batches, rows_of
-
-
-@dataclass(frozen=True)
-class _Shares:
-    """What a micro-batch must know of its step."""
-
-    update: float
-    """Versions by which the weights have moved since the steps on this batch began."""
-    below: float
-    """The denominator of the loss."""
-    trained: int
-    """That of the metrics: trained tokens, at least 1."""
-
-
-@dataclass(frozen=True)
-class _Part:
-    """What one micro-batch adds to a step."""
-
-    sums: dict[str, float]
-    """Of metrics; empty where the batch does not count."""
-    ratios: list[Tensor]
-    gradients: Sequence[Tensor | None] | None
-    """Of the trained parameters, to be added to theirs; None where they have been."""
-    seconds: float
+from agentenv.trainers.learner.step_parts import Counted, Part, Shares, step_metrics
 
 
 class Learner:
@@ -196,7 +173,8 @@ class Learner:
                 logprobs = self._logprobs(model, batch.to(self.device))[0].cpu().numpy()
             return logprobs if counts else None
 
-        with closing(side_by_side(score, self._dealt(batches), self.batches_at_once)) as every:
+        scores = side_by_side(score, self._dealt(batches), self.batches_at_once)
+        with self._kernels(rows), closing(scores) as every:
             found = [logprobs for logprobs in every if logprobs is not None]
         scored = []
         for batch, logprobs in zip(batches, self._in_turn(found), strict=True):
@@ -216,17 +194,16 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         logs = 0.0
         for batch in (packed.to(self.device) for packed in self._micro_batches(rows)):
-            with self._precision(), self._kept():
+            with self._precision(), self._kept(), for_any_shape(self.device):
                 logprobs = self._logprobs(self.model, batch)[0]
             logprobs.sum().backward()  # type: ignore[no-untyped-call]
             detached = logprobs.detach()
             logs += log_weights(detached, batch.old.to(detached.dtype), batch.mismatch).sum().item()
-        squares = [
-            p.grad.double().square().sum().item() for p in self.model.parameters() if p.grad is not None
-        ]
+        squares = [p.grad.double().square().sum() for p in self.model.parameters() if p.grad is not None]
+        norms = torch.stack(squares).tolist() if squares else []
         self.optimizer.zero_grad(set_to_none=True)
         self.compute_seconds += time.perf_counter() - began
-        return math.exp(min(max(logs, -20.0), 20.0)), math.sqrt(sum(squares))
+        return math.exp(min(max(logs, -20.0), 20.0)), math.sqrt(sum(norms))
 
     def step(
         self,
@@ -256,10 +233,10 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         metrics = self.accumulate(rows, tokens, sequences, update=update)
         began = time.perf_counter()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        if not math.isfinite(norm.item()):
-            raise Diverged(f"the norm of the gradient is {norm.item()}")
+        found: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+        norm: float = (found.full_tensor() if hasattr(found, "full_tensor") else found).item()
+        if not math.isfinite(norm):
+            raise Diverged(f"the norm of the gradient is {norm}")
         how = self.objective.correction
         base = how.ess_base
         scale = (
@@ -272,7 +249,7 @@ class Learner:
         self.optimizer.step()
         self.set_learning_rate(rates[0])
         self.compute_seconds += time.perf_counter() - began
-        return metrics | {"grad_norm": norm.item()}
+        return metrics | {"grad_norm": norm}
 
     def accumulate(
         self,
@@ -296,22 +273,26 @@ class Learner:
             length=goal.length,
         )
         empty = dict.fromkeys(("loss", "clip_fraction", "approx_kl", "padding", "passed", "not_finite"), 0.0)
-        sums: dict[str, float] = defaultdict(float, empty)
+        sums: dict[str, float] = dict(empty)
         ratios: list[Tensor] = []
-        shares = _Shares(update, below, max(trained, 1))
+        counted: list[Counted] = []
+        shares = Shares(update, below, max(trained, 1))
         at_once = self.batches_at_once
 
-        def part(dealt: tuple[Packed, bool]) -> _Part:
+        def part(dealt: tuple[Packed, bool]) -> Part:
             return self._part(*dealt, shares, apart=at_once > 1)
 
-        with closing(side_by_side(part, self._dealt(self._micro_batches(rows)), at_once)) as parts:
+        parts = side_by_side(part, self._dealt(self._micro_batches(rows)), at_once)
+        with self._kernels(rows), closing(parts):
             for found in parts:
                 began = time.perf_counter()
                 self._add(found.gradients)
-                for name, value in found.sums.items():
-                    sums[name] += value
                 ratios += found.ratios
+                counted += [found.counted] if found.counted else []
                 self.compute_seconds += found.seconds / at_once + time.perf_counter() - began
+        began = time.perf_counter()
+        sums |= step_metrics(counted, shares)
+        self.compute_seconds += time.perf_counter() - began
         sums, ratios = self._together(sums, ratios)
         if sums.pop("not_finite"):
             raise Diverged("the model's log-probs of trained tokens are not finite")
@@ -322,7 +303,7 @@ class Learner:
         share = sums.pop("padding") / max(sums.pop("passed"), 1.0)
         return dict(sums) | {"trained_tokens": float(trained), "padding_share": share}
 
-    def _part(self, batch: Packed, counts: bool, shares: "_Shares", *, apart: bool) -> _Part:
+    def _part(self, batch: Packed, counts: bool, shares: Shares, *, apart: bool) -> Part:
         """What one micro-batch adds to a step; its gradients are kept where they come ``apart``, and else added."""
         began = time.perf_counter()
         batch = batch.to(self.device)
@@ -337,12 +318,11 @@ class Learner:
             gradients = self._gradients(goal)
         else:
             goal.backward()  # type: ignore[no-untyped-call]
-        sums: dict[str, float] = {}
-        if counts:
-            sums = {name: value / shares.trained for name, value in metrics.items()}
-            sums["loss"] = loss.item() / shares.below
-            sums |= {"padding": batch.padding, "passed": batch.ids.numel()}
-        return _Part(sums, ratios if counts else [], gradients, time.perf_counter() - began)
+        counted = None
+        if counts:  # read when the whole step has been asked for
+            metrics["loss"] = loss.detach()
+            counted = Counted(metrics, batch.padding, batch.ids.numel())
+        return Part(counted, ratios if counts else [], gradients, time.perf_counter() - began)
 
     def _gradients(self, goal: Tensor) -> list[Tensor | None]:
         """The gradients of the trained parameters; None for frozen ones, and for those that the goal does not depend on."""
@@ -383,6 +363,11 @@ class Learner:
         multiple = MOST_PARTS if self._several_at_once else 1
         return micro_batches(rows, goal.micro_tokens, goal.padding, layout_of(self.model, rows), multiple)
 
+    def _kernels(self, rows: Sequence[TrainingRow]) -> AbstractContextManager[None]:
+        """Where rows have many lengths, micro-batches hardly ever have one shape twice, and no kernel is prepared for it."""
+        alike = len({len(row.ids) for row in rows}) <= 1
+        return nullcontext() if alike else for_any_shape(self.device)
+
     def _kept(self) -> AbstractContextManager[None]:
         return offloaded_activations() if self.objective.offload_activations else nullcontext()
 
@@ -400,7 +385,9 @@ class Learner:
         """Metrics and ratios of all processes."""
         return sums, ratios
 
-    def _losses(self, packed: Packed, update: float, ratios: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+    def _losses(
+        self, packed: Packed, update: float, ratios: list[Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of each trained token [N], and sums of metrics over them; ``ratios`` gets each row's weight."""
         goal = self.objective
         masks = goal.mastered_probability is not None
@@ -420,28 +407,28 @@ class Learner:
         )
         losses, clipped = self._surrogate(tokens)
         metrics = {
-            "clip_fraction": clipped.sum().item(),
-            "approx_kl": (proximal - detached).sum().item(),
-            "not_finite": float((~detached.isfinite()).sum()),  # a bounded ratio would hide an infinite one
+            "clip_fraction": clipped.sum(),
+            "approx_kl": (proximal - detached).sum(),
+            "not_finite": (~detached.isfinite()).sum(),  # a bounded ratio would hide an infinite one
         }
         if goal.ace_alpha:
-            metrics["ace_penalty"] = (given - advantages).sum().item()
+            metrics["ace_penalty"] = (given - advantages).sum().detach()
         if goal.mastered_probability is not None and entropy is not None:
             limits = {"probability": goal.mastered_probability, "entropy": goal.mastered_entropy}
             mastered = mastered_tokens(logprobs, entropy, advantages, packed.rows, **limits)
             losses = losses * ~mastered
-            metrics["mastered_share"] = mastered.sum().item()
+            metrics["mastered_share"] = mastered.sum()
         if goal.correction.weighs or goal.correction.off_context == "weight":
             weights = self._weights(packed, proximal, ratios)
             losses = losses * weights
-            metrics["behaviour_weight"] = weights.sum().item()
+            metrics["behaviour_weight"] = weights.sum()
         if goal.kl_coefficient and reference is not None:
             distance = kl_penalty(logprobs, reference, goal.kl, tokens.ratio)
             losses = losses + goal.kl_coefficient * distance
-            metrics["reference_kl"] = distance.sum().item()
+            metrics["reference_kl"] = distance.sum().detach()
         if entropy is not None:
             losses = losses - goal.entropy_coefficient * entropy
-            metrics["policy_entropy"] = entropy.sum().item()
+            metrics["policy_entropy"] = entropy.sum().detach()
         return losses, metrics
 
     def _proximal(self, packed: Packed, detached: Tensor, update: float) -> Tensor:
@@ -461,9 +448,9 @@ class Learner:
         weights = torch.ones_like(proximal)
         if how.off_context == "weight":
             weights = off_context_weights(proximal, behaviour, packed.mismatch, cap=how.high)
-        elif how.weighs and bool(packed.mismatch.any()):
+        elif how.weighs and (foreign := sum(int((row.mismatch & row.mask).sum()) for row in packed.members)):
             raise ConfigurationError(
-                f"{int(packed.mismatch.sum())} trained tokens were sampled under another context than they stand in, and a "
+                f"{foreign} trained tokens were sampled under another context than they stand in, and a "
                 "correction would compare their log-probs: set correction.off_context to 'rescore' or 'weight'"
             )
         logs = log_weights(proximal, behaviour, packed.mismatch)

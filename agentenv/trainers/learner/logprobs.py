@@ -4,8 +4,8 @@ Shapes: B rows of one micro-batch, T tokens, N trained tokens of the micro-batch
 predicted from position t - 1.
 """
 
-from collections.abc import Sequence
-from functools import partial
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,13 +16,10 @@ from agentenv.errors import ConfigurationError
 from agentenv.policies.attention import line_inputs, packs_rows
 from agentenv.policies.forward import attention, logits_at, text_config
 from agentenv.policies.line_attention import line_attention
-from agentenv.policies.output_head import hidden_at, logit_tail, output_layer
+from agentenv.policies.output_head import WHOLE, hidden_at, logit_tail, output_layer
 from agentenv.policies.vision import PixelReader
 from agentenv.trainers.learner.chunked import chunked_logprobs, whole_logprobs
 from agentenv.trainers.learner.packing import Layout, Packed, TrainingRow
-
-WHOLE = 2**26
-"""Most float32 values of a matrix of logits [N, V] (256 MiB); larger ones are made a few tokens at a time."""
 
 
 def scores_rows(model: Any) -> bool:
@@ -53,9 +50,28 @@ def checkpoint_layers(model: Any) -> None:
     more. transformers' own switch works only in training mode, where dropout would act as well.
     """
     for layer in model.get_decoder().layers:
+        layer.forward = _Checkpointed(layer.forward, compiled=layer._compiled_call_impl is not None)
+
+
+class _Checkpointed:
+    """A layer's ``forward`` that keeps its inputs alone; a compiled one is compiled within the checkpoint.
+
+    torch compiles nothing of a layer whose ``forward`` is a checkpoint, and says so nowhere.
+    """
+
+    def __init__(self, forward: Callable[..., Any], *, compiled: bool) -> None:
+        self._forward = forward
+        self._compiled = compiled
+        self._run = torch.compile(forward, dynamic=True) if compiled else forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # The reentrant kind gives no gradients where the input of a layer needs none, as under adapters over frozen
         # embeddings. Nothing in a layer is drawn by chance, so that the state of the generators need not be kept.
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(self._run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Checkpointed":
+        # What is compiled belongs to the layer that was copied, and would compute with its weights.
+        return _Checkpointed(copy.deepcopy(self._forward, memo), compiled=False)
 
 
 def token_logprobs(

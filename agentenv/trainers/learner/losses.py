@@ -54,9 +54,9 @@ def bounded_ratio(numerator_N: Tensor, denominator_N: Tensor) -> Tensor:
 
 
 def row_sums(values_N: Tensor, rows_N: Tensor) -> Tensor:
-    """[N]: for each token the sum over its row."""
-    # A micro-batch may hold no trained token at all, and max() of nothing is an error.
-    sums = values_N.new_zeros(int(rows_N.max()) + 1 if len(rows_N) else 0)
+    """[N]: for each token the sum over its row; rows are numbered from 0 on, without gaps."""
+    # As many as there are tokens, which are no fewer than rows: to ask for the largest number would be a wait for a card.
+    sums = values_N.new_zeros(len(rows_N))
     return sums.index_add(0, rows_N, values_N)[rows_N]
 
 

@@ -78,9 +78,8 @@ def rejected(
     elif reduce == "mean":
         values = row_means(values, rows_N)
     elif reduce == "max":
-        rows = int(rows_N.max()) + 1 if len(rows_N) else 0
         # -inf, so that the maximum over a row is that of its tokens even where all are negative, as k1 can be.
-        highest = values.new_full((rows,), -torch.inf).scatter_reduce(0, rows_N, values, "amax")
+        highest = values.new_full((len(rows_N),), -torch.inf).scatter_reduce(0, rows_N, values, "amax")
         values = highest[rows_N]
     return values > cap
 

@@ -203,11 +203,15 @@ class MasterWeights:
 
     def _buckets(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
         bucket: list[tuple[Tensor, Tensor]] = []
+        held = (
+            0  # weights of the bucket; adapters have hundreds of them, which are not counted anew with each
+        )
         for pair in zip(self.weights, self.copies, strict=True):
-            if bucket and sum(weight.numel() for weight, _ in bucket) + pair[0].numel() > self.bucket:
+            if bucket and held + pair[0].numel() > self.bucket:
                 yield bucket
-                bucket = []
+                bucket, held = [], 0
             bucket.append(pair)
+            held += pair[0].numel()
         yield bucket
 
     def state_dict(self) -> dict[str, Any]:

@@ -197,8 +197,16 @@ class Packed:
         """The same micro-batch with its tensors on ``device``."""
         held = {field.name: getattr(self, field.name) for field in fields(self)}
         # Not `dataclasses.asdict`, which would copy every row of the members.
-        there: dict[str, Any] = {name: v.to(device) for name, v in held.items() if isinstance(v, Tensor)}
+        there: dict[str, Any] = {name: _sent(v, device) for name, v in held.items() if isinstance(v, Tensor)}
         return replace(self, **there)
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` on ``device``; the host does not wait until a card has come to it."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    # Only what is in pinned memory travels while the host goes on. torch keeps such memory until it has been read.
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def strips_of(rows: Sequence[TrainingRow], micro_tokens: int, *, blocks: bool = False) -> list[PackedRows]:

@@ -17,6 +17,7 @@ from agentenv.evaluation.task_env import EnvConfig, SearchConfig, TaskEnv, open_
 from agentenv.policies.card import read_card
 from agentenv.policies.compute import ComputeSettings
 from agentenv.policies.hf import HFPolicy
+from agentenv.policies.loading import compile_layers, has_compiled_layers
 from agentenv.policies.lora import WRAPPED, adapt, is_adapted
 from agentenv.policies.policy_spec import make_policy, policy_folder
 from agentenv.policies.quantized import quantize
@@ -161,6 +162,8 @@ def make_learner(
     elif ahead:
         # Weights that are not trained are shared, so that under adapters the copy costs the adapters alone.
         model = copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
+        if has_compiled_layers(policy.model):
+            compile_layers(model)
     reference = None
     if objective.needs_reference:
         # A model with adapters is its own reference without them; otherwise the start is opened once more, because

@@ -5,6 +5,7 @@ each kind; and a state that one device wrote and the other goes on from.
 """
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from agentenv.policies.loading import moved
 from agentenv.policies.lora import adapt, on_host
 from agentenv.trainers.learner.learner import Learner, Objective, TrainingRow
 from agentenv.trainers.learner.losses import OBJECTIVES
+from agentenv.trainers.learner.packing import _sent
 from agentenv.trainers.learner.settings import CorrectionSettings
 
 Make = Callable[..., Any]
@@ -115,3 +117,61 @@ def test_either_device_goes_on_from_the_state_of_the_other(qwen: Make, fake_devi
         after[name] = learner.step(rows())
     assert after[fake_device] == pytest.approx(after["cpu"], abs=1e-5, rel=1e-5)
     assert_same(gradients(learners[fake_device]), gradients(learners["cpu"]))
+
+
+@pytest.mark.parametrize(
+    "settings", [*WHOLE, {"micro_tokens": 400}], ids=lambda one: next(iter(one), "plain")
+)
+def test_a_step_reads_the_device_twice_however_many_micro_batches_it_has(
+    qwen: Make,
+    fake_device: str,
+    device_waits: "Counter[str]",
+    settings: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All metrics at once, and the norm of the gradient, without which no weight may move."""
+    # Of a pass without a mask transformers asks the device whether rows stand in one line; lines come with a mask.
+    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda positions: None)
+    objective = Objective.model_validate({"micro_tokens": 40} | settings)
+    model, reference = (moved(qwen(seed=seed), torch.device(fake_device)) for seed in (1, 2))
+    learner = Learner(
+        model, objective, learning_rate=1e-3, reference=reference if objective.needs_reference else None
+    )
+    batch = learner.with_proximal(rows()) if objective.proximal == "recompute" else rows()
+    learner.step(batch)  # what follows the output layer is looked up once, and Adam makes its moments
+    device_waits.clear()
+    learner.step(batch)
+    assert device_waits.pop("upload") > 0  # of micro-batches, which on a card are not waited for
+    weighed = (
+        objective.correction.ess_base is not None
+    )  # the step size then depends on the ratios of all rows
+    assert device_waits == {"tolist": 1, "_local_scalar_dense": 1 + weighed}
+
+
+def test_the_gradient_of_a_trajectory_is_measured_in_few_reads(
+    qwen: Make, fake_device: str, device_waits: "Counter[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda positions: None)
+    learner = Learner(moved(qwen(), torch.device(fake_device)), Objective(), learning_rate=1e-3)
+    learner.measure(rows()[:1])
+    device_waits.clear()
+    learner.measure(rows()[:1])
+    assert device_waits == {"upload": device_waits["upload"], "tolist": 1, "_local_scalar_dense": 1}
+
+
+def test_to_a_card_a_micro_batch_travels_from_pinned_memory() -> None:
+    """From other memory the host would wait until the card had come to it; the device of these tests has no such memory."""
+
+    class Here:
+        pinned = False
+
+        def pin_memory(self) -> "Here":
+            self.pinned = True
+            return self
+
+        def to(self, device: torch.device, non_blocking: bool = False) -> tuple[bool, bool]:
+            return self.pinned, non_blocking
+
+    sent: Any = _sent
+    assert sent(Here(), torch.device("cuda", 0)) == (True, True)
+    assert sent(Here(), torch.device("cpu")) == (False, False)
