@@ -362,15 +362,17 @@ def test_a_judge_is_asked_where_words_differ_and_read_strictly() -> None:
 def test_a_judge_pays_a_solver_who_is_right_in_other_words() -> None:
     """Exact match for the first alone. The judge takes "the bay of Pobra" for right, also in spam, which keeps a quarter.
 
-    Two of four succeed: s = 1/2. Without a judge one does: s = 1/4. Without a verdict both others are masked: of the first
-    and of "Kovim", which the judge refuses, s = 1/2.
+    Two of four succeed: s = 1/2. Without a judge one does: s = 1/4, and so it is where it replies without a verdict, for which
+    an answer could ask. Where the judge cannot be had both others are masked: of the first and of "Kovim", which the judge
+    refuses, s = 1/2.
     """
     near = "<answer>the bay of Pobra</answer>"
     script = ssp(solvers=(RIGHT, near, "<answer>" * 10 + near, WRONG))
 
     def rewards(reply: Callable[[str], str]) -> dict[str, list[float]]:
         def answer(body: Any) -> Answer:
-            return Answer(reply(body["messages"][-1]["content"]))
+            said = reply(body["messages"][-1]["content"])
+            return Answer(said, status=200 if said else 500)
 
         with FakeEndpoint(answer) as server:
             played = game(Roles(script), judge=f"openai:judge@{server.url}#retries=0")
@@ -381,8 +383,11 @@ def test_a_judge_pays_a_solver_who_is_right_in_other_words() -> None:
 
     assert by_role(game(Roles(script))) == {"proposer": [0.75], "solver": [1.0, 0.0, 0.0, 0.0]}
     assert rewards(verdict) == {"proposer": [0.5], "solver": [1.0, 1.0, 0.25, 0.0]}
-    unread = rewards(lambda asked: "Hm." if "the bay of Pobra" in asked else "VERDICT: FALSE")
-    assert unread == {"proposer": [0.5], "solver": [1.0, 0.0]}
+    for said in ("Hm.", "VERDICT: TRUE\nVERDICT: FALSE"):
+        unread = rewards(lambda asked, said=said: said if "the bay of Pobra" in asked else "VERDICT: FALSE")
+        assert unread == {"proposer": [0.75], "solver": [1.0, 0.0, 0.0, 0.0]}
+    gone = rewards(lambda asked: "" if "the bay of Pobra" in asked else "VERDICT: FALSE")
+    assert gone == {"proposer": [0.5], "solver": [1.0, 0.0]}
 
 
 def test_a_role_samples_at_its_own_temperature_and_no_ratio_reads_what_it_recorded() -> None:
