@@ -19,6 +19,8 @@ _COMPLAINT_CHARS = 400
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
 _ARGUMENT = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>")
 # Neither looks far for what may be missing, so that a text of any length is read in one pass.
+_LONG_PATH = re.compile(r"(?:\.\s*\w+\s*){500}")
+"""A path of so many names that no call has it; Python's own parser takes the square of its length after ``import``."""
 _UNCLOSED = "the tool call does not end"
 
 
@@ -240,6 +242,8 @@ def _kimi_body(body: str) -> list[Call]:
 
 def _python_calls(body: str) -> list[Call]:
     try:
+        if _LONG_PATH.search(body):
+            raise ValueError("it names a path of hundreds of names")
         with warnings.catch_warnings():  # of escapes that Python does not know
             warnings.simplefilter("ignore")
             lines = ast.parse(body.strip()).body

@@ -181,6 +181,7 @@ LONG = {
     "blanks as a name of Kimi": (kimi, MOON + "<|tool_call_begin|>", " ", "<|tool_call_end|>"),
     "places of Kimi": (kimi, MOON + "<|tool_call_begin|>f", ":1", f" x{PLACE}{{}}<|tool_call_end|>"),
     "many objects of Llama": (bare_json, "", '{"name":1};', ""),
+    "a path of names in Python": (PYTHON, "<p>import a", ".a", "</p>"),
 }  # fmt: skip
 """What repeats in a text until an expression that looks for pairs would take the square or the cube of their number."""
 

@@ -362,8 +362,8 @@ def test_a_judge_is_asked_where_words_differ_and_read_strictly() -> None:
 def test_a_judge_pays_a_solver_who_is_right_in_other_words() -> None:
     """Exact match for the first alone. The judge takes "the bay of Pobra" for right, also in spam, which keeps a quarter.
 
-    Two of four succeed: s = 1/2. Without a judge one does: s = 1/4, and so it is where the reply holds no verdict, for which an
-    answer could ask. Where the judge cannot be had both others are masked: of the first and of "Kovim", which the judge
+    Two of four succeed: s = 1/2. Without a judge one does: s = 1/4, and so it is where the reply holds no verdict, for which
+    an answer could ask. Where the judge cannot be had both others are masked: of the first and of "Kovim", which the judge
     refuses, s = 1/2.
     """
     near = "<answer>the bay of Pobra</answer>"
