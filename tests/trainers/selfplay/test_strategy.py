@@ -25,6 +25,7 @@ from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import complete
 from agentenv.retrievers.fakes import InMemoryRetriever
+from agentenv.trainers.selfplay.question_checks import signature
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import check_tasks, get_strategy, play_groups
 
@@ -338,6 +339,9 @@ def test_refused_proposals_are_asked_for_again_before_the_pool_is_drawn_on() -> 
 def test_what_is_known_is_a_duplicate() -> None:
     known = {"known": ("where is ada guild based",)}
     assert figures(game(Roles(ssp()), setup=known))["refused_duplicate"] == 1
+    assert (
+        signature("Where is Ada\u200b Gu\u00adild based?") == known["known"][0]
+    )  # invisible characters make no other one
 
 
 def test_a_reference_is_shown_to_the_proposer() -> None:
