@@ -16,6 +16,11 @@ CallReader = Callable[[str, Schemas], tuple[str, list[Call]]]
 """From the text of a turn after its thinking, and the schemas of the tools, to content and calls."""
 
 _COMPLAINT_CHARS = 400
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
+_ARGUMENT = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>")
+# Neither looks far for what may be missing, so that a text of any length is read in one pass.
+_LONG_PATH = re.compile(r"(?:\.\s*\w+\s*){500}")
+"""A path of so many names that no call has it; Python's own parser takes the square of its length after ``import``."""
 _UNCLOSED = "the tool call does not end"
 
 
@@ -143,12 +148,14 @@ def _json_documents(text: str) -> list[str]:
     """The JSON objects of ``text``, which semicolons or white space separate; all of it where it is not JSON."""
     import json
 
-    found, at = [], 0
+    found, at = list[str](), 0
     try:
         while at < len(text):
             _, end = json.JSONDecoder().raw_decode(text, at)
             found.append(text[at:end])
-            at = end + len(text[end:]) - len(text[end:].lstrip("; \n"))
+            while end < len(text) and text[end] in "; \n":
+                end += 1
+            at = end
     except (ValueError, RecursionError):
         return [text]
     return found
@@ -158,27 +165,42 @@ def _function_body(body: str, schemas: Schemas) -> list[Call]:
     function = re.fullmatch(r"\s*<function=([^>\n]+)>(.*)</function>\s*", body, re.DOTALL)
     if function is None:
         return [MalformedCall(body, "a tool call is <function=NAME> ... </function>")]
-    name = function[1].strip()
-    pair = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-    return [_pairs(name, body, pair, function[2], schemas)]
+    return [_pairs(function[1].strip(), body, _PARAMETER, "</parameter>", function[2], schemas)]
 
 
 def _argument_body(body: str, schemas: Schemas) -> list[Call]:
-    name, _, pairs = body.partition("<arg_key>")
-    pair = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+    name, key, pairs = body.partition("<arg_key>")
     if not name.strip():
         return [MalformedCall(body, "a tool call begins with the name of the tool")]
-    return [_pairs(name.strip(), body, pair, "<arg_key>" * bool(pairs) + pairs, schemas)]
+    return [_pairs(name.strip(), body, _ARGUMENT, "</arg_value>", key + pairs, schemas)]
 
 
-def _pairs(name: str, body: str, pair: re.Pattern[str], text: str, schemas: Schemas) -> Call:
-    """A call whose arguments stand between tags, each typed by the schema of the tool."""
-    if left := pair.sub("", text).strip():
-        return MalformedCall(body, _said(f"between the arguments of {name} stands {left!r:.80}"))
+def _pairs(name: str, body: str, opening: re.Pattern[str], closing: str, text: str, schemas: Schemas) -> Call:
+    """A call whose arguments stand between tags, each typed by the schema of the tool.
+
+    Args:
+        name: of the tool.
+        body: the call as it was written.
+        opening: what begins an argument; its group is the key.
+        closing: what ends one.
+        text: the arguments.
+        schemas: of the tools.
+    """
     properties = schemas.get(name, {}).get("properties", {})
-    values = {
-        key.strip(): _typed(value, properties.get(key.strip(), {})) for key, value in pair.findall(text)
-    }
+    values, at = dict[str, Any](), 0
+    text = text.strip()
+    while at < len(text):
+        begun = opening.match(text, at)
+        end = text.find(closing, begun.end()) if begun else -1
+        if begun is None or end < 0:
+            left = text[at : at + _COMPLAINT_CHARS].strip()
+            left = re.split(r"(?<!^)<(?:parameter=|arg_key>)", left, maxsplit=1)[0]
+            return MalformedCall(body, _said(f"between the arguments of {name} stands {left!r:.80}"))
+        key = begun[1].strip()
+        value = text[begun.end() : end]
+        if opening is _PARAMETER:  # the form of its templates, which write each value on lines of its own
+            value = value.removeprefix("\n").removesuffix("\n")
+        values[key], at = _typed(value, properties.get(key, {})), end + len(closing)
     return NativeCall(name, values)
 
 
@@ -200,25 +222,28 @@ def _kinds(named: Any) -> list[str]:
 
 def _deepseek_body(body: str) -> list[Call]:
     fenced = re.fullmatch(rf"\s*\w+{_SEP}([^\n]+)\n```json\n(.*)\n```\s*", body, re.DOTALL)
-    plain = re.fullmatch(rf"\s*([^\n]+?){_SEP}(.*)", body, re.DOTALL)
-    found = fenced or plain
-    if found is None:
+    if fenced is not None:
+        return [_call(fenced[1].strip(), fenced[2])]
+    before, found, arguments = body.partition(_SEP)
+    name = before.strip()
+    if not (found and name) or "\n" in name:
         return [MalformedCall(body, f"a tool call is the name of the tool, {_SEP} and JSON")]
-    return [_call(found[1].strip(), found[2])]
+    return [_call(name, arguments)]
 
 
 def _kimi_body(body: str) -> list[Call]:
-    found = re.fullmatch(
-        r"\s*((?:functions\.)?(.+?):\d+)\s*<\|tool_call_argument_begin\|>(.*)", body, re.DOTALL
-    )
-    if found is None:
+    id_, found, arguments = body.partition("<|tool_call_argument_begin|>")
+    name, placed, place = id_.strip().removeprefix("functions.").rpartition(":")
+    if not (found and name and placed) or re.fullmatch(r"\d+", place) is None:
         wanted = "functions.NAME:PLACE, <|tool_call_argument_begin|> and JSON"
         return [MalformedCall(body, f"a tool call is {wanted}")]
-    return [_call(found[2], found[3], found[1])]
+    return [_call(name, arguments, id_.strip())]
 
 
 def _python_calls(body: str) -> list[Call]:
     try:
+        if _LONG_PATH.search(body):
+            raise ValueError("it names a path of hundreds of names")
         with warnings.catch_warnings():  # of escapes that Python does not know
             warnings.simplefilter("ignore")
             lines = ast.parse(body.strip()).body

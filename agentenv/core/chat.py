@@ -60,9 +60,19 @@ def encode_with_images(
 def defused(text: str, tokenizer: Any, reader: ImageReader | None = None) -> str:
     """``text`` in which no control token can be read: a page that quotes ``<|im_end|>`` must not end a turn."""
     placeholder = () if reader is None else (tokenizer.decode([reader.placeholder]),)
-    for token in (*getattr(tokenizer, "all_special_tokens", ()), *placeholder):
+    for token in dict.fromkeys((*control_tokens(tokenizer), *placeholder)):
         text = text.replace(token, f"{token[:1]} {token[1:]}")
     return text
+
+
+def control_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """The texts that a tokenizer reads as a token of its own which is no text.
+
+    ``all_special_tokens`` names those alone that have a name in the tokenizer's settings. Llama 3, gpt-oss and others have
+    ``<|eot_id|>`` or ``<|start|>`` among the added tokens only, and encode these from any text all the same.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    return (*getattr(tokenizer, "all_special_tokens", ()), *(str(token) for token in added if token.special))
 
 
 class InlineFormat:

@@ -7,6 +7,7 @@ conversation goes on in a new row with what the template makes of it. Nothing is
 """
 
 import json
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -22,7 +23,9 @@ from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError, first_line
 
 _TODAY = date(2026, 1, 1)
-_MARK = "Tuvq7x{}z"  # stands in no template and no conversation
+_MARK = f"Tuvq{secrets.token_hex(8)}x{{}}z"
+"""Stands for a text while a template is rendered. Nobody can write it into a conversation: marks of results within results
+would otherwise be filled one after the other, and a few of them would make a prompt of any length."""
 _NAME = "tuvq_tool"
 _ASKED = Message("user", "Who?")
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")

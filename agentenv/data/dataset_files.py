@@ -117,7 +117,7 @@ def _is_written_list(text: str) -> bool:
     try:
         with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
             found = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # TypeError: a list as a key
         return False
     return bool(found) and all(isinstance(one, str) for one in found)
 

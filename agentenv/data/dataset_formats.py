@@ -182,7 +182,7 @@ def simpleqa(record: RawRow) -> Iterator[Task]:
     if isinstance(data, str):
         try:
             data = ast.literal_eval(data)
-        except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
             raise DatasetError(f"{record.place}: metadata is no dictionary ({error}).") from error
     if not isinstance(data, dict):
         raise DatasetError(f"{record.place}: metadata must be a dictionary, not {data!r}.")

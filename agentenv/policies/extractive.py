@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import log
 from typing import NamedTuple
 
+from agentenv.core.grammar import between
 from agentenv.core.tool_results import read_passage_lines
 from agentenv.core.types import Completion, Sampling
 from agentenv.policies.card import EpisodeCard
@@ -21,7 +22,7 @@ EXTRACTIVE = "scripted:extractive"
 EXTRACTIVE_CARD = EpisodeCard(k=5, max_turns=1, observation_tokens=4000)
 
 _QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
-_INFORMATION = re.compile(r"<information>(Doc 1\(Title: .*?)</information>", re.DOTALL)
+_FIRST = "Doc 1(Title: "
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(])")
 _WORD = re.compile(r"\w+(?:['\u2019.\-]\w+)*")
 
@@ -107,7 +108,8 @@ def act(text: str) -> str:
 
 def pages_of(text: str) -> list[Page]:
     """The passages in the observations of ``text``, in order."""
-    bodies = "\n".join(_INFORMATION.findall(text))
+    found = between(text, f"<information>{_FIRST}", "</information>")
+    bodies = "\n".join(_FIRST + body for body in found)
     return [Page(title.strip('"'), " ".join(body.split())) for title, body in read_passage_lines(bodies)]
 
 

@@ -31,7 +31,8 @@ _QUESTION = re.compile(rb"^Question: ", re.MULTILINE)
 _ASKED = re.compile(rb"\n(?=<(?:search|answer)>|<[a-z]{0,6}\Z|\Z)")
 """Where a question ends, which may have several lines: an action follows, the beginning of one, or nothing."""
 _OBSERVED = re.compile(
-    rb"\n\n<information>(.*?)</information>\n\n|\nMy last action was not valid\..*?Let me try again\.\n",
+    rb"\n\n<information>((?:(?!\n\n<information>).)*?)</information>\n\n"
+    rb"|\nMy last action was not valid\.(?:(?!\nMy last action).)*?Let me try again\.\n",
     re.DOTALL,
 )
 _YEAR = re.compile(r"(?<!\d)(?:1\d|20)\d\d(?!\d)")
@@ -39,7 +40,6 @@ _ROLE = re.compile(r"\b(?!younger|earlier)([a-z]{5,})[eo]rs?\b")
 _DOING = re.compile(r"\b([a-z]{5,}?)(?:[eo]rs?|ed)\b")
 _ROLE_WORDS = 4  # "directed and produced by"
 _ROLE_CHARS = 200  # before a name within which these words stand
-_QUERY = re.compile(rb"<search>(.*?)</search>", re.DOTALL)
 
 
 def is_reader(folder: Path) -> bool:
@@ -214,10 +214,11 @@ def turns_of(ids: Sequence[int]) -> list[ActionSpan]:
 
 
 def _after(known: Reading, action: bytes, page: bytes | None) -> Reading:
-    query = _QUERY.search(action)
-    if query is None or page is None:
+    _, _, opened = action.partition(b"<search>")
+    query, closing, _ = opened.partition(b"</search>")
+    if not closing or page is None:
         return known
-    asked = " ".join(_text(query[1]).split())
+    asked = " ".join(_text(query).split())
     own = "" if _plain(asked) == _plain(known.question) else asked
     found = [
         FoundPassage(own, " ".join(title.split()).strip('"'), " ".join(body.split()))

@@ -273,10 +273,16 @@ def _all_near(value: Any, expected: Any, tolerance: float) -> bool:
     if type(value) is not type(expected):
         return False
     if not isinstance(expected, list | tuple):
-        return bool(abs(value - expected) <= tolerance + _RELATIVE * abs(expected))
+        return _is_near(value, expected, tolerance)
     return len(value) == len(expected) and all(
-        abs(mine - one) <= tolerance + _RELATIVE * abs(one) for mine, one in zip(value, expected, strict=True)
+        _is_near(mine, one, tolerance) for mine, one in zip(value, expected, strict=True)
     )
+
+
+def _is_near(value: Any, expected: Any, tolerance: float) -> bool:
+    """Whether two numbers are that near; what is 1e-7 of an infinite one allows every other number, so it must be equal."""
+    distance = tolerance + _RELATIVE * abs(expected)
+    return bool(value == expected or (math.isfinite(distance) and abs(value - expected) <= distance))
 
 
 def matches_text(test: StdioTest, text: str) -> bool:

@@ -38,6 +38,8 @@ BINARY_TREE = 2
 PR_SET_MM = 35
 MADV_PAGEOUT = 21
 """Where the machine has swap, a program could put there what it holds, and the memory watch would not see it."""
+MADV_DONTFORK, MADV_WIPEONFORK = 10, 18
+"""Memory that a snapshot would lose."""
 LOW_32 = 0xFFFFFFFF
 ZYGOTE_CLONE, ZYGOTE_UNSHARE = 0x20000000, 0x40020000
 """A PID namespace for a child; a mount namespace and a network for itself."""
@@ -246,5 +248,7 @@ def _add_session_rules(lib: Any, made: Any, deny: Callable[..., None], beside: A
             deny(name, lib.Arg(0, lib.MASKED_EQ, CLOCK_OF_PROCESS | bit, CLOCK_OF_PROCESS))
     for name in ("pidfd_open", "pidfd_send_signal"):
         made.add_rule(lib.ERRNO(errno.ENOSYS), name)
+    for advice in (MADV_DONTFORK, MADV_WIPEONFORK):
+        made.add_rule(lib.ERRNO(errno.EINVAL), "madvise", _equals(lib, 2, advice))
     deny("setrlimit", _equals(lib, 0, RLIMIT_NPROC))  # the supervisor sets it anew before every cell
     deny("prlimit64", _equals(lib, 1, RLIMIT_NPROC), lib.Arg(2, lib.NE, 0))

@@ -120,7 +120,7 @@ def _rank(row: tuple[Value, ...]) -> list[tuple[int, Value]]:
 
 _PIECES = re.compile(
     r"""--[^\n]* | /\*.*?(?:\*/|\Z)             # comments
-      | '(?:[^']|'')*' | "(?:[^"]|"")*" | `[^`]*` | \[[^\]]*\]   # text and quoted names
+      | '(?:[^']|'')*' | "(?:[^"]|"")*" | `[^`]*` | \[[^\]]*(?:\]|\Z)   # text and quoted names
       | (?P<open>\() | (?P<close>\)) | (?P<order>\border\s+by\b)""",
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )

@@ -1,5 +1,6 @@
 """Readers of tool calls one by one: the content around the marks, every value, and what is said of a broken call."""
 
+import time
 from typing import Any
 
 import pytest
@@ -165,3 +166,30 @@ def test_a_complaint_is_short_and_can_be_encoded() -> None:
     assert isinstance(text, NativeCall)
     text.arguments["a"].encode()
     assert text.arguments["b"] == r"\d"
+
+
+ARGUMENT = "<arg_key>a</arg_key><arg_value>"
+LONG = {
+    "parameters that do not end": (function_tags, "<tool_call><function=f>", "<parameter=a>", "</function></tool_call>"),
+    "keys that do not end": (argument_tags, "<tool_call>f", "<arg_key>", "</tool_call>"),
+    "keys without a value": (argument_tags, "<tool_call>f", "<arg_key>a</arg_key>", "</tool_call>"),
+    "values that do not end": (argument_tags, "<tool_call>f", ARGUMENT, "</tool_call>"),
+    "blanks between arguments": (
+        argument_tags, "<tool_call>f", ARGUMENT + "1</arg_value>" + " " * 200, "</tool_call>",
+    ),
+    "blanks as a name of DeepSeek": (deepseek, SECTION + BEGIN, " ", END),
+    "blanks as a name of Kimi": (kimi, MOON + "<|tool_call_begin|>", " ", "<|tool_call_end|>"),
+    "places of Kimi": (kimi, MOON + "<|tool_call_begin|>f", ":1", f" x{PLACE}{{}}<|tool_call_end|>"),
+    "many objects of Llama": (bare_json, "", '{"name":1};', ""),
+    "a path of names in Python": (PYTHON, "<p>import a", ".a", "</p>"),
+}  # fmt: skip
+"""What repeats in a text until an expression that looks for pairs would take the square or the cube of their number."""
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_the_time_for_a_call_grows_with_its_length_and_no_faster(case: str) -> None:
+    """The square took from 5 s to minutes for each of these; 4,000 tokens are enough for such a text."""
+    reader, begin, part, end = LONG[case]
+    started = time.process_time()
+    reader(begin + part * (600_000 // len(part)) + end, SCHEMAS)
+    assert time.process_time() - started < 4

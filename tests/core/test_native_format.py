@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -215,7 +216,7 @@ def test_calls_stand_in_the_content_of_a_turn_where_the_template_shows_them_nowh
 def test_a_template_that_leaves_out_an_opening_message_is_refused(role: Literal["system", "user"]) -> None:
     class Without(Told):
         def shown(self, message: Mapping[str, Any]) -> str:
-            asks = message["content"] in ("Be brief.", "Tuvq7xsaidz")
+            asks = message["content"] == "Be brief." or message["content"].endswith("xsaidz")
             return "" if asks and message["role"] == role else super().shown(message)
 
     with pytest.raises(ConfigurationError, match=f"'{role}'"):
@@ -321,3 +322,17 @@ def test_a_tool_without_arguments_is_shown_by_its_name(schema: dict[str, Any]) -
     assert tokenizer.given[-1][1] == [tool]
     with pytest.raises(ConfigurationError, match="'look'"):
         NativeFormat(Told(leaves_out="tools")).open([ASKED], [tool])
+
+
+def test_no_text_of_a_conversation_is_taken_for_the_mark_of_a_result() -> None:
+    """Ten of such marks in each of five results made 2 MB of them, and each further result ten times as much."""
+    written = "Tuvq7xr{}rz"  # what the marks once were
+    tokenizer = Told(call=HARMONY_CALL)
+    form = NativeFormat(tokenizer, family="gpt-oss")
+    conversation, ids = form.open([ASKED], [TOOL])
+    turn = AssistantTurn(None, "", tuple(replace(CALL, id=str(place)) for place in range(3)))
+    new = [
+        Message("tool", f"No {written.format(place + 1) * 10}", "search", str(place)) for place in range(3)
+    ]
+    later, _ = form.go_on(ids, conversation.said(turn), new)
+    assert [later.prompt.count(written.format(place)) for place in range(1, 4)] == [10, 10, 10]

@@ -85,8 +85,9 @@ def test_simpleqa_reads_its_metadata(tmp_path: Path) -> None:
     assert (task.question, task.answers) == ("Who, in 1901, won?", ("Ann Lee",))
     assert task.data == {"topic": "Art", "answer_type": "Person", "urls": ["https://a", "https://b"]}
     bad = tmp_path / "bad.csv"
-    bad.write_text("metadata,problem,answer\nopen('x'),Who?,Ann\n")
-    assert "line 2: metadata" in refused("simpleqa", bad)[0]
+    for written in ("open('x')", "{[]: 1}", "{{}: 1}"):  # a call, and keys that cannot be any
+        bad.write_text(f'metadata,problem,answer\n"{written}",Who?,Ann\n')
+        assert "line 2: metadata" in refused("simpleqa", bad)[0]
 
 
 def test_popqa_takes_the_authors_table(tmp_path: Path) -> None:

@@ -244,7 +244,9 @@ def test_a_list_that_was_written_as_text_is_no_answer(name: str, text: str, tmp_
         load_dataset("jsonl", file)
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "[Fe(CN)6]", "[", "['a'] and more", "[]x", r"['\d']?"])
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", "[Fe(CN)6]", "[", "['a'] and more", "[]x", "[{[]: 1}]", r"['\d']?"]
+)
 def test_an_answer_in_brackets_stays_an_answer(text: str, tmp_path: Path) -> None:
     file = write(tmp_path / "q.jsonl", [{"question": "Which?", "answers": [text]}])
     (task,) = load_dataset("jsonl", file).tasks

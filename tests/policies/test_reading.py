@@ -137,3 +137,12 @@ def test_a_prompt_that_names_many_questions_takes_time_in_proportion() -> None:
     began = time.process_time()
     assert turns_of([*b"\nQuestion: who?" * 7_000, *b" no line ends here"]) == []
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("part", [b"<search>", b"\n\n<information>", b"\nMy last action was not valid."])
+def test_tags_that_do_not_end_take_time_in_proportion(part: bytes) -> None:
+    """Of 200 kB; the square of it took 12 to 25 s."""
+    began = time.process_time()
+    prompt = b"\nQuestion: who?\n<search>a</search>\n\n<information>Doc 1(Title: t) x</information>\n\n"
+    assert turns_of([*prompt, *part * (200_000 // len(part)), *b"\n\n<information></information>\n\n"])
+    assert time.process_time() - began < 5

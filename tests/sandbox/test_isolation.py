@@ -220,7 +220,40 @@ UNREWINDABLE = {
     "its own output once more": ("import os\nf = os.dup(1)", "a copy"),
     "an event": ("import os\nf = os.eventfd(3)", "eventfd"),
     "an epoll": ("import select\nf = select.epoll()", "eventpoll"),
+    "an alarm": ("import signal\nsignal.signal(14, lambda *a: 0)\nsignal.alarm(60)", "timer"),
+    "a timer that repeats": ("import signal\nsignal.setitimer(signal.ITIMER_PROF, 60, 60)", "timer"),
+    "a timer of the kernel": (
+        "import ctypes\ntimer = ctypes.c_void_p()\nctypes.CDLL(None).timer_create(1, None, ctypes.byref(timer))",
+        "timer",
+    ),
+    "a signal that waits": (
+        "import os, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {10})\nos.kill(os.getpid(), 10)",
+        "signal waits",
+    ),
 }
+
+
+def test_no_memory_is_left_out_of_a_snapshot(box: JailExecutor) -> None:
+    """Marked as MADV_DONTFORK (10) or MADV_WIPEONFORK (18), it would be missing in the fork that goes on, or empty."""
+    code = (
+        "import mmap\nparts = [mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(2)]\n"
+        "for part, advice in zip(parts, (10, 18)):\n part[:3] = b'abc'\n try: part.madvise(advice)\n except OSError: pass"
+    )
+    with box.open(limits=LIMITS) as session:
+        assert session.run(code).ok
+        point = session.snapshot()
+        assert session.run("[part[:3] for part in parts]").value == "[b'abc', b'abc']"
+        session.restore(point)
+        assert session.run("[part[:3] for part in parts]").value == "[b'abc', b'abc']"
+
+
+def test_a_timer_that_was_taken_back_refuses_no_snapshot(box: JailExecutor) -> None:
+    with box.open(limits=LIMITS) as session:
+        assert session.run("import signal\nsignal.alarm(60)\nleft = signal.alarm(0)").ok
+        point = session.snapshot()
+        session.run("left = 0")
+        session.restore(point)
+        assert session.run("left > 50").value == "True"
 
 
 @pytest.mark.parametrize("held", UNREWINDABLE)

@@ -373,6 +373,11 @@ def test_a_wrapped_value_is_expected_as_it_is_or_without_its_list(
         (2.0, 2, CaseOutcome.PASSED),  # equal
         (2.0, "2.0", CaseOutcome.WRONG),
         (2.0, float("nan"), CaseOutcome.WRONG),
+        (float("inf"), float("inf"), CaseOutcome.PASSED),
+        (float("inf"), 3.0, CaseOutcome.WRONG),  # a share of infinity would allow every number
+        ([0.5, float("inf")], [0.5, 1.0], CaseOutcome.WRONG),
+        ([0.5, float("inf")], [0.5, float("inf")], CaseOutcome.PASSED),
+        (-float("inf"), float("inf"), CaseOutcome.WRONG),
     ],
 )
 def test_floats_are_near_by_the_rule_of_evalplus(expected: Any, value: Any, outcome: CaseOutcome) -> None:

@@ -78,6 +78,8 @@ RETURNED = {
     "a range without end": "f = lambda n: range(10 ** 15)",
     "a range beyond every index": "f = lambda n: range(-10 ** 300, 10 ** 300)",
     "a range of three": FORGED + 'say(\'{"v":{"r":[0,1,0]}}\')',
+    "a complex number without parts": FORGED + 'say(\'{"v":{"c":[]}}\')',
+    "a complex number of an empty text": FORGED + 'say(\'{"v":{"c":""}}\')',
     "bytes without end": "f = lambda n: bytes(2_000_000)",
     "a list in itself": "def f(n):\n x = []\n x.append(x)\n return x",
     "a list that doubles": "def f(n):\n x = [0]\n for _ in range(40): x = [x, x]\n return x",
@@ -119,6 +121,9 @@ def test_no_returned_value_exhausts_the_owner(box: JailExecutor, case: str) -> N
         {"f": "1e999"},
         {"f": "nan"},
         {"c": ["0x1p1", "inf"]},
+        {"c": []},
+        {"c": ""},
+        {"c": ["0x1p1"]},
     ],
     ids=lambda document: repr(document)[:20],
 )

@@ -1,6 +1,7 @@
 """A proposal of self-play: a question with its answer, what was searched for it, and the rules that it must keep. Pure."""
 
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -71,15 +72,15 @@ FILTERS: Mapping[str, Filter] = {
     "too_short": lambda p, rules: len(p.question) < rules.min_chars,
     "too_long": lambda p, rules: len(p.question) > rules.max_chars,
     "few_words": lambda p, rules: len(apart(p.question).split()) < rules.min_words,
-    "leaked": lambda p, _: stands_in(p.answer, p.question),
+    "leaked": lambda p, _: _names(p.question, p.answer),
     "no_information": lambda p, _: not p.documents,
     "few_searches": lambda p, rules: len(p.queries) < rules.searches,
     "repeated_search": lambda p, _: len({squad(query) for query in p.queries}) < len(p.queries),
     "searched_answer": lambda p, rules: (
-        rules.searched_answer and any(stands_in(p.answer, query) for query in p.queries)
+        rules.searched_answer and any(_names(query, p.answer) for query in p.queries)
     ),
     "misquoted": lambda p, rules: rules.quotes and not _quotes(p.thoughts, p.documents),
-    "copied": lambda p, _: any(stands_in(p.question, document) for document in p.documents),
+    "copied": lambda p, _: any(stands_in(as_read(p.question), as_read(one)) for one in p.documents),
 }
 """The rules by name, in the order in which they are tried."""
 
@@ -87,6 +88,20 @@ FILTERS: Mapping[str, Filter] = {
 def refusal(proposal: Proposal, rules: QuestionRules) -> str | None:
     """The name of the first rule that refuses ``proposal``; None where it keeps them all."""
     return next((name for name, refuses in FILTERS.items() if refuses(proposal, rules)), None)
+
+
+def as_read(text: str) -> str:
+    """``text`` as a reader sees it: without invisible characters, and with one spelling for letters of several (NFKC)."""
+    return "".join(
+        letter for letter in unicodedata.normalize("NFKC", text) if unicodedata.category(letter) != "Cf"
+    )
+
+
+def _names(text: str, answer: str) -> bool:
+    """Whether the words of ``answer`` stand in ``text``, also with a mark beside them: "Ely" in "Ely's" and "Ely-born"."""
+    text, answer = as_read(text), as_read(answer)
+    words, wanted = (" ".join(re.findall(r"\w+", one.lower())) for one in (text, answer))
+    return stands_in(answer, text) or bool(wanted and f" {wanted} " in f" {words} ")
 
 
 def _quotes(thoughts: Sequence[str], documents: Sequence[str]) -> bool:

@@ -17,6 +17,8 @@ READ_S = 5.0
 MAX_LINE = 1 << 31
 TAKE, TAKEN = b'{"op":"take"}', b"{}"
 """What goes before the first cell of an interpreter, and what it answers before it reads that cell."""
+TIMED = b"[]"
+"""What an interpreter answers that does not fork because a timer of its program is set, which its fork would not have."""
 
 
 def link() -> tuple[socket.socket, socket.socket]:

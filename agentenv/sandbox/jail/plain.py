@@ -121,7 +121,7 @@ def load(document: Any) -> Any:
     ((tag, body),) = document.items()
     try:
         return _LOADERS[tag](body)
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise NotPlain(f"no document of a plain value: {error}") from error
 
 

@@ -311,7 +311,7 @@ class SessionSupervisor:
         others = len(table.lineage_of(node.pid)) - 1
         if others:
             return f"the program has {others} child processes"
-        return self._shared(node)
+        return sharing.lost_in_fork(node.pid) or self._shared(node)
 
     def _shared(self, node: Node) -> str:
         """What a fork of this interpreter would share with it, or ''."""
@@ -341,12 +341,12 @@ class SessionSupervisor:
             os.close(fd)
         other.close()
         pid = self._await_child(link)
-        self._await_parent(node)
+        refusal = self._await_parent(node)
         # Whether or not it has forked: the leave is for this one time.
         self._signal_filter.forking = 0
         self._stop_all(node)
         child = Node(link, pid, streams.out, streams.err, own, 0, "", changed=False)
-        if reason := self._misborn(node, child, dying):
+        if reason := refusal or self._misborn(node, child, dying):
             child.close()
             if self._setup["isolated"]:
                 self._kill_strays()
@@ -367,12 +367,13 @@ class SessionSupervisor:
             reason = "it forked more than once"
         return f"the interpreter did not fork as it should: {reason}" if reason else ""
 
-    def _await_parent(self, node: Node) -> None:
-        """Waits until the process that has forked keeps nothing of what it was given for its child."""
+    def _await_parent(self, node: Node) -> str:
+        """Waits until the process that was to fork keeps nothing that its child was to get; why it did not fork, or ''."""
         try:
-            frames.receive(node.link, 2, time.monotonic() + FORK_S)
+            said = frames.receive(node.link, 2, time.monotonic() + FORK_S)
         except (frames.Closed, TimeoutError):
-            pass  # what it keeps will be found
+            return ""  # what it keeps will be found
+        return "the program has a timer" if said == answers.TIMED else ""
 
     def _await_child(self, link: socket.socket) -> int:
         """The pid of the process that greets on ``link``, 0 where none does; the kernel, not the process, says who it is."""

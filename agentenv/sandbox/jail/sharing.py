@@ -1,7 +1,8 @@
-"""What of a process a fork would share with its parent: it cannot be rewound, and two forks could talk through it."""
+"""What of a process a fork would share with its parent or lose: it cannot be rewound, or two forks could talk by it."""
 
 import os
 import re
+import signal
 import stat
 from collections.abc import Collection, Sequence
 
@@ -12,6 +13,10 @@ MAPPING = re.compile(rb"^\S+ ...(.) \S+ (\S+) \S+ *(.*)$", re.MULTILINE)
 DEVICES = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)}
 """null, zero, full, random, urandom: they have no state."""
 DELETED = " (deleted)"
+WAITING = re.compile(rb"^S(?:ig|hd)Pnd:\t([0-9a-f]+)$", re.MULTILINE)
+"""The signals that wait for one thread, and for the whole process, in ``/proc/PID/status``."""
+OURS = sum(1 << (number - 1) for number in (signal.SIGINT, signal.SIGCONT, signal.SIGSTOP))
+"""Signals that the supervisor sends itself."""
 
 
 def descriptor(fd: int) -> str:
@@ -51,6 +56,21 @@ def _named(goal: str, box: str) -> str:
         return repr(name) if goal.startswith(f"{box}/") else repr(goal)
     kind, _, rest = goal.partition(":")
     return f"a {kind}" if kind in ("pipe", "socket") else f"a descriptor of kind {rest.strip('[]') or goal}"
+
+
+def lost_in_fork(pid: int) -> str:
+    """What of a stopped process a fork of it would not have, in words; or ''.
+
+    The timers that ``setitimer`` and ``alarm`` set are shown to nobody else; the interpreter itself says whether one is set.
+    """
+    try:
+        with open(f"/proc/{pid}/status", "rb") as stream:
+            waiting = [int(value, 16) for value in WAITING.findall(stream.read())]
+        if any(signals & ~OURS for signals in waiting):
+            return "a signal waits for the program"
+        return "the program has a timer" if read_small(f"/proc/{pid}/timers") else ""
+    except OSError:
+        return ""  # it has ended, which is found next, or this kernel shows no timers
 
 
 class Mappings:

@@ -19,11 +19,12 @@ import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from agentenv.sandbox.jail import frames, kernel, plain
+from agentenv.sandbox.jail import answers, frames, kernel, plain
 
 OOM_EXIT = 137
 VALUE_LIMIT = 65536
 DIGEST_ITEMS = 20_000
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 _ours: list[str] = []
@@ -210,14 +211,15 @@ class Interpreter:
         It is no child of this process, which cannot learn how it ended. The supervisor checks the outcome: the program may
         have changed everything that is used here.
         """
+        timed = any(signal.getitimer(kind)[0] for kind in _TIMERS)
         try:
-            pid = kernel.fork_into(kernel.CLONE_PARENT)
+            pid = -1 if timed else kernel.fork_into(kernel.CLONE_PARENT)
         except OSError:  # nobody will greet the supervisor, which refuses the snapshot
             pid = -1
         if pid:
             for fd in fds:
                 os.close(fd)
-            frames.send(self._link, b"{}")
+            frames.send(self._link, answers.TIMED if timed else b"{}")
             return
         os.setsid()
         os.chdir("/")  # or else it would have the folder of the other one in common with it

@@ -5,13 +5,13 @@ episode loop adds turn rewards up to the outcome, a hand-made record need not. W
 ``population="trajectory"`` where there is a choice) the values are those of ``group_relative`` to the bit.
 """
 
-import difflib
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Literal
 
 import numpy as np
 
+from agentenv.core.scoring.likeness import matching_share
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import ToolStatus
 from agentenv.trainers.credit.group_statistics import (
@@ -239,7 +239,7 @@ def _clustered(keys: Sequence[Sequence[str | None]], similarity: float) -> Seque
         # Every character counts: difflib's rule for frequent ones makes states of 200 characters or more that differ in one
         # place unlike each other.
         for known in heads:
-            if difflib.SequenceMatcher(None, known, key, autojunk=False).ratio() >= similarity:
+            if matching_share(known, key) >= similarity:
                 return known
         heads.append(key)
         return key

@@ -7,7 +7,7 @@ A check gives the name of the flaw, which is counted, or None. A check whose own
 from collections.abc import Callable, Mapping
 
 from agentenv.core.scoring.normalize import squad
-from agentenv.envs.search.proposals import QuestionRules, refusal
+from agentenv.envs.search.proposals import QuestionRules, as_read, refusal
 from agentenv.envs.search.self_play import GameSetup
 from agentenv.trainers.selfplay.game_state import GameState
 
@@ -18,8 +18,8 @@ UNVERIFIED = "unverified"
 
 
 def signature(question: str) -> str:
-    """What duplicates have in common: the question normalised as SQuAD does."""
-    return squad(question)
+    """What duplicates have in common: the question as it is read (`as_read`), normalised as SQuAD does."""
+    return squad(as_read(question))
 
 
 def _rules(state: GameState, rules: QuestionRules, setup: GameSetup) -> str | None:

@@ -196,7 +196,10 @@ def guard_labels(reply: str) -> HarmLabels:
 
     A line such as ``Harmful request: yes``. One that is missing, stands there twice or says neither yes nor no is None.
     """
-    said = [re.findall(rf"(?im)^\s*{name}\s*:\s*(\S+)\s*$", reply) for name in _GUARD]
+    blanks = (
+        r"[^\S\n]*"  # not beyond the line: of many empty lines that would take the square of their number
+    )
+    said = [re.findall(rf"(?im)^{blanks}{name}{blanks}:{blanks}(\S+){blanks}$", reply) for name in _GUARD]
     return HarmLabels(*(_YES.get(found[0].lower()) if len(found) == 1 else None for found in said))
 
 

@@ -333,7 +333,7 @@ class _GameRunner:
     async def _judged_answer(self, played: Trajectory) -> Trajectory:
         """A solver's episode, paid as a right one where the judge says that its answer is right in other words (SSP).
 
-        Without a verdict nothing can be said of the answer, so the episode is masked.
+        Where no judge could be asked nothing can be said of the answer, so the episode is masked.
         """
         task, answer = self._question(), played.info.get("answer")
         if not self.strategy.judge or not played.valid or not answer:
@@ -351,14 +351,18 @@ class _GameRunner:
         return replace(paid, info=paid.info | {"success": not spam})
 
     async def _ask_judge(self, task: Task, answer: str | None) -> bool | None:
-        """Whether a judge takes ``answer`` for the gold; None where it failed, which is counted."""
+        """Whether a judge takes ``answer`` for the gold; None where it could not be asked, which is counted.
+
+        A reply without a verdict is counted too, and does not take the answer, as published: the policy wrote what the judge
+        has read, and could otherwise choose by it to be left out of the loss.
+        """
         client = make_endpoint_policy(self.strategy.judge).client
         judge = Judge(get_rubric("equivalence"), client.model, client)
         try:
             return await judge.takes(task.question, task.answers, answer)
-        except (EndpointFault, JudgeFault):
+        except (EndpointFault, JudgeFault) as fault:
             self.state.counts["judge_faults"] += 1
-            return None
+            return False if isinstance(fault, JudgeFault) else None
 
     def then(self, rounds: list[list[Trajectory | None]]) -> Round[Trajectory | None] | None:
         """Takes the last round onto the game state; what is played next, or None where the game is over."""

@@ -12,6 +12,7 @@ from typing import Literal
 
 from agentenv.core.images import image_kwargs
 from agentenv.core.protocols import Policy
+from agentenv.core.scoring.likeness import matching_share
 from agentenv.core.tools import ToolCall, read_calls
 from agentenv.core.trajectory import Segment, Trajectory
 
@@ -63,7 +64,7 @@ def similarity(old: str, new: str, how: Comparison = "recommended") -> float:
     """
     if how == "parity":
         return SequenceMatcher(None, old, new).ratio()
-    return SequenceMatcher(None, argument_text(old), argument_text(new), autojunk=False).ratio()
+    return matching_share(argument_text(old), argument_text(new))
 
 
 def argument_text(call: str) -> str:

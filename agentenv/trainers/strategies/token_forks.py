@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from math import exp
 from typing import NamedTuple, Protocol
 
 from agentenv.core.protocols import Policy
-from agentenv.core.scoring.likeness import edit_distance
+from agentenv.core.scoring.likeness import edit_distance, matching_share
 
 Ranked = tuple[tuple[int, float], tuple[int, float]]
 """The two most likely tokens of a place with their log-probs, the likelier first."""
@@ -95,7 +94,7 @@ class Lookahead:
 
 def similarity_of(a: Sequence[int], b: Sequence[int]) -> float:
     """2 M / (|a| + |b|) over token ids, M those in matching blocks: 1 for equal runs, 0 for runs without a common token."""
-    return SequenceMatcher(None, a, b, autojunk=False).ratio()
+    return matching_share(a, b)
 
 
 def suffix_match(a: Sequence[int], b: Sequence[int]) -> float:

@@ -1,10 +1,13 @@
 """Distance and likeness of sequences and sets, by hand and as properties."""
 
+import time
+from difflib import SequenceMatcher
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.core.scoring.likeness import dice, edit_distance
+from agentenv.core.scoring.likeness import dice, edit_distance, matching_share
 
 
 def test_edit_distances_of_characters_and_of_tokens() -> None:
@@ -27,3 +30,22 @@ def test_dice_is_the_f1_of_two_sets() -> None:
     """Two of three words are in both: 2 * 2 / (3 + 3)."""
     assert dice({"halvik", "lies", "in"}, {"halvik", "lies", "here"}) == pytest.approx(2 / 3)
     assert dice({"halvik"}, {"port"}) == dice(set(), set()) == 0.0
+
+
+@given(st.text("abc", max_size=25), st.text("abc", max_size=25))
+def test_the_matching_share_is_that_of_difflib(one: str, other: str) -> None:
+    assert matching_share(one, other) == SequenceMatcher(None, one, other, autojunk=False).ratio()
+
+
+def test_of_two_texts_that_would_take_too_long_the_equal_ends_count() -> None:
+    """No pair may be looked at: of 5 + 4 characters the first two and the last one are equal, 2 * 3 / 9."""
+    assert matching_share("abxyc", "abzc", work=0) == pytest.approx(6 / 9)
+    assert matching_share("aaaa", "aaa", work=0) == pytest.approx(6 / 7)
+
+
+@pytest.mark.parametrize(("one", "other"), [("aab", "abb"), ("a", "a"), ("ab", "cab")])
+def test_no_two_texts_take_the_cube_of_their_length(one: str, other: str) -> None:
+    """Of "aabaab..." and "abbabb..." the blocks of 2,000 characters took 25 s, and eight times that for twice as many."""
+    started = time.process_time()
+    assert 0 <= matching_share(one * 7000 + "x", other * 7000) < 1
+    assert time.process_time() - started < 8

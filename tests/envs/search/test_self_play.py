@@ -88,6 +88,23 @@ def test_an_answer_leaks_by_whole_words() -> None:
     assert refusal(replace(born, answer="the 1910"), QuestionRules()) == "leaked"
 
 
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Of which of Pobra Bay's guilds is it?",
+        "What is the Pobra-Bay-based guild called?",
+        "Is it not (Pobra/Bay) that we look for?",
+        "Is it based in Po\u200bbra Bay, or is it not?",  # an invisible blank
+        "Is it based in \uff30\uff4f\uff42\uff52\uff41 Bay, or not?",  # wide letters
+    ],
+)
+def test_no_mark_and_no_letter_hides_an_answer_in_a_question(question: str) -> None:
+    assert refusal(replace(GOOD, question=question), QuestionRules()) == "leaked"
+    asked = replace(GOOD, queries=(question,))
+    assert refusal(asked, QuestionRules(searched_answer=True)) == "searched_answer"
+    assert refusal(replace(GOOD, question="Which bay of Pobra is it?"), QuestionRules()) is None
+
+
 def test_the_words_of_a_chinese_question_are_its_characters() -> None:
     assert refusal(replace(GOOD, question="阿达公会的总部在什么地方\uff1f"), QuestionRules()) is None
     assert (

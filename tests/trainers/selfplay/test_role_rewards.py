@@ -1,5 +1,6 @@
 """What roles are paid, number by number; scores and forms read strictly; credit by role; games that cannot be."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -326,3 +327,13 @@ def test_the_form_of_self_redteam_is_added_to_what_the_labels_pay(text: str, rew
     state.plays["verdict"] = [replace(wrote(), valid=False)]
     assert REWARDS["attack_general"](state, "play", 0) is None
     assert REWARDS["defence_general"](state, "play", 0) is None
+
+
+def test_a_reply_of_empty_lines_is_read_in_time() -> None:
+    started = time.process_time()
+    assert (
+        guard_labels("\n" * 300_000)
+        == guard_labels("Harmful request" + "\n" * 300_000)
+        == HarmLabels(None, None, None)
+    )
+    assert time.process_time() - started < 2

@@ -25,6 +25,7 @@ from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import complete
 from agentenv.retrievers.fakes import InMemoryRetriever
+from agentenv.trainers.selfplay.question_checks import signature
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import check_tasks, get_strategy, play_groups
 
@@ -338,6 +339,9 @@ def test_refused_proposals_are_asked_for_again_before_the_pool_is_drawn_on() -> 
 def test_what_is_known_is_a_duplicate() -> None:
     known = {"known": ("where is ada guild based",)}
     assert figures(game(Roles(ssp()), setup=known))["refused_duplicate"] == 1
+    assert (
+        signature("Where is Ada\u200b Gu\u00adild based?") == known["known"][0]
+    )  # invisible characters make no other one
 
 
 def test_a_reference_is_shown_to_the_proposer() -> None:
@@ -362,15 +366,17 @@ def test_a_judge_is_asked_where_words_differ_and_read_strictly() -> None:
 def test_a_judge_pays_a_solver_who_is_right_in_other_words() -> None:
     """Exact match for the first alone. The judge takes "the bay of Pobra" for right, also in spam, which keeps a quarter.
 
-    Two of four succeed: s = 1/2. Without a judge one does: s = 1/4. Without a verdict both others are masked: of the first
-    and of "Kovim", which the judge refuses, s = 1/2.
+    Two of four succeed: s = 1/2. Without a judge one does: s = 1/4, and so it is where the reply holds no verdict, for which
+    an answer could ask. Where the judge cannot be had both others are masked: of the first and of "Kovim", which the judge
+    refuses, s = 1/2.
     """
     near = "<answer>the bay of Pobra</answer>"
     script = ssp(solvers=(RIGHT, near, "<answer>" * 10 + near, WRONG))
 
     def rewards(reply: Callable[[str], str]) -> dict[str, list[float]]:
         def answer(body: Any) -> Answer:
-            return Answer(reply(body["messages"][-1]["content"]))
+            said = reply(body["messages"][-1]["content"])
+            return Answer(said, status=200 if said else 500)
 
         with FakeEndpoint(answer) as server:
             played = game(Roles(script), judge=f"openai:judge@{server.url}#retries=0")
@@ -381,8 +387,11 @@ def test_a_judge_pays_a_solver_who_is_right_in_other_words() -> None:
 
     assert by_role(game(Roles(script))) == {"proposer": [0.75], "solver": [1.0, 0.0, 0.0, 0.0]}
     assert rewards(verdict) == {"proposer": [0.5], "solver": [1.0, 1.0, 0.25, 0.0]}
-    unread = rewards(lambda asked: "Hm." if "the bay of Pobra" in asked else "VERDICT: FALSE")
-    assert unread == {"proposer": [0.5], "solver": [1.0, 0.0]}
+    for said in ("Hm.", "VERDICT: TRUE\nVERDICT: FALSE"):
+        unread = rewards(lambda asked, said=said: said if "the bay of Pobra" in asked else "VERDICT: FALSE")
+        assert unread == {"proposer": [0.75], "solver": [1.0, 0.0, 0.0, 0.0]}
+    gone = rewards(lambda asked: "" if "the bay of Pobra" in asked else "VERDICT: FALSE")
+    assert gone == {"proposer": [0.5], "solver": [1.0, 0.0]}
 
 
 def test_a_role_samples_at_its_own_temperature_and_no_ratio_reads_what_it_recorded() -> None:
