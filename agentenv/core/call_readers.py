@@ -6,7 +6,7 @@ A reader never raises: what cannot be read is a `MalformedCall`, because the tex
 import ast
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentenv.core.assistant_turns import Call, MalformedCall, NativeCall, Schemas
@@ -160,7 +160,7 @@ def _function_body(body: str, schemas: Schemas) -> list[Call]:
         return [MalformedCall(body, "a tool call is <function=NAME> ... </function>")]
     name = function[1].strip()
     pair = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-    return [_pairs(name, body, pair, function[2], schemas)]
+    return [_pairs(name, body, pair, function[2], schemas, _PYTHON_WORDS)]
 
 
 def _argument_body(body: str, schemas: Schemas) -> list[Call]:
@@ -168,30 +168,47 @@ def _argument_body(body: str, schemas: Schemas) -> list[Call]:
     pair = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
     if not name.strip():
         return [MalformedCall(body, "a tool call begins with the name of the tool")]
-    return [_pairs(name.strip(), body, pair, "<arg_key>" * bool(pairs) + pairs, schemas)]
+    return [_pairs(name.strip(), body, pair, "<arg_key>" * bool(pairs) + pairs, schemas, _WORDS)]
 
 
-def _pairs(name: str, body: str, pair: re.Pattern[str], text: str, schemas: Schemas) -> Call:
+def _pairs(
+    name: str, body: str, pair: re.Pattern[str], text: str, schemas: Schemas, words: Mapping[str, bool | None]
+) -> Call:
     """A call whose arguments stand between tags, each typed by the schema of the tool."""
     if left := pair.sub("", text).strip():
         return MalformedCall(body, _said(f"between the arguments of {name} stands {left!r:.80}"))
     properties = schemas.get(name, {}).get("properties", {})
     values = {
-        key.strip(): _typed(value, properties.get(key.strip(), {})) for key, value in pair.findall(text)
+        key.strip(): _typed(value, properties.get(key.strip(), {}), words)
+        for key, value in pair.findall(text)
     }
     return NativeCall(name, values)
 
 
-def _typed(text: str, schema: Any) -> Any:
-    """The value that ``text`` stands for: itself where text is allowed, JSON otherwise."""
+_WORDS: Mapping[str, bool | None] = {"null": None}
+_PYTHON_WORDS: Mapping[str, bool | None] = {"null": None, "None": None, "True": True, "False": False}
+"""What the template of Qwen3-Coder makes of values that are no text: it writes them as Python does."""
+
+
+def _typed(text: str, schema: Any, words: Mapping[str, bool | None]) -> Any:
+    """The value that ``text`` stands for: itself where only text is allowed, else JSON where it can be read as such.
+
+    Several types, or none, are read as the parsers of vLLM do, because otherwise no number could be given there. Where only
+    text and null are allowed, the word for null is null: the templates write it so.
+    """
     parts = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())]
     kinds = {kind for part in parts for kind in _kinds(part.get("type"))}
-    if not kinds or "string" in kinds:
+    word = text.strip()
+    if kinds == {"string"} or any(text in part.get("enum", ()) for part in parts):
         return encodable(text)
+    if kinds == {"string", "null"}:
+        return None if words.get(word, text) is None else encodable(text)
     try:
-        return read_json(text.strip())
+        return read_json(word)
     except ValueError:
-        return encodable(text)  # the schema refuses it, and says what it wants
+        return words.get(
+            word, encodable(text)
+        )  # a schema that wants no text refuses it, and says what it wants
 
 
 def _kinds(named: Any) -> list[str]:

@@ -128,9 +128,9 @@ class NativeFormat:
 
     def _after_end(self, ids: Sequence[int], added: list[int]) -> list[int] | None:
         """``added`` without the end of the turn where that was sampled; None where another one was."""
-        if not ids or ids[-1] not in self._ends:
-            return added
-        return added[1:] if added[:1] == [ids[-1]] else None
+        if ids and added[:1] == [ids[-1]]:
+            return added[1:]
+        return None if ids and ids[-1] in self._ends else added
 
     def _rest(self, conversation: Conversation, new: Sequence[Message], after: str) -> str | None:
         """What of ``after`` comes behind the turn of the policy; None where the template rewrote what is before that."""

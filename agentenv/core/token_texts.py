@@ -49,7 +49,8 @@ def control_tokens(tokenizer: Any, reader: ImageReader | None = None) -> tuple[s
     """The texts that a tokenizer reads as control tokens wherever they stand.
 
     Those are all that it marks as special, whether they have a name such as ``eos_token`` or not (those of Llama 3 and
-    gpt-oss have none), and those that its chat template writes, marked or not (``<｜User｜>`` of DeepSeek is not). Tags such as ``<think>`` belong to them only if they are marked, because prompts speak of them.
+    gpt-oss have none), and those that its chat template writes, marked or not (``<｜User｜>`` of DeepSeek is not). Tags
+    such as ``<think>`` belong to them only if they are marked, because prompts speak of them.
 
     Args:
         tokenizer: Of the policy.

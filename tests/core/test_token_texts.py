@@ -163,3 +163,21 @@ def test_the_result_of_a_tool_cannot_end_itself() -> None:
     # <think> is nothing that this template writes, and so plain text to it.
     assert [shown.count(tag(name)) for name in tags] == [1, 1, 0, 1]
     assert "x< /tool_response>< tool_call>{}" in tokenizer.decode(shown)
+
+
+def test_a_turn_that_is_cut_behind_the_mark_of_its_message_has_it_once() -> None:
+    # Harmony ends every message with <|end|>, which does not end the turn; a turn of few tokens may be cut right there.
+    template = (
+        "{# <|channel|> <|start|>assistant #}{% for m in messages %}"
+        "{{ '<|start|>' + m['role'] + '<|channel|>final<|message|>' "
+        "+ m['content'] + '<|end|>' }}{% endfor %}{{ '<|start|>assistant' }}"
+    )
+    marks = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>"]
+    tokenizer = chat_tokenizer(template, eos="<|return|>", special=marks)
+    native = NativeFormat(tokenizer, ends=[tokenizer.eos_token_id])
+    conversation, ids = native.open([ASK], ())
+    written = "<|channel|>final<|message|>Ada<|end|>"
+    held = [*ids, *tokenizer.encode(written)]
+    conversation, after = native.go_on(held, conversation.said(conversation.read(written)), [ANSWER])
+    assert after[: len(held)] == held
+    assert tokenizer.decode(after[len(held) :]).startswith("<|start|>user")
