@@ -19,23 +19,29 @@ from tests.policies.test_wires import ask, client, scripted
 FULL: dict[str, tuple[int, Any]] = {
     "OpenAI, responses": (400, {"error": {"message": "Your input exceeds the context window of this model."}}),
     "vLLM": (400, {"error": {"message": "You passed 9000 input tokens and requested 500 output tokens. However, the model's "
-             "context length is only 8192 tokens, resulting in a maximum input length of 7692 tokens. Please reduce the length "
+             "context length is only 8192 tokens, resulting in a maximum input length of 7692 tokens. Please reduce "
+            "the length "
              "of the input prompt. (parameter=input_tokens, value=9000)", "type": "BadRequestError", "code": 400}}),
-    "vLLM, engine": (400, {"error": {"message": "The decoder prompt (length 9000) is longer than the maximum model length of "
+    "vLLM, engine": (400, {"error": {"message": "The decoder prompt (length 9000) is longer than the maximum model "
+            "length of "
                      "8192. Make sure that `max_model_len` is no smaller than the number of text tokens.", "code": 400}}),
     "vLLM, old": (400, {"object": "error", "message": "This model's maximum context length is 8192 tokens.", "code": 400}),
     "SGLang": (400, {"object": "error", "message": "The input (9000 tokens) is longer than the model's context length "
                "(8192 tokens).", "type": "BadRequestError", "code": 400}),
-    "SGLang, scheduler": (400, {"object": "error", "message": "Input length (9000 tokens) exceeds the maximum allowed length "
+    "SGLang, scheduler": (400, {"object": "error", "message": "Input length (9000 tokens) exceeds the maximum allowed "
+            "length "
                           "(8186 tokens). Use a shorter input or enable --allow-auto-truncate.", "code": 400}),
-    "llama.cpp": (400, {"error": {"code": 400, "message": "the request exceeds the available context size. try increasing the "
+    "llama.cpp": (400, {"error": {"code": 400, "message": "the request exceeds the available context size. try "
+            "increasing the "
                   "context size or enable context shift", "type": "exceed_context_size_error", "n_ctx": 8192}}),
     "llama.cpp, 500": (500, {"error": {"code": 500, "message": "request too large", "type": "exceed_context_size_error"}}),
     "llama-cpp-python": (400, {"error": {"message": "Requested tokens (9000) exceed context window of 8192"}}),
-    "TGI": (422, {"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8192. Given: 9000 `inputs` "
+    "TGI": (422, {"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8192. Given: 9000 "
+            "`inputs` "
             "tokens and 500 `max_new_tokens`", "error_type": "validation"}),
     "TGI, inputs": (422, {"error": "Input validation error: `inputs` must have less than 8191 tokens. Given: 9000"}),
-    "Anthropic": (400, {"type": "error", "error": {"type": "invalid_request_error", "message": "input length and `max_tokens` "
+    "Anthropic": (400, {"type": "error", "error": {"type": "invalid_request_error", "message": "input length and "
+            "`max_tokens` "
                   "exceed context limit: 190000 + 20000 > 200000, decrease input length or `max_tokens`"}}),
     "xAI": (400, {"code": "invalid-argument", "error": "This model's maximum prompt length is 8192 but the request contains "
             "9000 tokens."}),
