@@ -6,7 +6,8 @@ A reader never raises: what cannot be read is a `MalformedCall`, because the tex
 import ast
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentenv.core.assistant_turns import Call, MalformedCall, NativeCall, Schemas
@@ -16,9 +17,37 @@ CallReader = Callable[[str, Schemas], tuple[str, list[Call]]]
 """From the text of a turn after its thinking, and the schemas of the tools, to content and calls."""
 
 _COMPLAINT_CHARS = 400
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
-_ARGUMENT = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>")
-# Neither looks far for what may be missing, so that a text of any length is read in one pass.
+
+
+@dataclass(frozen=True)
+class _Tagged:
+    """How a template writes arguments between tags."""
+
+    opening: re.Pattern[str]
+    """What begins an argument; its group is the key. It does not look far for what may be missing, so that a text of any
+    length is read in one pass."""
+    closing: str
+    """What ends one."""
+    words: Mapping[str, bool | None]
+    """What it writes for values that are no text and no JSON."""
+    on_lines: bool = False
+    """Whether each value stands on lines of its own."""
+
+
+_PARAMETERS = _Tagged(
+    re.compile(r"\s*<parameter=([^>\n]+)>"),
+    "</parameter>",
+    {
+        "null": None,
+        "None": None,
+        "True": True,
+        "False": False,
+    },  # the template of Qwen3-Coder writes them as Python does
+    on_lines=True,
+)
+_ARGUMENTS = _Tagged(
+    re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>"), "</arg_value>", {"null": None}
+)
 _LONG_PATH = re.compile(r"(?:\.\s*\w+\s*){500}")
 """A path of so many names that no call has it; Python's own parser takes the square of its length after ``import``."""
 _UNCLOSED = "the tool call does not end"
@@ -165,24 +194,23 @@ def _function_body(body: str, schemas: Schemas) -> list[Call]:
     function = re.fullmatch(r"\s*<function=([^>\n]+)>(.*)</function>\s*", body, re.DOTALL)
     if function is None:
         return [MalformedCall(body, "a tool call is <function=NAME> ... </function>")]
-    return [_pairs(function[1].strip(), body, _PARAMETER, "</parameter>", function[2], schemas)]
+    return [_pairs(function[1].strip(), body, _PARAMETERS, function[2], schemas)]
 
 
 def _argument_body(body: str, schemas: Schemas) -> list[Call]:
     name, key, pairs = body.partition("<arg_key>")
     if not name.strip():
         return [MalformedCall(body, "a tool call begins with the name of the tool")]
-    return [_pairs(name.strip(), body, _ARGUMENT, "</arg_value>", key + pairs, schemas)]
+    return [_pairs(name.strip(), body, _ARGUMENTS, key + pairs, schemas)]
 
 
-def _pairs(name: str, body: str, opening: re.Pattern[str], closing: str, text: str, schemas: Schemas) -> Call:
+def _pairs(name: str, body: str, form: _Tagged, text: str, schemas: Schemas) -> Call:
     """A call whose arguments stand between tags, each typed by the schema of the tool.
 
     Args:
         name: of the tool.
         body: the call as it was written.
-        opening: what begins an argument; its group is the key.
-        closing: what ends one.
+        form: the tags.
         text: the arguments.
         schemas: of the tools.
     """
@@ -190,30 +218,39 @@ def _pairs(name: str, body: str, opening: re.Pattern[str], closing: str, text: s
     values, at = dict[str, Any](), 0
     text = text.strip()
     while at < len(text):
-        begun = opening.match(text, at)
-        end = text.find(closing, begun.end()) if begun else -1
+        begun = form.opening.match(text, at)
+        end = text.find(form.closing, begun.end()) if begun else -1
         if begun is None or end < 0:
             left = text[at : at + _COMPLAINT_CHARS].strip()
             left = re.split(r"(?<!^)<(?:parameter=|arg_key>)", left, maxsplit=1)[0]
             return MalformedCall(body, _said(f"between the arguments of {name} stands {left!r:.80}"))
         key = begun[1].strip()
         value = text[begun.end() : end]
-        if opening is _PARAMETER:  # the form of its templates, which write each value on lines of its own
+        if form.on_lines:
             value = value.removeprefix("\n").removesuffix("\n")
-        values[key], at = _typed(value, properties.get(key, {})), end + len(closing)
+        values[key], at = _typed(value, properties.get(key, {}), form.words), end + len(form.closing)
     return NativeCall(name, values)
 
 
-def _typed(text: str, schema: Any) -> Any:
-    """The value that ``text`` stands for: itself where text is allowed, JSON otherwise."""
+def _typed(text: str, schema: Any, words: Mapping[str, bool | None]) -> Any:
+    """The value that ``text`` stands for: itself where only text is allowed, else JSON where it can be read as such.
+
+    Several types, or none, are read as the parsers of vLLM do, because otherwise no number could be given there. Where only
+    text and null are allowed, the word for null is null: the templates write it so.
+    """
     parts = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())]
     kinds = {kind for part in parts for kind in _kinds(part.get("type"))}
-    if not kinds or "string" in kinds:
+    word = text.strip()
+    if kinds == {"string"} or any(text in part.get("enum", ()) for part in parts):
         return encodable(text)
+    if kinds == {"string", "null"}:
+        return None if words.get(word, text) is None else encodable(text)
     try:
-        return read_json(text.strip())
+        return read_json(word)
     except ValueError:
-        return encodable(text)  # the schema refuses it, and says what it wants
+        return words.get(
+            word, encodable(text)
+        )  # a schema that wants no text refuses it, and says what it wants
 
 
 def _kinds(named: Any) -> list[str]:

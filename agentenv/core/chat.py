@@ -7,6 +7,7 @@ from typing import Any
 
 from agentenv.core.images import ImageReader, expanded, images_of, refuse_images
 from agentenv.core.model_families import family_of
+from agentenv.core.token_texts import control_tokens, defused, encode, encode_after, encode_first
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError, first_line
 
@@ -21,25 +22,26 @@ _OTHER_TEMPLATE = "save one that takes these messages in the folder of the token
 _INLINE = "the format 'inline' has no place for one: use the format 'template' or 'native', or pixels=false"
 
 
-def _plain(
-    messages: Sequence[Message], tokenizer: Any, reader: ImageReader | None = None
-) -> list[dict[str, Any]]:
-    return [{"role": message.role, "content": content_of(message, tokenizer, reader)} for message in messages]
+def _plain(messages: Sequence[Message], control: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"role": message.role, "content": content_of(message, control)} for message in messages]
 
 
-def content_of(
-    message: Message, tokenizer: Any, reader: ImageReader | None = None
-) -> str | list[dict[str, str]]:
-    """What a chat template takes as the content of ``message``: its text, or a list of its parts where there is an image."""
+def content_of(message: Message, control: Sequence[str]) -> str | list[dict[str, str]]:
+    """What a chat template takes as the content of ``message``: its text, or a list of its parts where there is an image.
+
+    Args:
+        message: What is to be shown.
+        control: Tokens that it must not hold.
+    """
     if isinstance(message.content, str) or not images_of([message]):
-        return defused(message.text, tokenizer, reader)
+        return defused(message.text, control)
     parts: list[dict[str, str]] = []
     for kind, run in groupby(message.content, key=lambda part: part.kind):
         if kind == "image":
             parts += [{"type": "image"} for _ in run]
         else:  # texts next to each other could make up a control token between them
             text = "".join(part.text for part in run)
-            parts.append({"type": "text", "text": defused(text, tokenizer, reader)})
+            parts.append({"type": "text", "text": defused(text, control)})
     return parts
 
 
@@ -52,27 +54,9 @@ def encode_with_images(
         ConfigurationError: the template shows fewer or more images than there are.
         EnvFault: an image cannot be read.
     """
-    ids = _encode(tokenizer, text)
+    ids = encode(tokenizer, text)
     images = images_of(messages)
     return ids if reader is None or not images else expanded(ids, images, reader)
-
-
-def defused(text: str, tokenizer: Any, reader: ImageReader | None = None) -> str:
-    """``text`` in which no control token can be read: a page that quotes ``<|im_end|>`` must not end a turn."""
-    placeholder = () if reader is None else (tokenizer.decode([reader.placeholder]),)
-    for token in dict.fromkeys((*control_tokens(tokenizer), *placeholder)):
-        text = text.replace(token, f"{token[:1]} {token[1:]}")
-    return text
-
-
-def control_tokens(tokenizer: Any) -> tuple[str, ...]:
-    """The texts that a tokenizer reads as a token of its own which is no text.
-
-    ``all_special_tokens`` names those alone that have a name in the tokenizer's settings. Llama 3, gpt-oss and others have
-    ``<|eot_id|>`` or ``<|start|>`` among the added tokens only, and encode these from any text all the same.
-    """
-    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    return (*getattr(tokenizer, "all_special_tokens", ()), *(str(token) for token in added if token.special))
 
 
 class InlineFormat:
@@ -90,10 +74,13 @@ class InlineFormat:
             unread: Whether nobody reads the prompts, as with a script that acts: images are then left out of them.
         """
         self._tokenizer = tokenizer
+        self._control = control_tokens(tokenizer)
         self._unread = unread
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The opening messages under the chat template, then the head of the assistant turn.
+
+        Without a template they are plain text, behind the token with which the tokenizer begins a text (``<s>`` of Llama).
 
         Raises:
             ConfigurationError: there is an image among them, or the template refuses them or leaves one out.
@@ -101,9 +88,8 @@ class InlineFormat:
         self._refuse(messages)
         if self._tokenizer.chat_template is None:
             text = "\n\n".join(message.text for message in messages) + "\n"
-        else:
-            text = _rendered_whole(self._tokenizer, _plain(messages, self._tokenizer))
-        return _encode(self._tokenizer, text)
+            return encode_first(self._tokenizer, defused(text, self._control))
+        return encode(self._tokenizer, _rendered_whole(self._tokenizer, _plain(messages, self._control)))
 
     def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """``ids``, then the text of the observation and nothing around it.
@@ -112,8 +98,8 @@ class InlineFormat:
             ConfigurationError: there is an image in it.
         """
         self._refuse(messages)
-        text = defused("".join(message.text for message in messages), self._tokenizer)
-        return [*ids, *_encode(self._tokenizer, text)]
+        text = defused("".join(message.text for message in messages), self._control)
+        return [*ids, *encode_after(self._tokenizer, text)]
 
     def _refuse(self, messages: Sequence[Message]) -> None:
         if not self._unread:
@@ -154,6 +140,7 @@ class TemplateFormat:
         self._end = end
         self._mark = tokenizer.eos_token if end == tokenizer.eos_token_id else tokenizer.decode([end])
         self._ends = {end, *ends}
+        self._control = control_tokens(tokenizer, image_reader)
         self.image_reader = image_reader
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -165,8 +152,7 @@ class TemplateFormat:
             EnvFault: an image cannot be read.
         """
         self._refuse(messages)
-        form = _plain(messages, self._tokenizer, self.image_reader)
-        text = _rendered_whole(self._tokenizer, form)
+        text = _rendered_whole(self._tokenizer, _plain(messages, self._control))
         return encode_with_images(self._tokenizer, text, messages, self.image_reader)
 
     def _refuse(self, messages: Sequence[Message]) -> None:
@@ -183,7 +169,7 @@ class TemplateFormat:
         """
         self._refuse(messages)
         before = _render(self._tokenizer, _OPENING, open_assistant=False)
-        form = self._in_known_roles(_plain(messages, self._tokenizer, self.image_reader))
+        form = self._in_known_roles(_plain(messages, self._control))
         after = _rendered_whole(self._tokenizer, [*_OPENING, *form])
         end = self._mark
         head = before[: before.rfind(end) + len(end)]
@@ -192,7 +178,9 @@ class TemplateFormat:
                 "the chat template rewrites an earlier turn when a message follows it, or does not end it "
                 f"with {end!r}; use the format 'native' or 'inline'"
             )
-        return [*ids, *encode_with_images(self._tokenizer, after[len(head) :], messages, self.image_reader)]
+        # With the end of the turn before it: a token may take the white space behind it, and a text alone may get a space.
+        rest = self._mark + after[len(head) :]
+        return [*ids, *encode_with_images(self._tokenizer, rest, messages, self.image_reader)[1:]]
 
     def _in_known_roles(self, form: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Results of tools in the name of the user, where the template has no place for what answers no native call."""
@@ -226,7 +214,7 @@ def end_of_turn(tokenizer: Any) -> int | None:
         return None
     special = {tokenizer.eos_token_id, *getattr(tokenizer, "all_special_ids", ())}
     special |= set(getattr(tokenizer, "added_tokens_decoder", ()))
-    return next((i for i in _encode(tokenizer, tail) if i in special), None)
+    return next((i for i in encode(tokenizer, tail) if i in special), None)
 
 
 def ends_of_turn(tokenizer: Any, generation_config: Any = None) -> tuple[int, ...]:
@@ -281,11 +269,6 @@ def _render(tokenizer: Any, messages: list[dict[str, Any]], *, open_assistant: b
             f"the chat template refuses a conversation of the roles {roles} ({first_line(error)}): {_OTHER_TEMPLATE}"
         ) from error
     return text
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids
 
 
 def cut_at_stop(

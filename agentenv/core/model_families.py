@@ -99,7 +99,9 @@ def _harmony(text: str, opened: bool, schemas: Schemas) -> AssistantTurn:
     content: list[str] = []
     calls: list[Call] = []
     closed = False
-    for message in re.split(r"<\|end\|>|<\|call\|>|<\|return\|>", text):
+    for message in re.split(
+        r"<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>", text
+    ):  # a message may lack its end
         header, begun, body = message.partition("<|message|>")
         if not begun:
             continue

@@ -14,10 +14,11 @@ from datetime import date
 from typing import Any
 
 from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
-from agentenv.core.chat import TEXT_ALONE, content_of, defused, encode_with_images, end_of_turn
+from agentenv.core.chat import TEXT_ALONE, content_of, encode_with_images, end_of_turn
 from agentenv.core.conversation import Conversation, Unrenderable
 from agentenv.core.images import ImageReader, refuse_images
 from agentenv.core.model_families import Family, family_of, get_family
+from agentenv.core.token_texts import control_tokens, defused, template_tags
 from agentenv.core.tool_replies import call_id
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError, first_line
@@ -65,6 +66,7 @@ class NativeFormat:
         self.family: Family = get_family(family) if family else family_of(self._template)
         self._options = _template_options(options or {})
         self.image_reader = image_reader
+        self._control, self._tags = control_tokens(tokenizer, image_reader), template_tags(tokenizer)
         self._ends = set(ends)
         self._closers = self._closing_texts(ends)
         self._thinking_key, self._json_arguments, self._tool_without_call = "", False, False
@@ -129,9 +131,9 @@ class NativeFormat:
 
     def _after_end(self, ids: Sequence[int], added: list[int]) -> list[int] | None:
         """``added`` without the end of the turn where that was sampled; None where another one was."""
-        if not ids or ids[-1] not in self._ends:
-            return added
-        return added[1:] if added[:1] == [ids[-1]] else None
+        if ids and added[:1] == [ids[-1]]:
+            return added[1:]
+        return None if ids and ids[-1] in self._ends else added
 
     def _rest(self, conversation: Conversation, new: Sequence[Message], after: str) -> str | None:
         """What of ``after`` comes behind the turn of the policy; None where the template rewrote what is before that."""
@@ -162,9 +164,10 @@ class NativeFormat:
             refuse_images(messages, TEXT_ALONE)
         texts: dict[str, str] = {}
         form = [self._message(message, texts) for message in messages]
+        declared: list[dict[str, Any]] = [self._defused(tool) for tool in tools]
         if self._declares and tools and self.family.declare is not None:
-            form = _with_system(form, self.family.declare(tools), self.family.declares_after)
-        rendered = [dict(tool) for tool in tools] or None
+            form = _with_system(form, self.family.declare(declared), self.family.declares_after)
+        rendered = declared or None
         named = {"xml_tools": rendered} if "xml_tools" in self._template else {}  # SmolLM3 calls them so
         try:
             text: str = self._tokenizer.apply_chat_template(
@@ -187,9 +190,9 @@ class NativeFormat:
     def _message(self, message: Message | AssistantTurn, texts: dict[str, str]) -> dict[str, Any]:
         if isinstance(message, AssistantTurn):
             return self._assistant(message)
-        text = self._defused(message.text)
         if message.role != "tool":
-            return {"role": message.role, "content": content_of(message, self._tokenizer, self.image_reader)}
+            return {"role": message.role, "content": content_of(message, self._control)}
+        text = defused(message.text, (*self._control, *self._tags))
         if self._in_users_name(message):
             return {"role": "user", "content": text}
         if self.family.plain_results:
@@ -235,7 +238,7 @@ class NativeFormat:
     def _defused(self, value: Any) -> Any:
         """A value with no control token in any text of it: a turn of the policy is shown again, and may hold any."""
         if isinstance(value, str):
-            return defused(value, self._tokenizer, self.image_reader)
+            return defused(value, self._control)
         if isinstance(value, Mapping):
             return {self._defused(name): self._defused(one) for name, one in value.items()}
         return [self._defused(one) for one in value] if isinstance(value, list) else value

@@ -71,6 +71,8 @@ def tiny_model(model_type: str, **changes: Any) -> Any:
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+    from agentenv.policies.forward import caps_scores
+
     kind = CONFIG_MAPPING[model_type]
     values = _values(kind) | {"is_decoder": True} | changes
     count = 0
@@ -87,6 +89,8 @@ def tiny_model(model_type: str, **changes: Any) -> Any:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.25)
+    if caps_scores(model):  # as it is loaded from a folder
+        model.set_attn_implementation("eager")
     return model
 
 

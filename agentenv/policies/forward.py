@@ -182,6 +182,14 @@ def text_config(model: Any) -> Any:
     return model.config.get_text_config(decoder=True)
 
 
+def caps_scores(model: Any) -> bool:
+    """Whether the attention of ``model`` soft-caps its scores, as that of Gemma 2 does.
+
+    transformers takes sdpa for such a model unless told otherwise, which leaves the caps out without a word.
+    """
+    return bool(getattr(text_config(model), "attn_logit_softcapping", None))
+
+
 @torch.no_grad()
 def require_support(model: Any, context_tokens: int) -> CacheShape:
     """What ``model`` keeps of a token, once it has been seen to compute here what its ``forward`` does on six tokens.
@@ -193,6 +201,12 @@ def require_support(model: Any, context_tokens: int) -> CacheShape:
     Raises:
         ConfigurationError: it cannot be sampled from or trained here; says why.
     """
+    taken = text_config(model)._attn_implementation
+    if caps_scores(model) and taken != "eager":
+        raise ConfigurationError(
+            f"models of the type {model.config.model_type!r} cap their attention scores, and {taken!r} does not do so here: "
+            "set compute.attention to 'auto', or load the model with attn_implementation='eager'"
+        )
     for window in _OTHER_WINDOWS:
         size = getattr(text_config(model), window, None)
         if isinstance(size, int) and 0 < size < context_tokens:

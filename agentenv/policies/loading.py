@@ -7,7 +7,7 @@ from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.errors import CheckpointMismatch, ConfigurationError, first_line
 from agentenv.policies.attention import VARLEN, serve_masks
 from agentenv.policies.compute import Compute, ComputeSettings
-from agentenv.policies.forward import text_config
+from agentenv.policies.forward import caps_scores, text_config
 from agentenv.policies.line_probe import take_varlen
 from agentenv.policies.lora import base_and_adapter, merged_into
 from agentenv.policies.output_head import logit_tail
@@ -37,7 +37,9 @@ def load_model(path: Path, settings: ComputeSettings) -> tuple[Any, Any]:
     model, tokenizer = _read(path, base, compute)
     model = moved(model, compute.device)
     chosen = settings.attention != "auto"
-    if chosen or compute.attention != "sdpa":  # else each model takes the best that it can
+    if not chosen and caps_scores(model):
+        model.set_attn_implementation("eager")
+    elif chosen or compute.attention != "sdpa":  # else each model takes the best that it can
         _attend(model, compute, chosen=chosen)
     model = merged_into(model, adapter) if adapter else model
     if (name := first_not_finite(model.named_parameters())) is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.io.model_files import ADAPTER_CONFIG, check_adapter_files
-from agentenv.errors import CheckpointMismatch, check_known, first_line, needs_extra
+from agentenv.errors import CheckpointMismatch, ConfigurationError, check_known, first_line, needs_extra
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,12 +31,13 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
         rank: Rows of A and columns of B.
         alpha: The product is multiplied by alpha / rank.
         modules: Last names of the linear layers that get one, such as ``q_proj``; none named is all but the output layer. A
-            vision tower gets none and stays as it is.
+            vision tower, experts and what chooses among them get none and stay as they are.
         seed: Of A; B is 0.
 
     Raises:
         MissingExtra: peft is not installed.
         UnknownName: the model has no linear layer of that name.
+        ConfigurationError: it is a name by which peft adapts experts.
     """
     import torch
 
@@ -50,14 +51,19 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
         for name, layer in model.named_modules()
         if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings()
     }
-    ours = set(language_part(model).modules())
+    ours = {layer for layer in language_part(model).modules() if not _is_router(layer)}
     linear = {name.rpartition(".")[2] for name, layer in layers.items() if layer in ours}
     others = [name for name, layer in layers.items() if layer not in ours]
     for name in modules:
         check_known("linear layer", name, linear)
-    settings = LoraConfig(
-        r=rank, lora_alpha=alpha, target_modules=sorted(modules or linear), exclude_modules=others or None
-    )
+    of_experts = {name for name in modules or linear if _names_experts(model, name)}
+    if taken := sorted(of_experts & {*modules}):
+        raise ConfigurationError(
+            f"lora.modules names {taken[0]!r}, by which peft adapts the experts of {model.config.model_type!r}, and these "
+            f"get no adapters here: name some of {', '.join(sorted(linear - of_experts))}, or set lora.rank=0"
+        )
+    targets = sorted(modules or linear - of_experts)
+    settings = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, exclude_modules=others or None)
     # With a generator state of its own, so that making adapters moves nobody else's draws.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -71,6 +77,34 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
         if isinstance(layer, LoraLayer):
             layer.__class__ = AdaptedLinear
     return adapted.eval()
+
+
+def _is_router(layer: Any) -> bool:
+    """Whether a layer is one of those that choose experts and give more than a product, as in Llama 4."""
+    from torch.nn import Linear
+
+    own = type(layer).__module__.startswith("transformers.models.")
+    return isinstance(layer, Linear) and own and type(layer).forward is not Linear.forward
+
+
+def _names_experts(model: Any, name: str) -> bool:
+    """Whether peft adapts the experts of ``model`` where a linear layer ``name`` is asked for.
+
+    Experts that were linear layers once are arrays in transformers 5. For some types peft takes the names of those layers
+    for the arrays, also where dense layers and shared experts still have them.
+    """
+    from peft import LoraConfig
+
+    try:
+        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+    except ImportError:  # older ones adapt the layers of that name
+        return False
+    settings = LoraConfig(target_modules=[name])
+    try:
+        convert_peft_config_for_transformers(settings, model=model, conversions=None)
+    except ValueError:  # the name is that of a part of a fused array
+        return True
+    return bool(settings.target_parameters)
 
 
 def language_part(model: Any) -> Any:

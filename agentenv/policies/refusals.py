@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +11,50 @@ from agentenv.web.client import Response
 from agentenv.web.secrets import without_keys
 
 _SHOWN_CHARS = 200
+_READ_CHARS = 20_000  # of a refusal; a web page of an error may be longer
 _ERRORS = range(400, 600)
 _UNKNOWN = 500  # what a server answers that cannot say what went wrong
 _FILTERS = frozenset(
     {
-        "content_filter",  # Azure, and what any-llm makes of other services
+        "content_filter",  # Azure, Moonshot, and what any-llm makes of other services
         "content_policy_violation",
         "invalid_prompt",  # OpenAI's Responses
+        "responsibleaipolicyviolation",  # Azure, within the error
+        "data_inspection_failed",  # Alibaba
+        "datainspectionfailed",
     }
 )
-_TOO_LONG = ("maximum context length", "prompt is too long", "input is too long")
+_FILTERED = (
+    "content management policy",  # Azure, behind a gateway that leaves out its code
+    "content exists risk",  # DeepSeek
+    "contentpolicyviolationerror",  # LiteLLM
+)
+_FULL = frozenset(
+    {
+        "context_length_exceeded",  # OpenAI, Azure, Groq
+        "exceed_context_size_error",  # llama.cpp
+        "model_context_window_exceeded",  # Z.ai
+    }
+)
+_TOO_LONG = (
+    "maximum context length",  # OpenAI, vLLM, SGLang, Mistral, DeepSeek, OpenRouter
+    "model's context length",  # vLLM where it counts input and output, SGLang, Together
+    "longer than the maximum model length",  # the engine of vLLM
+    "exceeds the maximum allowed length (",  # SGLang
+    "available context size",  # llama.cpp
+    "exceed context window",  # llama-cpp-python
+    "exceeds the context window",  # OpenAI's Responses
+    "exceed context limit",  # Anthropic where it counts input and output, Bedrock
+    "prompt is too long",  # Anthropic, Fireworks
+    "input is too long",  # Bedrock
+    "maximum prompt length is",  # xAI
+    "maximum number of tokens allowed",  # Google
+    "`inputs` tokens + `max_new_tokens` must be",  # TGI, Together
+    "`inputs` must have less than",  # TGI
+    "reduce the length of the messages",  # Groq
+    "contextwindowexceedederror",  # LiteLLM
+)
+"""What services say where messages do not fit, in small letters."""
 _UNSUPPORTED = ("unsupported", "not supported", "unknown parameter", "unrecognized")
 
 
@@ -30,27 +64,32 @@ class Refused:
 
     status: int
     reason: str
+    """In full: what tells a refusal from others may stand behind what a gateway says of itself."""
     code: str = ""
+    kinds: frozenset[str] = frozenset()
+    """Code and type of the error and of an error within it, in small letters."""
     field: str = ""
     """Of the request, where the service names it."""
     moderated: bool = False
 
     @property
     def said(self) -> str:
-        """Status and reason."""
-        return f"{self.status} {self.reason}"
+        """Status and reason, shortened."""
+        return f"{self.status} {self.reason[:_SHOWN_CHARS]}"
 
     @property
     def too_long(self) -> bool:
         """Whether the messages do not fit the model's context."""
-        return self.code == "context_length_exceeded" or any(
-            words in self.reason.lower() for words in _TOO_LONG
-        )
+        return bool(self.kinds & _FULL) or self._says(_TOO_LONG)
 
     @property
     def by_filter(self) -> bool:
         """Whether a content filter refuses the messages."""
-        return self.moderated or self.code in _FILTERS
+        return self.moderated or bool(self.kinds & _FILTERS) or self._says(_FILTERED)
+
+    def _says(self, phrases: Sequence[str]) -> bool:
+        words = self.reason.lower()
+        return any(phrase in words for phrase in phrases)
 
     def advice(self, body: Mapping[str, Any]) -> str:
         """What to write where the model does not take a field of ``body``; empty where something else is refused."""
@@ -78,11 +117,20 @@ def read_refusal(response: Response) -> Refused:
         answer = response.json()
         error = answer.get("error", answer) if isinstance(answer, dict) else answer
         if isinstance(error, dict):
-            details = error.get("metadata")
+            details, inner = error.get("metadata"), error.get("innererror")
+            named = (
+                error.get("code"),
+                error.get("type"),
+                inner.get("code") if isinstance(inner, dict) else "",
+            )
+            said = (
+                error.get("message") or error.get("detail") or ""
+            )  # the second of FastAPI, which many servers use
             return Refused(
                 response.status,
-                _one_line(str(error.get("message", ""))),
+                _one_line(said if isinstance(said, str) else json.dumps(said)),
                 str(error.get("code") or ""),
+                frozenset(str(one).lower() for one in named if one),
                 str(error.get("param") or ""),
                 isinstance(details, dict) and "flagged_input" in details,  # OpenRouter
             )
@@ -97,4 +145,4 @@ def as_refusal(response: Response, error: Any) -> Response:
 
 
 def _one_line(words: str) -> str:
-    return " ".join(without_keys(words, (KEY_VARIABLE,)).split())[:_SHOWN_CHARS]
+    return " ".join(without_keys(words[:_READ_CHARS], (KEY_VARIABLE,)).split())

@@ -27,7 +27,7 @@ def chat_stream(text: str) -> dict[str, Any]:
     choice: dict[str, Any] = {"message": message, "finish_reason": None}
     usage = None
     for event in _events(text):
-        if error := event.get("error"):
+        if error := event.get("error") or (event if event.get("object") == "error" else None):
             return {"error": error, "usage": usage}
         usage = event.get("usage") or usage
         for part in event.get("choices") or ():
@@ -36,7 +36,9 @@ def chat_stream(text: str) -> dict[str, Any]:
                 calls.add(call)
             _add(message, delta)
             choice |= {
-                name: part[name] for name in ("finish_reason", "stop_reason", "error") if part.get(name)
+                name: part[name]
+                for name in ("finish_reason", "stop_reason", "matched_stop", "error")
+                if part.get(name)
             }
     if choice["finish_reason"] is None:
         raise TryAgain(_BROKE_OFF)

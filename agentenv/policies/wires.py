@@ -127,9 +127,11 @@ def _chat_body(manner: Manner, asked: Asked) -> dict[str, Any]:
 
 def _read_chat(manner: Manner, answer: Mapping[str, Any], sent: int) -> Reply:
     choice = answer["choices"][0]
-    if choice.get("finish_reason") == "error":
-        raise TryAgain("the reply ended with an error")
-    message = choice["message"]
+    finish = _finish(choice.get("finish_reason"))
+    if finish in _BROKEN:
+        raise TryAgain(f"the reply ended with {choice['finish_reason']!r}")
+    # Google leaves out the message where a filter leaves nothing of it.
+    message = (choice.get("message") or {}) if finish == "content_filter" else choice["message"]
     content, thought = _parts(message.get("content", ""))
     refusal = message.get("refusal")
     text = content or (refusal if isinstance(refusal, str) else "")
@@ -148,15 +150,33 @@ def _read_chat(manner: Manner, answer: Mapping[str, Any], sent: int) -> Reply:
     if manner.send_reasoning:
         kept |= _only(message, _KEPT_REASONING)
     form = {"role": "assistant", "content": text or None, **kept} if text or sent_back else None
-    stop = choice.get("stop_reason")
+    stop = choice.get(
+        "stop_reason", choice.get("matched_stop")
+    )  # of vLLM and SGLang; both may be the id of a token
     return Reply(
         text,
-        str(choice.get("finish_reason")),
+        finish,
         stop if isinstance(stop, str) else None,
         reasoning,
         calls,
         form,
     )
+
+
+_FINISHES: Mapping[str, str] = {
+    **dict.fromkeys(("", "none", "eos", "eos_token", "end_turn", "stop_sequence", "complete"), "stop"),
+    **dict.fromkeys(("max_tokens", "model_length", "model_context_window_exceeded"), "length"),
+    **dict.fromkeys(("sensitive", "safety", "refusal"), "content_filter"),
+}
+"""What services say in the place of OpenAI's ``stop``, ``length`` and ``content_filter``, in small letters."""
+_BROKEN = frozenset({"error", "abort", "network_error", "insufficient_system_resource"})
+"""What SGLang, vLLM, Z.ai and DeepSeek say where they gave up themselves."""
+
+
+def _finish(reason: Any) -> str:
+    """Why a reply ended, in OpenAI's words where they are known."""
+    said = str(reason).lower()
+    return "content_filter" if said.startswith("content_filter") else _FINISHES.get(said, said)
 
 
 def _parts(content: Any) -> tuple[str, str]:
@@ -287,6 +307,8 @@ def as_json(text: str, stream: Callable[[str], dict[str, Any]]) -> dict[str, Any
 
 def error_in(answer: Mapping[str, Any]) -> Any:
     """What an answer of status 200 says went wrong; None where nothing did."""
+    if answer.get("object") == "error":  # of vLLM and what was made after it
+        return answer.get("error") or dict(answer)
     return answer.get("error") or next(
         (choice["error"] for choice in _objects(answer.get("choices")) if choice.get("error")), None
     )

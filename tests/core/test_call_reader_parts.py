@@ -58,11 +58,11 @@ def called(name: str, id: str = "", **arguments: Any) -> Call:
         (function_tags, "<tool_call><function= f ><parameter= n >[x]</parameter></function></tool_call>", "",
          [called("f", n="[x]")]),
         (argument_tags, "x<tool_call> f \n<arg_key> either </arg_key> <arg_value>1</arg_value><arg_key>one</arg_key>"
-         "<arg_value> 1.5 </arg_value></tool_call>", "x", [called("f", either="1", one=1.5)]),
+         "<arg_value> 1.5 </arg_value></tool_call>", "x", [called("f", either=1, one=1.5)]),
         (argument_tags, "<tool_call>f<arg_key>list</arg_key><arg_value>[1, 2]</arg_value><arg_key>free</arg_key>"
          "<arg_value>3</arg_value><arg_key>more</arg_key><arg_value>4</arg_value></tool_call>", "",
-         [called("f", list=[1, 2], free="3", more="4")]),
-        (argument_tags, "<tool_call>g<arg_key>n</arg_key><arg_value>3</arg_value></tool_call>", "", [called("g", n="3")]),
+         [called("f", list=[1, 2], free=3, more=4)]),
+        (argument_tags, "<tool_call>g<arg_key>n</arg_key><arg_value>3</arg_value></tool_call>", "", [called("g", n=3)]),
         (bare_json, '{"name": "f", "parameters": {"n": 1}}', "", [called("f", n=1)]),
         (bare_json, ' <|python_tag|>{"name": "f"}', ' <|python_tag|>{"name": "f"}', []),
         (bare_json, '<|python_tag|> {"name": "f", "arguments": {"n": 2}} ', "", [called("f", n=2)]),

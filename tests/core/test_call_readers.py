@@ -14,6 +14,10 @@ NUMBERS = {
         "n": {"type": "integer"},
         "text": {"type": "string"},
         "maybe": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+        "sure": {"type": "boolean"},
+        "note": {"type": ["string", "null"]},
+        "any": {},
+        "size": {"enum": ["1", "2"]},
     },
 }
 SCHEMAS = {"f": NUMBERS}
@@ -81,6 +85,45 @@ def test_a_call_that_cannot_be_read_says_why(family: str, text: str) -> None:
     (call,) = read(family, text).calls
     assert isinstance(call, MalformedCall)
     assert 0 < len(call.complaint) < 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("sure", "True", True), ("sure", "False", False), ("sure", "true", True), ("sure", "yes", "yes"),
+        ("maybe", "None", None), ("maybe", "null", None), ("maybe", "1.5", 1.5),
+        ("note", "None", None), ("note", "null", None), ("note", "True", "True"), ("note", "1", "1"),
+        ("text", "None", "None"), ("text", "null", "null"),
+        ("any", "1", 1), ("any", "True", True), ("any", "[1, {}]", [1, {}]), ("any", "a b", "a b"),
+        ("size", "1", "1"), ("size", "3", 3),
+    ],
+)  # fmt: skip
+def test_a_value_between_tags_is_what_the_template_of_qwen_coder_writes_for_it(
+    name: str, text: str, value: Any
+) -> None:
+    # That template writes ``args_value | string``, so True and None are spelt as in Python, and JSON for lists and objects.
+    said = f"<tool_call>\n<function=f>\n<parameter={name}>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    (call,) = read("qwen-coder", said).calls
+    assert isinstance(call, NativeCall)
+    assert repr(call.arguments) == repr({name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"), [("note", "null", None), ("note", "None", "None"), ("any", "2", 2)]
+)
+def test_a_value_between_tags_of_glm_is_json(name: str, text: str, value: Any) -> None:
+    (call,) = read(
+        "glm", f"<tool_call>f<arg_key>{name}</arg_key><arg_value>{text}</arg_value></tool_call>"
+    ).calls
+    assert isinstance(call, NativeCall)
+    assert call.arguments == {name: value}
+
+
+def test_a_message_of_harmony_that_lacks_its_end_hides_no_call() -> None:
+    said = "<|channel|>analysis<|message|>Hm.<|start|>assistant to=functions.f<|channel|>commentary json<|message|>"
+    turn = read("gpt-oss", said + '{"n": 1}<|call|>')
+    assert (turn.thinking, turn.closed) == ("Hm.", True)
+    assert [call.arguments for call in turn.calls if isinstance(call, NativeCall)] == [{"n": 1}]
 
 
 def test_one_bad_call_leaves_the_others() -> None:

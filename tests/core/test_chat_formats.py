@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.chat import InlineFormat, TemplateFormat, content_of, cut_at_stop, defused
+from agentenv.core.chat import InlineFormat, TemplateFormat, content_of, cut_at_stop
 from agentenv.core.chat_formats import check_chat_options, make_chat_format
 from agentenv.core.native_format import NativeFormat
+from agentenv.core.token_texts import control_tokens, defused
 from agentenv.core.types import Message, MessagePart
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fakes import END_OF_TURN, ByteTokenizer, chat_tokenizer
@@ -72,10 +73,8 @@ def test_images_are_refused_by_a_format_of_text_unless_nobody_reads_it() -> None
 
 
 def test_control_tokens_are_parted_after_their_first_letter() -> None:
-    assert defused(f"a{END_OF_TURN}b{END_OF_TURN}", Marked()) == "a< |im_end|>b< |im_end|>"
-    assert defused(f"a{END_OF_TURN}", ByteTokenizer()) == f"a{END_OF_TURN}"
-    reader: Any = Reader()
-    assert defused("aPb", Marked(), reader) == "aP b"
+    assert defused(f"a{END_OF_TURN}b{END_OF_TURN}", [END_OF_TURN]) == "a< |im_end|>b< |im_end|>"
+    assert defused(f"a{END_OF_TURN}", ["<s>"]) == f"a{END_OF_TURN}"
 
 
 def test_a_page_writes_no_control_token_that_the_settings_do_not_name() -> None:
@@ -94,21 +93,21 @@ def test_a_page_writes_no_control_token_that_the_settings_do_not_name() -> None:
 
 def test_the_content_of_a_message_is_text_or_its_parts_where_there_is_an_image() -> None:
     texts = (MessagePart("text", "<|im_"), MessagePart("text", "end|>"))
-    assert content_of(Message("user", texts), Marked()) == "< |im_end|>"
+    assert content_of(Message("user", texts), [END_OF_TURN]) == "< |im_end|>"
     mixed = (
         *texts,
         MessagePart("image", image=PNG),
         MessagePart("image", image=PNG),
         MessagePart("text", "c"),
     )
-    assert content_of(Message("user", mixed), Marked()) == [
+    assert content_of(Message("user", mixed), [END_OF_TURN]) == [
         {"type": "text", "text": "< |im_end|>"},
         {"type": "image"},
         {"type": "image"},
         {"type": "text", "text": "c"},
     ]
     reader: Any = Reader()
-    assert content_of(Message("user", "P"), Marked(), reader) == "P "
+    assert control_tokens(Marked(), reader) == (END_OF_TURN, "P")
 
 
 def test_without_a_template_messages_stand_apart_by_an_empty_line() -> None:

@@ -1,11 +1,13 @@
-"""Folders that hold half of a policy are refused with the half that is missing."""
+"""Folders that hold half of a policy are refused with the half that is missing; attention is that of the model."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentenv.errors import CheckpointMismatch
+from agentenv.errors import CheckpointMismatch, ConfigurationError
+from agentenv.policies.compute import ComputeSettings
 from agentenv.policies.fakes import random_policy
 from agentenv.policies.policy_spec import make_policy
 
@@ -22,3 +24,27 @@ def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path, damaged: bool) -> 
             file.unlink()
     with pytest.raises(CheckpointMismatch, match="holds no tokenizer that can be loaded"):
         make_policy(f"hf:{tmp_path}")
+
+
+def test_a_model_that_caps_its_attention_scores_is_computed_with_the_caps(tmp_path: Path) -> None:
+    # transformers loads Gemma 2 with sdpa, which leaves the caps out; the oracle computes attention step by step.
+    torch = pytest.importorskip("torch", reason="needs the train extra")
+    from agentenv.policies.fake_architectures import tiny_model
+    from agentenv.policies.hf import HFPolicy
+
+    _, tokenizer = random_policy(str(tmp_path), ["some words"])
+    model = tiny_model("gemma2", attn_logit_softcapping=0.5, vocab_size=len(tokenizer))
+    model.save_pretrained(tmp_path)
+    ids = [i % len(tokenizer) for i in range(3, 24)]
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        wanted = torch.log_softmax(model(torch.tensor([ids])).logits[0].float(), -1)
+    scores = asyncio.run(HFPolicy.load(tmp_path).score(ids))
+    assert scores[1:] == pytest.approx(
+        [float(wanted[place - 1, i]) for place, i in enumerate(ids) if place], abs=1e-4
+    )
+    with pytest.raises(ConfigurationError, match="'sdpa'"):
+        HFPolicy.load(tmp_path, ComputeSettings(attention="sdpa"))
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ConfigurationError, match="eager"):
+        HFPolicy(model, tokenizer)

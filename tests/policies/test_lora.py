@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
-from agentenv.errors import CheckpointMismatch, UnknownName
+from agentenv.errors import CheckpointMismatch, ConfigurationError, UnknownName
 from agentenv.policies.export import write_weights
+from agentenv.policies.fake_architectures import tiny_model
 from agentenv.policies.fakes import random_model, random_policy
 from agentenv.policies.lora import (
     ADAPTER_WEIGHTS,
@@ -71,6 +73,25 @@ def test_only_adapters_are_trained_and_of_the_layers_that_are_named() -> None:
     assert len(trained_state(every)) == 2 * 7 * 2
     with pytest.raises(UnknownName, match=r"'q_prj'.*'q_proj'"):
         adapt(random_model(), rank=4, alpha=8, modules=["q_prj"])
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "hunyuan_v1_moe", "qwen3_moe", "llama4_text"])
+def test_the_merged_model_of_experts_is_the_adapted_one(tmp_path: Path, kind: str) -> None:
+    # peft takes down_proj for the arrays of the experts, and their weights were written under names that nothing reads.
+    adapted = moved(adapt(tiny_model(kind), rank=2, alpha=4))
+    write_weights(adapted, tmp_path)
+    merged, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert (report["missing_keys"], report["unexpected_keys"]) == (set(), set())
+    gap = logits(merged.eval()) - logits(adapted)
+    assert float(gap.abs().max()) < 1e-3
+    with without_adapters(adapted):
+        assert float((logits(merged) - logits(adapted)).abs().max()) > 0.1
+
+
+def test_adapters_of_experts_are_refused_by_name() -> None:
+    for name in ("down_proj", "gate_proj"):
+        with pytest.raises(ConfigurationError, match=rf"'{name}'.*'glm4_moe'.*q_proj"):
+            adapt(tiny_model("glm4_moe"), rank=2, alpha=4, modules=["q_proj", name])
 
 
 def test_files_hold_the_adapter_alone_and_give_it_back(tmp_path: Path) -> None:

@@ -21,7 +21,10 @@ _MODULE_TYPES = re.compile(
     r"sentence_transformers(\.[a-z_]+)*"
     r"\.(Transformer|Pooling|Normalize|Dense|LayerNorm|Dropout|WeightedLayerPooling|StaticEmbedding)"
 )
-_TORCH_CLASS = re.compile(r"torch\.nn(\.modules)?\.(activation|linear)\.[A-Za-z]+|torch\.nn\.[A-Z][A-Za-z]+")
+_ACTIVATION = re.compile(
+    r"torch\.nn(\.modules)?\.(activation|linear)\.[A-Za-z]+|torch\.nn\.[A-Z][A-Za-z]+|\w+"
+)
+"""A class of torch, which sentence-transformers imports, or a word such as ``gelu_new`` of GPT-2, which names no module."""
 _CLASS_KEYS = ("activation_function", "activation_fn", "sbert_ce_default_activation_function")
 _KERNEL_KEYS = ("attn_implementation", "_attn_implementation", "experts_implementation")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack")
@@ -141,7 +144,7 @@ def _module_folders(folder: Path) -> Iterator[Path]:
 def _check_values(path: Path, values: Any) -> None:
     """Refuses names of classes, of kernels and of code anywhere in the settings."""
     for key, value in _items(values):
-        if key in _CLASS_KEYS and isinstance(value, str) and not _TORCH_CLASS.fullmatch(value):
+        if key in _CLASS_KEYS and isinstance(value, str) and not _ACTIVATION.fullmatch(value):
             raise CheckpointMismatch(f"{path}: {key} names {value!r:.80}, which is no activation of torch")
         if key in _KERNEL_KEYS and isinstance(value, str) and not re.fullmatch(r"\w+", value):
             raise CheckpointMismatch(f"{path}: {key} names {value!r:.80}, code that would be fetched and run")

@@ -5,12 +5,12 @@ APRIL, Zhou et al. 2025, arXiv:2509.18521, keeps what an aborted reply has. Here
 answer is recorded like any other, so that segments survive a stop and a checkpoint with their ids, log-probs and versions.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
+from agentenv.core.chat import cut_at_stop
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ContextTooSmall
@@ -68,12 +68,15 @@ class SegmentedPolicy(PolicyWrapper):
         return whole.finish is FinishReason.LENGTH and len(whole.ids) < sampling.max_tokens
 
     def _joined(self, first: Completion, second: Completion, stop: Sequence[str]) -> Completion:
-        """Both as one completion, cut behind the first stop string in it."""
-        ids = first.ids + second.ids
-        count, finish = self._end(ids, len(first.ids), stop) or (len(ids), second.finish)
+        """Both as one completion, cut behind the first stop string in it, with the text of a single request."""
+        ids, finish = first.ids + second.ids, second.finish
+        if cut := cut_at_stop(ids, self._decode, stop):  # the first segment alone has none
+            (count, text), finish = cut, FinishReason.STOP
+        else:
+            count, text = len(ids), self._decode(ids[: len(ids) - self._ends(second)])
         return Completion(
             ids=ids[:count],
-            text=self._decode(ids[:count]),
+            text=text,
             logprobs=(first.logprobs + second.logprobs)[:count],
             finish=finish,
             version=second.version,
@@ -81,21 +84,9 @@ class SegmentedPolicy(PolicyWrapper):
             versions=(_versions(first) + _versions(second))[:count],
         )
 
-    def _end(self, ids: Sequence[int], known: int, stop: Sequence[str]) -> tuple[int, FinishReason] | None:
-        """How many ids there are up to the first stop string; the first ``known`` of them hold none.
-
-        The end is bisected, because decoding every beginning of a long turn takes the square of its length.
-        """
-
-        def stopped(count: int) -> bool:
-            text = self._decode(ids[:count])
-            return any(mark in text for mark in stop)
-
-        if not stop or not stopped(len(ids)):
-            return None
-        # From one id after the known ones, because the first segment had no stop string of its own.
-        count = bisect_left(range(len(ids)), True, lo=known + 1, key=stopped)
-        return count, FinishReason.STOP
+    def _ends(self, segment: Completion) -> bool:
+        """Whether the last id of a segment is one that ends the turn, which is no part of the text."""
+        return segment.finish is FinishReason.EOS and self._decode(segment.ids[:-1]) == segment.text
 
 
 def _versions(completion: Completion) -> tuple[int, ...]:

@@ -305,6 +305,7 @@ def test_a_refusal_names_the_file_and_the_value(tmp_path: Path, values: dict[str
         {"attn_implementation": "sdpa", "_attn_implementation": None, "experts_implementation": "eager"},
         {"trust_remote_code": False},
         {"activation_fn": "torch.nn.modules.activation.Tanh", "activation_function": "torch.nn.GELU"},
+        {"activation_function": "gelu_new"},  # GPT-2, and "relu" of OPT
         {"architectures": ["zz_hostile.Model"], "name": "someone/kernel"},
     ],
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,35 @@ def test_a_stop_string_ends_a_turn_wherever_the_segments_part(tokens: int) -> No
     """The stop string stands at 2 to 5; no engine sees it whole where a segment ends within it."""
     cut = turn(Writing("ab</s>cd"), tokens, stop=("</s>",))
     assert (cut.text, cut.finish, len(cut.ids), len(cut.logprobs)) == ("ab</s>", FinishReason.STOP, 6, 6)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 6, 9])
+def test_the_token_that_ends_a_turn_is_none_of_its_text(tokens: int) -> None:
+    """As with every engine: the end is among the ids, which are trained, and the environment does not see it."""
+
+    class Ending(Writing):
+        async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, **options: Any) -> Completion:
+            if len(prompt_ids) <= len(self.text):
+                return replace(await super().generate(prompt_ids, sampling), finish=FinishReason.LENGTH)
+            return Completion((TOKENIZER.eos_token_id,), "", (-0.5,), FinishReason.EOS)
+
+    joined = turn(Ending("abcdef"), tokens)
+    assert (joined.text, joined.finish) == ("abcdef", FinishReason.EOS)
+    assert joined.ids == (*b"abcdef", TOKENIZER.eos_token_id)
+    assert len(joined.logprobs) == 7
+
+
+def test_what_a_token_holds_behind_a_stop_string_is_none_of_the_text() -> None:
+    pieces = {0: "?", 1: "<a>x</", 2: "a>\n\n", 3: "more"}
+
+    class Pieces(Writing):
+        async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, **options: Any) -> Completion:
+            at = len(prompt_ids)
+            return Completion((at,), pieces[at], (-0.5,), FinishReason.LENGTH)
+
+    segmented = SegmentedPolicy(Pieces(""), 1, lambda ids: "".join(pieces[i] for i in ids))
+    done = asyncio.run(segmented.generate([0], Sampling(9, stop=("</a>",)), episode="e"))
+    assert (done.ids, done.text, done.finish) == ((1, 2), "<a>x</a>", FinishReason.STOP)
 
 
 def test_every_token_keeps_the_version_that_sampled_it() -> None:

@@ -1,0 +1,95 @@
+"""How a text becomes ids at its place in a sequence, and texts that no message may hold because they are control tokens.
+
+A tokenizer reads a text that it is given alone in another way than the same text within a sequence: it may put a token
+before it, or a space, and a token may take the white space beside it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentenv.core.images import ImageReader
+
+_TAG = re.compile(r"</?[A-Za-z_][\w-]*>")
+_LETTER = "q"
+_ANCHORS = ("\n", ".", _LETTER)
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """The ids of ``text`` alone, without any token before or after it."""
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
+def encode_first(tokenizer: Any, text: str) -> list[int]:
+    """The ids of ``text`` at the beginning of a sequence, behind the token with which the model was trained to begin one."""
+    alone = encode(tokenizer, _LETTER)
+    begun: list[int] = tokenizer.encode(_LETTER, add_special_tokens=True)
+    places = range(len(begun) - len(alone) + 1)
+    before = next((place for place in places if begun[place : place + len(alone)] == alone), 0)
+    return [*begun[:before], *encode(tokenizer, text)]
+
+
+def encode_after(tokenizer: Any, text: str) -> list[int]:
+    """The ids of ``text`` behind other text: decoded behind that, they are ``text`` and nothing more.
+
+    Tokenizers that were made with SentencePiece put a space before every text, which no page begins with.
+    """
+    alone = encode(tokenizer, _LETTER)
+    if tokenizer.decode([*alone, *alone]) == 2 * _LETTER:
+        return encode(tokenizer, text)
+    for anchor in _ANCHORS:
+        before, whole = encode(tokenizer, anchor), encode(tokenizer, anchor + text)
+        if whole[: len(before)] == before:
+            return whole[len(before) :]
+    return encode(tokenizer, text)
+
+
+def control_tokens(tokenizer: Any, reader: ImageReader | None = None) -> tuple[str, ...]:
+    """The texts that a tokenizer reads as control tokens wherever they stand.
+
+    Those are all that it marks as special, whether they have a name such as ``eos_token`` or not (those of Llama 3 and
+    gpt-oss have none), and those that its chat template writes, marked or not (``<｜User｜>`` of DeepSeek is not). Tags
+    such as ``<think>`` belong to them only if they are marked, because prompts speak of them.
+
+    Args:
+        tokenizer: Of the policy.
+        reader: Of its images, whose placeholder is a control token as well.
+    """  # noqa: RUF002
+    added = _added(tokenizer)
+    template = _templates(tokenizer)
+    written = [name for name in added if name in template and not _TAG.fullmatch(name)]
+    marked = [name for name, special in added.items() if special]
+    placeholder = () if reader is None else (tokenizer.decode([reader.placeholder]),)
+    named = getattr(tokenizer, "all_special_tokens", ())
+    return tuple(dict.fromkeys(token for token in (*named, *marked, *written, *placeholder) if token))
+
+
+def template_tags(tokenizer: Any) -> tuple[str, ...]:
+    """The tags of one id that the chat template writes, such as ``<tool_response>`` of Qwen3.
+
+    The result of a tool must not hold them: it could end itself, and go on as a call or a thought of the policy.
+    """
+    template = _templates(tokenizer)
+    return tuple(name for name in _added(tokenizer) if name in template and _TAG.fullmatch(name))
+
+
+def defused(text: str, control: Sequence[str]) -> str:
+    """``text`` in which no token of ``control`` can be read: a page that quotes ``<|im_end|>`` must not end a turn."""
+    for token in control:
+        if token in text:
+            text = text.replace(token, f"{token[:1]} {token[1:]}")
+    return text
+
+
+def _added(tokenizer: Any) -> dict[str, bool]:
+    """The tokens beside those of the vocabulary, and whether each is marked as special."""
+    found = getattr(tokenizer, "added_tokens_decoder", {})
+    return {token.content: token.special for token in found.values()}
+
+
+def _templates(tokenizer: Any) -> str:
+    template = tokenizer.chat_template
+    if isinstance(template, Mapping):
+        return "\n".join(map(str, template.values()))
+    return str(template or "")
