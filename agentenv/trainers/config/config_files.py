@@ -16,7 +16,7 @@ from agentenv.core.values import read_value
 from agentenv.data.sources import OWN
 from agentenv.errors import ConfigurationError, UnknownName, check_known
 from agentenv.trainers.config.identity import IDENTITY, Identity
-from agentenv.trainers.config.other_names import hint
+from agentenv.trainers.config.other_names import key_hint
 from agentenv.trainers.config.train_config import TrainConfig
 
 CONFIG = "config.toml"
@@ -214,7 +214,7 @@ def _check_keys(values: dict[str, Any], place: str) -> None:
     def check(table: dict[str, Any], known: dict[str, Any], above: str) -> None:
         for key, value in table.items():
             if key not in known:
-                raise UnknownName(f"No key in {place}: {above + key!r}. {hint(key, above, known, whole)}")
+                raise UnknownName(f"No key in {place}: {above + key!r}. {key_hint(key, above, known, whole)}")
             if isinstance(value, dict) and isinstance(known[key], dict) and above + key not in _FREE_TABLES:
                 check(value, known[key], f"{above}{key}.")
 
@@ -245,9 +245,7 @@ def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
             table = table[name]
         before = table.get(key)
         if not given:
-            _check_keys(
-                _nested(tables, {key.removeprefix("no_"): None}), base.model_dump(), "the command line"
-            )
+            _check_keys(_nested(tables, {key.removeprefix("no_"): None}), "the command line")
             key, given = _switched(flag, key, table)
         after: list[Any] = list(given) if isinstance(before, str) else [read_value(word) for word in given]
         listed = len(after) > 1 or (isinstance(before, list) and not isinstance(after[0], list))

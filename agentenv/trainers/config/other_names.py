@@ -60,7 +60,7 @@ OTHER_NAMES: Mapping[str, str] = {
 _SHOWN = 3
 
 
-def hint(key: str, above: str, known: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
+def key_hint(key: str, above: str, known: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
     """What to write in place of an unknown key.
 
     Args:

@@ -8,7 +8,7 @@ import pytest
 
 from agentenv.errors import UnknownName
 from agentenv.trainers.config.config_files import override
-from agentenv.trainers.config.other_names import OTHER_NAMES, hint
+from agentenv.trainers.config.other_names import OTHER_NAMES, key_hint
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import ESTIMATORS, get_estimator
 from agentenv.trainers.credit.estimators import OTHER_NAMES as OTHER_ESTIMATORS
@@ -41,7 +41,7 @@ def message(*words: str) -> str:
 )
 def test_what_is_suggested_for_a_key(key: str, above: str, expected: str) -> None:
     known: dict[str, Any] = WHOLE["loss"] if above else WHOLE  # type: ignore[assignment]
-    assert hint(key, above, known, WHOLE) == expected
+    assert key_hint(key, above, known, WHOLE) == expected
 
 
 def test_a_key_is_not_near_to_another_because_both_stand_in_one_table() -> None:
