@@ -34,7 +34,7 @@ refines, so ``except ValueError`` keeps working.
 """
 
 import difflib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -50,10 +50,19 @@ class UnknownName(ConfigurationError, LookupError):
     """A name that no registry holds."""
 
     @classmethod
-    def among(cls, kind: str, name: str, known: Iterable[str]) -> "UnknownName":
-        """The error for ``name``, with the nearest of ``known`` or, where none is near, all of them."""
+    def among(
+        cls, kind: str, name: str, known: Iterable[str], others: Mapping[str, str] | None = None
+    ) -> "UnknownName":
+        """The error for ``name``, with the nearest of ``known`` or, where none is near, all of them.
+
+        Args:
+            kind: What it should be a name of.
+            name: What was given.
+            known: The names that there are.
+            others: By what other name one of these is known elsewhere; such a name is no misspelling of another.
+        """
         names = sorted(known)
-        near = difflib.get_close_matches(name, names, n=1)
+        near = [others[name]] if others and name in others else difflib.get_close_matches(name, names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(names) or 'none'}."
         return cls(f"No {kind} {name!r}. {hint}")
 

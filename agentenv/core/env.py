@@ -109,7 +109,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         super().__init_subclass__(**kwargs)
         for name in ("reset", "step", "close", "render", "expert"):
             if inspect.iscoroutinefunction(getattr(cls, name)):
-                there = f"; write a{name}" if name in ("reset", "step") else ""
+                there = f", or the coroutine a{name}" if name in ("reset", "step") else ""
                 raise ConfigurationError(
                     f"{cls.__name__}.{name} is a coroutine function, and nothing awaits it: write a plain function{there}"
                 )
@@ -156,7 +156,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         Raises:
             EpisodeOver: the episode has ended or was never reset.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no step(); write `def step(self, action)`")
 
     def cut_reward(self) -> float:
         """What the episode earns further where the policy ends it and not the environment, as by filling its context.
@@ -401,7 +401,9 @@ class AsyncEnv(Env[StateT]):
 
     async def astep(self, action: str) -> Step:
         """Acts once."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} has no astep(); write `async def astep(self, action)`"
+        )
 
 
 _background = BackgroundLoop("agentenv-loop")

@@ -99,7 +99,7 @@ _CALLS: Mapping[str, tuple[tuple[Any, ...], Mapping[str, Any], str]] = {
 
 
 def check_signatures(cls: Any) -> None:
-    """Looks whether ``step`` and ``reset`` of an environment's class can be called as every episode calls them.
+    """Looks whether ``step``, ``reset`` and ``make_tasks`` of an environment's class can be called as they will be.
 
     Raises:
         ConfigurationError: one of them cannot.
@@ -115,6 +115,14 @@ def check_signatures(cls: Any) -> None:
             raise ConfigurationError(
                 f"{cls.__name__}.{name}{signature} cannot be called in an episode ({error}): write `{written}`"
             ) from error
+    signature = inspect.signature(cls.make_tasks)
+    try:
+        signature.bind(1, seed=0, split="train")
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{cls.__name__}.make_tasks{signature} cannot be called on the class ({error}): write `@classmethod` above "
+            '`def make_tasks(cls, n, *, seed=0, split="train")`'
+        ) from error
 
 
 def picklable(owner: object) -> dict[str, Any]:

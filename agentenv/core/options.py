@@ -28,25 +28,28 @@ def load_entry(entry: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def load_part(kind: str, name: str, registry: Mapping[str, str]) -> Any:
+def load_part(
+    kind: str, name: str, registry: Mapping[str, str], others: Mapping[str, str] | None = None
+) -> Any:
     """The part that a registry holds under ``name``, or that ``module:name`` names; raises as `own_part`."""
-    return load_entry(registry[name]) if name in registry else own_part(kind, name, registry)
+    return load_entry(registry[name]) if name in registry else own_part(kind, name, registry, others)
 
 
-def own_part(kind: str, name: str, registered: Iterable[str]) -> Any:
+def own_part(kind: str, name: str, registered: Iterable[str], others: Mapping[str, str] | None = None) -> Any:
     """What ``module:name`` names in a module of somebody's own, which is looked for in the current folder first.
 
     Args:
         kind: What it is, in words.
         name: ``module:name``.
         registered: The names that would have been known.
+        others: Names of these in other libraries, for the error.
 
     Raises:
         UnknownName: it is neither one of those nor of that form; carries the nearest.
         ConfigurationError: the module cannot be imported, or has nothing of that name that could be called.
     """
     if not is_class(name):
-        raise UnknownName.among(kind, name, registered)
+        raise UnknownName.among(kind, name, registered, others)
     found = load_own(name, kind)
     if not callable(found):
         raise ConfigurationError(f"the {kind} {name!r} is {reprlib.repr(found)}, which cannot be called")

@@ -195,7 +195,9 @@ def import_named(entry_point: str, kind: str, extra: str = "") -> Any:
     except ModuleNotFoundError as error:
         if extra and not str(error.name).startswith("agentenv"):
             raise MissingExtra.of(str(error.name), extra) from error
-        raise ConfigurationError(f"cannot import {entry_point}: {error}") from error
+        own = error.name == module.partition(".")[0]
+        where = f"; run the command in the folder that holds {error.name}, or install it" if own else ""
+        raise ConfigurationError(f"cannot import {entry_point}: {error}{where}") from error
     except AttributeError as error:
         if module in sys.modules:
             complaint = UnknownName.among(kind, entry_point, _defined_in(module))

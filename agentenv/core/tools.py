@@ -303,7 +303,7 @@ class ToolEnv(AsyncEnv[StateT]):
 
     def answer(self, text: str) -> Step:
         """Ends the episode on the final answer; a subclass scores it and returns ``self.result(...)``."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no answer(); write `def answer(self, text)`")
 
     def tool_prompt(self) -> str:
         """The tools in OpenAI's form and how to call them, for the opening message; nothing where the template says so."""

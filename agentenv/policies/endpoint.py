@@ -149,7 +149,8 @@ class ChatClient:
 
         Raises:
             ContextTooSmall: the endpoint says that the messages do not fit the model's context.
-            ConfigurationError: the endpoint refuses the key or a field, or has no such address or model.
+            ConfigurationError: the endpoint refuses the key or a field, has no such address or model, or has never been
+                reached.
             EndpointRefusal: a content filter refuses the messages.
             EndpointFault: it failed or refused, did not answer in time, or the budget is spent.
         """
@@ -165,6 +166,11 @@ class ChatClient:
             self.usage.failures += 1
             if isinstance(error, EndpointFault):
                 raise
+            if not (error.reached or self._answered):
+                raise ConfigurationError(
+                    f"{self.endpoint.address} cannot be reached, tried {error.tries} times: {error.reason}; write the "
+                    "address of a server that runs"
+                ) from None
             said = f"gave no reply within {self.endpoint.deadline_s:g} s; the last time: {error.reason}"
             raise EndpointFault(
                 f"{self.endpoint.address} "

@@ -18,7 +18,7 @@ import httpx
 from agentenv.core.concurrency.backoff import retry_after
 from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.web.gate import token_in
-from agentenv.web.retries import GaveUp, RetryPolicy, TryAgain
+from agentenv.web.retries import GaveUp, NotReached, RetryPolicy, TryAgain
 from agentenv.web.secrets import without_keys
 
 T = TypeVar("T")
@@ -175,7 +175,8 @@ class HTTPClient:
                         )
         except _BROKEN as error:
             said = without_keys(str(error))  # a line of the answer, where that is no HTTP
-            raise TryAgain(f"{type(error).__name__}{f' ({said})' if said else ''}") from error
+            kind = NotReached if isinstance(error, httpx.ConnectError) else TryAgain
+            raise kind(f"{type(error).__name__}{f' ({said})' if said else ''}") from error
         except (httpx.HTTPError, UnicodeEncodeError) as error:
             raise self._fault(f"{url}: {type(error).__name__}: {error}") from error
         return Response(response.status_code, response.headers, b"".join(chunks))

@@ -27,6 +27,10 @@ class TryAgain(Exception):
         self.after_s = after_s
 
 
+class NotReached(TryAgain):
+    """A try in which no connection came about, so that nothing was sent."""
+
+
 class GaveUp(Exception):
     """Raised when no try succeeded; says how the last one ended.
 
@@ -35,11 +39,12 @@ class GaveUp(Exception):
         tries: that were made.
         seconds: that they took, pauses included.
         late: whether the time was up before the tries were.
+        reached: whether a connection came about in any of them.
     """
 
-    def __init__(self, reason: str, tries: int, seconds: float, *, late: bool) -> None:
+    def __init__(self, reason: str, tries: int, seconds: float, *, late: bool, reached: bool = True) -> None:
         super().__init__(reason)
-        self.reason, self.tries, self.seconds, self.late = reason, tries, seconds, late
+        self.reason, self.tries, self.seconds, self.late, self.reached = reason, tries, seconds, late, reached
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class RetryPolicy:
             GaveUp: there was none in time, or in so many tries.
         """
         began = time.monotonic()
-        reason, tries, late = "", 0, False
+        reason, tries, late, reached = "", 0, False, False
         try:
             async with asyncio.timeout(self.timeout_s):
                 for tries in range(1, self.tries + 1):
@@ -80,11 +85,13 @@ class RetryPolicy:
                         return await attempt(tries)
                     except TryAgain as again:
                         reason, after_s = str(again), again.after_s
+                        reached |= not isinstance(again, NotReached)
                     if tries < self.tries:
                         await asyncio.sleep(self.pause(tries, after_s))
         except TimeoutError:
+            reached |= not reason
             reason, late = reason or "no answer yet", True
-        raise GaveUp(reason, tries, time.monotonic() - began, late=late)
+        raise GaveUp(reason, tries, time.monotonic() - began, late=late, reached=reached)
 
     def pause(self, tries: int, after_s: float | None = None) -> float:
         """Seconds to wait after ``tries`` failures, where the server asks for ``after_s``: never less than that."""

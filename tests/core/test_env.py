@@ -386,7 +386,7 @@ def test_a_coroutine_that_nothing_would_await_is_refused_with_its_class(name: st
 
     with pytest.raises(ConfigurationError, match=f"Late.{name}") as refused:
         type("Late", (Env,), {name: later})
-    twin = "; write a" + name if name in ("reset", "step") else ""
+    twin = ", or the coroutine a" + name if name in ("reset", "step") else ""
     assert str(refused.value).endswith(f"a plain function{twin}")
 
 
@@ -411,6 +411,20 @@ def test_a_signature_that_no_episode_can_call_is_refused_where_the_class_is_defi
     with pytest.raises(ConfigurationError, match=re.escape(written)) as caught:
         type("Wrong", (Env,), {name: function})
     assert f"Wrong.{name}(self" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "make_tasks",
+    [
+        lambda self, n, *, seed=0, split="train": [],
+        classmethod(lambda cls, n: []),
+        classmethod(lambda cls, n, seed: []),
+    ],
+    ids=["no class method", "neither seed nor split", "no split"],
+)
+def test_tasks_that_cannot_be_made_by_the_class_are_refused(make_tasks: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"Wrong\.make_tasks.*`@classmethod`"):
+        type("Wrong", (Env,), {"make_tasks": make_tasks})
 
 
 @pytest.mark.parametrize(

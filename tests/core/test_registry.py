@@ -204,6 +204,18 @@ def test_a_vector_needs_at_least_one_environment() -> None:
         agentenv.make_vec("agentenv/Calculator-v0", 0)
 
 
+def test_a_missing_module_of_ones_own_says_where_it_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"folder that holds no_such_module_anywhere"):
+        registry.load_own("no_such_module_anywhere:Class", "class")
+    (tmp_path / "module_that_needs_another.py").write_text("import no_such_package_anywhere\n")
+    with pytest.raises(ConfigurationError, match="'no_such_package_anywhere'") as caught:
+        registry.load_own("module_that_needs_another:Class", "class")
+    assert "folder" not in str(caught.value)
+
+
 def test_an_error_is_one_line_with_its_kind_and_the_place_where_it_was_raised(tmp_path: Path) -> None:
     try:
         registry.load_class("no_such_module_anywhere:Class")

@@ -119,11 +119,22 @@ def test_half_a_surrogate_pair_is_replaced() -> None:
         assert ask(client(server)).text == "a?"
 
 
-def test_nobody_listening_is_a_fault() -> None:
+def test_an_address_that_was_never_reached_is_a_configuration_error() -> None:
     with FakeEndpoint(lambda body: Answer()) as server:
         url = server.url
-    with pytest.raises(EndpointFault, match=r"\b2\b.*ConnectError"):
-        run(ChatClient(Endpoint("any", url, retries=1, backoff_s=0.001)).complete(ASK, max_tokens=1))
+    asked = ChatClient(Endpoint("any", url, retries=1, backoff_s=0.001))
+    with pytest.raises(ConfigurationError, match=r"\b2\b.*ConnectError") as caught:
+        ask(asked)
+    assert url in str(caught.value)
+    assert asked.usage.failures == 1
+
+
+def test_a_server_that_has_answered_before_and_is_gone_is_a_fault() -> None:
+    with FakeEndpoint(lambda body: Answer("Ada")) as server:
+        asked = client(server, retries=1)
+        ask(asked)
+    with pytest.raises(EndpointFault, match=r"\b2\b"):
+        ask(asked)
 
 
 @pytest.mark.parametrize(

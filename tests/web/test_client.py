@@ -13,7 +13,7 @@ import pytest
 
 from agentenv.errors import ConfigurationError, EnvFault, RetrieverFault
 from agentenv.web.client import HTTPClient, Request, bearer
-from agentenv.web.retries import GaveUp, RetryPolicy, TryAgain
+from agentenv.web.retries import GaveUp, NotReached, RetryPolicy, TryAgain
 
 ASK = Request("POST", "/ask", {"q": "who?"})
 QUICK = RetryPolicy(timeout_s=20.0, pause_s=0.001, tries=4)
@@ -253,6 +253,21 @@ def test_attempts_are_counted_and_end_with_the_first_result() -> None:
     with pytest.raises(GaveUp) as caught:
         asyncio.run(RetryPolicy(timeout_s=0.01).run(lambda _: asyncio.sleep(600)))
     assert (caught.value.tries, caught.value.late) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("failures", "reached"),
+    [((NotReached, NotReached), False), ((NotReached, TryAgain), True), ((TryAgain, NotReached), True)],
+)
+def test_whether_any_try_made_a_connection_is_kept(
+    failures: tuple[type[TryAgain], ...], reached: bool
+) -> None:
+    async def attempt(number: int) -> int:
+        raise failures[number - 1]("no")
+
+    with pytest.raises(GaveUp) as caught:
+        asyncio.run(RetryPolicy(pause_s=0.001, tries=2).run(attempt))
+    assert caught.value.reached is reached
 
 
 def test_connections_are_opened_again_after_they_were_closed() -> None:

@@ -91,8 +91,9 @@ def load_corpus(path: Path | str) -> Corpus:
     A table has the columns id, text and title in any order, named in its head line. The ids of TopiOCQA's table
     (``full_wiki_segments.tsv``) are numbers, which its questions name with ``wiki:`` before them; so do the documents.
 
-    A line of JSON is ``{"id", "title", "text"}``, where a missing title is an empty one, or ``{"id", "contents"}`` as in
-    Search-R1, where contents is the quoted title, a newline and the text.
+    A line of JSON is ``{"id", "title", "text"}``, where a missing title is an empty one and the id may be called ``_id`` as
+    in BEIR, or ``{"id", "contents"}`` as in Search-R1, where contents is the quoted title, a newline and the text. Beside a
+    title that is not its first line, contents is the text alone.
 
     Raises:
         CorpusError: the file is missing, empty or corrupt, a field is missing, or an id occurs twice.
@@ -118,7 +119,9 @@ def read_documents(path: Path | str) -> Iterator[Document]:
                 if line.strip():
                     yield parse_document(line, f"{path}, line {number}")
     except UnicodeDecodeError as error:
-        raise CorpusError(f"{path} cannot be read after line {number}: {error}; save it in UTF-8.") from error
+        raise CorpusError(
+            f"{path} cannot be read after line {number}: {error}; save it in UTF-8, as a .jsonl or a .tsv file."
+        ) from error
     except (OSError, EOFError) as error:
         raise CorpusError(f"{path} cannot be read after line {number}: {reason_of(error)}.") from error
 
@@ -194,15 +197,25 @@ def parse_document(line: str | bytes, place: str) -> Document:
         ) from error
     if not isinstance(record, dict):
         raise CorpusError(f"{place} is not an object with id, title and text: {line[:60]!r}.")
+    id_field = "_id" if "_id" in record and "id" not in record else "id"
+    if isinstance(record.get(id_field), int):
+        record[id_field] = str(record[id_field])
+    id = _field(record, id_field, place)
     if "contents" in record and "text" not in record:
-        title, newline, text = _field(record, "contents", place).partition("\n")
-        record |= (
-            {"title": title.strip().strip('"'), "text": text} if newline else {"title": "", "text": title}
-        )
-    if isinstance(record.get("id"), int):
-        record["id"] = str(record["id"])
-    record.setdefault("title", "")
-    return Document(*(_field(record, name, place) for name in ("id", "title", "text")))
+        given = record.get("title")
+        title = given if isinstance(given, str) else ""
+        return Document(id, *_parted(title, _field(record, "contents", place)))
+    title = _field(record, "title", place) if "title" in record else ""
+    return Document(id, title, _field(record, "text", place))
+
+
+def _parted(title: str, contents: str) -> tuple[str, str]:
+    """Title and text of contents, whose first line is the title where a text follows and no other title is given."""
+    first, newline, text = contents.partition("\n")
+    first = first.strip().strip('"')
+    if title and first != title.strip().strip('"'):
+        return title, contents
+    return (first, text) if newline else (title, contents)
 
 
 def _field(record: dict[str, Any], name: str, place: str) -> str:

@@ -16,6 +16,7 @@ from agentenv.core.values import read_value
 from agentenv.data.sources import OWN
 from agentenv.errors import ConfigurationError, UnknownName, check_known
 from agentenv.trainers.config.identity import IDENTITY, Identity
+from agentenv.trainers.config.other_names import key_hint
 from agentenv.trainers.config.train_config import TrainConfig
 
 CONFIG = "config.toml"
@@ -94,7 +95,7 @@ def _on_its_base(values: Mapping[str, Any], place: str) -> dict[str, Any]:
         return own
     base = str(values["base"])
     check_known(f"preset to be the base of {place}:", base, presets())
-    _check_keys(own, TrainConfig().model_dump(), place)
+    _check_keys(own, place)
     above = _on_its_base(read_toml(presets()[base]), f"preset {base}")
     return merged(without_inapplicable_options(above, own), own)
 
@@ -194,7 +195,7 @@ def parse_config(values: dict[str, Any], place: str) -> TrainConfig:
         UnknownName: a key that does not exist; carries the nearest.
         ConfigurationError: names the first wrong key with what is wrong about it.
     """
-    _check_keys(values, TrainConfig().model_dump(), place)
+    _check_keys(values, place)
     try:
         return TrainConfig.model_validate(values)
     except ValidationError as error:
@@ -206,13 +207,18 @@ def parse_config(values: dict[str, Any], place: str) -> TrainConfig:
         raise ConfigurationError(f"{place}: {key}: {message}{received}{end}") from error
 
 
-def _check_keys(values: dict[str, Any], known: dict[str, Any], place: str, above: str = "") -> None:
+def _check_keys(values: dict[str, Any], place: str) -> None:
     """Nested data classes would drop a misspelt key without a word; free tables are checked by their owners."""
-    for key, value in values.items():
-        if key not in known:
-            raise UnknownName.among(f"key in {place}:", above + key, (above + name for name in known))
-        if isinstance(value, dict) and isinstance(known[key], dict) and above + key not in _FREE_TABLES:
-            _check_keys(value, known[key], place, f"{above}{key}.")
+    whole = TrainConfig().model_dump()
+
+    def check(table: dict[str, Any], known: dict[str, Any], above: str) -> None:
+        for key, value in table.items():
+            if key not in known:
+                raise UnknownName(f"No key in {place}: {above + key!r}. {key_hint(key, above, known, whole)}")
+            if isinstance(value, dict) and isinstance(known[key], dict) and above + key not in _FREE_TABLES:
+                check(value, known[key], f"{above}{key}.")
+
+    check(values, whole, "")
 
 
 def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
@@ -239,9 +245,7 @@ def override(base: TrainConfig, words: Sequence[str]) -> TrainConfig:
             table = table[name]
         before = table.get(key)
         if not given:
-            _check_keys(
-                _nested(tables, {key.removeprefix("no_"): None}), base.model_dump(), "the command line"
-            )
+            _check_keys(_nested(tables, {key.removeprefix("no_"): None}), "the command line")
             key, given = _switched(flag, key, table)
         after: list[Any] = list(given) if isinstance(before, str) else [read_value(word) for word in given]
         listed = len(after) > 1 or (isinstance(before, list) and not isinstance(after[0], list))

@@ -94,6 +94,15 @@ ESTIMATORS: Mapping[str, str] = {
 }
 
 
+OTHER_NAMES: Mapping[str, str] = {
+    "grpo": "group_relative",
+    "rloo": "leave_one_out",
+    "gigpo": "anchor_state",
+    "reinforce_plus_plus": "reinforce_pp",
+}
+"""What TRL and verl call some of them, for errors: ``grpo`` would otherwise be taken for a misspelt ``dr_grpo``."""
+
+
 def left_out_by(name: str) -> Callable[[Sequence[float]], int] | None:
     """From the rewards of a group to the place of the member that leaves the loss; None where the estimator has none."""
     found: Callable[[Sequence[float]], int] | None = (
@@ -120,7 +129,7 @@ def get_estimator(name: str, options: Mapping[str, Any] | None = None) -> Estima
         ConfigurationError: an option's value is of another type, or no function of that name can be imported.
     """
     kind = "advantage estimator"
-    estimator: Callable[..., list[Values]] = load_part(kind, name, ESTIMATORS)
+    estimator: Callable[..., list[Values]] = load_part(kind, name, ESTIMATORS, OTHER_NAMES)
     bound = bind_options(kind, name, estimator, options or {})
     return bound if name in ESTIMATORS else partial(_checked_values, name, bound)
 

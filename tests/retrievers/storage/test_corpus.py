@@ -8,7 +8,7 @@ import pytest
 
 from agentenv.core.types import Document
 from agentenv.errors import CorpusError
-from agentenv.retrievers.storage.corpus import Corpus, as_corpus, load_corpus
+from agentenv.retrievers.storage.corpus import Corpus, as_corpus, load_corpus, parse_document
 from agentenv.retrievers.storage.mapped_corpus import link_corpus
 
 DOCUMENTS = [Document("a", "Ärger", 'He said "no".\nThen left.'), Document("b", "", "Plain.")]
@@ -44,6 +44,40 @@ def test_search_r1_layout_is_read(tmp_path: Path) -> None:
         Document("8", "", "No title here"),
         Document("9", "", "Nor here"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("record", "document"),
+    [
+        (
+            {"id": "1", "title": "Mill", "contents": "It stands at the river."},
+            ("Mill", "It stands at the river."),
+        ),
+        (
+            {"id": "1", "title": "Mill", "contents": "It is old.\nIt is tall."},
+            ("Mill", "It is old.\nIt is tall."),
+        ),
+        ({"id": "1", "title": "Mill", "contents": '"Mill"\nIt is old.'}, ("Mill", "It is old.")),
+        ({"id": "1", "title": "", "contents": '"Mill"\nIt is old.'}, ("Mill", "It is old.")),
+        ({"id": "1", "title": "Mill", "contents": "Mill"}, ("Mill", "Mill")),
+    ],
+    ids=["one line", "two lines", "title repeated", "empty title", "title alone"],
+)
+def test_a_title_beside_contents_is_kept(record: dict[str, str], document: tuple[str, str]) -> None:
+    assert parse_document(json.dumps(record), "here") == Document("1", *document)
+
+
+def test_the_corpus_of_beir_is_read() -> None:
+    record = {"_id": "d1", "title": "Mill", "text": "It is old.", "metadata": {}}
+    assert parse_document(json.dumps(record), "here") == Document("d1", "Mill", "It is old.")
+    assert parse_document(json.dumps(record | {"_id": 7}), "here").id == "7"
+    assert parse_document(json.dumps(record | {"id": "own"}), "here").id == "own"
+
+
+def test_the_fields_of_an_error_are_those_of_the_file() -> None:
+    with pytest.raises(CorpusError) as caught:
+        parse_document('{"id": "b", "passage": "t"}', "here")
+    assert "'title'" not in str(caught.value)
 
 
 def test_rows_and_slices() -> None:
