@@ -92,10 +92,16 @@ def fork() -> int:
 
 
 def interval(values: Sequence[float]) -> dict[str, float | list[float]]:
-    """Mean and 95 % interval (Student's t); of one value no interval."""
-    if len(values) < 2:
+    """Mean and 95 % interval (Student's t); of one value, or of equal ones, no interval.
+
+    A few equal values do not say how far further ones would spread, so that an interval of no width would claim certainty.
+    """
+    import numpy as np
+
+    from agentenv.evaluation.statistics.intervals import all_equal, t_quantile
+
+    if len(values) < 2 or all_equal(np.array(values, dtype=np.float64)):
         return {"mean": fmean(values)}
-    from agentenv.evaluation.statistics.intervals import t_quantile
 
     half = t_quantile(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5
     return {"mean": fmean(values), "ci95": [fmean(values) - half, fmean(values) + half]}

@@ -13,6 +13,7 @@ the interval of its difference in the mass of right actions, over seeds, has bee
     python benchmarks/rollout_crossover.py
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,7 +56,7 @@ def crossing(differences: Sequence[Mapping[str, Any]]) -> int | None:
     """The place of the first interval above 0 behind one below 0; None where there is none."""
     behind = False
     for place, one in enumerate(differences):
-        low, high = one["ci95"]
+        low, high = one.get("ci95", (-math.inf, math.inf))  # without one nothing is told apart
         if behind and low > 0:
             return place
         behind = behind or high < 0

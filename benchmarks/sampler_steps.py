@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, pvariance, variance
+from statistics import fmean, variance
 from typing import Any
 
 from agentenv.core.io.tables import open_text
@@ -88,8 +88,7 @@ def _summed(steps: Sequence[Step], game: RolloutGame, group_size: int) -> dict[s
     places: dict[str, int] = {}
     for step in steps:
         groups = [Group(places.setdefault(one[0].task.id, len(places)), 0, one) for one in step]
-        unknown = max(game.means.values(), default=1.0)
-        known = [game.means.get(game.class_of(group.task), unknown) for group in groups]
+        known = [game.variance_of(group.task) for group in groups]
         total = group_size * len(groups)
         sizes = variance_allocation(known, total, low=game.fewest, high=game.most or 2 * group_size)
         found = [variance(group.rewards) for group in groups]
@@ -98,5 +97,5 @@ def _summed(steps: Sequence[Step], game: RolloutGame, group_size: int) -> dict[s
         sums["even"] += sum(known) / group_size
         sums["measured"] += sum(v / n for v, n in zip(found, sizes, strict=True))
         sums["measured_even"] += sum(found) / group_size
-        game.learn(groups, {i: pvariance(group.rewards) for i, group in enumerate(groups)})
+        game.learn(groups)
     return sums

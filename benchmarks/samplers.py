@@ -73,8 +73,8 @@ ARMS: Mapping[str, Json] = {
     "dapo": {"sampler": "dapo"},
     "partial_states": {"sampler": "partial_states"},
 }
-"""The sampler of each arm, with the options of its preset but for sizes, ``scale``, which suits the estimator of all arms,
-and ``solved`` of ``prompt_gdro``: under ``any`` nearly all tasks were in one class."""
+"""The sampler of each arm, with the options of its preset but for sizes, and ``scale``, which suits the estimator of all
+arms."""
 EVEN = ("uniform", "rollout_gdro")
 """Arms that draw tasks uniformly, in whose groups the variance is measured."""
 COMPARED = (

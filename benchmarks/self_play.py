@@ -14,11 +14,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import common_arguments, finish, write
+from common import common_arguments, finish, interval, write
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec
@@ -54,8 +54,6 @@ TRAIN: Mapping[str, Any] = {
 """Settings of both arms of ``train``."""
 FIXED = {"self-play": ("verifier",), "frozen proposer": ("verifier", "proposer")}
 """The roles that the warm start plays to the end, by arm of ``train``."""
-T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""Student's quantile by number of seeds."""
 
 
 def verdict(solver: Solver, question: str, answer: str) -> tuple[bool, bool]:
@@ -69,12 +67,6 @@ def share(flags: Sequence[bool]) -> dict[str, Any]:
     """A share with its n and Wilson interval."""
     low, high = wilson_interval(sum(flags), len(flags)) if flags else (0.0, 1.0)
     return {"share": sum(flags) / len(flags) if flags else None, "n": len(flags), "ci95": [low, high]}
-
-
-def t_interval(values: Sequence[float]) -> list[float]:
-    """The 95 % interval of the mean over seeds."""
-    half = T_975[len(values)] * stdev(values) / len(values) ** 0.5
-    return [fmean(values) - half, fmean(values) + half]
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -256,11 +248,12 @@ def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         gains = [run["after"]["mean"] - run["before"]["mean"] for run in mine]
         table[name] = {"before": mine[0]["before"]["mean"], "after": [run["after"]["mean"] for run in mine]}
         if len(gains) > 1:
-            table[name] |= {"gain": fmean(gains), "ci95": t_interval(gains)}
+            table[name] |= {"gain": fmean(gains), "ci95": interval(gains).get("ci95")}
     ours, frozen = runs.get("self-play", ()), runs.get("frozen proposer", ())
     differences = [a["after"]["mean"] - b["after"]["mean"] for a, b in zip(ours, frozen, strict=False)]
     if len(differences) > 1:
-        table["self-play over frozen"] = {"gain": fmean(differences), "ci95": t_interval(differences)}
+        ends = interval(differences).get("ci95")
+        table["self-play over frozen"] = {"gain": fmean(differences), "ci95": ends}
     return table
 
 

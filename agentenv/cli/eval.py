@@ -176,9 +176,11 @@ class Eval:
         return {**found, **ended, "out": str(self.out)}
 
     def _check_samples(self) -> None:
-        if self.samples < 1 or self.temperature < 0:
+        from agentenv.evaluation.runner import SAMPLES
+
+        if not 1 <= self.samples <= SAMPLES or self.temperature < 0:
             raise ConfigurationError(
-                f"--samples is {self.samples} and --temperature {self.temperature}: at least 1, and at least 0"
+                f"--samples is {self.samples} and --temperature {self.temperature}: 1 to {SAMPLES}, and at least 0"
             )
         if self.samples > 1 and (self.suite or not self.temperature):
             raise ConfigurationError(

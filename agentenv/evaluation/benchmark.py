@@ -35,7 +35,7 @@ from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
 from agentenv.evaluation.records import EPISODES, RESULTS, read_results, write_results
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.results import RECORDED, load_measure
-from agentenv.evaluation.runner import roll_of
+from agentenv.evaluation.runner import SAMPLES, first_seed, roll_of
 from agentenv.evaluation.task_env import (
     EnvConfig,
     SearchConfig,
@@ -57,8 +57,6 @@ SEARCH, CODE, SQL = EnvConfig().id, "agentenv/Code-v0", "agentenv/SQL-v0"
 _FORM = ("format", "family", "template_options")
 _SAMPLING = ("temperature", "sample")
 _PLAYED = ("strategy", "strategy_options")
-_BETWEEN_SAMPLES = 1_000_003
-"""Between the seeds of the first episodes of two samples; no set has so many questions."""
 _SCORERS = ("em_squad", "f1_squad", "em_cover")
 
 
@@ -105,8 +103,8 @@ class Benchmark:
 
     @property
     def episode_seed(self) -> int:
-        """The seed of the episodes of this sample; ``seed`` alone draws the questions."""
-        return self.seed + _BETWEEN_SAMPLES * self.sample
+        """The seed of the first episode of this sample; ``seed`` alone draws the questions."""
+        return first_seed(self.seed, self.sample)
 
     def __post_init__(self) -> None:
         if not (self.dataset or self.env):
@@ -117,9 +115,10 @@ class Benchmark:
             raise ConfigurationError(
                 f"seed is {self.seed}; it must be 0 or more, as environments take no other"
             )
-        if self.temperature < 0 or self.sample < 0:
+        if self.temperature < 0 or not 0 <= self.sample < SAMPLES:
             raise ConfigurationError(
-                f"temperature is {self.temperature} and sample {self.sample}; both are at least 0"
+                f"temperature is {self.temperature} and sample {self.sample}; both are at least 0, and a sample is below "
+                f"{SAMPLES}"
             )
         if self.strategy_options and not self.strategy:
             raise ConfigurationError(

@@ -39,6 +39,9 @@ _STRATEGY_ROLL = "agentenv.trainers.strategies.evaluation_roll:strategy_roll"
 _ROOM = 1 << 20  # tokens of a context for policies whose tokens are bytes
 BATCH = 128
 """Episodes at a time, where nobody asks for another number: it bounds the memory of caches, and shows progress."""
+SAMPLES = 1_009
+"""Samples of the same questions have numbers below this; see ``first_seed``."""
+_QUESTIONS = 1_000_003  # no set has so many
 
 
 def roll_of(strategy: str, options: Mapping[str, Any]) -> Roll:
@@ -84,6 +87,20 @@ def play(
             play_batch(policy, chat, make_env, chunk, config, begin, seed=seed, name=name, roll=roll)
         )
     return done
+
+
+def first_seed(seed: int, sample: int = 0) -> int:
+    """The seed of the first episode of an evaluation; that of the question at place i is larger by i.
+
+    No question of one seed or sample has the seed of any question of another one: as ``seed + i``, the second question
+    under seed 0 and the first under seed 1 would draw the same random numbers, and several seeds would be worth little more
+    than one.
+
+    Args:
+        seed: Of the evaluation, or of the run that it belongs to.
+        sample: Which of several samples of the same questions it is.
+    """
+    return (seed * SAMPLES + sample) * _QUESTIONS
 
 
 def valid_episodes(played: Sequence[Trajectory]) -> list[Trajectory]:

@@ -80,18 +80,21 @@ def test_what_was_played_by_hand(samplers: ModuleType) -> None:
 
 
 def test_the_variances_of_three_steps_by_hand(samplers: ModuleType) -> None:
-    """Every task begins in class 0, so that two steps pass before v is known of ``a`` (0) and ``b`` (1/4).
+    """Every task begins in class 0, so that two steps pass before v is known of ``a`` and ``b`` apart.
 
-    Before that both have the same, 1 and then the mean 1/8, and groups of 4. In the third step ``a`` gets the fewest, 2,
-    and ``b`` 6. In the groups themselves s^2 is 0 and 1/3, twice, and then 1/2 and 3/10.
+    At first v is 1/6. The first step has squares 0 and 1 and six degrees of freedom, so (8/6 + 1) / 14 = 1/6 again, and in
+    either step groups of 4. Then ``a`` is in class 9, with squares of 0 and freedom 3: (8/6) / 11 = 4/33, and ``b`` in class
+    5, with 1 and 3: (8/6 + 1) / 11 = 7/33. Of eight rollouts ``a`` gets 3 and ``b`` 5: 4/12 is more than 7/30, and so is
+    7/20 than 4/12. In the groups themselves s^2 is 0 and 1/3, twice, and then 1/2 and 3/10.
     """
     same = [group("a", 1, 1, 1, 1), group("b", 1, 1, 0, 0)]
     third = [group("a", 1, 0), group("b", 1, 1, 1, 0, 0, 0)]
     found = samplers.variance_check([[same, same, third]], {"rule": "closed", "solved": "mean"}, 4)
-    even = (1 + 1) / 4 + (1 / 8 + 1 / 8) / 4 + 1 / 4 / 4
-    assert found["formula"] == pytest.approx((1 / 2 + 1 / 16 + (1 / 2) ** 2 / 8) / even)
-    assert found["sizes"] == pytest.approx((1 / 2 + 1 / 16 + 1 / 4 / 6) / even)
-    measured = 1 / 3 / 4 + 1 / 3 / 4 + (1 / 2 / 2 + 3 / 10 / 6)
+    even = (1 / 6 + 1 / 6) / 4 * 2 + (4 / 33 + 7 / 33) / 4
+    roots = (4 / 33) ** 0.5 + (7 / 33) ** 0.5
+    assert found["formula"] == pytest.approx((2 / 12 + roots**2 / 8) / even)
+    assert found["sizes"] == pytest.approx((2 / 12 + 4 / 33 / 3 + 7 / 33 / 5) / even)
+    measured = 1 / 3 / 4 + 1 / 3 / 4 + (1 / 2 / 3 + 3 / 10 / 5)
     measured_even = (1 / 3 + 1 / 3 + 1 / 2 + 3 / 10) / 4
     assert found["measured"] == pytest.approx(measured / measured_even)
     assert found["of_runs"] == [found["measured"]]

@@ -42,16 +42,20 @@ def test_a_pair_is_true_where_the_world_says_so_and_unique_where_it_says_nothing
 
 
 def test_shares_and_intervals(script: ModuleType) -> None:
-    """Gains .1 and .3: mean .2, sd .1414, half 12.706 * .1414 / sqrt 2 = 1.2706."""
+    """Gains .1 and .3: mean .2, sd .1414, half 12.706 * .1414 / sqrt 2 = 1.2706. Equal gains tell of no spread."""
     assert script.share([True, True, False, True])["share"] == 0.75
     assert script.share([])["share"] is None
-    low, high = script.t_interval([0.1, 0.3])
-    assert (low, high) == (pytest.approx(0.2 - 1.2706), pytest.approx(0.2 + 1.2706))
-    run = {"before": {"mean": 0.25}, "after": {"mean": 0.5}}
-    better = {"before": {"mean": 0.25}, "after": {"mean": 0.75}}
-    table = script.summary({"self-play": [better, better], "frozen proposer": [run, run]})
-    assert table["self-play"] == {"before": 0.25, "after": [0.75, 0.75], "gain": 0.5, "ci95": [0.5, 0.5]}
-    assert table["self-play over frozen"]["gain"] == 0.25
+    run = {"before": {"mean": 0.25}, "after": {"mean": 0.35}}
+    better = {"before": {"mean": 0.25}, "after": {"mean": 0.55}}
+    table = script.summary({"self-play": [better, better], "frozen proposer": [run, better]})
+    assert table["self-play"] == {
+        "before": 0.25,
+        "after": [0.55, 0.55],
+        "gain": pytest.approx(0.3),
+        "ci95": None,
+    }
+    assert table["frozen proposer"]["ci95"] == pytest.approx([0.2 - 1.2706, 0.2 + 1.2706], abs=1e-4)
+    assert table["self-play over frozen"]["gain"] == pytest.approx(0.1)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import agentenv
 from agentenv.core.chat import TemplateFormat
 from agentenv.core.types import Document, Task
 from agentenv.data.world import WorldConfig, write_world
@@ -174,6 +175,33 @@ def test_what_is_not_named_is_that_of_the_set_or_of_the_environment() -> None:
     assert Benchmark("hotpotqa", "tiny", concurrency=1).concurrency == 1
 
 
+def test_no_two_seeds_or_samples_have_an_episode_seed_in_common() -> None:
+    """Added to the place of a question, seeds 0 and 1 gave question 1 and question 0 the same random numbers."""
+    firsts = [
+        Benchmark("hotpotqa", "tiny", seed=seed, sample=sample).episode_seed
+        for seed in (0, 1, 2, 1008, 1009)
+        for sample in (0, 1, 1008)
+    ]
+    episodes = [first + place for first in firsts for place in (0, 1, 2, 1_000_002)]
+    assert len(set(episodes)) == len(episodes)
+    assert firsts[0] == 0
+    assert max(Benchmark("hotpotqa", "tiny", seed=2**31, sample=1008).episode_seed, 0) < 2**63
+
+
+def test_seeds_sample_other_actions_for_every_question() -> None:
+    """One question asked twenty times: seed 1 samples none of what seed 0 sampled in another place."""
+    tasks = [Task(str(place), "What is 12 + 30?", ("42",)) for place in range(20)]
+    said = []
+    for seed in (0, 1):
+        found = agentenv.evaluate(
+            "tiny", env="agentenv/Calculator-v0", tasks=tasks, temperature=1.0, seed=seed, bounds=False
+        )
+        said.append([record["turns"][0]["action"] for record in found.episodes])
+    shifted = sum(one == other for one, other in zip(said[0][1:], said[1], strict=False))
+    assert len(set(said[0])) > 15
+    assert shifted < 3
+
+
 @pytest.mark.parametrize(
     ("given", "error", "named"),
     [
@@ -182,6 +210,7 @@ def test_what_is_not_named_is_that_of_the_set_or_of_the_environment() -> None:
         ({"seed": -1}, ConfigurationError, "-1"),
         ({"temperature": -0.5}, ConfigurationError, r"-0\.5.*\b0\b"),
         ({"sample": -2}, ConfigurationError, "-2"),
+        ({"sample": 1009}, ConfigurationError, "1009"),
         ({"format": "inlin"}, UnknownName, "'inlin'.*'inline'"),
         ({"family": "qwen"}, ConfigurationError, "'qwen'.*'inline'"),
         ({"format": "template", "family": "qwen"}, ConfigurationError, "'qwen'.*'template'"),

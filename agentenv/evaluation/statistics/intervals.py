@@ -17,6 +17,8 @@ _HALVINGS = 60
 _DRAWS = 10_000  # of signs
 _ALL_SIGNS = 20  # sums, from which on signs are drawn: there are 2^n choices
 _STEPS = 300  # of the continued fraction, which needs a multiple of sqrt(max(a, b))
+FEW = 20
+"""Values below which resampling has too little to draw from: no resample of three reaches beyond the largest of them."""
 _ROUNDING = 1e-9  # of the scale of scores: what is closer together is equal
 
 
@@ -208,8 +210,8 @@ def all_equal(x: Floats) -> bool:
 
 
 def few_differ(x: Floats) -> bool:
-    """Whether fewer than twenty values of ``x`` differ from the commonest one: resampling has too little to draw from."""
-    return x.size - _commonest(x) < 20
+    """Whether fewer than `FEW` values of ``x`` differ from the commonest one."""
+    return x.size - _commonest(x) < FEW
 
 
 def mostly_equal(x: Floats) -> bool:

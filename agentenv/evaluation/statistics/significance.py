@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.statistics.intervals import (
+    FEW,
     bounded_interval,
     difference_interval,
     few_differ,
@@ -112,7 +113,8 @@ def estimate(
 
     - 0/1 values, fewer than `SMALL_SAMPLE` or nearly all equal: Wilson's;
     - values in [0, 1] that are nearly all equal: Wilson's for their sum (`bounded_interval`);
-    - others, fewer than `SMALL_SAMPLE`: the bootstrap with its percentiles moved out to Student's t (Hesterberg 2015);
+    - others, fewer than `FEW`: Student's t; fewer than `SMALL_SAMPLE`: the bootstrap with its percentiles moved out to
+      Student's t (Hesterberg 2015);
     - from `SMALL_SAMPLE` on: the percentile bootstrap;
     - one value, values of one cluster, or equal values, that leave [0, 1]: the whole line, because nothing bounds the mean
       and nothing tells of the spread.
@@ -156,6 +158,8 @@ def _interval(
         return *bounded_interval(x, members, level), "wilson"
     if x.size == 1:
         return -inf, inf, "t"  # nothing bounds the value, and one tells nothing of the spread
+    if x.size < FEW:
+        return *_student(x, members, level), "t"
     if few:
         return *_expanded(x, level, seed), "bootstrap expanded"
     return *bootstrap_ci(x, level=level, seed=seed), "bootstrap"
@@ -179,6 +183,16 @@ def _expanded(x: Floats, level: float, seed: int, resamples: int = 10_000) -> tu
     tail = NormalDist().cdf(-reach)
     low, high = np.quantile(_bootstrap_means(x, resamples, seed), (tail, 1 - tail))
     return float(low), float(high)
+
+
+def _expanded_p(share: float, n: int) -> float:
+    """The p-value whose expanded interval ends at zero, where ``share`` of the resampled means of N lie beyond it.
+
+    The inverse of `_expanded`: z = Phi^-1(share) is sqrt(N / (N - 1)) t, and p = P(|T| >= |t|) with N - 1 degrees of
+    freedom. Twice the share itself is too small for few questions, whose resampled means spread too little.
+    """
+    z = NormalDist().inv_cdf(min(share, 0.5))
+    return t_two_sided(z * sqrt((n - 1) / n), n - 1)
 
 
 def standard_error(values: ArrayLike, clusters: Sequence[Hashable] | None = None) -> float:
@@ -293,12 +307,14 @@ def paired_bootstrap(
 
     With fewer ``clusters`` than questions whole clusters are drawn. Where the bootstrap is too narrow another interval
     stands for it: `difference_interval` with the p-value of `sign_flip_p` where nearly all differences are equal (of
-    differences that leave [-1, 1], half of them besides), Student's t over fewer clusters than `SMALL_SAMPLE`, and
-    percentiles moved out to Student's t for fewer questions than that. One question, or one cluster, whose difference
-    leaves [-1, 1] has no interval.
+    differences that leave [-1, 1], half of them besides), Student's t over fewer questions than `FEW` or fewer clusters
+    than `SMALL_SAMPLE`, and percentiles moved out to Student's t for fewer questions than that. One question, or one
+    cluster, whose difference leaves [-1, 1] has no interval.
 
-    The p-value of the bootstrap is twice the smaller share of resampled means on either side of zero, counting zero on both,
-    with one added above and below so that it is never 0 (Davison and Hinkley 1997, eq. 4.11).
+    The p-value of the bootstrap is twice the smaller share of resampled means on either side of zero, counting zero on
+    both, with one added above and below so that it is never 0 (Davison and Hinkley 1997, eq. 4.11). Where the percentiles
+    are moved out, that share is moved with them (`_expanded_p`), so that the p-value is at most 1 - ``level`` where the
+    interval excludes zero.
 
     Raises:
         ConfigurationError: the two lengths differ, or as in `bootstrap_ci`.
@@ -315,7 +331,7 @@ def paired_bootstrap(
         low, high = difference_interval(d, members, level)
         method = "mover clustered" if clustered else "mover"
         return PairedDifference(float(d.mean()), low, high, sign_flip_p(d, members), method)
-    if x.size == 1 or few_clusters:
+    if x.size < FEW or few_clusters:
         low, high = _student(d, members, level)
         error, df = robust_error(d, members)
         p_value = t_two_sided(float(d.mean()) / error, df) if error > 0 else sign_flip_p(d, members)
@@ -327,8 +343,8 @@ def paired_bootstrap(
     low, high = (float(end) for end in np.quantile(means, _tails(level)))
     if not clustered and x.size < SMALL_SAMPLE:
         method, (low, high) = "bootstrap expanded", _expanded(d, level, seed, resamples)
-    smaller = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    p_value = min(1.0, 2 * (smaller + 1) / (resamples + 1))
+    smaller = (min(int((means <= 0).sum()), int((means >= 0).sum())) + 1) / (resamples + 1)
+    p_value = _expanded_p(smaller, x.size) if method == "bootstrap expanded" else min(1.0, 2 * smaller)
     return PairedDifference(float(d.mean()), low, high, p_value, method)
 
 

@@ -21,7 +21,7 @@ from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folde
 from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
 from agentenv.evaluation.records import EPISODES, RESULTS, read_evaluation, write_results
 from agentenv.evaluation.rubrics import get_rubric
-from agentenv.evaluation.runner import BATCH, Roll, play, to_record
+from agentenv.evaluation.runner import BATCH, Roll, first_seed, play, to_record
 from agentenv.policies.compute import use_compute
 from agentenv.policies.lora import trained_state
 from agentenv.policies.policy_spec import make_policy
@@ -52,7 +52,16 @@ def run_dev_evaluation(run: Run) -> dict[str, Any]:
     temperature = run.config.evaluation.temperature
     config = rollout_config(run.config.rollout, run.config.env, temperature=temperature)
     roll = plain_roll(run.config)
-    played = play(run.policy, run.chat, run.dev.make_env, run.dev.source.tasks, config, name="dev", roll=roll)
+    played = play(
+        run.policy,
+        run.chat,
+        run.dev.make_env,
+        run.dev.source.tasks,
+        config,
+        seed=first_seed(run.config.seed),
+        name="dev",
+        roll=roll,
+    )
     try:
         score = bound_of(map(to_record, played), run.config.evaluation.scorers[0], seed=run.config.seed)
     except Fault as error:
@@ -136,7 +145,7 @@ def _play_test_evaluation(run: Run, directory: Path, title: str, strategy: str) 
         run.display,
         title=title,
         scorer=scorers[0],
-        seed=config.seed,
+        seed=first_seed(config.seed),
         bounded=config.evaluation.bounds and strategy == "plain",
     )
     results = summarize_evaluation(
@@ -226,4 +235,6 @@ def play_under(
     asked = config.evaluation
     special = with_strategy and asked.strategy != "plain"
     roll = strategy_roll(asked.strategy, asked.strategy_options) if special else plain_roll(config)
-    return play(policy, chat, task_env.make_env, tasks, budgets, name="test", roll=roll)
+    return play(
+        policy, chat, task_env.make_env, tasks, budgets, seed=first_seed(config.seed), name="test", roll=roll
+    )

@@ -11,8 +11,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, pvariance
-from typing import Any, Literal
+from statistics import fmean, variance
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -36,6 +36,10 @@ from agentenv.trainers.task_sampling.step_budget import (
 
 CLASSES = 10
 """Of width .1 each, the last one with its upper end."""
+PRIOR_VARIANCE = 1 / 6
+"""Mean of p (1 - p) over success rates p that are all equally likely: what a class counts for before it was played."""
+PRIOR_FREEDOM = 8.0
+"""Degrees of freedom that `PRIOR_VARIANCE` counts for; see ``estimated_variance``."""
 _EQUAL = 1e-12  # deviation of equal probabilities by rounding
 
 Solved = Literal["any", "mean"]
@@ -107,29 +111,42 @@ def variance_allocation(variances_G: Sequence[float], total: int, *, low: int, h
     return sizes_G
 
 
+def estimated_variance(squares: float, freedom: float) -> float:
+    """(8 / 6 + S) / (8 + D): the variance of a class, S its squares about the group means and D their degrees of freedom.
+
+    What sum v / n will be is linear in v, so the sizes should rest on the mean of v given what was seen. This is its
+    credibility estimate (Bühlmann 1967, ASTIN Bulletin 4): S / D, which is unbiased, weighed against the prior mean by
+    E[Var(s^2)] / Var(v). For outcomes of 0 and 1 whose rates are all equally likely that quotient is worth 9 degrees of
+    freedom in groups of 2, 7.5 in groups of 4 and 6.75 in groups of 8. Without a prior a class whose few groups were all
+    equal would have a variance of 0, and so the fewest rollouts, where a single mixed group costs the most.
+    """
+    return (PRIOR_FREEDOM * PRIOR_VARIANCE + squares) / (PRIOR_FREEDOM + freedom)
+
+
 @dataclass(kw_only=True)
 class DifficultyGame:
     """What both games remember of the tasks and of the classes.
 
     Args:
-        solved: Outcome of a task in a step: ``any`` is 1 where one of its episodes succeeded (published), ``mean`` the share
-            that did. Under ``any`` many tasks soon stand in the highest class.
+        solved: Outcome of a task in a step: ``mean`` is the share of its episodes that succeeded, ``any`` is 1 where one of
+            them did (published). Under ``any`` most tasks soon stand in the highest class, whatever their share, and a game
+            over classes then has next to nothing to choose among.
         window: Steps over which the mean of a task is taken; 0 is all.
         margin: See ``difficulty_class``.
-        rate: Weight of a step in the mean of a class.
+        rate: Weight of a step in what is known of a class; what came before keeps 1 - ``rate`` of its own.
     """
 
-    solved: Solved = "any"
+    solved: Solved = "mean"
     window: int = 0
     margin: float = 0.0
     rate: float = 0.1
     replays = False
+    remembered: ClassVar[tuple[str, ...]] = ("outcomes", "classes")
+    """The fields that a checkpoint has."""
     outcomes: dict[int, list[float]] = field(init=False, default_factory=dict)
     """By task."""
     classes: dict[int, int] = field(init=False, default_factory=dict)
     """By task; one that was never played is in class 0."""
-    means: dict[int, float] = field(init=False, default_factory=dict)
-    """What the game follows, by class."""
 
     def __post_init__(self) -> None:
         require("window", self.window, self.window >= 0, "at least 0")
@@ -140,23 +157,8 @@ class DifficultyGame:
         """The class of a task now."""
         return self.classes.get(task, 0)
 
-    def learn(
-        self, groups: Sequence[Group], followed: Mapping[int, float], *, per_share: bool = False
-    ) -> None:
-        """Moves the mean of each class by what it was in this step, and then the tasks to their new classes.
-
-        Args:
-            groups: Those that were played; the tasks of those with outcomes move.
-            followed: What the game follows of each group that takes part in it, by its place.
-            per_share: Whether what a class was is divided by its share of these groups.
-        """
-        by_class: dict[int, list[float]] = {}
-        for place, value in followed.items():
-            # By the classes before the tasks move, in which the step was played.
-            by_class.setdefault(self.class_of(groups[place].task), []).append(value)
-        for number, values in by_class.items():
-            share = len(values) / len(followed) if per_share else 1.0
-            self.means[number] = moved(self.means.get(number), fmean(values) / share, self.rate)
+    def move_tasks(self, groups: Sequence[Group]) -> None:
+        """Moves the tasks of ``groups`` that have outcomes to their new classes."""
         for group in groups:
             if group.rewards:
                 self.outcomes[group.task] = mine = self.outcomes_with(group)
@@ -173,11 +175,11 @@ class DifficultyGame:
 
     def state_dict(self) -> dict[str, Any]:
         """What is known of tasks and classes, as pairs."""
-        return {name: [*getattr(self, name).items()] for name in ("outcomes", "classes", "means")}
+        return {name: [*getattr(self, name).items()] for name in self.remembered}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up where ``state_dict`` stood."""
-        for name in ("outcomes", "classes", "means"):
+        for name in self.remembered:
             setattr(self, name, {int(key): value for key, value in state.get(name, ())})
 
 
@@ -227,6 +229,9 @@ class PromptGame(DifficultyGame):
     per_share: bool = False
     z_bound: float = 0.0
     leave_out: bool = False
+    remembered: ClassVar[tuple[str, ...]] = ("outcomes", "classes", "means")
+    means: dict[int, float] = field(init=False, default_factory=dict)
+    """The moving mean of the loss, by class."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -261,13 +266,23 @@ class PromptGame(DifficultyGame):
         ]
         # Groups lost to faults are left out: to call their loss 1 would make their class look hard.
         losses = {i: self._loss(groups[i]) for i in taking_part if groups[i].rewards}
-        self.learn(groups, losses, per_share=self.per_share)
+        self._follow(groups, losses)
+        self.move_tasks(groups)
         if self.apply != "draw" and taking_part:
             factors = self._factors([played_in[i] for i in taking_part])
             for i in taking_part:
                 groups[i].members = [weighted(member, factors[played_in[i]]) for member in groups[i].members]
         metrics = {f"loss_class_{number}": self.means[number] for number in sorted(self.means)}
         return Selection([groups[i] for i in taking_part], metrics=metrics)
+
+    def _follow(self, groups: Sequence[Group], losses: Mapping[int, float]) -> None:
+        """Moves the mean loss of each class by the ``losses`` of its groups, which are named by their places."""
+        by_class: dict[int, list[float]] = {}
+        for place, loss in losses.items():
+            by_class.setdefault(self.class_of(groups[place].task), []).append(loss)
+        for number, mine in by_class.items():
+            share = len(mine) / len(losses) if self.per_share else 1.0
+            self.means[number] = moved(self.means.get(number), fmean(mine) / share, self.rate)
 
     def _loss(self, group: Group) -> float:
         """What the game follows of a group with outcomes."""
@@ -308,7 +323,8 @@ class RolloutGame(DifficultyGame):
     """Draws tasks uniformly and plays those longer whose class of difficulty has rewards of larger variance.
 
     GDRO, Panaganti et al. 2026, arXiv:2601.19280, its game over rollouts, by the closed form of its theory: see
-    ``variance_allocation``, or by the bandit that the paper plays (``rollout_bandit.py``). The loss of an arm n of the
+    ``variance_allocation``, or by the bandit that the paper plays (``rollout_bandit.py``). The theory knows the variance of
+    a class; here it is estimated (``estimated_variance``), with a prior that is this project's. The loss of an arm n of the
     bandit is v / n, the variance of the mean reward, which the theory minimises, over the largest there is; the surrogate
     loss that the paper names is 0 on policy for every group whose credit is standardised. Exploration, bonus, price and
     bounds are this project's. A bandit tries the arms of a class by turns before it prefers one.
@@ -318,7 +334,7 @@ class RolloutGame(DifficultyGame):
         exploration: Share of the plays of a bandit that is uniform over its arms.
         bonus: See ``updated_scores``.
         price_rate: See ``moved_price``; 0 leaves the price at 0.
-        fewest: Least rollouts of a task.
+        fewest: Least rollouts of a task; at least 2 for ``bandit``, which learns from the variance within a group.
         most: Most rollouts of a task; 0 is twice ``group_size``.
     """
 
@@ -328,6 +344,11 @@ class RolloutGame(DifficultyGame):
     price_rate: float = 0.001
     fewest: int = 2
     most: int = 0
+    remembered: ClassVar[tuple[str, ...]] = ("outcomes", "classes", "squares", "freedom")
+    squares: dict[int, float] = field(init=False, default_factory=dict)
+    """By class, squares of rewards about the means of their groups."""
+    freedom: dict[int, float] = field(init=False, default_factory=dict)
+    """By class, the degrees of freedom of these squares."""
     arms: dict[int, list[float]] = field(init=False, default_factory=dict)
     """Scores of the arms of each class, for ``bandit``."""
     price: float = field(init=False, default=0.0)
@@ -338,11 +359,12 @@ class RolloutGame(DifficultyGame):
         require("exploration", self.exploration, 0 < self.exploration <= 1, "within (0, 1]")
         require("bonus", self.bonus, self.bonus >= 0, "at least 0")
         require("price_rate", self.price_rate, self.price_rate >= 0, "at least 0")
-        require("fewest", self.fewest, self.fewest >= 1, "at least 1")
+        least = 2 if self.rule == "bandit" else 1
+        require("fewest", self.fewest, self.fewest >= least, f"at least {least}")
         require("most", self.most, self.most == 0 or self.most >= self.fewest, "0 or at least fewest")
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
-        """``questions`` tasks and the whole budget; a class of which nothing is known counts as the most varied one."""
+        """``questions`` tasks and the whole budget."""
         if step_budget.rounds:
             return []
         places = step_budget.draw_unplayed(step_budget.questions)
@@ -359,11 +381,8 @@ class RolloutGame(DifficultyGame):
             )
             by_class = dict(zip(counts, sizes, strict=True))
             return [TaskDraw(place, by_class[number]) for place, number in zip(places, numbers, strict=True)]
-        # As varied as the most varied class, so that tasks of a new class get enough rollouts to be known.
-        unknown = max(self.means.values(), default=1.0)
-        variances_G = [self.means.get(self.class_of(place), unknown) for place in places]
         sizes_G = variance_allocation(
-            variances_G,
+            [self.variance_of(place) for place in places],
             step_budget.remaining,
             low=min(self.fewest, step_budget.group_size),
             high=self.most or 2 * step_budget.group_size,
@@ -375,12 +394,32 @@ class RolloutGame(DifficultyGame):
         groups = step_budget.groups
         if self.rule == "bandit":
             self._play_bandits(groups, step_budget.group_size)
-        self.learn(groups, {i: pvariance(_clipped(g)) for i, g in enumerate(groups) if g.rewards})
-        metrics = {f"variance_class_{number}": self.means[number] for number in sorted(self.means)}
+        self.learn(groups)
+        metrics = {
+            f"variance_class_{number}": estimated_variance(self.squares[number], self.freedom[number])
+            for number in sorted(self.squares)
+        }
         metrics["largest_group"] = max(len(group.compared) for group in groups)
         if self.rule == "bandit":
             metrics["rollout_price"] = self.price
         return Selection(groups, metrics=metrics)
+
+    def variance_of(self, task: int) -> float:
+        """The variance of the rewards of a task, as it is estimated for its class."""
+        number = self.class_of(task)
+        return estimated_variance(self.squares.get(number, 0.0), self.freedom.get(number, 0.0))
+
+    def learn(self, groups: Sequence[Group]) -> None:
+        """Adds what was played to what is known of the classes, and then moves the tasks to their new ones."""
+        # By the classes before the tasks move, in which the step was played.
+        played = [(self.class_of(group.task), _clipped(group)) for group in groups if len(group.rewards) > 1]
+        for number in {number for number, _ in played}:
+            self.squares[number] = (1 - self.rate) * self.squares.get(number, 0.0)
+            self.freedom[number] = (1 - self.rate) * self.freedom.get(number, 0.0)
+        for number, rewards in played:
+            self.squares[number] += (len(rewards) - 1) * variance(rewards)
+            self.freedom[number] += len(rewards) - 1
+        self.move_tasks(groups)
 
     def _arms(self, group_size: int) -> list[int]:
         return list(range(min(self.fewest, group_size), (self.most or 2 * group_size) + 1))
@@ -394,9 +433,9 @@ class RolloutGame(DifficultyGame):
         variances: dict[tuple[int, int], list[float]] = {}
         for group in groups:
             # Of a size that is no arm are groups that a strategy made larger; no arm can learn from them.
-            if group.rewards and len(group.compared) in arms:
+            if len(group.rewards) > 1 and len(group.compared) in arms:
                 key = self.class_of(group.task), len(group.compared)
-                variances.setdefault(key, []).append(pvariance(_clipped(group)))
+                variances.setdefault(key, []).append(variance(_clipped(group)))
         for (number, size), found in variances.items():
             scores, arm = self._scores(number, len(arms)), arms.index(size)
             chances = arm_chances(scores, exploration=self.exploration)

@@ -75,15 +75,18 @@ def chosen_arms(
 
 
 def priced_loss(variance: float, rollouts: int, price: float, fewest: int) -> float:
-    """V / n over its largest value, .25 / fewest, plus price n, within [0, 1]: the loss of an arm of n rollouts.
+    """S^2 / n over its largest value, .25 / (fewest - 1), plus price n, within [0, 1]: the loss of an arm of n rollouts.
+
+    The variance is the unbiased one, so that its mean is the same for all arms. Taken about the mean of the group itself
+    without n / (n - 1), two rollouts would seem to vary half as much as many, and the smallest arm to be better than it is.
 
     Args:
-        variance: v, of rewards in [0, 1].
+        variance: s^2, the unbiased variance of n rewards in [0, 1]; at most n / (4 (n - 1)).
         rollouts: n.
         price: Of a rollout, which the paper adds.
-        fewest: Rollouts of the smallest arm.
+        fewest: Rollouts of the smallest arm, at least 2.
     """
-    return min(max(4 * fewest * variance / rollouts + price * rollouts, 0.0), 1.0)
+    return min(max(4 * (fewest - 1) * variance / rollouts + price * rollouts, 0.0), 1.0)
 
 
 def moved_price(price: float, spent: float, wanted: float, rate: float) -> float:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigurationError
+from agentenv.evaluation.statistics.intervals import t_two_sided
 from agentenv.evaluation.statistics.significance import (
     all_at_k,
     bootstrap_ci,
@@ -73,7 +74,9 @@ def test_estimate_takes_wilson_where_the_bootstrap_has_no_width() -> None:
     assert estimate([0.5, 0.0]).method == "wilson"  # two values tell a bootstrap nothing
     assert estimate([n / 40 for n in range(40)]).method == "bootstrap expanded"
     assert estimate([n / 200 for n in range(200)]).method == "bootstrap"
-    assert estimate([-1.0, 3.0]).method == "bootstrap expanded"
+    assert estimate([-1.0, 3.0]).method == "t"
+    assert estimate([-1.0, *range(18)]).method == "t"
+    assert estimate([-1.0, *range(19)]).method == "bootstrap expanded"
 
 
 def test_levels_and_resamples_are_those_asked_for() -> None:
@@ -94,14 +97,16 @@ def test_levels_and_resamples_are_those_asked_for() -> None:
 
 
 def test_few_scores_move_the_bootstrap_out_to_students_t() -> None:
-    # t(.975, 9) = 2.262157 and t(.9, 9) = 1.383029, with 10/9 for the variance.
-    values = [-1.0, -0.7, -0.25, 0.1, 0.35, 0.5, 0.8, 1.4, 1.7, 2.0]
-    for level, t in ((0.95, 2.262157), (0.8, 1.383029)):
-        inside = 1 - 2 * NormalDist().cdf(-sqrt(10 / 9) * t)
+    # t(.975, 19) = 2.093024 and t(.9, 19) = 1.327728, with 20/19 for the variance.
+    values = [
+        one + step for one in (-1.0, -0.7, -0.25, 0.1, 0.35, 0.5, 0.8, 1.4, 1.7, 2.0) for step in (0, 0.05)
+    ]
+    for level, t in ((0.95, 2.093024), (0.8, 1.327728)):
+        inside = 1 - 2 * NormalDist().cdf(-sqrt(20 / 19) * t)
         found = estimate(values, level=level, seed=5)
         assert found.method == "bootstrap expanded"
         assert (found.low, found.high) == pytest.approx(bootstrap_ci(values, level=inside, seed=5), abs=1e-3)
-        pairs = paired_bootstrap([0.0] * 10, values, level=level, seed=5)
+        pairs = paired_bootstrap([0.0] * 20, values, level=level, seed=5)
         assert (pairs.low, pairs.high, pairs.method) == (found.low, found.high, "bootstrap expanded")
     assert estimate(values, seed=5) != estimate(values, seed=6)
 
@@ -134,7 +139,7 @@ def test_values_that_nothing_bounds_have_no_bound_where_none_leaves_the_interval
     assert estimate(values, clusters=[0, 0, 0]).ci95 is not None
     assert estimate(values, clusters=[0, 0, 0], unbounded=True).ci95 is None
     spread = estimate(values, unbounded=True)
-    assert spread.method == ("unknown" if len(set(values)) == 1 else "bootstrap expanded")
+    assert spread.method == ("unknown" if len(set(values)) == 1 else "t")
 
 
 def test_clusters_of_unequal_size_weigh_by_their_questions() -> None:
@@ -175,7 +180,8 @@ def test_the_method_of_a_difference_follows_the_differences() -> None:
     assert paired_bootstrap(zeros, one).method == "mover"
     assert paired_bootstrap(zeros, one, clusters=[i // 2 for i in range(400)]).method == "mover clustered"
     assert paired_bootstrap(zeros, [2.0] + [0.0] * 399).method == "mover"
-    assert paired_bootstrap(zeros[:9], [2.0] * 4 + [1.0, 0.5, 0.3, 0.2, 0.1]).method == "bootstrap expanded"
+    assert paired_bootstrap(zeros[:9], [2.0] * 4 + [1.0, 0.5, 0.3, 0.2, 0.1]).method == "t"
+    assert paired_bootstrap(zeros[:20], [n / 4 for n in range(20)]).method == "bootstrap expanded"
     # Within each cluster a win and a loss: questions differ, clusters do not.
     wins = [1.0, -1.0] * 200
     assert paired_bootstrap(zeros, wins, clusters=[i // 2 for i in range(400)]).method == "mover clustered"
@@ -429,6 +435,46 @@ def test_one_pair_has_a_difference_and_nothing_else() -> None:
     assert found.p_value == 1.0
     assert estimate([2.0]).method == "t"
     assert estimate([2.0]).ci95 is None
+
+
+def test_few_values_without_a_bound_have_students_interval() -> None:
+    """-1, 1 and 6: mean 2, deviation sqrt(13), t(.975, 2) = 4.302653, so 2 -+ 4.302653 sqrt(13/3) = 2 -+ 8.957.
+
+    No resample has a mean outside of [-1, 6], so that percentiles, however far out, gave an interval without 0 to one in
+    four of all triples around 0. The p-value for 2 degrees of freedom is 1 - t / sqrt(2 + t^2), with t = 2 / sqrt(13/3).
+    """
+    found, paired = estimate([-1.0, 1.0, 6.0]), paired_bootstrap([0.0] * 3, [-1.0, 1.0, 6.0])
+    for one in (found, paired):
+        assert (one.low, one.high, one.method) == (
+            pytest.approx(2 - 8.9567, abs=1e-3),
+            pytest.approx(10.9567, abs=1e-3),
+            "t",
+        )
+    t = 2 / sqrt(13 / 3)
+    assert paired.p_value == pytest.approx(1 - t / sqrt(2 + t * t))
+
+
+def test_the_p_value_of_moved_percentiles_agrees_with_their_interval() -> None:
+    """Of 24 differences the p-value is .05 where the interval just excludes 0, and about .05 of the samples are below it.
+
+    Twice the share of resampled means beyond 0 is smaller by the factor by which the percentiles are moved.
+    """
+    rng = np.random.default_rng(0)
+    agree = below = 0
+    for _ in range(400):
+        found = paired_bootstrap(np.zeros(24), rng.normal(size=24) * 3, resamples=2000)
+        assert found.method == "bootstrap expanded"
+        excluded = found.low > 0 or found.high < 0
+        agree += excluded == (found.p_value <= 0.05)
+        below += found.p_value <= 0.05
+    assert agree >= 396  # all but where the quantile falls between two resamples
+    assert below <= 33  # 20 expected, with a deviation of 4.4
+    shifted = rng.normal(size=24) * 3
+    shifted += 1.45 - shifted.mean()
+    found = paired_bootstrap(np.zeros(24), shifted)
+    means = shifted.std() / sqrt(24)  # of resampled means, which are nearly normal
+    t = 1.45 / (means * sqrt(24 / 23))
+    assert found.p_value == pytest.approx(t_two_sided(t, 23), rel=0.25)
 
 
 def test_the_p_value_of_students_t_by_hand() -> None:

@@ -24,10 +24,12 @@ def test_the_strategy_of_the_evaluation_plays_where_it_is_asked_for(
             "base": "lab-search",
             "test": {"limit": 2, "world": WORLD},
             "evaluation": {"strategy": strategy, "every": 1},
+            "seed": 3,
         },
         "a run",
     )
     found: list[str] = []
+    seeds: list[int] = []
 
     def get(name: str, options: dict[str, Any]) -> Any:
         made = get_strategy(name, options)
@@ -35,6 +37,7 @@ def test_the_strategy_of_the_evaluation_plays_where_it_is_asked_for(
         class Recorded:
             async def play(self, specs: Any, context: Any) -> Any:
                 found.append(name)
+                seeds.extend(spec.seed for spec in specs)
                 return await made.play(specs, context)
 
         return Recorded()
@@ -43,6 +46,8 @@ def test_the_strategy_of_the_evaluation_plays_where_it_is_asked_for(
     trajectories = evaluate.play_under(config, with_strategy=asked)
     assert [one.task.split for one in trajectories] == ["test", "test"]
     assert found == played
+    # Of run 3, the third stride of 1,009 samples of 1,000,003 questions: no other run draws these numbers.
+    assert seeds == [3 * 1009 * 1_000_003 + place for place in range(len(played))]
 
 
 def test_a_run_whose_searches_are_guided_by_entropy_is_evaluated() -> None:

@@ -3,7 +3,8 @@
 import json
 import math
 from itertools import product
-from typing import Literal
+from statistics import variance
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -75,11 +76,22 @@ def test_no_other_choice_is_better() -> None:
 
 
 def test_the_price() -> None:
-    """Of arms from 2 on the largest v / n is .25 / 2: v = .1 and n = 4 have .2 of it."""
-    assert priced_loss(0.1, 4, 0.1, 2) == pytest.approx(0.6)
-    assert priced_loss(0.25, 2, 0.1, 2) == 1.0
+    """Of arms from 2 on the largest s^2 / n is (1/2) / 2: s^2 = .1 and n = 4 have .1 of it."""
+    assert priced_loss(0.1, 4, 0.1, 2) == pytest.approx(0.5)
+    assert priced_loss(0.5, 2, 0.1, 2) == 1.0
     assert priced_loss(0.05, 4, -0.5, 2) == 0.0
     assert moved_price(0.1, 5.0, 4.0, 0.02) == pytest.approx(0.12)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_the_mean_loss_of_an_arm_is_the_variance_over_its_size(rate: float) -> None:
+    """Over all outcomes of n rollouts: 4 (2 - 1) v / n, so that an arm of 2 costs twice as much as one of 4."""
+    for size in (2, 4):
+        outcomes = list(product([0.0, 1.0], repeat=size))
+        chances = [math.prod(rate if one else 1 - rate for one in outcome) for outcome in outcomes]
+        losses = [priced_loss(variance(outcome), size, 0.0, 2) for outcome in outcomes]
+        mean = sum(chance * loss for chance, loss in zip(chances, losses, strict=True))
+        assert mean == pytest.approx(4 * rate * (1 - rate) / size)
 
 
 def test_the_game_spends_the_budget_learns_and_goes_on_from_a_checkpoint() -> None:
@@ -88,7 +100,7 @@ def test_the_game_spends_the_budget_learns_and_goes_on_from_a_checkpoint() -> No
     assert sum(draw.rollouts for draw in draws) == 8
     metrics = game.select(step_budget_of({0: [1.0, 0.0], 1: [0.0] * 6})).metrics
     assert metrics["rollout_price"] == 0.0  # four rollouts of a task on average, as wanted
-    # Arms 2 to 6 of class 0, all as likely: of 2 the loss is (1/4 / 2) / (1/4 / 2) = 1, of 6 it is 0.
+    # Arms 2 to 6 of class 0, all as likely: of 2 the loss is (1/2 / 2) / (1/2 / 2) = 1, of 6 it is 0.
     # The second of them is played with the chances that the first has left.
     first = updated_scores([0.0] * 5, np.full(5, 0.2), 0, 1.0, exploration=0.15, bonus=0.01)
     then = updated_scores(first, arm_chances(first, exploration=0.15), 4, 0.0, exploration=0.15, bonus=0.01)
@@ -128,8 +140,11 @@ def test_credit_may_be_weighed_in_place_of_the_draw() -> None:
     assert [draw.task for draw in low.draw(uniform)] == expected
 
 
-@pytest.mark.parametrize("option", [{"exploration": 0.0}, {"bonus": -0.1}, {"price_rate": -1.0}])
-def test_options_have_bounds(option: dict[str, float]) -> None:
-    (name,) = option
+@pytest.mark.parametrize(
+    "option",
+    [{"exploration": 0.0}, {"bonus": -0.1}, {"price_rate": -1.0}, {"rule": "bandit", "fewest": 1}],
+)
+def test_options_have_bounds(option: dict[str, Any]) -> None:
+    name = next(reversed(option))
     with pytest.raises(ConfigurationError, match=name):
-        RolloutGame(**option)  # type: ignore[arg-type]
+        RolloutGame(**option)
