@@ -26,7 +26,7 @@ from agentenv.core.io.files import (
     append_lines,
     discard_folder,
     new_folder,
-    recover_folder,
+    recover_folders,
     remove,
     write_bytes,
     write_text,
@@ -373,8 +373,8 @@ class RunFolder:
         return self._newest
 
     def _newest_intact(self, warn: Callable[[str], None]) -> Path | None:
-        for old in (self.path / "checkpoints").glob("step-*.old"):
-            recover_folder(old.with_suffix(""))  # killed while it was replaced
+        for name in ("checkpoints", "best", "league"):
+            recover_folders(self.path / name, "step-*")  # killed while one was replaced or removed
         checkpoints = self._checkpoints()
         for checkpoint in reversed(checkpoints):
             if _intact(checkpoint):

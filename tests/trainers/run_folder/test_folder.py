@@ -266,6 +266,25 @@ def test_a_checkpoint_that_was_being_replaced_when_the_process_died_comes_back(
     assert RunFolder.open(folder.path).resume(policy, learner, {"part": part}) == 3
 
 
+def test_a_checkpoint_that_was_being_dropped_when_the_process_died_stays_away(
+    made: tuple[RunFolder, Any, Learner, Counter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, policy, learner, part = made
+    folder.config = TrainConfig(checkpoints_kept=1)
+
+    def dies(path: Path) -> None:
+        next(path.iterdir()).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", dies)
+    with pytest.raises(KeyboardInterrupt):
+        folder.save_checkpoint(4, policy, learner, {"part": part})
+    monkeypatch.undo()
+    assert RunFolder.open(folder.path).resume(policy, learner, {"part": part}) == 4
+    left = {path.name for path in (folder.path / "checkpoints").iterdir()}
+    assert left <= {"step-000003", "step-000004"}  # the second one may not have been reached
+
+
 def test_whoever_loses_a_folder_leaves_the_files_of_whoever_has_it(tmp_path: Path) -> None:
     """Both have looked before either of them wrote."""
     path = tmp_path / "run"
