@@ -228,5 +228,19 @@ class LiveDisplays(ExitStack):
         return bool(suppressed)
 
 
+def indexing(display: Display) -> Callable[[int, int], None]:
+    """Shows the passages that are encoded as a phase of their own, whose length is known once the first are."""
+    total = 0
+
+    def progress(done: int, passages: int) -> None:
+        nonlocal total
+        if total != passages:
+            total = passages
+            display.phase("indexing passages", total)
+        display.advance(done, {})
+
+    return progress
+
+
 def _minutes(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))

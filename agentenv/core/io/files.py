@@ -12,6 +12,8 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from agentenv.core.io.claims import claim
+
 _PART = ".part"
 _OLD = ".old"
 _GONE = ".gone"
@@ -116,27 +118,33 @@ def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
     Raises:
         OSError: it cannot be written, or is there already; ``path`` is then what it was before.
+        ConfigurationError: another process is filling it.
     """
     part = path.with_name(path.name + _PART)
+    if not replace and path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    taken = f"another process is writing {path}: wait for it, or choose another name"
+    if part.is_dir():
+        with claim(part, taken):  # whoever left it is dead
+            remove(part)
     if replace:
         recover_folder(path)
-    elif path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     remove(part)
-    try:
-        part.mkdir(parents=True)
-        with os_errors():
-            yield part
-        sync_folder(part)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            remove(part)
-        raise
-    if path.exists():
-        path.rename(path.with_name(path.name + _OLD))
-    part.rename(path)
-    sync(path.parent)
-    remove(path.with_name(path.name + _OLD))
+    part.mkdir(parents=True)
+    with claim(part, taken):
+        try:
+            with os_errors():
+                yield part
+            sync_folder(part)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                remove(part)
+            raise
+        if path.exists():
+            path.rename(path.with_name(path.name + _OLD))
+        part.rename(path)
+        sync(path.parent)
+        remove(path.with_name(path.name + _OLD))
 
 
 def recover_folder(path: Path) -> None:

@@ -5,14 +5,13 @@ back to its last checkpoint, so that the finished files equal those of a run tha
 """
 
 import errno
-import fcntl
 import gzip
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from agentenv.core.images import keep_image
+from agentenv.core.io.claims import claim
 from agentenv.core.io.digests import file_digests
 from agentenv.core.io.files import (
     append_lines,
@@ -416,19 +416,8 @@ class RunFolder:
                     remove(path)
 
 
-@contextmanager
-def _alone(path: Path) -> Iterator[int]:
-    place = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigurationError(
-            f"another process trains in {path}; wait for it, or choose another --out"
-        ) from error
-    else:
-        yield place
-    finally:
-        os.close(place)
+def _alone(path: Path) -> AbstractContextManager[int]:
+    return claim(path, f"another process trains in {path}; wait for it, or choose another --out")
 
 
 def _refuse_run(path: Path) -> None:
