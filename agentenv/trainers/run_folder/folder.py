@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -105,7 +105,9 @@ class RunFolder:
                 write_text(path / CONFIG, dump_config(config))
         except OSError:
             if made:
-                path.rmdir()
+                with suppress(OSError):  # the error that is raised is the first one
+                    (path / CONFIG).unlink(missing_ok=True)
+                    path.rmdir()
             raise
         return cls(path, config, fresh=True)
 
@@ -161,10 +163,14 @@ class RunFolder:
         except OSError:
             return True
 
+    @property
+    def begun(self) -> bool:
+        """Whether anything is in it that a run goes on from."""
+        return (self.path / "evaluation").exists() or (self.path / "metrics.jsonl").exists()
+
     def discard_unless_begun(self) -> None:
         """Removes the files of a run that failed before its first evaluation was written; for whoever has claimed it."""
-        begun = (self.path / "evaluation").exists() or (self.path / "metrics.jsonl").exists()
-        if begun or self._replaced():
+        if self.begun or self._replaced():
             return
         for name in (CONFIG, IDENTITY, "run.log"):
             (self.path / name).unlink(missing_ok=True)

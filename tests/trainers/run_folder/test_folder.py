@@ -1,5 +1,6 @@
 """Run folders: damaged checkpoints and logs, stray files, one run at a time, what checkpoints hold comes back."""
 
+import errno
 import json
 import re
 import shutil
@@ -283,6 +284,21 @@ def test_a_checkpoint_that_was_being_dropped_when_the_process_died_stays_away(
     assert RunFolder.open(folder.path).resume(policy, learner, {"part": part}) == 4
     left = {path.name for path in (folder.path / "checkpoints").iterdir()}
     assert left <= {"step-000003", "step-000004"}  # the second one may not have been reached
+
+
+def test_a_run_that_cannot_be_begun_leaves_nothing_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The configuration is there under its name when its folder cannot be brought to the disk."""
+
+    def broken(path: Path) -> None:
+        if path.name == "run":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr("agentenv.core.io.files.sync", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        RunFolder.create(tmp_path / "run", TrainConfig())
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_whoever_loses_a_folder_leaves_the_files_of_whoever_has_it(tmp_path: Path) -> None:
