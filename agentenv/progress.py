@@ -24,6 +24,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from agentenv.core.io.streams import forgiving
 from agentenv.errors import AgentEnvError
 
 _SHOWN = {
@@ -106,7 +107,7 @@ class LiveDisplay:
 
     def __init__(self, title: str, *, log: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._console = Console(file=sys.stderr, emoji=False, highlight=False)
+        self._console = Console(file=forgiving(sys.stderr), emoji=False, highlight=False)
         self._live = self._console.is_terminal
         self._progress = _Bar(
             TextColumn("[bold]{task.description}"),

@@ -135,7 +135,7 @@ class Runnable(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code: 0, 1 (failed), 2 (wrong usage), 130 or 143 (interrupted).
+    """Runs one command and returns the exit code: 0, 1 (failed), 2 (wrong usage), 129, 130 or 143 (interrupted).
 
     Without ``argv`` it runs the words of the command line, and the process then ends whatever threads are left in it.
     """

@@ -216,7 +216,7 @@ def run_benchmark(
     Raises:
         AgentEnvError: an unknown name, unreadable questions, a policy that cannot be loaded.
         ConfigurationError: ``out`` holds another evaluation, or another process evaluates there.
-        Fault, Interrupted: everything fails, or SIGINT or SIGTERM came; what was finished is kept.
+        Fault, Interrupted: everything fails, or SIGINT, SIGTERM or SIGHUP came; what was finished is kept.
     """
     check_names(benchmark, given)
     with evaluating(Path(out)):

@@ -63,7 +63,7 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         AgentEnvError: the configuration cannot be used.
         Fault: every episode of a step met an infrastructure failure, or no worker is left; a checkpoint is.
         Diverged: a loss, a gradient or the weights are not finite; the last checkpoint is from before that.
-        Interrupted: SIGINT or SIGTERM came; episodes under way are given up, and what was learned is in a checkpoint.
+        Interrupted: SIGINT, SIGTERM or SIGHUP came; episodes under way are given up, and what was learned is kept.
     """
     stopping = Interruptible("this step is finished first; a second signal ends at once")
     with folder.lock(), use_compute(folder.config.compute), stopping as stop:

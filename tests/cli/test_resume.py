@@ -408,7 +408,7 @@ def ended_in_order(out: Path, code: int, errors: str, undisturbed: Path, learned
 
 @pytest.mark.parametrize(
     ("place", "learned", "number"),
-    [("rollout", 2, "SIGINT"), ("rollout", 2, "SIGTERM"), ("update", 3, "SIGINT")],
+    [("rollout", 2, "SIGINT"), ("rollout", 2, "SIGTERM"), ("update", 3, "SIGINT"), ("update", 3, "SIGHUP")],
 )
 def test_a_signal_ends_a_run_in_order(
     start: Path,
@@ -435,6 +435,23 @@ def test_a_signal_ends_the_process_of_a_run(start: Path, undisturbed: Path, tmp_
         [sys.executable, "-c", PROGRAM, *argv], capture_output=True, check=False, text=True, timeout=300
     )
     ended_in_order(out, done.returncode, done.stderr, undisturbed, 3, "SIGTERM")
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_says(start: Path, tmp_path: Path) -> None:
+    """As when the `tee` behind it was killed."""
+    read, write = os.pipe()
+    os.close(read)
+    words = ["train", str(start / "run.toml"), "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-m", "agentenv", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=write,
+        check=False,
+        timeout=300,
+    )
+    os.close(write)
+    assert done.returncode == 0
+    assert (tmp_path / "out" / "results.json").is_file()
 
 
 def test_a_second_signal_ends_at_once(start: Path, tmp_path: Path) -> None:
