@@ -24,8 +24,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from agentenv.core.io.streams import forgiving
 from agentenv.errors import AgentEnvError
+from agentenv.streams import forgiving
 
 _SHOWN = {
     "score": "score",

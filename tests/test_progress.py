@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.core.io.streams import forgiving
 from agentenv.progress import LiveDisplay
+from agentenv.streams import forgiving
 
 
 class Clock:

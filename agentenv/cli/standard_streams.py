@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from agentenv.core.io.streams import forgiving
+from agentenv.streams import forgiving
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 

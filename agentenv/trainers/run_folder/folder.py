@@ -281,10 +281,11 @@ class RunFolder:
             (part / IDENTITY).write_text(self._identity.text(), encoding="utf-8")
             (part / _DIGESTS).write_text(json.dumps(_digests(part)), encoding="utf-8")
         self._newest = folder / f"step-{step:06d}"
-        for old in (
-            *self._checkpoints()[: -self.config.checkpoints_kept],
-            *_folders_in(self.path / "best")[:-1],
-        ):
+        self._drop_needless()
+
+    def _drop_needless(self) -> None:
+        kept = self.config.checkpoints_kept
+        for old in (*self._checkpoints()[:-kept], *_folders_in(self.path / "best")[:-1]):
             discard_folder(old)
 
     def keep_best(self, step: int, policy: TrainedPolicy, card: EpisodeCard) -> None:
@@ -368,6 +369,10 @@ class RunFolder:
             policy.resumed(state["version"])
         self._cut_back(step, warn)
         if checkpoint is not None:
+            if (
+                checkpoint == self.last_checkpoint()
+            ):  # otherwise those after it are damaged, and count for nothing
+                self._drop_needless()  # where the process was killed before it could
             for name, part in parts.items():
                 part.load_state_dict(state.get(name, {}))
         return step
