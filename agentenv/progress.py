@@ -25,6 +25,7 @@ from rich.progress import (
 from rich.text import Text
 
 from agentenv.errors import AgentEnvError
+from agentenv.streams import forgiving
 
 _SHOWN = {
     "score": "score",
@@ -106,7 +107,7 @@ class LiveDisplay:
 
     def __init__(self, title: str, *, log: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._console = Console(file=sys.stderr, emoji=False, highlight=False)
+        self._console = Console(file=forgiving(sys.stderr), emoji=False, highlight=False)
         self._live = self._console.is_terminal
         self._progress = _Bar(
             TextColumn("[bold]{task.description}"),
@@ -226,6 +227,20 @@ class LiveDisplays(ExitStack):
                 self._log.unlink(missing_ok=True)
                 self._out.rmdir()
         return bool(suppressed)
+
+
+def indexing(display: Display) -> Callable[[int, int], None]:
+    """Shows the passages that are encoded as a phase of their own, whose length is known once the first are."""
+    total = 0
+
+    def progress(done: int, passages: int) -> None:
+        nonlocal total
+        if total != passages:
+            total = passages
+            display.phase("indexing passages", total)
+        display.advance(done, {})
+
+    return progress
 
 
 def _minutes(seconds: float) -> str:

@@ -1,11 +1,14 @@
 """Covers what is said of a long piece of work where there is no terminal: how far, how fast, how long still."""
 
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from agentenv.progress import LiveDisplay
+from agentenv.streams import forgiving
 
 
 class Clock:
@@ -103,3 +106,20 @@ def test_a_log_on_a_full_disk_loses_its_lines_and_nothing_else(capsys: pytest.Ca
     printed = capsys.readouterr().err
     assert "Traceback" not in printed
     assert "a sentence" in printed
+
+
+def test_a_terminal_that_is_gone_does_not_end_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w", buffering=1) as gone, monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", forgiving(gone))
+        with LiveDisplay("run", log=tmp_path / "run.log") as display:
+            display.phase("training", 2)
+            display.warn("look here")
+            display.advance(2, {})
+        assert forgiving(sys.stderr) is sys.stderr
+        assert sys.stderr.fileno() == write
+        gone.buffer.raw.close()
+    assert "look here" in (tmp_path / "run.log").read_text()

@@ -135,7 +135,7 @@ class Runnable(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code: 0, 1 (failed), 2 (wrong usage), 130 or 143 (interrupted).
+    """Runs one command and returns the exit code: 0, 1 (failed), 2 (wrong usage), 129, 130 or 143 (interrupted).
 
     Without ``argv`` it runs the words of the command line, and the process then ends whatever threads are left in it.
     """
@@ -298,7 +298,8 @@ def _answer(document: dict[str, Any], text: str, json_only: bool) -> int:
 
 def _fail(who: str, error: BaseException, json_only: bool, code: int, sentence: str | None = None) -> int:
     """Says in one sentence on stderr what went wrong, and again as JSON on stdout if that was asked for."""
-    sentence = " ".join((sentence or str(error)).split())
+    sentence = "; ".join([sentence or str(error), *getattr(error, "__notes__", ())])
+    sentence = " ".join(sentence.split())
     print(f"{who}: {sentence}", file=sys.stderr)
     if json_only:
         print(as_json({"error": sentence, "kind": type(error).__name__}))

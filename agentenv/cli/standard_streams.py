@@ -6,11 +6,13 @@ import os
 import sys
 from typing import Any
 
+from agentenv.streams import forgiving
+
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def complete_streams() -> None:
-    """Opens what is closed of the three on the null device, and lets every text be printed.
+    """Opens what is closed of the three on the null device, lets every text be printed, and stderr be closed meanwhile.
 
     A socket or a file of a run would otherwise get the number of a closed stream, and what a library prints would be
     written into it. Characters that the terminal does not have are shown as escapes.
@@ -24,6 +26,9 @@ def complete_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    sys.stderr = forgiving(
+        sys.stderr
+    )  # of libraries too, whose bars of progress would end the work otherwise
 
 
 def drop_output() -> None:

@@ -5,15 +5,13 @@ names follow a grammar that no language has, and the splits share no invented wo
 """
 
 import json
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.io.files import sync, sync_folder
+from agentenv.core.io.files import new_folder
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Document, Task
 from agentenv.data.world_config import WorldConfig
@@ -65,9 +63,7 @@ def write_world(config: WorldConfig, out: Path) -> dict[str, Any]:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"{out} exists and is not an empty folder; give a new one.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
+    with new_folder(out) as folder:
         facts = generate_facts(config)
         questions = list(generate_questions(facts))
         _write_lines(folder / "questions.jsonl", (_question_row(task) for task in questions))
@@ -82,13 +78,6 @@ def write_world(config: WorldConfig, out: Path) -> dict[str, Any]:
             },
         }
         (folder / "world.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
-        folder.chmod(0o755)  # a temporary folder is private to its owner
-        sync_folder(folder)
-        folder.replace(out)
-        sync(out.parent)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
     return card
 
 

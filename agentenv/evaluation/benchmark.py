@@ -5,7 +5,7 @@ same benchmark on the same folder goes on where it stopped; the files are those 
 ``timings.jsonl``.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from agentenv.evaluation.eval_agent import (
     make_eval_agent,
     open_eval_agent,
 )
-from agentenv.evaluation.journal import CONFIG, CONTENTS, forget_contents, lock_folder, release
+from agentenv.evaluation.journal import CONFIG, CONTENTS, evaluating, forget_contents, lock_folder, release
 from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
 from agentenv.evaluation.records import EPISODES, RESULTS, read_results, write_results
 from agentenv.evaluation.report.report import PAGE, write_report
@@ -51,7 +51,7 @@ from agentenv.policies.card import EpisodeCard
 from agentenv.policies.openai import OpenAIPolicy
 from agentenv.policies.policy_spec import check_policy, is_endpoint, is_engine
 from agentenv.policies.tokenizer_digest import tokenizer_digest
-from agentenv.progress import Display
+from agentenv.progress import Display, indexing
 
 SEARCH, CODE, SQL = EnvConfig().id, "agentenv/Code-v0", "agentenv/SQL-v0"
 _FORM = ("format", "family", "template_options")
@@ -214,11 +214,17 @@ def run_benchmark(
 
     Raises:
         AgentEnvError: an unknown name, unreadable questions, a policy that cannot be loaded.
-        ConfigurationError: ``out`` holds another evaluation.
-        Fault, Interrupted: everything fails, or SIGINT or SIGTERM came; what was finished is kept.
+        ConfigurationError: ``out`` holds another evaluation, or another process evaluates there.
+        Fault, Interrupted: everything fails, or SIGINT, SIGTERM or SIGHUP came; what was finished is kept.
     """
-    out = Path(out)
     check_names(benchmark, given)
+    with evaluating(Path(out)):
+        return _run(benchmark, Path(out), display, given, retry_faults)
+
+
+def _run(
+    benchmark: Benchmark, out: Path, display: Display, given: BenchmarkParts, retry_faults: bool
+) -> dict[str, Any]:
     lock_folder(out, {"benchmark": _identity(benchmark)})
     display.phase("preparing questions and index", 0)
     source, search = _sources(benchmark)
@@ -396,22 +402,8 @@ def _open(
         opened=opened,
         tasks=given.tasks,
         retriever=given.retriever,
-        progress=_indexing(display),
+        progress=indexing(display),
     )
-
-
-def _indexing(display: Display) -> Callable[[int, int], None]:
-    """Shows the passages that are encoded as a phase of their own, whose length is known once the first are."""
-    total = 0
-
-    def progress(done: int, passages: int) -> None:
-        nonlocal total
-        if total != passages:
-            total = passages
-            display.phase("indexing passages", total)
-        display.advance(done, {})
-
-    return progress
 
 
 def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:

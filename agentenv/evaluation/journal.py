@@ -6,10 +6,12 @@ folder that holds something else. Wall-clock seconds go to a file of their own: 
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.io.claims import claim
 from agentenv.core.io.files import append_lines, write_text
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Task
@@ -105,6 +107,25 @@ def lock_folder(directory: Path, config: Mapping[str, Mapping[str, Any]], *, wri
 
         directory.mkdir(parents=True, exist_ok=True)
         write_text(path, tomli_w.dumps(plain))
+
+
+@contextmanager
+def evaluating(directory: Path) -> Iterator[None]:
+    """The folder of an evaluation is this process's alone within the block; one that stays empty is removed again.
+
+    Raises:
+        ConfigurationError: another process evaluates there.
+        OSError: it cannot be made.
+    """
+    made = not directory.exists()
+    directory.mkdir(parents=True, exist_ok=True)
+    with claim(directory, f"another process evaluates in {directory}: wait for it, or choose another --out"):
+        try:
+            yield
+        finally:
+            if made:
+                with suppress(OSError):  # it holds something, or is gone
+                    directory.rmdir()
 
 
 def is_of(directory: Path, config: Mapping[str, Mapping[str, Any]]) -> bool:

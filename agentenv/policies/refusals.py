@@ -134,7 +134,7 @@ def read_refusal(response: Response) -> Refused:
                 str(error.get("param") or ""),
                 isinstance(details, dict) and "flagged_input" in details,  # OpenRouter
             )
-    return Refused(response.status, _one_line(response.text))
+    return Refused(response.status, _one_line(f"{response.redirect} {response.text}"))
 
 
 def as_refusal(response: Response, error: Any) -> Response:

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import math
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agentenv.core.chat import TEXT_ALONE, cut_at_stop, ends_of_turn
 from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.images import PlacedImage, without_strays
+from agentenv.core.io.claims import claim
+from agentenv.core.io.files import os_errors, remove
 from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault, first_line
@@ -31,6 +35,9 @@ T = TypeVar("T")
 
 _SHARED_MEMORY = Path("/dev/shm")
 _CLOSE_S = 20.0
+_REST_S = 30.0  # in which an engine that has failed gets no new episode
+_HANDOVER = "agentenv-weights-"
+_HANDOVER_S = 60.0  # a younger folder may not be claimed yet
 
 
 class VLLMPolicy:
@@ -76,6 +83,7 @@ class VLLMPolicy:
         """What this process spends in forward passes; those of the engines are in their own."""
         self._config = config
         self._homes: dict[str, int] = {}
+        self._failed: dict[int, float] = {}  # when each engine has last failed
         self._engines: list[Engine] = []
         # Engines belong to the loop on which they were opened, and callers come from several.
         self._background = BackgroundLoop()
@@ -144,8 +152,10 @@ class VLLMPolicy:
     ) -> Completion:
         """Samples one chunk after ``prompt_ids``, some of which may stand for ``images``.
 
+        Where the engine of the episode fails, the episode goes on with another one.
+
         Raises:
-            PolicyFault: the engine failed or missed its deadline.
+            PolicyFault: every engine has failed lately, or missed its deadline.
             ContextTooSmall: the prompt alone fills the context.
             ConfigurationError: a temperature that vLLM would change or refuse, or images for a server or a model of text.
         """
@@ -159,9 +169,18 @@ class VLLMPolicy:
                 f"a prompt of {len(prompt_ids)} tokens fills the context of {self.context_tokens}"
             )
         bounded = replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        engine = self._engines[self._home(episode)]
-        sampled = await self._within(self._sample(engine, prompt_ids, bounded, tuple(images)))
-        return self._completion(sampled, bounded)
+        home = self._home(episode)
+        while True:
+            asked = self._sample(self._engines[home], prompt_ids, bounded, tuple(images))
+            try:
+                return self._completion(await self._within(asked), bounded)
+            except PolicyFault:
+                self._failed[home] = time.monotonic()
+                home = self._least_crowded()
+                if self._rests(home):
+                    raise
+                if episode is not None:
+                    self._homes[episode] = home
 
     async def _sample(
         self, engine: Engine, prompt_ids: Sequence[int], sampling: Sampling, images: tuple[PlacedImage, ...]
@@ -250,10 +269,16 @@ class VLLMPolicy:
 
     def _follow(self, version: int) -> None:
         # In memory where there is a file system for that: weights of gigabytes pass through it after every update.
-        parent = self._config.weights_dir or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
-        with tempfile.TemporaryDirectory(prefix="weights-", dir=parent) as folder:
-            write_weights(self.model, Path(folder))
-            self._wait(self._load(Path(folder), version), self._config.deadline_s, "take up weights")
+        usual = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+        parent = self._config.weights_dir or usual
+        with _handover(parent) as folder:
+            try:
+                with os_errors():
+                    write_weights(self.model, folder)
+            except OSError as error:
+                said = f"{error.strerror} where weights are handed to the engines (engine.weights_dir names another folder)"
+                raise OSError(error.errno, said, str(parent)) from error
+            self._wait(self._load(folder, version), self._config.deadline_s, "take up weights")
         self.version = version
 
     async def _load(self, folder: Path, version: int) -> None:
@@ -275,11 +300,22 @@ class VLLMPolicy:
         """The engine that the episode stays with; a new one goes where the fewest are."""
         if episode in self._homes:
             return self._homes[episode]
-        crowds = Counter(self._homes.values())
-        home = min(range(len(self._engines)), key=lambda i: crowds[i])
+        home = self._least_crowded()
         if episode is not None:
             self._homes[episode] = home
         return home
+
+    def _least_crowded(self) -> int:
+        """The engine with the fewest episodes among those that have not failed lately.
+
+        A dead one fails at once, so that it always has the fewest and would get nearly every new episode.
+        """
+        crowds = Counter(self._homes.values())
+        return min(range(len(self._engines)), key=lambda place: (self._rests(place), crowds[place]))
+
+    def _rests(self, place: int) -> bool:
+        """Whether an engine has failed lately."""
+        return time.monotonic() - self._failed.get(place, -math.inf) < _REST_S
 
     def _completion(self, sampled: Sampled, sampling: Sampling) -> Completion:
         """The sample up to the token that completes its first stop string.
@@ -297,6 +333,18 @@ class VLLMPolicy:
         versions = sampled.versions[:count]
         mixed = versions if len(set(versions)) > 1 else ()
         return Completion(ids[:count], text, sampled.logprobs[:count], finish, min(versions), versions=mixed)
+
+
+@contextlib.contextmanager
+def _handover(parent: Path) -> Iterator[Path]:
+    """A new folder in ``parent``, removed in the end; what killed processes have left there goes, as it may be memory."""
+    for left in parent.glob(f"{_HANDOVER}*"):
+        with contextlib.suppress(OSError, ConfigurationError):  # it is somebody else's, or in use
+            if time.time() - left.stat().st_mtime > _HANDOVER_S:
+                with claim(left, "it is in use"):
+                    remove(left)
+    with tempfile.TemporaryDirectory(prefix=_HANDOVER, dir=parent) as made, claim(Path(made), "it is in use"):
+        yield Path(made)
 
 
 def _read(folder: Path) -> "tuple[Any, int, tuple[int, ...], PixelReader | None]":

@@ -79,7 +79,7 @@ class RemoteEngine:
             logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
             spans = [(s["version"], s["start"], s["end"]) for s in choice.get("weight_versions") or ()]
             return sampled(tuple(choice["token_ids"]), logprobs, spans)
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise PolicyFault(f"{self._url} gives no sample of token ids: {error!r}") from error
 
     async def logprobs(
@@ -98,7 +98,7 @@ class RemoteEngine:
                 {int(i): float(e["logprob"]) for i, e in p.items()} for p in answer["prompt_logprobs"][1:]
             ]
             return tempered(ids, tables, temperature)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise PolicyFault(f"{self._url} gives no log-probs of a prompt: {error!r}") from error
 
     def _refuse(self, images: tuple[PlacedImage, ...]) -> None:

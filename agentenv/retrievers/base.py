@@ -155,8 +155,12 @@ def passage_of(fields: Any) -> Passage:
     passage = Passage(**fields)
     if not all(isinstance(text, str) for text in (passage.id, passage.title, passage.text)):
         raise TypeError("a passage has an id, a title and a text")
-    if not math.isfinite(passage.score):
-        raise ValueError(f"a passage has the score {passage.score}")
+    try:
+        finite = math.isfinite(passage.score)
+    except OverflowError:  # an integer that no float holds
+        finite = False
+    if not finite:
+        raise ValueError(f"a passage has the score {str(passage.score)[:40]}")
     return passage
 
 

@@ -38,7 +38,7 @@ from agentenv.trainers.league import league_of
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.learner.second_policy import split
 from agentenv.trainers.loop.evaluate import run_dev_evaluation, run_test_evaluation
-from agentenv.trainers.loop.metrics import retokenized_share, rollout_metrics
+from agentenv.trainers.loop.metrics import lost_episodes, retokenized_share, rollout_metrics
 from agentenv.trainers.loop.monitors import COLLAPSES, guarded, warnings_of
 from agentenv.trainers.loop.run import PhaseTimer, Run, content_digests, open_run
 from agentenv.trainers.loop.update import update_weights
@@ -63,7 +63,7 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         AgentEnvError: the configuration cannot be used.
         Fault: every episode of a step met an infrastructure failure, or no worker is left; a checkpoint is.
         Diverged: a loss, a gradient or the weights are not finite; the last checkpoint is from before that.
-        Interrupted: SIGINT or SIGTERM came; episodes under way are given up, and what was learned is in a checkpoint.
+        Interrupted: SIGINT, SIGTERM or SIGHUP came; episodes under way are given up, and what was learned is kept.
     """
     stopping = Interruptible("this step is finished first; a second signal ends at once")
     with folder.lock(), use_compute(folder.config.compute), stopping as stop:
@@ -72,9 +72,11 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
         except Interrupted as error:
             said = f"; what is learned is kept, go on with: {resume_command(folder.path)}"
             raise Interrupted(error.signal, said) from error
-        except (AgentEnvError, OSError):
+        except (AgentEnvError, OSError) as error:
             if folder.fresh:
                 folder.discard_unless_begun()
+            if isinstance(error, Fault | OSError) and folder.begun:
+                error.add_note(f"what was finished is kept, go on with: {resume_command(folder.path)}")
             raise
 
 
@@ -110,6 +112,8 @@ def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
         with stop.finishing():
             clock = PhaseTimer(run)
             batch = play_step(run, step, stop)
+            if said := lost_episodes(batch.played):
+                run.display.warn(f"step {step}: {said}")
             clock.lap("rollout")
             with naming_own_parts(named_parts(config).values()):
                 metrics = {"step": step} | _update(run, step, batch.trained)

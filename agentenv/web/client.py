@@ -11,12 +11,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from urllib.request import proxy_bypass
 from weakref import WeakKeyDictionary
 
 import httpx
 
 from agentenv.core.concurrency.backoff import retry_after
-from agentenv.errors import AgentEnvError, ConfigurationError
+from agentenv.errors import AgentEnvError, ConfigurationError, first_line
 from agentenv.web.gate import token_in
 from agentenv.web.retries import GaveUp, NotReached, RetryPolicy, TryAgain
 from agentenv.web.secrets import without_keys
@@ -33,6 +34,17 @@ _BROKEN = (
 _KEEPALIVE_S = 15.0  # less than servers keep an idle connection, or it closes under our hands
 _SHOWN = 200  # characters of a server's own words in an error
 _ENCODINGS = ("gzip", "deflate")
+_PROXIES = (
+    "http_proxy",
+    "HTTP_PROXY",
+    "https_proxy",
+    "HTTPS_PROXY",
+    "all_proxy",
+    "ALL_PROXY",
+    "no_proxy",
+    "NO_PROXY",
+)
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
 @dataclass(frozen=True)
@@ -76,8 +88,16 @@ class Response:
         return retry_after(self.headers.get("retry-after"), self.headers.get("date"))
 
     @property
+    def redirect(self) -> str:
+        """Where a redirect leads, as a clause of an error; empty of any other answer."""
+        place = self.headers.get("location") if 300 <= self.status < 400 else None
+        return f"it leads to {without_keys(place)[:_SHOWN]}, and no redirect is followed" if place else ""
+
+    @property
     def said(self) -> str:
         """The status, and what the server says about it."""
+        if self.redirect:
+            return f"status {self.status}: {self.redirect}"
         try:
             words = str(self.json()["error"])
         except (ValueError, TypeError, KeyError):
@@ -175,8 +195,9 @@ class HTTPClient:
                         )
         except _BROKEN as error:
             said = without_keys(str(error))  # a line of the answer, where that is no HTTP
+            said = f" ({said})" if said else ""
             kind = NotReached if isinstance(error, httpx.ConnectError) else TryAgain
-            raise kind(f"{type(error).__name__}{f' ({said})' if said else ''}") from error
+            raise kind(f"{type(error).__name__}{said}{_through_proxy(url)}") from error
         except (httpx.HTTPError, UnicodeEncodeError) as error:
             raise self._fault(f"{url}: {type(error).__name__}: {error}") from error
         return Response(response.status_code, response.headers, b"".join(chunks))
@@ -233,11 +254,24 @@ class HTTPClient:
             ) from error
 
     async def _client(self) -> httpx.AsyncClient:
-        """The client of the running loop, closed when the loop shuts down its asynchronous generators."""
+        """The client of the running loop, closed when the loop shuts down its asynchronous generators.
+
+        Raises:
+            ConfigurationError: the environment names a proxy or certificates that cannot be used.
+        """
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            policy = self.retry_policy
-            client = httpx.AsyncClient(
+            client = self._new_client()
+            self._clients[loop] = client
+            # A loop closes its generators and knows nothing of clients, so that a generator closes the client.
+            self._keepers[loop] = self._keep(loop, client)
+            await anext(self._keepers[loop])
+        return self._clients[loop]
+
+    def _new_client(self) -> httpx.AsyncClient:
+        policy = self.retry_policy
+        try:
+            return httpx.AsyncClient(
                 timeout=httpx.Timeout(policy.timeout_s, connect=policy.connect_s),
                 limits=httpx.Limits(
                     max_connections=policy.connections,
@@ -246,11 +280,12 @@ class HTTPClient:
                 ),
                 transport=self._transport,
             )
-            self._clients[loop] = client
-            # A loop closes its generators and knows nothing of clients, so that a generator closes the client.
-            self._keepers[loop] = self._keep(loop, client)
-            await anext(self._keepers[loop])
-        return self._clients[loop]
+        except (ImportError, ValueError, OSError, httpx.InvalidURL) as error:
+            named = [name for name in (*_PROXIES, *_CERTIFICATES) if os.environ.get(name)]
+            raise ConfigurationError(
+                f"{self.base} cannot be called: the environment sets {', '.join(named) or 'a proxy'}, and with that no "
+                f"connection can be made ({without_keys(first_line(error))}); correct or unset it."
+            ) from error
 
     async def _keep(self, loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> AsyncGenerator[None]:
         try:
@@ -259,6 +294,16 @@ class HTTPClient:
             self._clients.pop(loop, None)
             self._keepers.pop(loop, None)
             await client.aclose()
+
+
+def _through_proxy(url: str) -> str:
+    """For an error: by which variable the call went through a proxy; empty where it went there directly."""
+    asked = httpx.URL(url)
+    if proxy_bypass(asked.netloc.decode()):
+        return ""
+    schemes = (asked.scheme, "all")
+    names = [name for name in _PROXIES if name.lower().partition("_")[0] in schemes and os.environ.get(name)]
+    return f" through the proxy of the variable {names[0]}; NO_PROXY names hosts without one" if names else ""
 
 
 def run_in_thread(work: Coroutine[Any, Any, T]) -> T:

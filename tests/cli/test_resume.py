@@ -1,5 +1,6 @@
 """``agentenv train --resume``: what may change within a run, what may not, and what a signal or a lost race leaves."""
 
+import errno
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +303,42 @@ def test_an_evaluation_of_other_weights_is_made_anew(stopped: Path) -> None:
     assert (after / "results.json").read_bytes() == whole
 
 
+def test_a_full_disk_says_how_to_go_on(
+    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("agentenv.trainers.run_folder.folder.write_bytes", full)
+    last = said(["train", str(start / "run.toml"), "--out", str(out)], capsys)
+    assert "No space left on device" in last
+    assert f"agentenv train --resume {out}" in last
+    monkeypatch.undo()
+    assert main(["train", "--resume", str(out), "--json"]) == 0
+
+
+def test_the_log_says_which_episodes_of_which_step_were_lost_and_why(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = RolloutScheduler.batch
+
+    def lossy(scheduler: RolloutScheduler, step: int, at_once: Any) -> Any:
+        found = batch(scheduler, step, at_once)
+        if step == 2:
+            group = found.played[0]
+            group[0] = replace(group[0], valid=False, error="RetrieverFault: the index is gone")
+        return found
+
+    monkeypatch.setattr(RolloutScheduler, "batch", lossy)
+    assert main(["train", str(start / "run.toml"), "--out", str(tmp_path / "run"), "--json"]) == 0
+    warnings = [line for line in (tmp_path / "run" / "run.log").read_text().splitlines() if "WARNING" in line]
+    (lost,) = [line for line in warnings if "infrastructure" in line]
+    assert "step 2: 1 of 4 episodes" in lost
+    assert "the index is gone (1)" in lost
+
+
 def test_of_two_that_begin_in_one_folder_one_trains_and_one_says_so(start: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     argv = ["train", str(start / "run.toml"), "--out", str(out)]
@@ -370,7 +408,7 @@ def ended_in_order(out: Path, code: int, errors: str, undisturbed: Path, learned
 
 @pytest.mark.parametrize(
     ("place", "learned", "number"),
-    [("rollout", 2, "SIGINT"), ("rollout", 2, "SIGTERM"), ("update", 3, "SIGINT")],
+    [("rollout", 2, "SIGINT"), ("rollout", 2, "SIGTERM"), ("update", 3, "SIGINT"), ("update", 3, "SIGHUP")],
 )
 def test_a_signal_ends_a_run_in_order(
     start: Path,
@@ -397,6 +435,23 @@ def test_a_signal_ends_the_process_of_a_run(start: Path, undisturbed: Path, tmp_
         [sys.executable, "-c", PROGRAM, *argv], capture_output=True, check=False, text=True, timeout=300
     )
     ended_in_order(out, done.returncode, done.stderr, undisturbed, 3, "SIGTERM")
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_says(start: Path, tmp_path: Path) -> None:
+    """As when the `tee` behind it was killed."""
+    read, write = os.pipe()
+    os.close(read)
+    words = ["train", str(start / "run.toml"), "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-m", "agentenv", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=write,
+        check=False,
+        timeout=300,
+    )
+    os.close(write)
+    assert done.returncode == 0
+    assert (tmp_path / "out" / "results.json").is_file()
 
 
 def test_a_second_signal_ends_at_once(start: Path, tmp_path: Path) -> None:

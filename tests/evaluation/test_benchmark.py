@@ -8,6 +8,7 @@ import pytest
 
 import agentenv
 from agentenv.core.chat import TemplateFormat
+from agentenv.core.io.claims import claim
 from agentenv.core.types import Document, Task
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.envs.calculator import Calculator
@@ -18,7 +19,6 @@ from agentenv.evaluation.benchmark import (
     BenchmarkParts,
     _identity,
     _in_format,
-    _indexing,
     _options,
     _sources,
     check_names,
@@ -26,12 +26,13 @@ from agentenv.evaluation.benchmark import (
     run_benchmark,
 )
 from agentenv.evaluation.eval_agent import make_eval_agent
+from agentenv.evaluation.journal import evaluating
 from agentenv.evaluation.records import read_records
 from agentenv.policies.agent import AgentPolicy
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import ScriptedPolicy
-from agentenv.progress import SilentDisplay
+from agentenv.progress import SilentDisplay, indexing
 from agentenv.retrievers.encoder import HashEncoder
 from agentenv.retrievers.fakes import InMemoryRetriever
 
@@ -348,10 +349,22 @@ def test_the_index_is_a_phase_whose_length_is_told_once_and_again_where_another_
         def advance(self, done: int, metrics: dict[str, Any]) -> None:
             told.append((done, metrics))
 
-    progress = _indexing(Told())
+    progress = indexing(Told())
     for done, passages in ((1, 4), (4, 4), (2, 2)):
         progress(done, passages)
     assert told == [("indexing passages", 4), (1, {}), (4, {}), ("indexing passages", 2), (2, {})]
+
+
+def test_a_folder_in_which_somebody_evaluates_is_refused_and_left_as_it_is(
+    world: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with claim(tmp_path, "the folder above is another one"), evaluating(out):
+        (out / "run.log").touch()
+        with pytest.raises(ConfigurationError, match="out"):
+            evaluated(world, out, ScriptedPolicy(SCRIPT))
+        assert [path.name for path in out.iterdir()] == ["run.log"]
+    assert evaluated(world, out, ScriptedPolicy(SCRIPT))["n"] == 1
 
 
 def test_a_finished_folder_is_returned_and_its_page_made_again(world: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine
@@ -15,6 +16,7 @@ import torch
 from PIL import Image
 
 from agentenv.core.images import PlacedImage
+from agentenv.core.io.claims import claim
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.engine import Engine, EngineConfig, EngineRequest, Sampled
@@ -214,6 +216,67 @@ def test_a_caller_that_gives_up_ends_its_request() -> None:
         with pytest.raises(TimeoutError):
             asyncio.run(impatient())
         assert engine.cancelled.wait(10)
+
+
+class DeadEngine(WrittenEngine):
+    """A server that has died: every request fails at once."""
+
+    def __init__(self) -> None:
+        super().__init__("dead")
+        self.is_dead = True
+
+    async def sample(self, request: EngineRequest) -> Sampled:
+        done = await super().sample(request)
+        if self.is_dead:
+            raise PolicyFault("http://one:8000 does not answer")
+        return done
+
+
+def test_episodes_go_on_with_another_engine_where_theirs_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead engine has the fewest episodes, since they end at once; it must not get all new ones for that."""
+    dead, well = DeadEngine(), WrittenEngine("fine")
+    with policy_of(dead, well) as policy:
+        for number in range(20):
+            assert ask(policy, Sampling(4), episode=f"e{number}").text == "fine"
+            if number % 2:
+                policy.release(f"e{number}")
+        assert len(dead.requests) == 1
+        assert len(well.requests) == 20
+        monkeypatch.setattr("agentenv.policies.vllm._REST_S", 0.0)
+        dead.is_dead = False
+        assert ask(policy, Sampling(4), episode="later").text == "dead"  # it is back, and less crowded
+
+
+def test_where_every_engine_fails_the_episode_does() -> None:
+    first, second = DeadEngine(), DeadEngine()
+    with policy_of(first, second) as policy:
+        for _ in range(2):
+            with pytest.raises(PolicyFault, match="does not answer"):
+                ask(policy, Sampling(4))
+    assert len(first.requests) + len(second.requests) == 3  # two of the first episode, one of the second
+
+
+def test_weights_that_do_not_fit_name_their_place_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Safetensors says in words of its own that the memory is full. Folders of killed processes go, others stay."""
+    left, young, used = (tmp_path / f"agentenv-weights-{name}" for name in ("left", "young", "used"))
+    for folder in (left, young, used):
+        folder.mkdir()
+    for folder in (left, used):
+        os.utime(folder, (0, 0))
+
+    def full(*_: Any) -> None:
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with policy_of(WrittenEngine("a"), weights_dir=tmp_path) as policy, claim(used, "taken"):
+        with monkeypatch.context() as patch:
+            patch.setattr("agentenv.policies.vllm.write_weights", full)
+            with pytest.raises(OSError, match=r"No space left.*engine\.weights_dir") as caught:
+                policy.set_weights()
+        assert caught.value.filename == str(tmp_path)
+        assert policy.version == 0
+        assert sorted(tmp_path.iterdir()) == sorted([young, used])
 
 
 def test_engines_that_came_up_are_closed_when_a_later_one_does_not() -> None:

@@ -228,8 +228,9 @@ def test_a_refusal_in_the_middle_of_a_run_passes_or_costs_its_own_request(status
     with FakeEndpoint(scripted(Answer("Ada"), refused, Answer("Bo"), refused, refused)) as server:
         asked = client(server, retries=1)
         assert [ask(asked).text for _ in range(2)] == ["Ada", "Bo"]
-        with pytest.raises(EndpointFault, match=f"{status}.*maintenance"):
+        with pytest.raises(EndpointFault, match=f"{status}.*maintenance") as caught:
             ask(asked)
+    assert ("http://elsewhere/" in str(caught.value)) == (status < 400)
 
 
 def test_a_field_that_was_taken_before_is_no_mistake_of_the_configuration() -> None:

@@ -102,6 +102,11 @@ def test_failures_are_typed() -> None:
         asked(odd, lambda engine: engine.logprobs((1, 2), 1.0))
     with pytest.raises(PolicyFault, match="somewhere:8000"):
         asked(lambda _: httpx.Response(200, text="<html>"), lambda engine: engine.logprobs((1, 2), 1.0))
+    with pytest.raises(PolicyFault, match="gives no sample"):
+        asked(
+            Server(logprob=-(10**400)),
+            lambda engine: engine.sample(EngineRequest((1,), Sampling(1), ends=(2,))),
+        )
     with pytest.raises(PolicyFault, match="does not answer"):
         make_engine_policy(f"vllm:tiny@http://127.0.0.1:{free_port()}")
 

@@ -153,6 +153,9 @@ def test_another_index_than_before_is_a_fault() -> None:
     assert "f" * 12 in said
 
 
+PASSAGE = {"id": "a", "title": "b", "text": "c", "score": 1.0}
+
+
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
@@ -161,6 +164,7 @@ def test_another_index_than_before_is_a_fault() -> None:
         ({"index": "f" * 64, "results": [], "missing": []}, "0 results for 1 questions"),
         ({"index": "f" * 64, "results": [[{"id": "a"}]], "missing": []}, "passages of another shape"),
         ({"index": "f" * 64, "results": [[{"id": "a", "name": "b"}]], "missing": []}, "another shape"),
+        ({"index": "f" * 64, "results": [[PASSAGE | {"score": 10**400}]], "missing": []}, "the score 1000"),
     ],
 )
 def test_answers_of_another_shape_are_one_sentence(reply: Any, said: str) -> None:

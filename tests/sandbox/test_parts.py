@@ -4,6 +4,7 @@ import collections
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from agentenv.errors import ConfigurationError, SandboxFault, UnknownName
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.sandbox.grading import CallTest, CaseOutcome, StdioTest, Test, grade, judge_call, matches_text
-from agentenv.sandbox.jail import frames, plain, trees
+from agentenv.sandbox.jail import confine, frames, plain, trees
 from agentenv.sandbox.jail.output import Bounded
 from agentenv.sandbox.jail.signal_filter import SignalFilter
 from agentenv.sandbox.jail.worker import digest
@@ -466,3 +467,11 @@ def test_a_program_cannot_sleep_through_all_of_its_tests() -> None:
     found = grade(slow, "print(1)", tests)
     assert (found.passed, len(slow.programs), len(found.outcomes)) == (3, 3, 90)
     assert set(found.outcomes[3:]) == {CaseOutcome.TIMEOUT}
+
+
+def test_a_limit_of_the_caller_that_is_below_a_programs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than it was promised would let a program fail for reasons that are not its own."""
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (10, 10))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, values: pytest.fail("it was set"))
+    with pytest.raises(ValueError, match=r"RLIMIT_NOFILE.*10.*64"):
+        confine._set_limit(resource.RLIMIT_NOFILE, 64, 64)

@@ -170,6 +170,41 @@ def test_a_redirect_is_refused_and_no_key_goes_to_the_other_host(status: int) ->
     assert [request.url.host for request in line.calls] == ["server"]
 
 
+def test_a_redirect_that_is_refused_says_where_it_leads() -> None:
+    line = Line(httpx.Response(308, headers={"Location": "https://elsewhere:8443/ask"}))
+    with pytest.raises(RetrieverFault, match="https://elsewhere:8443/ask"):
+        call(line)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:1"),
+        ("HTTP_PROXY", "ftp://127.0.0.1:1"),
+        ("NO_PROXY", "[::1"),
+        ("SSL_CERT_FILE", "/nowhere/certificates.pem"),
+    ],
+)
+def test_settings_of_the_environment_that_cannot_be_used_are_named(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError, match=variable):
+        asyncio.run(client("http://server").call(ASK))
+
+
+def test_a_connection_that_fails_through_a_proxy_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://somebody:s3cret@127.0.0.1:1")
+    once = RetryPolicy(timeout_s=20.0, tries=1)
+    with pytest.raises(RetrieverFault, match="HTTP_PROXY") as caught:
+        asyncio.run(client("http://127.0.0.1:2", retry_policy=once).call(ASK))
+    assert "s3cret" not in str(caught.value)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(RetrieverFault, match="ConnectError") as caught:
+        asyncio.run(client("http://127.0.0.1:2", retry_policy=once).call(ASK))
+    assert "PROXY" not in str(caught.value)
+
+
 class Endless(httpx.AsyncByteStream):
     """A body that never ends."""
 

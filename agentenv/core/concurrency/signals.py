@@ -1,5 +1,6 @@
-"""SIGINT and SIGTERM: a long piece of work ends in order at the first one and at once at the second."""
+"""SIGINT, SIGTERM and SIGHUP: a long piece of work ends in order at the first one and at once at the second."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -8,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -21,10 +22,11 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruptible:
-    """A block in which the first SIGINT or SIGTERM raises ``Interrupted``, or waits where the block says ``finishing``.
+    """A block in which the first SIGINT, SIGTERM or SIGHUP raises ``Interrupted``, or waits where it says ``finishing``.
 
-    The second signal of either kind ends the process at once, as if nobody had taken care of it. In another thread than the
-    main one, which gets no signals, the block changes nothing.
+    The second signal of any kind ends the process at once, as if nobody had taken care of it. In another thread than the
+    main one, which gets no signals, the block changes nothing. A signal that the process was told to ignore, as `nohup` does
+    with SIGHUP, stays ignored.
     """
 
     def __init__(self, notice: str = "") -> None:
@@ -42,7 +44,8 @@ class Interruptible:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in _STOPPING}
+            heard = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._ask) for number in heard}
         return self
 
     def __exit__(self, *details: object) -> None:
@@ -50,13 +53,14 @@ class Interruptible:
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        for other in _STOPPING:
+        for other in self._before:
             signal.signal(other, signal.SIG_DFL)
         self.asked = number
         if not self._waits:
             raise Interrupted(number)
-        # `print` may be under way already, and may not be entered twice.
-        os.write(2, f"{signal.Signals(number).name}: {self._notice}\n".encode())
+        # `print` may be under way already, and may not be entered twice; after SIGHUP there may be no terminal.
+        with contextlib.suppress(OSError):
+            os.write(2, f"{signal.Signals(number).name}: {self._notice}\n".encode())
 
     def check(self) -> None:
         """Ends the work here if a signal has asked for it.

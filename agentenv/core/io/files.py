@@ -12,8 +12,11 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from agentenv.core.io.claims import claim
+
 _PART = ".part"
 _OLD = ".old"
+_GONE = ".gone"
 # Libraries written in Rust, such as safetensors, name an errno so.
 _ERRNO = re.compile(r"\(os error (\d+)\)")
 _LISTED = re.compile(r"\[Errno (\d+)\]")  # what went wrong with each file of a tree that shutil copied
@@ -115,31 +118,38 @@ def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
     Raises:
         OSError: it cannot be written, or is there already; ``path`` is then what it was before.
+        ConfigurationError: another process is filling it.
     """
     part = path.with_name(path.name + _PART)
+    if not replace and path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    taken = f"another process is writing {path}: wait for it, or choose another name"
+    if part.is_dir():
+        with claim(part, taken):  # whoever left it is dead
+            remove(part)
     if replace:
         recover_folder(path)
-    elif path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     remove(part)
-    try:
-        part.mkdir(parents=True)
-        with os_errors():
-            yield part
-        sync_folder(part)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            remove(part)
-        raise
-    if path.exists():
-        path.rename(path.with_name(path.name + _OLD))
-    part.rename(path)
-    sync(path.parent)
-    remove(path.with_name(path.name + _OLD))
+    part.mkdir(parents=True)
+    with claim(part, taken):
+        try:
+            with os_errors():
+                yield part
+            sync_folder(part)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                remove(part)
+            raise
+        if path.exists():
+            path.rename(path.with_name(path.name + _OLD))
+        part.rename(path)
+        sync(path.parent)
+        remove(path.with_name(path.name + _OLD))
 
 
 def recover_folder(path: Path) -> None:
-    """Finishes a ``new_folder`` that was killed between its renames: the older folder comes back, or goes."""
+    """Finishes what was killed halfway: the older folder comes back or goes, and what was being discarded goes."""
+    remove(path.with_name(path.name + _GONE))
     old = path.with_name(path.name + _OLD)
     if old.exists() and not path.exists():
         old.rename(path)
@@ -148,12 +158,18 @@ def recover_folder(path: Path) -> None:
 
 
 def discard_folder(path: Path) -> None:
-    """Removes a folder so that no half of it is ever left under its name."""
+    """Removes a folder so that no half of it is ever left under its name, nor brought back by ``recover_folder``."""
+    recover_folder(path)
     if path.exists():
-        going = path.with_name(path.name + _OLD)
-        remove(going)
+        going = path.with_name(path.name + _GONE)
         path.rename(going)
         remove(going)
+
+
+def recover_folders(parent: Path, pattern: str) -> None:
+    """``recover_folder`` for the folders in ``parent`` of names like ``pattern`` that a killed process has left halfway."""
+    for left in [*parent.glob(pattern + _OLD), *parent.glob(pattern + _GONE)]:
+        recover_folder(left.with_suffix(""))
 
 
 def remove(path: Path) -> None:
@@ -199,6 +215,7 @@ __all__ = [
     "os_errors",
     "put_in_place",
     "recover_folder",
+    "recover_folders",
     "remove",
     "replacing",
     "sync",

@@ -14,7 +14,6 @@ A build that was taken up gives the same vectors as one that was not, because pa
 is the same file too, except for a graph (HNSW) that was taken up in its third pass: its levels are drawn anew.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from agentenv.core.io.claims import claim
 from agentenv.core.io.files import sync, sync_folder
 from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.retrievers.bm25 import BM25Retriever
@@ -187,7 +187,8 @@ def _site(out: Path) -> Iterator[tuple[Path, Path]]:
     new, work = site / "new", site / "work"
     try:
         work.mkdir(parents=True, exist_ok=True)
-        with _alone(site / "lock", out):
+        (site / "lock").touch()
+        with claim(site / "lock", f"Another process is building {out}; wait for it or stop it."):
             if (site / "old").exists() and not out.exists():  # killed between the two renames below
                 (site / "old").rename(out)
             shutil.rmtree(new, ignore_errors=True)
@@ -209,14 +210,3 @@ def _site(out: Path) -> Iterator[tuple[Path, Path]]:
     except OSError as error:
         kept = "; what is encoded is kept, run the same command again" if (work / JOURNAL).exists() else ""
         raise ConfigurationError(f"{out} cannot be written: {error.strerror or error}{kept}.") from error
-
-
-@contextmanager
-def _alone(path: Path, out: Path) -> Iterator[None]:
-    """Holds a lock that ends with this process, however it ends."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigurationError(f"Another process is building {out}; wait for it or stop it.") from error
-        yield

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -12,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from agentenv.core.io.files import sync, sync_folder
+from agentenv.core.io.files import new_folder as filling
 from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch
 from agentenv.retrievers.storage import mapped_corpus
 from agentenv.retrievers.storage.checksums import FileSums, file_sums, verify_files
@@ -195,21 +193,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     """
     refuse_other_content(out)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        # Beside its goal, because a rename works within one file system alone.
-        room = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    except OSError as error:
-        raise ConfigurationError(f"{out} cannot be written: {error.strerror}.") from error
-    try:
-        fresh = room / "new"
-        fresh.mkdir()
-        yield fresh
-        sync_folder(fresh)
-        if out.exists():
-            out.rename(room / "old")
-        fresh.rename(out)
-        sync(out.parent)
+        with filling(out, replace=True) as fresh:
+            yield fresh
     except OSError as error:
         raise ConfigurationError(f"{out} cannot be written: {error.strerror or error}.") from error
-    finally:
-        shutil.rmtree(room, ignore_errors=True)

@@ -186,13 +186,29 @@ def limit(limits: dict[str, Any], size: int, *, isolated: bool, session: bool) -
         bounds[resource.RLIMIT_NPROC] = limits["processes"]
     # Soft and hard limit alike, or the program could raise the soft one again.
     for kind, value in bounds.items():
-        resource.setrlimit(kind, (value, value))
+        _set_limit(kind, value, value)
     os.nice(NICE)
     if not session:
         seconds = max(1, round(limits["cpu_s"]))
         # A second apart: SIGXCPU comes first and tells a timeout from a kill, and SIGKILL ends a program that ignores
         # it.
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        _set_limit(resource.RLIMIT_CPU, seconds, seconds + 1)
+
+
+def _set_limit(kind: int, soft: int, hard: int) -> None:
+    """Sets a limit, which may only be lowered.
+
+    A program that got less than it was promised would fail for reasons that are not its own, so less is not taken.
+    """
+    most = resource.getrlimit(kind)[1]
+    if most != resource.RLIM_INFINITY and most < hard:
+        name = next(
+            name for name, value in vars(resource).items() if name.startswith("RLIMIT_") and value == kind
+        )
+        raise ValueError(
+            f"{name} of the process that starts programs is {most}, and a program gets {hard}: raise it (ulimit)"
+        )
+    resource.setrlimit(kind, (soft, hard))
 
 
 def bound_processes(uid: int, pids: Collection[int], count: int) -> None:

@@ -6,7 +6,6 @@ itself is no part of the digest, because any changed comment changes it; whether
 ``source`` and ``commands`` the file has ``minutes``, and the processor time that they took as ``core_minutes``.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.concurrency.signals import Interrupted
+from agentenv.core.io.claims import claim
 from agentenv.core.io.digests import value_digest
 from agentenv.core.io.files import new_folder, remove, write_text
 from agentenv.errors import ConfigurationError
@@ -154,26 +154,13 @@ def _workplace(folder: Path) -> Iterator[Path]:
     """
     place = folder.with_name(folder.name + ".making")
     place.mkdir(parents=True, exist_ok=True)
-    lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another process may have removed what is locked here.
-        owned = os.path.samestat(os.fstat(lock), place.stat())
-    except (BlockingIOError, FileNotFoundError):
-        owned = False
-    except OSError:
-        os.close(lock)
-        raise
-    if not owned:
-        os.close(lock)
-        raise ConfigurationError(f"{folder} is being made by another process: wait for it")
-    try:
-        for left in place.iterdir():  # of a process that was killed
-            remove(left)
-        yield place
-    finally:
-        remove(place)
-        os.close(lock)
+    with claim(place, f"{folder} is being made by another process: wait for it"):
+        try:
+            for left in place.iterdir():  # of a process that was killed
+                remove(left)
+            yield place
+        finally:
+            remove(place)
 
 
 def refuse_missing_starts(experiment: Experiment) -> None:

@@ -6,6 +6,7 @@ from itertools import islice
 from statistics import fmean, pstdev
 from typing import Any
 
+from agentenv.core.env_lifecycle import reasons_of
 from agentenv.core.tool_results import is_search, searches_of
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import EndReason
@@ -85,6 +86,14 @@ def rollout_metrics(
         | _strategy_metrics([*played, *given_up])
         | {f"end_{reason}": ends[f"end_{reason}"] for reason in EndReason if ends[f"end_{reason}"]}
     )
+
+
+def lost_episodes(groups: Sequence[Sequence[Trajectory]]) -> str:
+    """How many episodes an infrastructure failure has masked, and why, as a sentence; empty where there is none."""
+    played = [trajectory for group in groups for trajectory in group]
+    lost = sum(not trajectory.valid for trajectory in played)
+    said = f"{lost} of {len(played)} episodes met an infrastructure failure and are left out"
+    return f"{said}: {reasons_of(played)}" if lost else ""
 
 
 def _searches(valid: Sequence[Trajectory]) -> dict[str, float]:

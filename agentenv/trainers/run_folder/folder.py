@@ -5,14 +5,13 @@ back to its last checkpoint, so that the finished files equal those of a run tha
 """
 
 import errno
-import fcntl
 import gzip
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +20,13 @@ from typing import Any, Protocol
 import torch
 
 from agentenv.core.images import keep_image
+from agentenv.core.io.claims import claim
 from agentenv.core.io.digests import file_digests
 from agentenv.core.io.files import (
     append_lines,
     discard_folder,
     new_folder,
-    recover_folder,
+    recover_folders,
     remove,
     write_bytes,
     write_text,
@@ -105,7 +105,9 @@ class RunFolder:
                 write_text(path / CONFIG, dump_config(config))
         except OSError:
             if made:
-                path.rmdir()
+                with suppress(OSError):  # the error that is raised is the first one
+                    (path / CONFIG).unlink(missing_ok=True)
+                    path.rmdir()
             raise
         return cls(path, config, fresh=True)
 
@@ -161,10 +163,14 @@ class RunFolder:
         except OSError:
             return True
 
+    @property
+    def begun(self) -> bool:
+        """Whether anything is in it that a run goes on from."""
+        return (self.path / "evaluation").exists() or (self.path / "metrics.jsonl").exists()
+
     def discard_unless_begun(self) -> None:
         """Removes the files of a run that failed before its first evaluation was written; for whoever has claimed it."""
-        begun = (self.path / "evaluation").exists() or (self.path / "metrics.jsonl").exists()
-        if begun or self._replaced():
+        if self.begun or self._replaced():
             return
         for name in (CONFIG, IDENTITY, "run.log"):
             (self.path / name).unlink(missing_ok=True)
@@ -275,10 +281,11 @@ class RunFolder:
             (part / IDENTITY).write_text(self._identity.text(), encoding="utf-8")
             (part / _DIGESTS).write_text(json.dumps(_digests(part)), encoding="utf-8")
         self._newest = folder / f"step-{step:06d}"
-        for old in (
-            *self._checkpoints()[: -self.config.checkpoints_kept],
-            *_folders_in(self.path / "best")[:-1],
-        ):
+        self._drop_needless()
+
+    def _drop_needless(self) -> None:
+        kept = self.config.checkpoints_kept
+        for old in (*self._checkpoints()[:-kept], *_folders_in(self.path / "best")[:-1]):
             discard_folder(old)
 
     def keep_best(self, step: int, policy: TrainedPolicy, card: EpisodeCard) -> None:
@@ -362,6 +369,10 @@ class RunFolder:
             policy.resumed(state["version"])
         self._cut_back(step, warn)
         if checkpoint is not None:
+            if (
+                checkpoint == self.last_checkpoint()
+            ):  # otherwise those after it are damaged, and count for nothing
+                self._drop_needless()  # where the process was killed before it could
             for name, part in parts.items():
                 part.load_state_dict(state.get(name, {}))
         return step
@@ -373,8 +384,8 @@ class RunFolder:
         return self._newest
 
     def _newest_intact(self, warn: Callable[[str], None]) -> Path | None:
-        for old in (self.path / "checkpoints").glob("step-*.old"):
-            recover_folder(old.with_suffix(""))  # killed while it was replaced
+        for name in ("checkpoints", "best", "league"):
+            recover_folders(self.path / name, "step-*")  # killed while one was replaced or removed
         checkpoints = self._checkpoints()
         for checkpoint in reversed(checkpoints):
             if _intact(checkpoint):
@@ -416,19 +427,8 @@ class RunFolder:
                     remove(path)
 
 
-@contextmanager
-def _alone(path: Path) -> Iterator[int]:
-    place = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigurationError(
-            f"another process trains in {path}; wait for it, or choose another --out"
-        ) from error
-    else:
-        yield place
-    finally:
-        os.close(place)
+def _alone(path: Path) -> AbstractContextManager[int]:
+    return claim(path, f"another process trains in {path}; wait for it, or choose another --out")
 
 
 def _refuse_run(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: what is torn, what is finished first, and that the second one ends the process."""
+"""SIGINT, SIGTERM and SIGHUP: what is torn, what is finished first, and that the second one ends the process."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import pytest
 
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
 
-both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
 
 @both
@@ -75,3 +75,26 @@ def test_another_thread_is_left_alone() -> None:
     thread.start()
     thread.join()
     assert failed == []
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """As under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interruptible("wait") as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.asked == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_notice_that_nobody_can_see_does_not_end_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(descriptor: int, text: bytes) -> int:
+        raise OSError(5, "Input/output error")
+
+    with Interruptible("wait") as stop, stop.finishing():
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", gone)
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.asked == signal.SIGHUP

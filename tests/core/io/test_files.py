@@ -124,6 +124,17 @@ def test_a_folder_moved_aside_by_a_killed_process_comes_back(tmp_path: Path) -> 
     assert [one.name for one in tmp_path.iterdir()] == ["run"]
 
 
+def test_a_folder_whose_removal_was_killed_does_not_come_back(tmp_path: Path) -> None:
+    _folder(tmp_path / "replaced", "old")
+    (tmp_path / "replaced").rename(tmp_path / "replaced.old")
+    (tmp_path / "removed.gone").mkdir()
+    (tmp_path / "removed.gone" / "half").touch()
+    (tmp_path / "mine.old").touch()
+    files.recover_folders(tmp_path, "re*")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.old", "replaced"]
+    files.recover_folders(tmp_path / "nowhere", "*")
+
+
 def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log.jsonl"
     files.append_lines(path, ["one"])

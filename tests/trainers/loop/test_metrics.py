@@ -8,7 +8,7 @@ import pytest
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, ToolResult, ToolStatus
 from agentenv.policies.fakes import ByteTokenizer
-from agentenv.trainers.loop.metrics import retokenized_share, rollout_metrics
+from agentenv.trainers.loop.metrics import lost_episodes, retokenized_share, rollout_metrics
 
 Episode = Callable[..., Trajectory]
 
@@ -40,6 +40,14 @@ def wrong(episode: Episode) -> Trajectory:
 def fault(episode: Episode) -> Trajectory:
     parts = [(SegmentKind.PROMPT, (1,)), (SegmentKind.POLICY, (2, 2, 2))]
     return episode(parts, 0.0, valid=False, turns=(SEARCHED,), end_reason=EndReason.ENV_FAULT)
+
+
+def test_lost_episodes_are_counted_with_their_reasons(right: Trajectory, fault: Trajectory) -> None:
+    gone = replace(fault, error="EnvFault: the server is gone")
+    assert lost_episodes([[right, right], [right]]) == ""
+    said = lost_episodes([[right, gone, fault], [gone]])
+    assert "3 of 4 episodes" in said
+    assert "the server is gone (2)" in said
 
 
 def test_means_are_over_episodes_turns_or_tokens(right: Trajectory, wrong: Trajectory) -> None:

@@ -1,5 +1,6 @@
 """Run folders: damaged checkpoints and logs, stray files, one run at a time, what checkpoints hold comes back."""
 
+import errno
 import json
 import re
 import shutil
@@ -264,6 +265,53 @@ def test_a_checkpoint_that_was_being_replaced_when_the_process_died_comes_back(
     last = folder.path / "checkpoints" / "step-000003"
     last.rename(last.with_name("step-000003.old"))
     assert RunFolder.open(folder.path).resume(policy, learner, {"part": part}) == 3
+
+
+def test_a_checkpoint_that_was_being_dropped_when_the_process_died_stays_away(
+    made: tuple[RunFolder, Any, Learner, Counter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, policy, learner, part = made
+    folder.config = TrainConfig(checkpoints_kept=1)
+
+    def dies(path: Path) -> None:
+        next(path.iterdir()).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", dies)
+    with pytest.raises(KeyboardInterrupt):
+        folder.save_checkpoint(4, policy, learner, {"part": part})
+    monkeypatch.undo()
+    again = RunFolder.open(folder.path)
+    again.config = TrainConfig(checkpoints_kept=1)
+    assert again.resume(policy, learner, {"part": part}) == 4
+    left = {path.name for path in (folder.path / "checkpoints").iterdir()}
+    assert left == {"step-000004"}
+
+
+def test_an_intact_checkpoint_stays_where_a_later_one_is_damaged(
+    made: tuple[RunFolder, Any, Learner, Counter],
+) -> None:
+    folder, policy, learner, part = made
+    (folder.path / "checkpoints" / "step-000003" / "trainer.pt").write_bytes(b"")
+    again = RunFolder.open(folder.path)
+    again.config = TrainConfig(checkpoints_kept=1)
+    assert again.resume(policy, learner, {"part": part}) == 2
+    assert (folder.path / "checkpoints" / "step-000002").is_dir()
+
+
+def test_a_run_that_cannot_be_begun_leaves_nothing_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The configuration is there under its name when its folder cannot be brought to the disk."""
+
+    def broken(path: Path) -> None:
+        if path.name == "run":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr("agentenv.core.io.files.sync", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        RunFolder.create(tmp_path / "run", TrainConfig())
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_whoever_loses_a_folder_leaves_the_files_of_whoever_has_it(tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""What one process at a time works in: who comes second is told, and a claim ends with the process that had it."""
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentenv.core.io.claims import claim
+from agentenv.core.io.files import new_folder
+from agentenv.errors import ConfigurationError
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from agentenv.core.io.claims import claim
+with claim(Path(sys.argv[1]), "taken"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_whoever_comes_second_is_told_and_a_killed_process_has_no_claim(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        try:
+            with (
+                pytest.raises(ConfigurationError, match="somebody is here"),
+                claim(tmp_path, "somebody is here"),
+            ):
+                pass
+        finally:
+            holder.kill()
+    with claim(tmp_path, "somebody is here"):
+        pass
+
+
+def test_a_folder_that_was_removed_before_it_was_claimed_is_not_taken_for_the_one_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def removed(descriptor: int, how: int) -> None:
+        place.rmdir()
+
+    monkeypatch.setattr("fcntl.flock", removed)
+    with pytest.raises(ConfigurationError, match="taken"), claim(place, "taken"):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EIO])
+def test_a_file_system_without_locks_keeps_nobody_out(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(descriptor: int, how: int) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr("fcntl.flock", refuses)
+    if number == errno.ENOSYS:
+        with claim(tmp_path, "taken"):
+            return
+    with pytest.raises(OSError, match="no"), claim(tmp_path, "taken"):
+        pass
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_a_folder_that_somebody_is_filling_is_not_emptied_under_them(replace: bool, tmp_path: Path) -> None:
+    with new_folder(tmp_path / "made", replace=replace) as part:
+        (part / "mine").touch()
+        with pytest.raises(ConfigurationError, match="made"), new_folder(tmp_path / "made", replace=replace):
+            pass
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["mine"]
