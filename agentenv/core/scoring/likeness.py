@@ -1,6 +1,7 @@
 """How near two sequences or two sets are, whatever they consist of: words, characters, tokens."""
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from difflib import SequenceMatcher
@@ -31,11 +32,8 @@ def matching_share(one: Sequence[Any], other: Sequence[Any], work: int = MATCHIN
     if one == other:
         return 1.0
     matcher = SequenceMatcher(None, one, other, autojunk=False)
-    places = matcher.b2j
-    pairs = [
-        0,
-        *itertools.accumulate(len(places.get(item, ())) for item in one),
-    ]  # up to each place of ``one``
+    counts = Counter(other)
+    pairs = [0, *itertools.accumulate(counts[item] for item in one)]  # up to each place of ``one``
     matched, ranges = 0, [(0, len(one), 0, len(other))]
     while ranges:
         start, end, start_2, end_2 = ranges.pop()
