@@ -351,7 +351,7 @@ class _GameRunner:
         return replace(paid, info=paid.info | {"success": not spam})
 
     async def _ask_judge(self, task: Task, answer: str | None) -> bool | None:
-        """Whether a judge takes ``answer``: not by a reply without a verdict, for which it could ask; None without any reply."""
+        """Whether a judge takes ``answer``: not by a reply without a verdict, for which it may ask; None without a reply."""
         client = make_endpoint_policy(self.strategy.judge).client
         judge = Judge(get_rubric("equivalence"), client.model, client)
         try:
