@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, cast, get_type_hints
 
 from agentenv.cli.descriptions import description, joined_field_docs
 from agentenv.cli.process_exit import leave
-from agentenv.cli.standard_streams import as_json, complete_streams, drop_output
+from agentenv.cli.standard_streams import as_json, complete_streams, drop_output, make_console, visible
 from agentenv.cli.switches import plain_switches
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
 from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
@@ -261,10 +261,7 @@ def _run(name: str, argv: list[str], json_only: bool) -> int:
     if json_only:
         print(as_json(result))
     else:
-        from rich.console import Console
-
-        # Without rich's own marks and colours, so that what users named is shown as it is.
-        command.show(result, Console(emoji=False, markup=False, highlight=False))
+        command.show(result, make_console())
     return FAILURE if result.get("ok") is False else 0
 
 
@@ -301,6 +298,8 @@ def _fail(who: str, error: BaseException, json_only: bool, code: int, sentence: 
     sentence = "; ".join([sentence or str(error), *getattr(error, "__notes__", ())])
     sentence = " ".join(sentence.split())
     print(f"{who}: {sentence}", file=sys.stderr)
+    sentence = " ".join((sentence or str(error)).split())
+    print(f"{who}: {visible(sentence)}", file=sys.stderr)
     if json_only:
         print(as_json({"error": sentence, "kind": type(error).__name__}))
     return code

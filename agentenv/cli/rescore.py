@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.console import Console
 
+from agentenv.cli.standard_streams import make_console
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.compare import rescore
 from agentenv.evaluation.endpoint_usage import describe_usage
@@ -73,7 +74,7 @@ class Rescore:
         )
         said = f"{chat.endpoint.model} will be sent at most {answers:,} requests (retries not counted), "
         said += "fewer where answers are alike or have a grade in the folder"
-        Console(stderr=True, emoji=False, markup=False, highlight=False).print(said)
+        make_console(stderr=True).print(said)
 
     def _one(self, directory: Path, chat: "ChatClient | None") -> dict[str, Any]:
         results = rescore(directory, self.scorer) if self.scorer else {}

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from agentenv.cli.standard_streams import make_console
 from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 
@@ -172,7 +173,7 @@ class Serve:
         app = make_chat_app(make_policy(f"hf:{self.folder}", self.compute), self.folder.name, gate)
         with listen(self.host, self.port) as listening:
             address = f"{address_of(listening)}/v1"
-            console = Console(stderr=True, emoji=False, markup=False, highlight=False)
+            console = make_console(stderr=True)
             console.print(f"{self.folder.name} answers at {address}")
             run_app(app, gate, gate.ready, listening, self.allow_host)
         return {"address": address}

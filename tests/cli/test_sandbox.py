@@ -1,5 +1,6 @@
 """``agentenv sandbox run`` and the doctor's sandbox rows."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import pytest
 
 from agentenv.cli.doctor import sandbox_finding
 from agentenv.cli.main import main
+from agentenv.cli.sandbox import Run
+from agentenv.cli.standard_streams import make_console
 from agentenv.sandbox.backends import unavailable
 
 
@@ -52,6 +55,34 @@ def test_people_see_the_output_and_how_it_ended(tmp_path: Path, capsys: pytest.C
     assert main(["sandbox", "run", "--backend", "unsafe-local", str(program)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("[bold]x[/]\nok in unsafe-local: ")
+
+
+def test_no_program_commands_the_terminal_that_it_is_shown_on(tmp_path: Path) -> None:
+    """Invisible letters would hide the line on how it ended, and it could print another one; a file gets its bytes."""
+    hides = "\x1b[8m\x9b8m\x1b]52;c;AAAA\x1b\\"
+    result = {
+        "stdout": f"a\tb\n{hides}",
+        "stderr": hides,
+        "status": "error",
+        "backend": "bwrap",
+        "fault": hides,
+    }
+    command = Run(tmp_path / "program.py")
+    for terminal in (True, False):
+        out = io.StringIO()
+        console = make_console(file=out, force_terminal=terminal, color_system="truecolor")
+        command.show({**result, "wall_s": 1.0, "memory_mb": 2.0}, console)
+        console.print("bold", style="bold")
+        said = out.getvalue()
+        assert "error in bwrap" in said
+        if terminal:
+            assert said.startswith("a       b\n\\x1b[8m\\x9b8m\\x1b]52;c;AAAA\\x1b\\")
+            assert set(said) & set(map(chr, (*range(32), *range(127, 160)))) == {"\n", "\x1b"}
+            assert (
+                said.count("\x1b") == said.count("\x1b[1mbold\x1b[0m") * 2 == 2
+            )  # those of the command itself
+        else:
+            assert hides in said
 
 
 def test_a_missing_file_and_a_wrong_backend_are_one_sentence(

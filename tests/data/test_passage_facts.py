@@ -1,9 +1,12 @@
 """Facts that rules read from pages: dates, places, nationalities, countries and who made what."""
 
+import time
+
 import pytest
 
 from agentenv.core.types import Document
-from agentenv.data.synthesis.passage_facts import PageFacts, day_of, facts_of
+from agentenv.data.synthesis.pages import _FURTHER
+from agentenv.data.synthesis.passage_facts import _DASHES, PageFacts, day_of, facts_of
 
 
 def facts(*pages: tuple[str, str]) -> dict[str, PageFacts]:
@@ -115,3 +118,11 @@ def test_long_pages_take_no_time() -> None:
         "song " * 50_000,
     ):
         assert facts(("Moon", text))["Moon"].name == "Moon"
+
+
+def test_a_passage_of_blanks_takes_time_in_proportion() -> None:
+    """Of 200 kB of them the square took minutes."""
+    started = time.process_time()
+    assert _DASHES.split("a" + " " * 200_000 + "b") != []
+    assert _FURTHER.sub("", "a" + " " * 200_000 + "(b) c").endswith("(b) c")
+    assert time.process_time() - started < 2

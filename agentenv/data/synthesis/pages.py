@@ -19,7 +19,7 @@ Their There These They This Those To Was Were What When Where Which While Who Wh
 """
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 """Words that begin sentences and questions and name nothing."""
-_FURTHER = re.compile(r"\s*\([^()]*\)$")  # of a title such as "Kiss and Tell (1945 film)"
+_FURTHER = re.compile(r"\s{0,50}\([^()]*\)$")  # of a title such as "Kiss and Tell (1945 film)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ _MONTH = "|".join(_MONTHS)
 _DATE = rf"(?:\d{{1,2}} (?:{_MONTH})|(?:{_MONTH}) \d{{1,2}}),? (?:1\d|20)\d\d"
 # A title's name, and what stands in brackets behind it.
 _OPENING = re.compile(r"^[^()]{3,60}\(([^()]{1,160})\)")
-_DASHES = re.compile(r"\s*[\u2013\u2014]\s*|\s-\s?|(?<=\d)-(?=\w)")
+_DASHES = re.compile(r"\s{0,50}[\u2013\u2014]\s*|\s-\s?|(?<=\d)-(?=\w)")
 _SHORTEST_LIFE, _LONGEST_LIFE = 15, 115
 """Years between the dates of what is a life, and not a war or a term of office."""
 _FILM = re.compile(

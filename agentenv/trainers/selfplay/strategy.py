@@ -351,11 +351,7 @@ class _GameRunner:
         return replace(paid, info=paid.info | {"success": not spam})
 
     async def _ask_judge(self, task: Task, answer: str | None) -> bool | None:
-        """Whether a judge takes ``answer`` for the gold; None where it could not be asked, which is counted.
-
-        A reply without a verdict is counted too, and does not take the answer, as published: the policy wrote what the judge
-        has read, and could otherwise choose by it to be left out of the loss.
-        """
+        """Whether a judge takes ``answer``: not by a reply without a verdict, for which it may ask; None without a reply."""
         client = make_endpoint_policy(self.strategy.judge).client
         judge = Judge(get_rubric("equivalence"), client.model, client)
         try:

@@ -7,7 +7,6 @@ the end of the turn; what stands before is its *reasoning*.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from typing import Literal
 
 from agentenv.core.images import image_kwargs
@@ -63,7 +62,7 @@ def similarity(old: str, new: str, how: Comparison = "recommended") -> float:
             which make up more than 1 % of 200 or more do not count, which makes long equal calls differ.
     """
     if how == "parity":
-        return SequenceMatcher(None, old, new).ratio()
+        return matching_share(old, new, autojunk=True)
     return matching_share(argument_text(old), argument_text(new))
 
 

@@ -37,6 +37,15 @@ def test_the_matching_share_is_that_of_difflib(one: str, other: str) -> None:
     assert matching_share(one, other) == SequenceMatcher(None, one, other, autojunk=False).ratio()
 
 
+@given(st.text("abc", min_size=195, max_size=230), st.text("abcdefgh", min_size=195, max_size=230))
+def test_the_matching_share_drops_frequent_items_as_difflib_does(one: str, other: str) -> None:
+    other += "vwxyz"
+    assert (
+        matching_share(one + "wxz", other, autojunk=True) == SequenceMatcher(None, one + "wxz", other).ratio()
+    )
+    assert matching_share(other, other, autojunk=True) == SequenceMatcher(None, other, other).ratio()
+
+
 def test_of_two_texts_that_would_take_too_long_the_equal_ends_count() -> None:
     """No pair may be looked at: of 5 + 4 characters the first two and the last one are equal, 2 * 3 / 9."""
     assert matching_share("abxyc", "abzc", work=0) == pytest.approx(6 / 9)

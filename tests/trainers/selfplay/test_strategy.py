@@ -387,11 +387,13 @@ def test_a_judge_pays_a_solver_who_is_right_in_other_words() -> None:
 
     assert by_role(game(Roles(script))) == {"proposer": [0.75], "solver": [1.0, 0.0, 0.0, 0.0]}
     assert rewards(verdict) == {"proposer": [0.5], "solver": [1.0, 1.0, 0.25, 0.0]}
-    for said in ("Hm.", "VERDICT: TRUE\nVERDICT: FALSE"):
-        unread = rewards(lambda asked, said=said: said if "the bay of Pobra" in asked else "VERDICT: FALSE")
-        assert unread == {"proposer": [0.75], "solver": [1.0, 0.0, 0.0, 0.0]}
-    gone = rewards(lambda asked: "" if "the bay of Pobra" in asked else "VERDICT: FALSE")
-    assert gone == {"proposer": [0.5], "solver": [1.0, 0.0]}
+
+    def rewards_where_it_says(said: str) -> dict[str, list[float]]:
+        return rewards(lambda asked: said if "the bay of Pobra" in asked else "VERDICT: FALSE")
+
+    for unread in ("Hm.", "VERDICT: TRUE\nVERDICT: FALSE"):
+        assert rewards_where_it_says(unread) == {"proposer": [0.75], "solver": [1.0, 0.0, 0.0, 0.0]}
+    assert rewards_where_it_says("") == {"proposer": [0.5], "solver": [1.0, 0.0]}  # an error of the server
 
 
 def test_a_role_samples_at_its_own_temperature_and_no_ratio_reads_what_it_recorded() -> None:
