@@ -297,8 +297,6 @@ def _fail(who: str, error: BaseException, json_only: bool, code: int, sentence: 
     """Says in one sentence on stderr what went wrong, and again as JSON on stdout if that was asked for."""
     sentence = "; ".join([sentence or str(error), *getattr(error, "__notes__", ())])
     sentence = " ".join(sentence.split())
-    print(f"{who}: {sentence}", file=sys.stderr)
-    sentence = " ".join((sentence or str(error)).split())
     print(f"{who}: {visible(sentence)}", file=sys.stderr)
     if json_only:
         print(as_json({"error": sentence, "kind": type(error).__name__}))

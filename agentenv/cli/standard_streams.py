@@ -32,9 +32,8 @@ def complete_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    sys.stderr = forgiving(
-        sys.stderr
-    )  # of libraries too, whose bars of progress would end the work otherwise
+    # Of libraries too, whose bars of progress would end the work otherwise.
+    sys.stderr = forgiving(sys.stderr)
 
 
 def visible(text: str) -> str:
