@@ -206,8 +206,9 @@ class HFPolicy:
         with self._weights, torch.inference_mode():
             tokens = self._ids([list(ids)])
             fed, vision = self._fed(tokens, [(len(ids), images)], [0])
+            more: dict[str, Any] = {**vision}
             with for_any_shape(self.model.device):
-                picked = logprobs_of(self.model, fed, tokens[0, 1:], temperature, **vision)
+                picked = logprobs_of(self.model, fed, tokens[0, 1:], temperature, **more)
             if picked is None:
                 logits = self._plain(ids, images).float()
                 logprobs = torch.log_softmax(logits / temperature, dim=-1)
