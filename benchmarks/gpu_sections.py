@@ -5,7 +5,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -168,9 +168,9 @@ def sampling(plan: Plan) -> Figures:
             name = f"transformers {episodes} episodes{way}"
             cells[name] = partial(sampled, plan, policy, episodes, recorded)
         if recorded is recorders[0]:
-            for kernels in KERNELS:
-                name = f"turns of {counts[-1]} episodes{way}, {kernels}"
-                cells[name] = partial(sampled_turns, plan, policy, counts[-1], recorded, kernels)
+            for turn_way in TURN_WAYS:
+                name = f"turns of {counts[-1]} episodes{way}, {turn_way}"
+                cells[name] = partial(sampled_turns, plan, policy, counts[-1], recorded, turn_way)
     figures = measured(plan, cells)
     del policy, cells
     give_back(plan.device)  # to the engine, which is a process of its own
@@ -231,12 +231,14 @@ def sampled(plan: Plan, policy: Any, episodes: int, recorded: Any = None) -> Fig
     return {"tokens_per_second": round(count / (time.perf_counter() - began), 1)}
 
 
-KERNELS = ("kernels as chosen here", "kernels as torch chooses", "no cuDNN")
-"""Which kernels compute attention in ``sampled_turns``: those that the policy asks for; those that torch would take in every
-pass, which on Hopper are cuDNN's; or any others than these, which are prepared anew for every shape."""
+AS_IT_IS, AS_TORCH_CHOOSES, NO_CUDNN, CUT = ("as it is", "torch's choice", "no cuDNN", "always cut down")
+TURN_WAYS = (AS_IT_IS, AS_TORCH_CHOOSES, NO_CUDNN, CUT)
+"""How ``sampled_turns`` samples: as the policy does; with the attention kernels that torch would take in every pass, which
+on Hopper are cuDNN's, prepared anew for every shape; with any others; and with batches that are cut down however few tokens
+are left."""
 
 
-def sampled_turns(plan: Plan, policy: Any, episodes: int, recorded: Any, kernels: str) -> Figures:
+def sampled_turns(plan: Plan, policy: Any, episodes: int, recorded: Any, way: str) -> Figures:
     """Episodes of three turns whose prompts, answers and observations have many lengths, as those of a search run have.
 
     The lengths of each round are drawn anew, so that shapes are new where those of a run would be.
@@ -244,22 +246,22 @@ def sampled_turns(plan: Plan, policy: Any, episodes: int, recorded: Any, kernels
     import torch
 
     policy.recorded = recorded
-    rng = np.random.default_rng(KERNELS.index(kernels))
-    least, most, tokens = (8, 32, 8) if plan.tiny else (128, 512, 32)
+    rng = np.random.default_rng(TURN_WAYS.index(way))
+    sizes = (8, 32, 8) if plan.tiny else (128, 512, 32)
     switch: Any = torch.backends.cuda
     held = switch.cudnn_sdp_enabled()
-    if kernels == "no cuDNN":
-        switch.enable_cudnn_sdp(False)
-    own = patch("agentenv.policies.hf.for_any_shape", lambda device: nullcontext())
-    count, spent = 0, 0.0
-    try:
-        with own if kernels == "kernels as torch chooses" else nullcontext():
-            for turn in range(1 if plan.tiny else 2):  # the first one pays for what is chosen once
-                began = time.perf_counter()
-                count = sum(turns_of(policy, plan, rng, episodes, (least, most, tokens), turn))
-                spent = time.perf_counter() - began
-    finally:
-        switch.enable_cudnn_sdp(held)
+    with ExitStack() as changed:
+        if way == NO_CUDNN:
+            switch.enable_cudnn_sdp(False)
+            changed.callback(switch.enable_cudnn_sdp, held)
+        elif way == AS_TORCH_CHOOSES:
+            changed.enter_context(patch("agentenv.policies.hf.for_any_shape", lambda device: nullcontext()))
+        elif way == CUT:
+            changed.enter_context(patch("agentenv.policies.hf._WORTH_RECORDING", 0))
+        for turn in range(1 if plan.tiny else 2):  # the first one pays for what is chosen once
+            began = time.perf_counter()
+            count = sum(turns_of(policy, plan, rng, episodes, sizes, turn))
+            spent = time.perf_counter() - began
     return {"tokens_per_second": round(count / spent, 1), "seconds": round(spent, 2)}
 
 

@@ -7,7 +7,7 @@ H key/value heads, D size of a head, S slots.
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +41,9 @@ _TOGETHER_ON_A_CARD = (
 )
 _ROWS_OF_A_PART = 16  # fewer rows are decoded together, because Python takes the longer part of their steps
 _COMPACT_BELOW = 0.5  # share of unfinished rows under which a decoding batch is cut down to them
+_WORTH_RECORDING = 64
+"""Tokens that some row may still sample where a batch of recorded steps is cut down. On an H200 fewer rows spare such a step
+1 to 3 ms, and to record it anew takes 40 ms and more, with the step before that."""
 
 
 class HFPolicy:
@@ -206,8 +209,9 @@ class HFPolicy:
         with self._weights, torch.inference_mode():
             tokens = self._ids([list(ids)])
             fed, vision = self._fed(tokens, [(len(ids), images)], [0])
+            more: dict[str, Any] = {**vision}
             with for_any_shape(self.model.device):
-                picked = logprobs_of(self.model, fed, tokens[0, 1:], temperature, **vision)
+                picked = logprobs_of(self.model, fed, tokens[0, 1:], temperature, **more)
             if picked is None:
                 logits = self._plain(ids, images).float()
                 logprobs = torch.log_softmax(logits / temperature, dim=-1)
@@ -291,7 +295,9 @@ class HFPolicy:
             going = [place for place, row in enumerate(batch) if row.finish is None]
             if not going:
                 break
-            if len(going) < _COMPACT_BELOW * len(batch):
+            if len(going) < _COMPACT_BELOW * len(batch) and self._worth_cutting(
+                batch[place] for place in going
+            ):
                 _write_back(whole, places, cache, batch)
                 batch, places = [batch[place] for place in going], [places[place] for place in going]
                 room = max(row.longest for row in batch)
@@ -310,6 +316,10 @@ class HFPolicy:
             fed = chosen[:, None] if self.image_reader is None else self.image_reader.fed(chosen[:, None])
             logits = self._forward(cache, fed, positions, max(row.length for row in batch), vision=vision)
         _write_back(whole, places, cache, batch)
+
+    def _worth_cutting(self, going: Iterable[Row]) -> bool:
+        """Whether a batch is cut down to the rows that go on: recorded steps take longer to record than they spare."""
+        return self.recorded is None or max(row.longest - row.length for row in going) >= _WORTH_RECORDING
 
     def _all_of(self, parts: Iterator[T], at_once: int) -> list[T]:
         """What ``parts`` gives, ``at_once`` of them at a time; the seconds of their forward passes are counted."""

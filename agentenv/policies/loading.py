@@ -67,7 +67,7 @@ def has_compiled_layers(model: Any) -> bool:
     return any(layer._compiled_call_impl is not None for layer in layers)
 
 
-def _with_gradient(_: Any, __: Any, embedded: Any) -> None:
+def _with_gradient(_: Any, __: Any, embedded: Any) -> Any:
     """Lets what enters the first layer need a gradient wherever that of the other layers does.
 
     Above frozen embeddings, as with adapters, it would need none, and the first layer would take a version of its own: half
@@ -75,8 +75,10 @@ def _with_gradient(_: Any, __: Any, embedded: Any) -> None:
     """
     import torch
 
-    if torch.is_grad_enabled() and not embedded.requires_grad:
-        embedded.requires_grad_()
+    if not torch.is_grad_enabled() or embedded.requires_grad:
+        return embedded
+    # A copy, because some models write into what was embedded, such as images, and torch refuses that for a leaf.
+    return embedded.requires_grad_().clone()
 
 
 def _allow_versions(*_: Any) -> None:

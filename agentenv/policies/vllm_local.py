@@ -270,7 +270,8 @@ def _arguments(base: Path, config: EngineConfig, context_tokens: int, adapter: P
         max_logprobs=-1,
         generation_config="vllm",
         worker_extension_cls=_WORKER,
-        enforce_eager=True,
+        # On a card vLLM records its steps as CUDA graphs, which read new weights where the old ones were.
+        enforce_eager=current_platform.is_cpu(),
         disable_log_stats=True,
         **(whole if current_platform.is_cpu() else {}),
         **lora,

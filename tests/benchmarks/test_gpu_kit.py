@@ -473,5 +473,5 @@ def test_the_whole_kit_with_tiny_shapes(
         assert sections[name]["steps"] == steps
         assert sections[name]["trained_tokens_per_step"] > 0
     turns = [row for name, row in sections["sampling"].items() if name.startswith("turns of 2 episodes, ")]
-    assert len(turns) == 3
+    assert len(turns) == 4
     assert all(row["tokens_per_second"] > 0 for row in turns)

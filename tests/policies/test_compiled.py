@@ -85,6 +85,18 @@ def test_compiled_layers_compute_what_they_did_before(tmp_path: Path) -> None:
     assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
+def test_what_enters_the_first_of_compiled_layers_may_be_written_to() -> None:
+    """Above frozen embeddings it gets a gradient, and models that read images write them there."""
+    model = adapt(random_model(257), rank=2, alpha=4)
+    compile_layers(model)
+    embedded = model.get_input_embeddings()(torch.arange(5, 12)[None])
+    assert embedded.requires_grad
+    embedded[0, 1] = 0.0
+    with torch.no_grad():
+        assert not model.get_input_embeddings()(torch.arange(5, 12)[None]).requires_grad
+
+
 @COMPILER
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported

@@ -269,6 +269,24 @@ def test_a_token_of_a_whole_batch_is_one_wait_for_the_device(
     assert device_waits == {"tolist": 12, "upload": 7}
 
 
+def test_rows_that_end_cost_a_few_small_tensors_and_no_further_wait(
+    fake_device: str, device_waits: "Counter[str]"
+) -> None:
+    policy = make_policy("tiny", ComputeSettings(device=fake_device))
+
+    async def batch(*limits: int) -> list[Completion]:
+        asked = (policy.generate([5, 6, 7 + i], Sampling(n, seed=i)) for i, n in enumerate(limits))
+        return list(await asyncio.gather(*asked))
+
+    for limits, uploads in (
+        ((3, 6, 12, 12), 2),  # twice the positions of those that are left
+        ((3, 3, 3, 12), 4),  # these, and three tensors that say which row goes on in a batch of its own
+    ):
+        device_waits.clear()
+        assert [len(one.ids) for one in asyncio.run(batch(*limits))] == list(limits)
+        assert device_waits == {"tolist": 12, "upload": 7 + uploads}
+
+
 @pytest.mark.parametrize("adapted", [False, True], ids=["whole", "adapter"])
 def test_weights_of_a_device_are_written_as_those_of_the_cpu(
     tmp_path: Path, fake_device: str, adapted: bool

@@ -82,6 +82,25 @@ ASKED = [
 ]
 
 
+@pytest.fixture
+def always_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are cut down however few tokens are left."""
+    monkeypatch.setattr("agentenv.policies.hf._WORTH_RECORDING", 0)
+
+
+def test_a_batch_with_few_tokens_left_is_not_cut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To record a step for fewer rows would take longer than such steps spare."""
+    counts = []
+    for left in (64, 9):  # after three tokens a row of twelve has nine left
+        monkeypatch.setattr("agentenv.policies.hf._WORTH_RECORDING", left)
+        tape, plain = Tape(), policy()
+        asked = [[(ids(20), 12, "a"), (ids(3), 2, "b"), (ids(9), 3, "c")]]
+        assert [one.ids for one in turns(policy(tape), asked)] == [one.ids for one in turns(plain, asked)]
+        counts.append(tape.recorded)
+    assert counts == [1, 2]
+
+
+@pytest.mark.usefixtures("always_cut")
 def test_recorded_steps_sample_what_others_do() -> None:
     tape = Tape()
     plain, recorded = turns(policy(), ASKED), turns(policy(tape), ASKED)
@@ -120,6 +139,7 @@ def test_a_failed_batch_leaves_nothing_recorded(monkeypatch: pytest.MonkeyPatch)
     assert made.recorded._cache is None
 
 
+@pytest.mark.usefixtures("always_cut")
 def test_a_recorded_step_is_given_tensors_in_the_form_of_the_step_before() -> None:
     """Where rows end too: compiled layers take a version for each form, and none can be compiled within a recording."""
     made = policy(Tape())

@@ -1,7 +1,14 @@
-"""An engine does not outlive its owner, played by ordinary processes; no vLLM is needed."""
+"""An engine does not outlive its owner, played by ordinary processes, and what it is started with; no vLLM is needed."""
 
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from agentenv.policies.engine import EngineConfig
+from agentenv.policies.vllm_local import _arguments
 
 _WORKER = """
 import sys, time
@@ -28,3 +35,22 @@ def test_worker_and_engine_end_when_the_owner_is_killed() -> None:
         owner.kill()
         core.kill()
         core.stdout.close()
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_an_engine_launches_each_operation_by_itself_on_a_cpu_alone(
+    cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a card it records its steps; prompts are cut into pieces there as well."""
+    platform = SimpleNamespace(is_cpu=lambda: cpu)
+    modules = {
+        "vllm": SimpleNamespace(),
+        "vllm.engine": SimpleNamespace(),
+        "vllm.engine.arg_utils": SimpleNamespace(AsyncEngineArgs=dict),
+        "vllm.platforms": SimpleNamespace(current_platform=platform),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    given = _arguments(Path("policy"), EngineConfig(kind="vllm"), 512, None)
+    assert given["enforce_eager"] is cpu
+    assert ("enable_chunked_prefill" in given) is cpu
