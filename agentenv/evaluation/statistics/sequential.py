@@ -9,7 +9,7 @@ distribution. The error level is spent evenly over the interims; looking early c
 Of several pairs the most extreme is decided first and leaves the family (step-down with the maximum). All
 pairs use the same permutations. For two systems the level is exact. For more it is asymptotic: each pair is permuted
 by itself, which is no permutation of all scores together, so that with five seeds an interim any two of three to
-seven equal systems are told apart in about .06 of comparisons at a level of .05 (``benchmarks/error_levels.py``).
+seven equal systems are told apart in .06 to .07 of comparisons at a level of .05 (``benchmarks/error_levels.py``).
 
 S is the number of permutations besides the identity, P that of undecided pairs, N that of seeds an interim.
 """
