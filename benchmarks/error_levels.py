@@ -222,7 +222,8 @@ def families(rng: np.random.Generator, trials: int) -> list[Row]:
                 pools = [np.concatenate([scores_RMN[:, i], scores_RMN[:, j]], axis=1) for i, j in pairs]
                 sums_RPS = sums_RPS + np.stack([pool @ signs_SN.T for pool in pools], axis=1)
                 looks.append(sums_RPS)
-            found += map(bool, distinguished(np.stack(looks), LEVEL / interims).any(axis=1))
+            apart_RP = distinguished(np.stack(looks), LEVEL / interims)
+            found += [bool(one.any()) for one in apart_RP]
         setting = {"systems": systems, "per_interim": per_interim, "interims": interims}
         rows.append(share("any of a family told apart", found, **setting))
     return rows
