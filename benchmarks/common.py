@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from agentenv.core.trajectory import Trajectory
 from agentenv.progress import SilentDisplay
 
 _PR_SET_PDEATHSIG = 1
@@ -105,6 +106,21 @@ def interval(values: Sequence[float]) -> dict[str, float | list[float]]:
 
     half = t_quantile(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5
     return {"mean": fmean(values), "ci95": [fmean(values) - half, fmean(values) + half]}
+
+
+def without_faults(played: Sequence[Trajectory]) -> Sequence[Trajectory]:
+    """``played``, in which no infrastructure failure ended an episode: as a reward of 0 it would count against a policy.
+
+    Raises:
+        SystemExit: one did.
+    """
+    lost = [one for one in played if not one.valid]
+    if lost:
+        raise SystemExit(
+            f"{len(lost)} of {len(played)} episodes met an infrastructure failure and have no score, the first one this: "
+            f"{lost[0].error}"
+        )
+    return played
 
 
 def finish(name: str, args: argparse.Namespace, figures: Mapping[str, Any], lines: Sequence[str]) -> None:

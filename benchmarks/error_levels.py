@@ -2,13 +2,14 @@
 
 Made-up scores with a known truth: equal systems (independent questions, clusters of 1 to 8 questions, seeds with ties and
 with unequal spreads), rewards that leave [-1, 1], pass@k over repeated samples of questions of unequal difficulty, the macro
-mean of a suite, systems that differ by an equivalence margin exactly, and a difference between systems that are compared
-until an interim analysis tells them apart.
+mean of a suite, systems that differ by an equivalence margin exactly, a difference between systems that are compared until
+an interim analysis tells them apart, and families of two to seven equal systems.
 
     python benchmarks/error_levels.py
 """
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from common import common_arguments, finish
 from numpy.typing import NDArray
 
 from agentenv.evaluation.statistics.equivalence import equivalence_p
-from agentenv.evaluation.statistics.sequential import Pair, Verdict, compare_sequentially
+from agentenv.evaluation.statistics.power import distinguished
+from agentenv.evaluation.statistics.sequential import Pair, Verdict, compare_sequentially, signs
 from agentenv.evaluation.statistics.significance import (
     estimate,
     mcnemar_clustered,
@@ -202,7 +204,32 @@ def stopped(rng: np.random.Generator, trials: int) -> list[Row]:
     return rows
 
 
-PARTS = (equal_systems, rewards, repeats, suites, seeds, stopped)
+def families(rng: np.random.Generator, trials: int) -> list[Row]:
+    """Families of equal systems with normal scores: how often the sequential test tells any two of a family apart.
+
+    A block of 100 comparisons shares its permutations, which the next block draws anew.
+    """
+    rows = []
+    for systems, per_interim, interims in ((2, 5, 2), (3, 5, 2), (5, 5, 2), (7, 5, 2), (3, 3, 3), (5, 10, 1)):
+        pairs = [*combinations(range(systems), 2)]
+        found: list[bool] = []
+        for _ in range(trials // 5):
+            sums_RPS = np.zeros((100, len(pairs), 1001))
+            looks = []
+            for _ in range(interims):
+                scores_RMN = rng.standard_normal((100, systems, per_interim))
+                signs_SN = signs(rng, 1000, per_interim)
+                pools = [np.concatenate([scores_RMN[:, i], scores_RMN[:, j]], axis=1) for i, j in pairs]
+                sums_RPS = sums_RPS + np.stack([pool @ signs_SN.T for pool in pools], axis=1)
+                looks.append(sums_RPS)
+            apart_RP = distinguished(np.stack(looks), LEVEL / interims)
+            found += [bool(one.any()) for one in apart_RP]
+        setting = {"systems": systems, "per_interim": per_interim, "interims": interims}
+        rows.append(share("any of a family told apart", found, **setting))
+    return rows
+
+
+PARTS = (equal_systems, rewards, repeats, suites, seeds, stopped, families)
 
 
 def main() -> None:

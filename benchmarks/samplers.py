@@ -36,7 +36,7 @@ from agentenv.evaluation.statistics.significance import estimate, holm, paired_b
 from agentenv.trainers.config.config_files import config_of, load_config, merged
 from agentenv.trainers.config.train_config import TrainConfig
 
-from common import Silent, common_arguments, finish, interval, load, write  # isort: skip  # sibling scripts
+from common import Silent, common_arguments, finish, interval, load, without_faults, write  # isort: skip  # sibling scripts
 from sampler_steps import hops_of, played_figures, steps_of, variance_check  # isort: skip
 
 Json = dict[str, Any]
@@ -170,7 +170,7 @@ def scores_of(config: TrainConfig, policy: str) -> dict[str, Json]:
     exact_match = get_scorer("em_squad")
     found: dict[str, Json] = {}
     for how, temperature in (("greedy", 0.0), ("sampled", config.rollout.temperature)):
-        for one in play_under(asked, temperature=temperature):
+        for one in without_faults(play_under(asked, temperature=temperature)):
             row = found.setdefault(one.task.id, {"hops": one.task.data["hops"]})
             row[how] = exact_match(one.info.get("answer") or "", one.task.answers).value
     return found

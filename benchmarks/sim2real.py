@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Silent, arguments, finish
+from common import Silent, arguments, finish, without_faults
 from numpy.typing import NDArray
 
 from agentenv.core.chat import InlineFormat
@@ -110,7 +110,7 @@ def answered(config: TrainConfig, policy: HFPolicy, simulator: str) -> dict[str,
         task_env = open_task_env(config.test, search, env, count)
         greedy = rollout_config(config.rollout, config.env, temperature=0.0)
         played = play(policy, chat, task_env.make_env, task_env.source.tasks, greedy, name=name)
-        scores[name] = np.array([t.reward if t.valid else 0.0 for t in played])
+        scores[name] = np.array([t.reward for t in without_faults(played)])
     return scores
 
 

@@ -110,6 +110,14 @@ def test_the_variances_of_several_runs_are_those_of_all_their_steps(samplers: Mo
     assert alone["measured"] < both["measured"] < 1
 
 
+def test_an_episode_that_met_a_failure_is_no_wrong_answer(samplers: ModuleType) -> None:
+    played = group("a", 1, 0)
+    assert samplers.without_faults(played) == played
+    lost = Trajectory(Task("a", "q"), (), (), 0.0, EndReason.ENV_FAULT, valid=False, error="no index")
+    with pytest.raises(SystemExit, match=r"1 of 3 .*no index"):
+        samplers.without_faults([*played, lost])
+
+
 def answered(*scores: float) -> dict[str, Any]:
     """Two tasks of one hop, one of two hops, and two of three."""
     return {

@@ -445,11 +445,8 @@ def test_few_values_without_a_bound_have_students_interval() -> None:
     """
     found, paired = estimate([-1.0, 1.0, 6.0]), paired_bootstrap([0.0] * 3, [-1.0, 1.0, 6.0])
     for one in (found, paired):
-        assert (one.low, one.high, one.method) == (
-            pytest.approx(2 - 8.9567, abs=1e-3),
-            pytest.approx(10.9567, abs=1e-3),
-            "t",
-        )
+        assert one.method == "t"
+        assert (one.low, one.high) == pytest.approx((2 - 8.9567, 2 + 8.9567), abs=1e-3)
     t = 2 / sqrt(13 / 3)
     assert paired.p_value == pytest.approx(1 - t / sqrt(2 + t * t))
 
