@@ -67,7 +67,7 @@ def _tagged(
     """A family that thinks between two tags and calls tools after that."""
 
     def read(text: str, opened: bool, schemas: Schemas) -> AssistantTurn:
-        thinking, text, closed = _without_thinking(text, opened, opening, closing)
+        thinking, text, closed = without_thinking(text, opened, opening, closing)
         if not closed or read_calls is None or not schemas:
             return AssistantTurn(thinking, text.strip(), closed=closed)
         content, calls = read_calls(text, schemas)
@@ -76,8 +76,15 @@ def _tagged(
     return read
 
 
-def _without_thinking(text: str, opened: bool, opening: str, closing: str) -> tuple[str | None, str, bool]:
-    """Thinking, the text after it, and whether the thinking ended."""
+def without_thinking(text: str, opened: bool, opening: str, closing: str) -> tuple[str | None, str, bool]:
+    """Thinking, the text after it, and whether the thinking ended.
+
+    Args:
+        text: Of a turn.
+        opened: Whether its prompt opened the thinking.
+        opening: The tag that begins thinking.
+        closing: The tag that ends it.
+    """
     stripped = text.lstrip()
     if not opened and not stripped.startswith(opening):
         return None, text, True

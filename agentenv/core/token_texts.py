@@ -49,8 +49,8 @@ def control_tokens(tokenizer: Any, reader: ImageReader | None = None) -> tuple[s
     """The texts that a tokenizer reads as control tokens wherever they stand.
 
     Those are all that it marks as special, whether they have a name such as ``eos_token`` or not (those of Llama 3 and
-    gpt-oss have none), and those that its chat template writes, marked or not (``<｜User｜>`` of DeepSeek is not). Tags
-    such as ``<think>`` belong to them only if they are marked, because prompts speak of them.
+    gpt-oss have none), and those that its chat template writes, marked or not (``<｜User｜>`` of DeepSeek is not). Pairs of
+    tags such as ``<think>`` and ``</think>`` belong to them only if they have a name, because prompts speak of them.
 
     Args:
         tokenizer: Of the policy.
@@ -59,19 +59,23 @@ def control_tokens(tokenizer: Any, reader: ImageReader | None = None) -> tuple[s
     added = _added(tokenizer)
     template = _templates(tokenizer)
     written = [name for name in added if name in template and not _TAG.fullmatch(name)]
-    marked = [name for name, special in added.items() if special]
+    marked = [name for name, special in added.items() if special and not _is_of_pair(name, added)]
     placeholder = () if reader is None else (tokenizer.decode([reader.placeholder]),)
     named = getattr(tokenizer, "all_special_tokens", ())
     return tuple(dict.fromkeys(token for token in (*named, *marked, *written, *placeholder) if token))
 
 
 def template_tags(tokenizer: Any) -> tuple[str, ...]:
-    """The tags of one id that the chat template writes, such as ``<tool_response>`` of Qwen3.
+    """The tags of one id that the chat template writes, such as ``<tool_response>`` of Qwen3, or that are marked as special.
 
     The result of a tool must not hold them: it could end itself, and go on as a call or a thought of the policy.
     """
-    template = _templates(tokenizer)
-    return tuple(name for name in _added(tokenizer) if name in template and _TAG.fullmatch(name))
+    template, added = _templates(tokenizer), _added(tokenizer)
+    return tuple(
+        name
+        for name, special in added.items()
+        if _TAG.fullmatch(name) and (name in template or (special and _is_of_pair(name, added)))
+    )
 
 
 def defused(text: str, control: Sequence[str]) -> str:
@@ -80,6 +84,12 @@ def defused(text: str, control: Sequence[str]) -> str:
         if token in text:
             text = text.replace(token, f"{token[:1]} {token[1:]}")
     return text
+
+
+def _is_of_pair(name: str, added: Mapping[str, bool]) -> bool:
+    """Whether ``name`` begins or ends what stands between two tags; ``<s>`` and ``</s>`` begin and end whole texts."""
+    inner = name.strip("</>")
+    return inner != "s" and f"<{inner}>" in added and f"</{inner}>" in added
 
 
 def _added(tokenizer: Any) -> dict[str, bool]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from typing import Annotated, Any, Protocol
+import uuid
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -19,6 +20,7 @@ _BODY_BYTES, _BODY_S = 2**20, 10.0
 _AT_ONCE = 64  # requests that wait for the model or are computed; their caches are held in memory
 MAX_TOKENS = 4_096
 """Tokens of one reply."""
+_Stop = Annotated[str, Field(min_length=1)]
 
 
 class ServedPolicy(Policy, Protocol):
@@ -27,24 +29,49 @@ class ServedPolicy(Policy, Protocol):
     tokenizer: Any
 
 
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
 class ChatMessage(BaseModel):
     """One message of a request."""
 
-    role: Role
-    content: str
+    role: Role | Literal["developer"]
+    content: str | list[TextPart] | None = None
+
+    @property
+    def message(self) -> Message:
+        """The message as the chat formats take it; newer clients call the system prompt one of the developer."""
+        parts = self.content if isinstance(self.content, list) else []
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in parts)
+        return Message("system" if self.role == "developer" else self.role, text)
 
 
 class ChatRequest(BaseModel):
-    """What we know of a request; other fields are ignored."""
+    """What we know of a request.
+
+    Fields that would change the reply and are not served (several choices, streams, tools, penalties, log-probs) are refused
+    unless they ask for nothing; other fields are ignored.
+    """
 
     messages: list[ChatMessage] = Field(min_length=1)
     model: str = ""
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
-    top_p: float = Field(1.0, gt=0, le=1)
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    temperature: float | None = Field(None, ge=0, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0, le=1)
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = None
     seed: int | None = Field(None, ge=0, lt=2**63)
+    n: Literal[1] | None = None
+    stream: Literal[False] | None = None
+    logprobs: Literal[False] | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+    frequency_penalty: float | None = Field(None, ge=0, le=0)
+    presence_penalty: float | None = Field(None, ge=0, le=0)
 
     @property
     def sampling(self) -> Sampling:
@@ -52,7 +79,8 @@ class ChatRequest(BaseModel):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         limit = self.max_completion_tokens or self.max_tokens or 512
         seed = time.monotonic_ns() if self.seed is None else self.seed
-        return Sampling(limit, self.temperature, self.top_p, tuple(stop), seed)
+        temperature = 1.0 if self.temperature is None else self.temperature
+        return Sampling(limit, temperature, 1.0 if self.top_p is None else self.top_p, tuple(stop), seed)
 
 
 async def chat_completion(policy: ServedPolicy, name: str, request: ChatRequest) -> dict[str, Any]:
@@ -62,7 +90,7 @@ async def chat_completion(policy: ServedPolicy, name: str, request: ChatRequest)
         ContextTooSmall: the messages fill the model's context.
         PolicyFault: the model failed.
     """
-    prompt = InlineFormat(policy.tokenizer).prompt([Message(m.role, m.content) for m in request.messages])
+    prompt = InlineFormat(policy.tokenizer).prompt([m.message for m in request.messages])
     sampling = request.sampling
     completion = await policy.generate(prompt, sampling)
     text, reason = completion.text, None
@@ -77,7 +105,8 @@ async def chat_completion(policy: ServedPolicy, name: str, request: ChatRequest)
     }
     tokens = {"prompt_tokens": len(prompt), "completion_tokens": len(completion.ids)}
     usage = tokens | {"total_tokens": sum(tokens.values())}
-    return {"object": "chat.completion", "model": name, "choices": [choice], "usage": usage}
+    told = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion", "created": int(time.time())}
+    return told | {"model": name, "choices": [choice], "usage": usage}
 
 
 def make_chat_app(

@@ -12,6 +12,7 @@ from agentenv.policies.line_probe import take_varlen
 from agentenv.policies.lora import base_and_adapter, merged_into
 from agentenv.policies.output_head import logit_tail
 from agentenv.policies.soundness import first_not_finite, not_finite
+from agentenv.policies.tokenizer_files import read_tokenizer
 
 _VERSIONS = 32
 """Most versions of a layer that torch compiles."""
@@ -107,7 +108,6 @@ def moved(model: Any, device: Any) -> Any:
 
 
 def _read(path: Path, base: Path, compute: Compute) -> tuple[Any, Any]:
-    from transformers import AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -117,7 +117,7 @@ def _read(path: Path, base: Path, compute: Compute) -> tuple[Any, Any]:
             str(base), dtype=compute.dtype, output_loading_info=True, use_safetensors=True, **LOCAL
         )
         read = "tokenizer"
-        tokenizer = AutoTokenizer.from_pretrained(str(base), **LOCAL)
+        tokenizer = read_tokenizer(base)
     except Exception as error:  # a damaged file makes each library raise something of its own
         said = first_line(error).removesuffix(":")
         raise CheckpointMismatch(f"{path} holds no {read} that can be loaded: {said}") from error

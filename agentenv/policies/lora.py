@@ -59,8 +59,8 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
     of_experts = {name for name in modules or linear if _names_experts(model, name)}
     if taken := sorted(of_experts & {*modules}):
         raise ConfigurationError(
-            f"lora.modules names {taken[0]!r}, by which peft adapts the experts of {model.config.model_type!r}, and these "
-            f"get no adapters here: name some of {', '.join(sorted(linear - of_experts))}, or set lora.rank=0"
+            f"lora.modules names {taken[0]!r}, by which peft adapts the experts of {model.config.model_type!r}; they get no "
+            f"adapters: name some of {', '.join(sorted(linear - of_experts))}, or set lora.rank=0"
         )
     targets = sorted(modules or linear - of_experts)
     settings = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, exclude_modules=others or None)

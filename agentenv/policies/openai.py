@@ -12,6 +12,7 @@ from typing import Any
 
 from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.env_outputs import TOKEN_CHARS
+from agentenv.core.model_families import without_thinking
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, EndpointFault, EndpointRefusal, PolicyFault, PolicyRefusal
 from agentenv.policies.card import EpisodeCard
@@ -20,6 +21,7 @@ from agentenv.policies.endpoint_formats import END, MessageFormat, PieceTokenize
 from agentenv.policies.wires import Reply
 
 _FINISHES = {"length": FinishReason.LENGTH}
+_THOUGHT, _THOUGHT_OUT = "<think>", "</think>"
 
 
 class OpenAIPolicy:
@@ -144,7 +146,8 @@ def bounded(reply: Reply, max_tokens: int) -> Reply:
     """
     most = TOKEN_CHARS * max_tokens
     reply = replace(reply, reasoning=reply.reasoning[:most])
-    if len(spoken(replace(_turn_of(reply), thinking=None))) <= most:
+    said = spoken(replace(_turn_of(reply), thinking=None))
+    if len(said) <= most and len(reply.text) <= 2 * most:
         return reply
     text = reply.text[:most]
     message = {"role": "assistant", "content": text} if text else None
@@ -152,7 +155,13 @@ def bounded(reply: Reply, max_tokens: int) -> Reply:
 
 
 def _turn_of(reply: Reply) -> AssistantTurn:
-    return AssistantTurn(reply.reasoning or None, reply.text.strip(), reply.calls, as_sent=reply.message)
+    """The turn of a reply, whose thinking stands in its text where a server of open models does not take it out of there."""
+    thinking, text = reply.reasoning or None, reply.text
+    if thinking is None:
+        # Where the chat template has opened the thinking, the model writes the end of it alone.
+        opened = _THOUGHT not in text.partition(_THOUGHT_OUT)[0] and _THOUGHT_OUT in text
+        thinking, text, _ = without_thinking(text, opened, _THOUGHT, _THOUGHT_OUT)
+    return AssistantTurn(thinking, text.strip(), reply.calls, as_sent=reply.message)
 
 
 def restored(reply: Reply, stops: Sequence[str]) -> tuple[str, FinishReason]:

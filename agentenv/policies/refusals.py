@@ -55,7 +55,7 @@ _TOO_LONG = (
     "contextwindowexceedederror",  # LiteLLM
 )
 """What services say where messages do not fit, in small letters."""
-_UNSUPPORTED = ("unsupported", "not supported", "unknown parameter", "unrecognized")
+_UNSUPPORTED = ("unsupported", "not supported", "unknown parameter", "unrecognized", "array too long")
 
 
 @dataclass(frozen=True)

@@ -349,15 +349,16 @@ def _handover(parent: Path) -> Iterator[Path]:
 
 def _read(folder: Path) -> "tuple[Any, int, tuple[int, ...], PixelReader | None]":
     """The tokenizer in ``folder``, the longest sequence of its model, the ids that end its turns, who reads its images."""
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    from transformers import AutoConfig, GenerationConfig
 
+    from agentenv.policies.tokenizer_files import read_tokenizer
     from agentenv.policies.vision import PixelReader
 
     base, _ = base_and_adapter(folder)
     check_model_files(base)
     try:
         config = AutoConfig.from_pretrained(str(base), **LOCAL)
-        tokenizer = AutoTokenizer.from_pretrained(str(base), **LOCAL)
+        tokenizer = read_tokenizer(base)
         named = (base / "generation_config.json").is_file()
         generation = GenerationConfig.from_pretrained(str(base), local_files_only=True) if named else config
     except Exception as error:  # a damaged file makes each library raise something of its own

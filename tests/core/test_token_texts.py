@@ -140,6 +140,16 @@ def test_tokens_that_a_template_writes_are_control_tokens_and_its_tags_where_a_t
     assert template_tags(tokenizer) == ("<think>", "<tool_response>")
 
 
+def test_pairs_of_tags_that_are_marked_as_special_may_stand_in_prompts() -> None:
+    # Some tokenizers mark <think> or <tool_call> as special, and the opening of an environment says how they are used.
+    special = ["<think>", "</think>", "<start_of_turn>", "<s>", "</s>"]
+    tokenizer = chat_tokenizer("{{ messages[0]['content'] }}<|end|>", eos="<|end|>", special=special)
+    assert control_tokens(tokenizer) == ("<|end|>", "<start_of_turn>", "<s>", "</s>")
+    assert template_tags(tokenizer) == ("<think>", "</think>")
+    prompt = InlineFormat(tokenizer).prompt([Message("user", "Say <think> and </think>.")])
+    assert tokenizer.decode(prompt) == "Say <think> and </think>.<|end|>"
+
+
 def test_the_result_of_a_tool_cannot_end_itself() -> None:
     template = (
         "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"

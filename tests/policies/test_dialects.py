@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentenv.core.types import FinishReason
-from agentenv.errors import ContextTooSmall, EndpointFault, EndpointRefusal
+from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointFault, EndpointRefusal
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.openai import restored
 from agentenv.policies.wires import Reply
@@ -162,3 +162,17 @@ def test_a_reply_that_the_server_gave_up_is_asked_for_again(reason: str) -> None
         asked = client(server)
         assert ask(asked).text == "Ada"
     assert asked.usage.retries == 1
+
+
+def test_more_stop_strings_than_a_service_takes_are_cut_here_where_it_is_told_so() -> None:
+    # OpenAI takes four, and AgentSearch-v0 has six.
+    said = "Invalid 'stop': array too long. Expected an array with maximum length 4, but got an array with length 6 instead."
+    error = {"message": said, "param": "stop", "code": "array_above_max_length"}
+    stop = tuple(f"</{letter}>" for letter in "abcdef")
+    with FakeEndpoint(
+        lambda body: failing(400, {"error": error}) if "stop" in body else Answer("<f>x</f> y")
+    ) as server:
+        with pytest.raises(ConfigurationError, match="leave_out=stop"):
+            ask(client(server), stop=stop)
+        reply = ask(client(server, leave_out="stop"), stop=stop)
+    assert restored(reply, stop) == ("<f>x</f>", FinishReason.STOP)

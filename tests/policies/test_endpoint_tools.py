@@ -340,3 +340,29 @@ def test_inline_and_template_ask_an_endpoint_by_messages(tmp_path: Path) -> None
             )
         assert [len(body["messages"]) for body in server.bodies] == [1, 1]
         assert all("tools" not in body for body in server.bodies)
+
+
+@pytest.mark.parametrize("thought", ["<think>\nIt is 4.\n</think>\n\n", "It is 4.\n</think>\n\n"])
+def test_thinking_that_a_server_leaves_in_the_text_is_none_of_the_answer(thought: str) -> None:
+    # vLLM and llama.cpp without a reader of thinking; where the template opens it, only its end is written.
+    played, _ = play(Calculator(), [Answer(f"{thought}5")])
+    assert (played.turns[0].action, played.info["answer"], played.reward) == (
+        f"{_thought(thought)}5",
+        "5",
+        1.0,
+    )
+    called = [Answer(f"{thought}I compute.", calls=(calculate("2 * 3 - 1"),)), Answer("5")]
+    played, bodies = play(Calculator(), called)
+    assert played.reward == 1.0
+    assert results_of("chat", bodies[1]) == [("a", "5")]
+    assert bodies[1]["messages"][1]["content"] == f"{thought}I compute."  # as the server gave it
+
+
+def _thought(written: str) -> str:
+    """Thinking as the record shows it."""
+    return f"<think>\n{written.removeprefix('<think>').strip().removesuffix('</think>').strip()}\n</think>\n"
+
+
+def test_thinking_that_does_not_end_is_no_answer() -> None:
+    played, _ = play(Calculator(), [Answer("<think>\nIt is 5", finish="length")])
+    assert (played.info["answer"], played.reward) == ("", 0.0)

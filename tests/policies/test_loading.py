@@ -10,6 +10,7 @@ from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.policies.compute import ComputeSettings
 from agentenv.policies.fakes import random_policy
 from agentenv.policies.policy_spec import make_policy
+from agentenv.policies.tokenizer_files import read_tokenizer
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -48,3 +49,21 @@ def test_a_model_that_caps_its_attention_scores_is_computed_with_the_caps(tmp_pa
     model.set_attn_implementation("sdpa")
     with pytest.raises(ConfigurationError, match="eager"):
         HFPolicy(model, tokenizer)
+
+
+def test_a_text_is_decoded_as_it_was_sampled_whatever_the_folder_asks_for(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = [("<unk>", 0.0), ("▁", -2.0), *((chr(code), -3.0) for code in range(33, 127))]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", clean_up_tokenization_spaces=True
+    ).save_pretrained(tmp_path)
+    read = read_tokenizer(tmp_path)
+    said = "print( ' a ' ) , [1 , 2] ; don 't !"
+    assert read.decode(read.encode(said)) == said
+    read.save_pretrained(tmp_path / "exported")
+    assert read_tokenizer(tmp_path / "exported").decode(read.encode(said)) == said

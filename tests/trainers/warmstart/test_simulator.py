@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from agentenv.cli.main import main
 from agentenv.core.chat import InlineFormat
@@ -294,6 +295,63 @@ def test_the_chat_server_speaks_the_documented_format(simulator: Path) -> None:
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert models.json()["data"][0]["id"] == "small"
     assert health.json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"n": 2},
+        {"stream": True},
+        {"logprobs": True},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"logit_bias": {"5": -100}},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": -1},
+        {"stop": ""},
+        {"stop": ["x", ""]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+    ],
+    ids=str,
+)
+def test_what_would_change_the_reply_and_is_not_served_is_refused(field: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(field))):
+        ChatRequest.model_validate({"messages": [{"role": "user", "content": "Who?"}]} | field)
+
+
+def test_a_request_as_the_library_of_openai_sends_it_is_answered_and_read_by_it(simulator: Path) -> None:
+    openai = pytest.importorskip("openai", reason="comes with the providers extra")
+    app = make_chat_app(HFPolicy.load(simulator), "small")
+
+    async def talk() -> Any:
+        http = httpx.AsyncClient(transport=httpx.ASGITransport(app=app))
+        async with openai.AsyncOpenAI(api_key="none", base_url="http://local/v1", http_client=http) as client:
+            asked = [
+                {"role": "developer", "content": "useful"},
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "Question: "}, {"type": "text", "text": "Who?"}],
+                },
+            ]
+            nothing: dict[str, Any] = {
+                "n": 1,
+                "stop": None,
+                "tools": None,
+                "logit_bias": {},
+                "presence_penalty": 0,
+            }
+            return await client.chat.completions.create(
+                model="small", messages=asked, temperature=0, max_tokens=3, stream=False, **nothing
+            )
+
+    reply = asyncio.run(talk())
+    assert reply.id
+    assert reply.created > 0
+    assert (reply.object, reply.model, reply.choices[0].finish_reason) == (
+        "chat.completion",
+        "small",
+        "length",
+    )
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + 3
 
 
 def test_a_served_simulator_answers_until_it_is_told_to_stop(simulator: Path) -> None:
