@@ -297,7 +297,7 @@ def _findable(source: Source, retriever: Retriever, own: Source, *, invented: bo
     )
     if invented:  # nobody states such facts but the world itself
         raise ConfigurationError(
-            f"the questions of {source.split or source.name!r} are about an invented world, and the corpus that is "
+            f"the questions of {source.split!r} are about an invented world, and the corpus that is "
             "searched does not hold its documents: name a dataset about that corpus, or leave retriever and corpus out"
         )
     left = "The supporting documents that the questions name are not those of the corpus that is searched, so recall"

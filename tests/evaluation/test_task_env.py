@@ -187,7 +187,7 @@ def test_questions_about_an_invented_world_are_refused_over_another_corpus(tmp_p
     other = Corpus([Document("mine", "Mill", "It stands at the river.")])
     other.save(tmp_path / "mine.jsonl")
     source = SourceConfig(world=SMALL, limit=5)
-    with pytest.raises(ConfigurationError, match=r"'world'.*invented world"):
+    with pytest.raises(ConfigurationError, match=r"'test'.*invented world"):
         open_task_env(source, HASH, EnvConfig(), words, retriever=InMemoryRetriever(other))
     with pytest.raises(ConfigurationError, match="invented world"):
         open_task_env(
