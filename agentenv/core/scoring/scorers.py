@@ -283,7 +283,7 @@ OTHER_NAMES = {
     "sub_em": "em_cover",
     "subem": "em_cover",
 }
-"""What Search-R1, FlashRAG and others call some of them, for errors: ``em`` would otherwise be taken for a misspelt ``cem``."""
+"""What FlashRAG and others call some of them, for errors: ``em`` would otherwise be taken for a misspelt ``cem``."""
 SCORERS = {
     scorer.name: scorer
     for scorer in (
