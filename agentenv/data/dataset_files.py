@@ -20,6 +20,7 @@ from agentenv.core.io.tables import UTF_8, open_text, reason_of
 from agentenv.errors import DatasetError, MissingExtra
 
 DATA_VARIABLE = "AGENTENV_DATA"
+_QUESTION = "question"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,16 @@ class RawRow:
                 return f"; write {field.strip().lower()!r} in place of {field!r}"
         if len(self.fields) == 1 and any(mark in next(iter(self.fields)) for mark in ";\t,|"):
             return "; separate the columns of a .csv file by commas, and those of a .tsv file by tabs"
+        if _QUESTION in names and "prompt" in self.fields:
+            return f"; a prompt is no question: give the bare question a field {_QUESTION!r}"
+        if _QUESTION in names and self._in_table():
+            return "; the first line of a table names its columns"
         return ""
+
+    def _in_table(self) -> bool:
+        return any(
+            f"{ending}{part}, line " in self.place for ending in (".csv", ".tsv") for part in ("", ".gz")
+        )
 
     def text(self, *names: str) -> str:
         """A field that holds text, stripped and not blank."""

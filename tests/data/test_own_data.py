@@ -281,3 +281,24 @@ def test_a_question_that_stands_twice_is_named_by_its_text_where_it_has_no_id(tm
     file = write(tmp_path / "q.jsonl", [{"question": "Who is it?", "answer": "Oda"}] * 2)
     with pytest.raises(DatasetError, match=r"line 2: the question 'Who is it\?'"):
         load_dataset("jsonl", file)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "advice"),
+    [
+        (
+            "dpr.tsv",
+            "Who wrote Emma?\t['Jane Austen']\nWho wrote Ulysses?\t['James Joyce']\n",
+            "first line of a table",
+        ),
+        (
+            "verl.jsonl",
+            '{"prompt": [], "reward_model": {"ground_truth": "Rome"}}\n',
+            "a prompt is no question",
+        ),
+    ],
+)
+def test_a_file_of_another_library_gets_advice(name: str, text: str, advice: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DatasetError, match=advice):
+        load_dataset("jsonl", tmp_path / name)
