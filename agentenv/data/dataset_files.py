@@ -11,6 +11,8 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from math import isfinite
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -99,6 +101,18 @@ class RawRow:
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise DatasetError(f"{self.place}: {name} must be a list of objects, not {_short(value)}.")
         return (RawRow(item, f"{self.place}, {name} {number}") for number, item in enumerate(value, 1))
+
+
+def number_text(value: Any) -> Any:
+    """A number as its text, without an exponent and, where it is whole, without a point; anything else as it is.
+
+    pandas makes 1990.0 of a year where another row of the column is empty, and no answer says so.
+    """
+    if type(value) is int:
+        return str(value)
+    if not isinstance(value, float) or not isfinite(value):
+        return value
+    return str(int(value)) if value.is_integer() else f"{Decimal(repr(value)):f}"
 
 
 def _gold(value: Any, place: str) -> str:
