@@ -200,11 +200,13 @@ def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
-def check_known(kind: str, name: str, known: Collection[str]) -> None:
-    """Refuses a name that a registry does not hold.
+def check_known(
+    kind: str, name: str, known: Collection[str], others: Mapping[str, str] | None = None
+) -> None:
+    """Refuses a name that a registry does not hold; ``others`` as in `UnknownName.among`.
 
     Raises:
         UnknownName: ``name`` is not among ``known``; the error says which of them is nearest.
     """
     if name not in known:
-        raise UnknownName.among(kind, name, known)
+        raise UnknownName.among(kind, name, known, others)

@@ -11,6 +11,8 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from math import isfinite
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,6 +22,7 @@ from agentenv.core.io.tables import UTF_8, open_text, reason_of
 from agentenv.errors import DatasetError, MissingExtra
 
 DATA_VARIABLE = "AGENTENV_DATA"
+_QUESTION = "question"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,16 @@ class RawRow:
                 return f"; write {field.strip().lower()!r} in place of {field!r}"
         if len(self.fields) == 1 and any(mark in next(iter(self.fields)) for mark in ";\t,|"):
             return "; separate the columns of a .csv file by commas, and those of a .tsv file by tabs"
+        if _QUESTION in names and "prompt" in self.fields:
+            return f"; a prompt is no question: give the bare question a field {_QUESTION!r}"
+        if _QUESTION in names and self._in_table():
+            return "; the first line of a table names its columns"
         return ""
+
+    def _in_table(self) -> bool:
+        return any(
+            f"{ending}{part}, line " in self.place for ending in (".csv", ".tsv") for part in ("", ".gz")
+        )
 
     def text(self, *names: str) -> str:
         """A field that holds text, stripped and not blank."""
@@ -89,6 +101,18 @@ class RawRow:
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise DatasetError(f"{self.place}: {name} must be a list of objects, not {_short(value)}.")
         return (RawRow(item, f"{self.place}, {name} {number}") for number, item in enumerate(value, 1))
+
+
+def number_text(value: Any) -> Any:
+    """A number as its text, without an exponent and, where it is whole, without a point; anything else as it is.
+
+    pandas makes 1990.0 of a year where another row of the column is empty, and no answer says so.
+    """
+    if type(value) is int:
+        return str(value)
+    if not isinstance(value, float) or not isfinite(value):
+        return value
+    return str(int(value)) if value.is_integer() else f"{Decimal(repr(value)):f}"
 
 
 def _gold(value: Any, place: str) -> str:

@@ -9,12 +9,11 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from math import isfinite
 from typing import Any
 
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Task
-from agentenv.data.dataset_files import RawRow
+from agentenv.data.dataset_files import RawRow, number_text
 from agentenv.data.sealed import unseal
 from agentenv.errors import DatasetError
 
@@ -56,8 +55,10 @@ def own_questions(record: RawRow) -> Iterator[Task]:
         data["supporting_ids"] = _listed(data["supporting_ids"])
     if isinstance(data.get("hops"), str) and data["hops"].strip().isdecimal():
         data["hops"] = int(data["hops"])
+    if isinstance(data.get("hops"), float) and data["hops"].is_integer():
+        data["hops"] = int(data["hops"])
     for name in ("family", "cluster"):
-        data |= {name: _number_text(data[name])} if name in data else {}
+        data |= {name: number_text(data[name])} if name in data else {}
     data = {name: value for name, value in data.items() if name not in _LISTED_BY or value not in (None, "")}
     question = record.text(*_QUESTIONS)
     answers = _own_answers(record)
@@ -77,7 +78,7 @@ def _own_answers(record: RawRow) -> tuple[str, ...]:
     for name in [name for name in held if record.fields[name] not in (None, "", [])] or held[:1]:
         value = record.fields[name]
         value = _listed(value) if isinstance(value, str) else value
-        texts = [_number_text(one) for one in value] if isinstance(value, list) else _number_text(value)
+        texts = [number_text(one) for one in value] if isinstance(value, list) else number_text(value)
         found[name] = RawRow({"answers": texts}, record.place).golds("answers")
     if len({frozenset(answers) for answers in found.values()}) > 1:
         named = " and ".join(map(repr, found))
@@ -93,12 +94,6 @@ def _listed(text: str) -> Any:
         with contextlib.suppress(ValueError):
             return read_json_text(text)
     return text
-
-
-def _number_text(value: Any) -> Any:
-    """A number as its text; anything else as it is, for the checks of golds."""
-    number = isinstance(value, float) and isfinite(value)
-    return str(value) if number or type(value) is int else value
 
 
 def nq_open(record: RawRow) -> Iterator[Task]:

@@ -60,6 +60,13 @@ class Dataset:
 _HUB = "RUC-NLPIR/FlashRAG_datasets"
 _FLASHRAG = "A sample of 1,000; its passages are those that an agent retrieved: easier than all of wiki-18."
 
+OTHER_NAMES = {
+    "nq_open": "nq",
+    "natural_questions": "nq",
+    "2wikimultihopqa": "2wiki",
+    "2wikimultihop": "2wiki",
+}
+"""What others call some sets, for errors: ``nq_open`` would otherwise be taken for a misspelt ``nq_oracle``."""
 SETS: dict[str, QuestionSet] = {
     "hotpotqa": QuestionSet(
         "hotpotqa",
@@ -217,7 +224,7 @@ def load_dataset(
         ConfigurationError: ``limit`` is below 1.
     """
     path = None if path is None else Path(path)
-    check_known("dataset", name, SETS)
+    check_known("dataset", name, SETS, OTHER_NAMES)
     if limit is not None and limit < 1:
         raise ConfigurationError(f"limit must be at least 1, not {limit}; leave it out for all questions.")
     kind = SETS[name]

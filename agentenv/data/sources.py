@@ -15,7 +15,7 @@ from agentenv.core.validation import Frozen
 from agentenv.data.code_contests import CONTEST_SETS, load_contest_set
 from agentenv.data.code_sets import CODE_SETS, load_code_set
 from agentenv.data.dataset_files import DATA_VARIABLE, FORMATS, bare_name, has_file
-from agentenv.data.datasets import SETS, Dataset, check_split, load_dataset, sample
+from agentenv.data.datasets import OTHER_NAMES, SETS, Dataset, check_split, load_dataset, sample
 from agentenv.data.sql_sets import SQL_SETS, load_sql_set
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.data.world_config import SPLITS
@@ -163,7 +163,7 @@ def _load(name: str, data: Path | None, split: str | None) -> Dataset:
             raise DatasetError(f"{name!r} {found}; give a file of questions, or the name of a set.")
         return replace(load_dataset("jsonl", Path(name), split=split), name=_space(name))
     if name not in SETS:
-        raise UnknownName.among("dataset", name, (*SETS, *PROGRAM_SETS, WORLD, OWN))
+        raise UnknownName.among("dataset", name, (*SETS, *PROGRAM_SETS, WORLD, OWN), OTHER_NAMES)
     return load_dataset(name, data, split=split)
 
 
@@ -281,7 +281,7 @@ def check_source(dataset: str, split: str | None, data: Path | None) -> None:
             if is_file_name(name):
                 continue
             if name not in SETS:
-                raise UnknownName.among("dataset", name, (*SETS, *PROGRAM_SETS, WORLD, OWN))
+                raise UnknownName.among("dataset", name, (*SETS, *PROGRAM_SETS, WORLD, OWN), OTHER_NAMES)
             if split is not None:
                 check_split(name, split, data)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.scoring.scorers import load_scorer
-from agentenv.data.dataset_files import RawRow, read_records
+from agentenv.data.dataset_files import RawRow, number_text, read_records
 from agentenv.data.sources import OWN, PROGRAM_SETS, WORLD, SourceConfig, check_source, open_source
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.statistics.significance import estimate
@@ -94,9 +94,7 @@ def read_answers(predictions: Sequence[RawRow]) -> Mapping[str, str | None]:
         key = row.id(*_IDS)
         if key in answers:
             raise DatasetError(f"{row.place} is a second prediction for the question {key!r}.")
-        value = _predicted(row)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            value = str(value)
+        value = number_text(_predicted(row))
         if value is not None and not isinstance(value, str):
             raise DatasetError(
                 f"{row.place}: the predicted answer of {key!r} must be text, not {json.dumps(value)[:60]}."

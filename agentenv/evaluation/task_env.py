@@ -229,7 +229,8 @@ def open_task_env(
 
     Raises:
         ConfigurationError: a set without a corpus, and no retriever given; a retriever for an environment that searches
-            nothing; an environment without tasks of its own; or a simulator that would be told the answers of an evaluation.
+            nothing; an environment without tasks of its own; a simulator that would be told the answers of an evaluation; or
+            questions about an invented world whose documents are not searched.
     """
     checked_options(env)  # before any work
     opened = opened or open_tasks(source, search, env, tasks)
@@ -245,7 +246,8 @@ def open_task_env(
         retriever = _open_retriever(search, opened, progress)
     check_gold(retriever, opened.split)
     own = open_tasks(source, SearchConfig(), env, tasks) if search.corpus else opened
-    return TaskEnv(_findable(opened, retriever, own), retriever, env, count_tokens)
+    invented = source.dataset == WORLD and tasks is None
+    return TaskEnv(_findable(opened, retriever, own, invented=invented), retriever, env, count_tokens)
 
 
 def _open_retriever(
@@ -266,12 +268,15 @@ def _open_retriever(
     return _fused(dense, _words(corpus)) if search.retriever == HYBRID else dense
 
 
-def _findable(source: Source, retriever: Retriever, own: Source) -> Source:
+def _findable(source: Source, retriever: Retriever, own: Source, *, invented: bool) -> Source:
     """``source``, its tasks without ``supporting_ids`` where they are not those of the corpus that is searched.
 
     Not one of them is there, or what is there under the same id is another document than in the corpus of ``own``, the
     questions as they were loaded: a recall would say nothing about the search, and an oracle would show documents of others.
     A note says so, and also how many are missing where some are there: a recall counts those as not found.
+
+    Raises:
+        ConfigurationError: not one is there, and the questions are about an ``invented`` world.
     """
     corpus: Corpus | None = getattr(retriever, "corpus", None)
     named = {one for task in source.tasks for one in task.data.get("supporting_ids", ())}
@@ -290,6 +295,11 @@ def _findable(source: Source, retriever: Retriever, own: Source) -> Source:
         replace(task, data={key: value for key, value in task.data.items() if key != "supporting_ids"})
         for task in source.tasks
     )
+    if invented:  # nobody states such facts but the world itself
+        raise ConfigurationError(
+            f"the questions of {source.split!r} are about an invented world, and the corpus that is "
+            "searched does not hold its documents: name a dataset about that corpus, or leave retriever and corpus out"
+        )
     left = "The supporting documents that the questions name are not those of the corpus that is searched, so recall"
     return _noted(replace(source, tasks=tuple(tasks)), f"{left} and bounds with gold passages are left out.")
 

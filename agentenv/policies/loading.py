@@ -34,6 +34,8 @@ def load_model(path: Path, settings: ComputeSettings) -> tuple[Any, Any]:
     base, adapter = base_and_adapter(path)
     if not base.is_dir():  # the libraries would look for it on the network
         raise CheckpointMismatch(f"{path} holds no model that can be loaded: there is no folder {base}")
+    if not (base / "config.json").exists() and (base / "policy").is_dir():
+        raise CheckpointMismatch(f"{base} holds a run and no model; its trained policy is {base / 'policy'}")
     check_model_files(base)
     model, tokenizer = _read(path, base, compute)
     model = moved(model, compute.device)

@@ -286,4 +286,6 @@ def policy_folder(spec: str) -> Path:
     if is_engine(spec) and rest:
         path = rest.partition("@")[0]
         return shipped_weights() if path == "tiny" else Path(path)
+    if Path(spec).is_dir():
+        raise UnknownName(f"No policy {spec!r}: the folder of a model stands behind hf:, as in 'hf:{spec}'.")
     raise UnknownName.among("policy", spec, KINDS)

@@ -9,7 +9,8 @@ import pytest
 
 from agentenv.core.types import Task
 from agentenv.data.dataset_formats import unescape_quotes
-from agentenv.data.datasets import SETS, load_dataset
+from agentenv.data.datasets import OTHER_NAMES, SETS, load_dataset
+from agentenv.data.sources import SourceConfig, open_source
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 
 ROW = {"id": "a", "question": " Who? ", "golden_answers": ["Ann"]}
@@ -268,6 +269,14 @@ def test_unknown_names_show_the_nearest(tmp_path: Path) -> None:
         load_dataset("hotpot")
     with pytest.raises(UnknownName, match=r"'devv'.*'dev'"):
         load_dataset("hotpotqa", tmp_path, split="devv")
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_a_set_is_found_by_its_name_elsewhere(name: str) -> None:
+    assert OTHER_NAMES[name] in SETS
+    for load in (load_dataset, lambda name: open_source(SourceConfig(dataset=name))):
+        with pytest.raises(UnknownName, match=f"Did you mean '{OTHER_NAMES[name]}'"):
+            load(name)
 
 
 def test_a_path_that_leads_nowhere_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,3 +283,44 @@ def test_a_question_that_stands_twice_is_named_by_its_text_where_it_has_no_id(tm
     file = write(tmp_path / "q.jsonl", [{"question": "Who is it?", "answer": "Oda"}] * 2)
     with pytest.raises(DatasetError, match=r"line 2: the question 'Who is it\?'"):
         load_dataset("jsonl", file)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "advice"),
+    [
+        (
+            "dpr.tsv",
+            "Who wrote Emma?\t['Jane Austen']\nWho wrote Ulysses?\t['James Joyce']\n",
+            "first line of a table",
+        ),
+        (
+            "verl.jsonl",
+            '{"prompt": [], "reward_model": {"ground_truth": "Rome"}}\n',
+            "a prompt is no question",
+        ),
+    ],
+)
+def test_a_file_of_another_library_gets_advice(name: str, text: str, advice: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DatasetError, match=advice):
+        load_dataset("jsonl", tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        ("1990.0", "1990"),
+        ("2.50", "2.5"),
+        ("1e-7", "0.0000001"),
+        ("1e22", "1" + "0" * 22),
+        ("-0.0", "0"),
+        ("7", "7"),
+    ],
+)
+def test_a_number_is_read_as_somebody_would_answer_it(number: str, text: str, tmp_path: Path) -> None:
+    """Pandas makes 1990.0 of the year 1990 where another row of the column is empty; no exact match would ever be found."""
+    file = tmp_path / "q.jsonl"
+    file.write_text(f'{{"question": "When?", "answer": {number}, "hops": 2.0}}\n')
+    (task,) = load_dataset("jsonl", file).tasks
+    assert task.answers == (text,)
+    assert (task.data["hops"], type(task.data["hops"])) == (2, int)

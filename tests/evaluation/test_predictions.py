@@ -145,3 +145,13 @@ def test_accepted_answers_beside_the_predictions_are_not_scored_against_themselv
     assert "'answer' and 'prediction'" in said
     file.write_text(json.dumps({"id": "a", "answer": "Rome", "prediction": "Rome"}) + "\n")
     assert score(capsys, str(questions), str(file))["missing"] == {"answer": 3}
+
+
+@pytest.mark.parametrize(("gold", "predicted"), [("1990.0", '"1990"'), ("1990", "1990.0"), ("2.5", "2.50")])
+def test_numbers_are_compared_as_somebody_would_write_them(
+    gold: str, predicted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "q.jsonl").write_text(f'{{"id": "a", "question": "When?", "answer": {gold}}}\n')
+    (tmp_path / "p.jsonl").write_text(f'{{"id": "a", "prediction": {predicted}}}\n')
+    found = score(capsys, str(tmp_path / "q.jsonl"), str(tmp_path / "p.jsonl"))
+    assert found["scores"]["em_squad"] == 1.0

@@ -183,6 +183,24 @@ def test_a_corpus_that_is_named_is_searched_in_place_of_the_documents_of_a_world
     assert [document.title for document in corpus_of(opened) or ()] == ["t"]
 
 
+def test_questions_about_an_invented_world_are_refused_over_another_corpus(tmp_path: Path) -> None:
+    other = Corpus([Document("mine", "Mill", "It stands at the river.")])
+    other.save(tmp_path / "mine.jsonl")
+    source = SourceConfig(world=SMALL, limit=5)
+    with pytest.raises(ConfigurationError, match=r"'test'.*invented world"):
+        open_task_env(source, HASH, EnvConfig(), words, retriever=InMemoryRetriever(other))
+    with pytest.raises(ConfigurationError, match="invented world"):
+        open_task_env(
+            source, SearchConfig(encoder="hash", corpus=str(tmp_path / "mine.jsonl")), EnvConfig(), words
+        )
+    own = [Task("1", "Where is the mill?", ("river",), data={"supporting_ids": ["elsewhere"]})]
+    found = open_task_env(source, HASH, EnvConfig(), words, tasks=own, retriever=InMemoryRetriever(other))
+    assert "left out" in found.source.notes
+    documents = corpus_of(open_tasks(source, HASH, EnvConfig())) or ()
+    written = open_task_env(source, HASH, EnvConfig(), words, retriever=InMemoryRetriever(documents))
+    assert all("supporting_ids" in task.data for task in written.source.tasks)
+
+
 def test_what_was_opened_before_is_not_opened_again() -> None:
     opened = open_tasks(SourceConfig(world=SMALL), SearchConfig(), EnvConfig())
     few = replace(opened, tasks=opened.tasks[:1])

@@ -1,6 +1,7 @@
 """Folders that hold half of a policy are refused with the half that is missing; attention is that of the model."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.policies.compute import ComputeSettings
+from agentenv.errors import CheckpointMismatch, UnknownName
 from agentenv.policies.fakes import random_policy
 from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.tokenizer_files import read_tokenizer
@@ -67,3 +69,9 @@ def test_a_text_is_decoded_as_it_was_sampled_whatever_the_folder_asks_for(tmp_pa
     assert read.decode(read.encode(said)) == said
     read.save_pretrained(tmp_path / "exported")
     assert read_tokenizer(tmp_path / "exported").decode(read.encode(said)) == said
+def test_a_folder_that_is_named_without_its_kind_and_a_run_say_what_to_write(tmp_path: Path) -> None:
+    (tmp_path / "policy").mkdir()
+    with pytest.raises(UnknownName, match=re.escape(f"'hf:{tmp_path}'")):
+        make_policy(str(tmp_path))
+    with pytest.raises(CheckpointMismatch, match=re.escape(str(tmp_path / "policy"))):
+        make_policy(f"hf:{tmp_path}")

@@ -275,6 +275,15 @@ def _f1(same: int, predicted: int, gold: int) -> float:
     return 2 * same / (predicted + gold)
 
 
+OTHER_NAMES = {
+    "em": "em_squad",
+    "exact_match": "em_squad",
+    "f1": "f1_squad",
+    "acc": "em_cover",
+    "sub_em": "em_cover",
+    "subem": "em_cover",
+}
+"""What FlashRAG and others call some of them, for errors: ``em`` would otherwise be taken for a misspelt ``cem``."""
 SCORERS = {
     scorer.name: scorer
     for scorer in (
@@ -316,7 +325,7 @@ def get_scorer(name: str) -> Scorer:
     if name in SCORERS:
         return SCORERS[name]
     if not is_class(name):
-        raise UnknownName.among("scorer", name, SCORERS)
+        raise UnknownName.among("scorer", name, SCORERS, OTHER_NAMES)
     if name not in _own:
         raise ConfigurationError(
             f"these scores were made by {name}, a scorer of somebody's own, whose module is not imported merely because "

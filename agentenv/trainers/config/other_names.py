@@ -25,6 +25,7 @@ OTHER_NAMES: Mapping[str, str] = {
     # SkyRL
     "advantage_estimator": "loss.estimator",
     "n_samples_per_prompt": "rollout.group_size",
+    "policy_loss_type": "loss.objective",
     "eps_clip_low": "loss.clip_low",
     "eps_clip_high": "loss.clip_high",
     "loss_reduction": "loss.aggregation",

@@ -237,6 +237,13 @@ OBJECTIVES: Mapping[str, Entry] = {
     "probability_mask": Entry(probability_mask),
     "guided_clip": Entry(guided_clip),
 }
+OTHER_NAMES: Mapping[str, str] = {
+    "grpo": "ppo_clip",
+    "ppo": "ppo_clip",
+    "vanilla": "ppo_clip",
+    "regular": "ppo_clip",
+}
+"""What TRL, verl and SkyRL call some of them, for errors: ``grpo`` would otherwise be taken for a misspelt ``gspo``."""
 
 
 def get_objective(name: str, options: Mapping[str, Any] | None = None) -> Callable[[Tokens], Surrogate]:
@@ -249,7 +256,7 @@ def get_objective(name: str, options: Mapping[str, Any] | None = None) -> Callab
     kind = "objective"
     if name in OBJECTIVES:
         return bind_options(kind, name, OBJECTIVES[name].function, options or {})
-    own = bind_options(kind, name, own_part(kind, name, OBJECTIVES), options or {})
+    own = bind_options(kind, name, own_part(kind, name, OBJECTIVES, OTHER_NAMES), options or {})
     return partial(_checked_losses, name, own)
 
 

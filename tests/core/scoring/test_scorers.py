@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from agentenv.core.scoring import normalize
-from agentenv.core.scoring.scorers import SCORERS, Score, get_scorer
+from agentenv.core.scoring.scorers import OTHER_NAMES, SCORERS, Score, get_scorer
 from agentenv.errors import DatasetError, UnknownName
 
 ORDINARY = [name for name in sorted(SCORERS) if name not in ("em_squad2", "f1_squad2")]
@@ -214,6 +214,14 @@ def test_every_scorer_names_how_it_normalises() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownName, match="'em_squad'"):
         get_scorer("em_squat")
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_a_name_of_another_library_is_no_misspelling(name: str) -> None:
+    """``em`` is near to ``cem`` as a word, and ``cem`` accepts every prediction that contains the answer."""
+    assert OTHER_NAMES[name] in SCORERS
+    with pytest.raises(UnknownName, match=f"Did you mean '{OTHER_NAMES[name]}'"):
+        get_scorer(name)
 
 
 @pytest.mark.parametrize("name", sorted(SCORERS))

@@ -12,6 +12,8 @@ from agentenv.trainers.config.other_names import OTHER_NAMES, key_hint
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.estimators import ESTIMATORS, get_estimator
 from agentenv.trainers.credit.estimators import OTHER_NAMES as OTHER_ESTIMATORS
+from agentenv.trainers.learner.losses import OBJECTIVES, get_objective
+from agentenv.trainers.learner.losses import OTHER_NAMES as OTHER_OBJECTIVES
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "other_libraries.md"
 WHOLE = {
@@ -65,6 +67,14 @@ def test_an_estimator_is_found_by_its_name_elsewhere(name: str) -> None:
     assert OTHER_ESTIMATORS[name] in ESTIMATORS
     with pytest.raises(UnknownName, match=f"Did you mean '{OTHER_ESTIMATORS[name]}'"):
         get_estimator(name)
+
+
+@pytest.mark.parametrize("name", OTHER_OBJECTIVES)
+def test_an_objective_is_found_by_its_name_elsewhere(name: str) -> None:
+    """``grpo`` is near to ``gspo`` as a word, and another objective."""
+    assert OTHER_OBJECTIVES[name] in OBJECTIVES
+    with pytest.raises(UnknownName, match=f"Did you mean '{OTHER_OBJECTIVES[name]}'"):
+        get_objective(name)
 
 
 def test_the_page_lists_every_name_beside_its_key() -> None:
