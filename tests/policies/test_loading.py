@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentenv.errors import CheckpointMismatch, ConfigurationError
+from agentenv.errors import CheckpointMismatch, ConfigurationError, UnknownName
 from agentenv.policies.compute import ComputeSettings
-from agentenv.errors import CheckpointMismatch, UnknownName
 from agentenv.policies.fakes import random_policy
 from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.tokenizer_files import read_tokenizer
@@ -69,6 +68,8 @@ def test_a_text_is_decoded_as_it_was_sampled_whatever_the_folder_asks_for(tmp_pa
     assert read.decode(read.encode(said)) == said
     read.save_pretrained(tmp_path / "exported")
     assert read_tokenizer(tmp_path / "exported").decode(read.encode(said)) == said
+
+
 def test_a_folder_that_is_named_without_its_kind_and_a_run_say_what_to_write(tmp_path: Path) -> None:
     (tmp_path / "policy").mkdir()
     with pytest.raises(UnknownName, match=re.escape(f"'hf:{tmp_path}'")):
