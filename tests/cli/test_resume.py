@@ -319,6 +319,41 @@ def test_a_full_disk_says_how_to_go_on(
     assert main(["train", "--resume", str(out), "--json"]) == 0
 
 
+@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError, RuntimeError])
+def test_memory_that_is_used_up_says_how_to_go_on_with_less(
+    kind: type[Exception],
+    start: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, step = tmp_path / "run", Learner.step
+
+    def grows(learner: Learner, *args: Any, **kwargs: Any) -> Any:
+        if (out / "checkpoints").exists():
+            raise kind("can't allocate memory: you tried to allocate 99 bytes")
+        return step(learner, *args, **kwargs)
+
+    monkeypatch.setattr(Learner, "step", grows)
+    last = said(["train", str(start / "run.toml"), "--memory.micro_tokens", "64", "--out", str(out)], capsys)
+    assert "99 bytes" in last
+    command = f"train --resume {out} --memory.micro_tokens 32"
+    assert command in last
+    monkeypatch.undo()
+    assert main([*command.split(), "--json"]) == 0
+
+
+def test_another_error_of_a_library_is_not_taken_for_a_lack_of_memory(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(Learner, "step", breaks)
+    with pytest.raises(RuntimeError, match="shapes"):
+        main(["train", str(start / "run.toml"), "--out", str(tmp_path / "run")])
+
+
 def test_the_log_says_which_episodes_of_which_step_were_lost_and_why(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
