@@ -239,7 +239,9 @@ def test_a_damaged_configuration_is_never_the_default_one(
     """And removing it brings it back."""
     before = (stopped / "config.toml").read_bytes()
     damage(stopped / "config.toml")
-    assert "config.toml" in said(["train", "--resume", str(stopped)], capsys)
+    last = said(["train", "--resume", str(stopped)], capsys)
+    assert "config.toml" in last
+    assert "remove it" in last
     assert not (stopped / "results.json").exists()
     (stopped / "config.toml").unlink()
     assert main(["train", "--resume", str(stopped)]) == 0
