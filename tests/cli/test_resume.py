@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,14 @@ steps = 2
 every = 0
 bounds = false
 """
+
+
+@pytest.fixture(autouse=True)
+def _hears_hangups() -> Iterator[None]:
+    """SIGHUP is not ignored, as it would be where the tests run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(scope="module")
