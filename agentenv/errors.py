@@ -200,6 +200,14 @@ def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
+def is_shortage(error: BaseException) -> bool:
+    """Whether memory is what ``error`` complains of; of torch's errors by their names, because it may not be installed."""
+    if isinstance(error, AgentEnvError):  # which says by itself what to do
+        return False
+    said = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and said)
+
+
 def check_known(
     kind: str, name: str, known: Collection[str], others: Mapping[str, str] | None = None
 ) -> None:

@@ -150,14 +150,19 @@ class Eval:
             check_judge(self.judge, self.rubric)  # refused before anything is played
         with use_compute(self.compute):
             found = self._run(fields)
-        return found | self._judged() if self.judge else found
+        if not self.judge:
+            return found
+        judged = self._judged()
+        return found | judged | {"ok": found.get("ok", True) and judged["ok"]}
 
     def _judged(self) -> dict[str, Any]:
         """What a judge adds to the results; of several samples it stands in their folders, and what all cost here."""
         folders = [self.out] if self.samples == 1 else self._sample_folders()
         chat = open_judge(self.judge, self.rubric)
         judged = [Rescore(folder, judge=self.judge, rubric=self.rubric).run_with(chat) for folder in folders]
-        return judged[0] if self.samples == 1 else {"judge_usage": chat.usage_report()}
+        if self.samples == 1:
+            return judged[0]
+        return {"judge_usage": chat.usage_report(), "ok": all(one["ok"] for one in judged)}
 
     def _sample_folders(self) -> list[Path]:
         return [self.out / f"sample-{number}" for number in range(self.samples)]

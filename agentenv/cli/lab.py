@@ -132,7 +132,7 @@ class Run:
         from agentenv.trainers.lab.lab_page import write_page
         from agentenv.trainers.lab.results_table import publish
         from agentenv.trainers.lab.starts import refuse_missing_starts
-        from agentenv.trainers.lab.trials import next_trial, refuse_other_plan, run_trial
+        from agentenv.trainers.lab.trials import drop_left_weights, next_trial, refuse_other_plan, run_trial
 
         if self.name not in experiments():
             confirm_file(Path(self.name), trusted=self.trust_config)
@@ -144,6 +144,7 @@ class Run:
         if self.runs != 0:
             refuse_missing_starts(experiment)
         out.mkdir(parents=True, exist_ok=True)
+        drop_left_weights(experiment, out)
         done, metrics = 0, write_page(name, experiment, out)
         while done != self.runs and (trial := next_trial(experiment, out)):
             with LiveDisplay(f"{name}: {trial.arm}, seed {trial.seed}", log=out / "lab.log") as display:

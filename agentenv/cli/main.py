@@ -18,7 +18,7 @@ from agentenv.cli.process_exit import leave
 from agentenv.cli.standard_streams import as_json, complete_streams, drop_output, make_console, visible
 from agentenv.cli.switches import plain_switches
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
-from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
+from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName, first_line, is_shortage
 
 USAGE, FAILURE, SIGNALLED = 2, 1, 128  # exit codes; the number of a signal is added, as shells report it
 INTERRUPTED = SIGNALLED + signal.SIGINT
@@ -258,6 +258,12 @@ def _run(name: str, argv: list[str], json_only: bool) -> int:
         path = error.filename or getattr(command, "out", None)  # a failed write() does not say to which file
         reason = error.strerror or str(error) or type(error).__name__
         return _fail(f"agentenv {name}", error, json_only, FAILURE, f"{reason}: {path}" if path else reason)
+    except (MemoryError, RuntimeError) as error:
+        if not is_shortage(error):
+            raise
+        return _fail(
+            f"agentenv {name}", error, json_only, FAILURE, f"the memory is used up: {first_line(error)}"
+        )
     if json_only:
         print(as_json(result))
     else:

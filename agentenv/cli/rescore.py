@@ -46,7 +46,7 @@ class Rescore:
     """Uses only the grades that are in the folder and contacts nobody. An answer without a grade is a fault."""
 
     def run(self) -> dict[str, Any]:
-        """Adds the scores and returns the new results."""
+        """Adds the scores and returns the new results, with ``ok`` False where a judge was asked and never answered."""
         if not self.scorer and not self.judge:
             raise ConfigurationError("Give --scorer NAME or --judge openai:MODEL@URL.")
         # Opened first, so that a wrong address is refused before anything is written.
@@ -63,7 +63,10 @@ class Rescore:
             result = {"suite": parts, **summarize_suite(self.directory, names)}
         else:
             result = self._one(self.directory, chat)
-        return result | ({"judge_usage": chat.usage_report()} if chat is not None else {})
+        if chat is None:
+            return result
+        heard = chat.answered or not chat.usage.requests
+        return result | {"judge_usage": chat.usage_report(), "ok": heard and result.get("ok", True)}
 
     def _announce(self, folders: Sequence[Path], chat: "ChatClient") -> None:
         """Says on standard error how many requests the judge may get."""
@@ -99,7 +102,7 @@ class Rescore:
         for name, score in tables.items():
             note = left_out_note(score)
             if score["mean"] is None:
-                console.print(f"{name} v{score['version']}: no score{note}")
+                console.print(f"{name} v{score['version']}: no score{note}; the same command asks again")
                 continue
             console.print(
                 f"{name} v{score['version']}: {score['mean']:.3f} {interval_text(score['ci95'])}{note}"

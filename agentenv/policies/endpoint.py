@@ -97,7 +97,7 @@ class ChatClient:
         default_factory=WeakKeyDictionary, repr=False
     )
     _next_start: float = 0.0
-    _answered: bool = False
+    answered: bool = False
     """Whether it has given a reply, so that address, key, model and fields are right."""
     spent: str = ""
     """Which budget refused a request; empty as long as none has."""
@@ -206,7 +206,7 @@ class ChatClient:
             answer = self._answer(response)
             if not (error := error_in(answer)):
                 reply = self._read(answer, sent)
-                self._answered = True
+                self.answered = True
                 return reply
             response = as_refusal(response, error)
         refused = read_refusal(response)
@@ -220,12 +220,12 @@ class ChatClient:
             raise ContextTooSmall(f"The messages do not fit the context of {endpoint.model}: {said}")
         if refused.by_filter:
             raise EndpointRefusal(f"A content filter of {endpoint.address} refuses the messages: {said}")
-        if not self._answered and (advice := refused.advice(body)):
+        if not self.answered and (advice := refused.advice(body)):
             raise ConfigurationError(
                 f"{endpoint.model!r} does not take a field of the request: {said}; {advice}"
             )
         # A gateway that starts its service again, or refuses one conversation, must not end a run of hours.
-        passing = self._answered and response.status != _WRONG_KEY
+        passing = self.answered and response.status != _WRONG_KEY
         if response.status in _MISCONFIGURED and not passing:
             unset = not endpoint.provider and not os.environ.get(KEY_VARIABLE)
             hint = f" (the environment variable {KEY_VARIABLE} is not set)" if unset else ""

@@ -41,7 +41,9 @@ class ScriptedPolicy:
             PolicyFault: no script for this episode, or it is exhausted.
         """
         if (reason := self.failures.get(episode or "")) is not None:
-            raise PolicyFault(f"there is no script of episode {episode!r}: {reason}")
+            raise PolicyFault(
+                f"the episode has no script: {reason}"
+            )  # without its id: equal reasons are counted together
         turn = self._played.get(episode or "", 0)
         script = self.actions.get(episode or "", ())
         if turn >= len(script):

@@ -24,7 +24,7 @@ from agentenv.core.io.files import new_folder
 from agentenv.core.options import naming_own_parts
 from agentenv.core.registry import env_class
 from agentenv.core.trajectory import Trajectory
-from agentenv.errors import AgentEnvError, ConfigurationError, Diverged, Fault
+from agentenv.errors import AgentEnvError, ConfigurationError, Diverged, Fault, is_shortage
 from agentenv.evaluation.records import RESULTS, read_json, write_results
 from agentenv.evaluation.task_env import defaults_of
 from agentenv.policies.card import EpisodeCard, portable, write_card
@@ -77,6 +77,12 @@ def train(folder: RunFolder, display: Display) -> dict[str, Any]:
                 folder.discard_unless_begun()
             if isinstance(error, Fault | OSError) and folder.begun:
                 error.add_note(f"what was finished is kept, go on with: {resume_command(folder.path)}")
+            raise
+        except (MemoryError, RuntimeError) as error:
+            if is_shortage(error) and folder.begun:
+                half = max(1, folder.config.memory.micro_tokens // 2)
+                less = f"{resume_command(folder.path)} --memory.micro_tokens {half}"
+                error.add_note(f"what was finished is kept, go on with less at a time: {less}")
             raise
 
 

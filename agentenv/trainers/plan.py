@@ -22,7 +22,7 @@ from agentenv.core.registry import env_class
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.data.overlap import refuse_overlap
-from agentenv.errors import AgentEnvError, ConfigurationError
+from agentenv.errors import ConfigurationError, is_shortage
 from agentenv.evaluation.task_env import BUILT, open_tasks, takes
 from agentenv.policies.compute import Compute, use_compute
 from agentenv.policies.forward import text_config
@@ -165,17 +165,12 @@ def _shortage_in_words(config: TrainConfig, free: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, AgentEnvError) or not _is_shortage(error):
+        if not is_shortage(error):
             raise
         raise ConfigurationError(
             f"{_gib(free)} GiB were free, too little for a probe with {config.policy} and episodes of "
             f"{config.rollout.context_tokens} tokens: lower rollout.context_tokens, or take a smaller policy"
         ) from error
-
-
-def _is_shortage(error: BaseException) -> bool:
-    """Whether memory is what ``error`` complains of; for a processor torch has no type for it."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def _refuse_absent(config: TrainConfig) -> None:

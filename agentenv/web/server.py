@@ -1,8 +1,10 @@
 """Runs a service on a socket: it answers from the first moment, loads beside, and stops without losing a request."""
 
+import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -60,7 +62,7 @@ def run_app(
     connections: ConnectionLimits | None = None,
     **options: Any,
 ) -> None:
-    """Serves ``app`` until SIGTERM or SIGINT; stops once what ``gate`` had taken is answered.
+    """Serves ``app`` until SIGTERM, SIGINT or SIGHUP; stops once what ``gate`` had taken is answered.
 
     Args:
         app: an ASGI application.
@@ -87,9 +89,24 @@ def run_app(
     server = _make_server(HostCheck(app, hosts), gate, failures, {**_OPTIONS, "http": http, **options})
     # A daemon: a stop does not wait for an index to be loaded.
     threading.Thread(target=open_gate, name="loading", daemon=True).start()
-    server.run(sockets=[listening])
+    with _on_hangup(server.handle_exit):
+        server.run(sockets=[listening])
     if failures:
         raise failures[0]
+
+
+@contextmanager
+def _on_hangup(stop: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Within the block SIGHUP, of a terminal that closes, stops as SIGTERM does; one that is ignored stays so."""
+    before = signal.getsignal(signal.SIGHUP)
+    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGHUP, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _make_server(app: Any, gate: Gate, failures: Sequence[Exception], options: Mapping[str, Any]) -> Any:

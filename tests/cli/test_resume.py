@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,14 @@ steps = 2
 every = 0
 bounds = false
 """
+
+
+@pytest.fixture(autouse=True)
+def _hears_hangups() -> Iterator[None]:
+    """SIGHUP is not ignored, as it would be where the tests run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +247,9 @@ def test_a_damaged_configuration_is_never_the_default_one(
     """And removing it brings it back."""
     before = (stopped / "config.toml").read_bytes()
     damage(stopped / "config.toml")
-    assert "config.toml" in said(["train", "--resume", str(stopped)], capsys)
+    last = said(["train", "--resume", str(stopped)], capsys)
+    assert "config.toml" in last
+    assert "remove it" in last
     assert not (stopped / "results.json").exists()
     (stopped / "config.toml").unlink()
     assert main(["train", "--resume", str(stopped)]) == 0
@@ -317,6 +327,41 @@ def test_a_full_disk_says_how_to_go_on(
     assert f"agentenv train --resume {out}" in last
     monkeypatch.undo()
     assert main(["train", "--resume", str(out), "--json"]) == 0
+
+
+@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError, RuntimeError])
+def test_memory_that_is_used_up_says_how_to_go_on_with_less(
+    kind: type[Exception],
+    start: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, step = tmp_path / "run", Learner.step
+
+    def grows(learner: Learner, *args: Any, **kwargs: Any) -> Any:
+        if (out / "checkpoints").exists():
+            raise kind("can't allocate memory: you tried to allocate 99 bytes")
+        return step(learner, *args, **kwargs)
+
+    monkeypatch.setattr(Learner, "step", grows)
+    last = said(["train", str(start / "run.toml"), "--memory.micro_tokens", "64", "--out", str(out)], capsys)
+    assert "99 bytes" in last
+    command = f"train --resume {out} --memory.micro_tokens 32"
+    assert command in last
+    monkeypatch.undo()
+    assert main([*command.split(), "--json"]) == 0
+
+
+def test_another_error_of_a_library_is_not_taken_for_a_lack_of_memory(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(Learner, "step", breaks)
+    with pytest.raises(RuntimeError, match="shapes"):
+        main(["train", str(start / "run.toml"), "--out", str(tmp_path / "run")])
 
 
 def test_the_log_says_which_episodes_of_which_step_were_lost_and_why(

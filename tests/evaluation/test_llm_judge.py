@@ -382,6 +382,28 @@ def test_the_command_asks_a_server_once_and_then_its_cache(
     assert "judge_browsecomp v1: 0.500" in capsys.readouterr().out
 
 
+def test_a_judge_that_never_answers_is_no_success(
+    tmp_path: Path,
+    record: Callable[..., EpisodeRecord],
+    write_run: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The answer without a prediction has a grade unasked; the other one is missing for a reason that can pass."""
+    write_run(tmp_path / "run", [record("a", "Paris"), record("b", None)])
+    down = [True]
+
+    def answer(body: Any) -> Answer:
+        return Answer(status=503, raw="down") if down else Answer("VERDICT: TRUE")
+
+    with FakeEndpoint(answer) as server:
+        spec = f"openai:any@{server.url}#retries=1&backoff_s=0.01"
+        words = ["rescore", str(tmp_path / "run"), "--judge", spec]
+        assert main(words) == 1
+        assert "1 without a grade" in " ".join(capsys.readouterr().out.split())
+        down.clear()
+        assert main(words) == 0
+
+
 def test_the_command_refuses_what_names_no_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rescore", str(tmp_path)]) == 1
     assert "--judge" in capsys.readouterr().err

@@ -48,6 +48,16 @@ def test_an_unknown_episode_and_none_are_faults() -> None:
             play(ScriptedPolicy({"e-0": ["a"]}), Sampling(9), episode)
 
 
+def test_episodes_that_lack_a_script_for_the_same_reason_say_the_same() -> None:
+    """So that a report counts them together."""
+    policy, said = ScriptedPolicy({}, failures=dict.fromkeys(("e-0", "e-1"), "the server is gone")), set()
+    for episode in ("e-0", "e-1"):
+        with pytest.raises(PolicyFault, match="the server is gone") as caught:
+            play(policy, Sampling(9), episode)
+        said.add(str(caught.value))
+    assert len(said) == 1
+
+
 @pytest.mark.parametrize("text", ["", "Zoë", "日本<|im_end|>", "a\nb<|im_end|><|im_end|>c"])
 def test_bytes_decode_to_what_was_encoded(text: str) -> None:
     tokenizer = ByteTokenizer()

@@ -5,6 +5,7 @@ line a call after a header line; a line is complete or absent, so a killed recor
 """
 
 import json
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -60,13 +61,15 @@ class Cassette:
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_text(path, _text({"cassette": FORMAT, "about": about}) + "\n")
-            before, replies, complete = _read(path)
+            before, replies, torn = _read(path)
             if _text(before) != _text(about):
                 raise ConfigurationError(
                     f"{path} was recorded from {_text(before)}, not from {_text(about)}; give another file."
                 )
-            with path.open("r+b") as file:
-                file.truncate(complete)  # what a killed recording left of its last line
+            if (
+                torn is not None
+            ):  # a killed recording left half a line; a whole file may be growing under another process
+                os.truncate(path, torn)
             return cls(path, before, replies, recording=True)
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from error
@@ -111,8 +114,8 @@ class Cassette:
         return self.add(request, await ask())
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], int]:
-    """What the file is about, its replies by request, and the length in bytes of its complete lines."""
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], int | None]:
+    """What the file is about, its replies by request, and where half a last line begins; None where there is none."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -137,7 +140,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], int]:
             replies.setdefault(_text(record["request"]), json.dumps(record["reply"]))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigurationError(f"{path}, line {number} is no recorded call: {line[:60]!r}.") from error
-    return about, replies, complete
+    return about, replies, complete if complete < len(content) else None
 
 
 def _text(value: Any) -> str:

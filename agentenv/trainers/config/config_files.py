@@ -156,8 +156,7 @@ def resume_config(folder: Path) -> TrainConfig:
         return config_of(held.nested(), str(folder / IDENTITY))
     if not path.is_file():
         raise ConfigurationError(f"{folder} holds no run to resume: it has no {CONFIG}")
-    values = read_toml(path)
-    way_out = f"remove it, and --resume writes it again from {IDENTITY}" if held else "put it back"
+    way_out, values = _way_out(held), _read_held(path, held)
     if not values:
         raise ConfigurationError(f"{path} is empty: {way_out}")
     if held is None and not values.keys() & TrainConfig.model_fields.keys():
@@ -167,12 +166,26 @@ def resume_config(folder: Path) -> TrainConfig:
     return config_of(values, str(path))
 
 
+def _way_out(held: Identity | None) -> str:
+    return f"remove it, and --resume writes it again from {IDENTITY}" if held else "put it back"
+
+
+def _read_held(path: Path, held: Identity | None) -> dict[str, Any]:
+    """The tables of a run's own file, which may be damaged."""
+    try:
+        return read_toml(path)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{str(error).rstrip('.')}: {_way_out(held)}") from error
+
+
 def resume_confirmed(folder: Path, *, trusted: bool) -> TrainConfig:
     """`resume_config` of whoever goes on with a run: its file is confirmed as in `load_confirmed`.
 
     Raises:
         ConfigurationError: it is not confirmed; otherwise as `resume_config`.
     """
+    if (folder / CONFIG).is_file():
+        _read_held(folder / CONFIG, Identity.of_run(folder))
     confirm_file(folder / CONFIG, trusted=trusted)
     return resume_config(folder)
 

@@ -6,15 +6,15 @@ comparisons are all decided runs no more. A sitting may end anywhere.
 """
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from agentenv.core.io.digests import value_digest
-from agentenv.core.io.files import write_text
+from agentenv.core.io.files import discard_folder, write_text
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.records import RESULTS, read_json
 from agentenv.evaluation.report.report import METRICS, read_lines
@@ -172,8 +172,20 @@ def run_trial(experiment: Experiment, trial: Trial, out: Path, display: Any) -> 
         _write(path / PLAYED, _played(besides, trained, path))
     if experiment.tests:
         _write(path / TESTS, _tested(experiment.conditions(trial.arm, trained.policy)))
+    _drop_weights(path)
+
+
+def drop_left_weights(experiment: Experiment, out: Path) -> None:
+    """Removes the weights of finished runs that a killed process was removing."""
+    for arm, runs in finished(experiment, out).items():
+        for seed in range(len(runs)):
+            _drop_weights(Trial(arm, seed).folder(out))
+
+
+def _drop_weights(path: Path) -> None:
     for name in ("checkpoints", "policy", "policy-second", "league"):
-        shutil.rmtree(path / name, ignore_errors=True)
+        with suppress(OSError):  # the numbers of the run are written
+            discard_folder(path / name)
 
 
 def refuse_other_plan(experiment: Experiment, out: Path) -> None:

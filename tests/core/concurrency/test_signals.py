@@ -5,10 +5,20 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
+
+
+@pytest.fixture(autouse=True)
+def _hears_hangups() -> Iterator[None]:
+    """SIGHUP is not ignored, as it would be where the tests run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
 
 both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 

@@ -85,6 +85,25 @@ def test_a_torn_last_line_is_dropped_and_recording_goes_on(tape: Path) -> None:
     assert tape.read_bytes() == whole + b'{"request": "after", "reply": 1}\n'
 
 
+def test_what_another_process_records_meanwhile_is_not_cut_off(
+    tape: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs may share a recording: the second opens it while the first adds a call."""
+    first, read = Cassette.record(tape, ABOUT), Path.read_bytes
+
+    def meanwhile(path: Path) -> bytes:
+        content = read(path)
+        if path == tape and len(first) == before:
+            first.add({"q": "meanwhile"}, "kept")
+        return content
+
+    before = len(first)
+    monkeypatch.setattr(Path, "read_bytes", meanwhile)
+    Cassette.record(tape, ABOUT)
+    monkeypatch.undo()
+    assert Cassette.replay(tape).find({"q": "meanwhile"}) == "kept"
+
+
 def test_a_file_about_something_else_is_not_added_to(tape: Path) -> None:
     before = tape.read_bytes()
     with pytest.raises(ConfigurationError, match=r'\{"judge": "lenient"\}'):

@@ -5,6 +5,7 @@ Malformed bodies, k = 0, k beyond the corpus, empty queries and odd characters s
 
 import asyncio
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -175,11 +176,23 @@ def test_a_shard_killed_under_load(process: tuple[subprocess.Popen[str], str], s
     assert {passage["id"] for passage in partial["results"][0]} <= {"e0", "e1", "e2"}
 
 
-def test_sigterm_ends_a_server_well(process: tuple[subprocess.Popen[str], str]) -> None:
+@pytest.fixture
+def _hears_hangups() -> Iterator[None]:
+    """SIGHUP is not ignored, as it would be where the tests run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("_hears_hangups")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_server_well(
+    number: signal.Signals, process: tuple[subprocess.Popen[str], str]
+) -> None:
     child, url = process
     until_ready(url)
     assert post(url, queries=["clock3 bridge12"], k=1).json()["results"][0][0]["id"] == "d12"
-    child.terminate()
+    child.send_signal(number)
     out, err = child.communicate(timeout=WAIT_S)
     assert (child.returncode, err) == (0, "")
     assert json.loads(out)["corpora"] == ["index"]

@@ -362,7 +362,12 @@ def test_a_sitting_goes_on_where_the_last_one_ended(
     assert json.loads(capsys.readouterr().out)["missing_runs"] == 3
     kept = out / "mine" / "uniform" / "seed-0" / "results.json"
     before = kept.stat().st_mtime_ns
+    left = [kept.parent / name for name in ("policy.gone", "checkpoints")]  # by a process that was killed
+    for folder in left:
+        folder.mkdir()
+        (folder / "half").touch()
     assert main(words) == 0
+    assert not any(folder.exists() for folder in left)
     done = json.loads(capsys.readouterr().out)
     assert (done["runs"], done["missing_runs"]) == (3, 0)
     assert kept.stat().st_mtime_ns == before
