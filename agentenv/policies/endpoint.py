@@ -166,7 +166,7 @@ class ChatClient:
             self.usage.failures += 1
             if isinstance(error, EndpointFault):
                 raise
-            if not (error.reached or self._answered):
+            if not (error.reached or self.answered):
                 raise ConfigurationError(
                     f"{self.endpoint.address} cannot be reached, tried {error.tries} times: {error.reason}; write the "
                     "address of a server that runs"
