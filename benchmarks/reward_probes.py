@@ -50,13 +50,18 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 """Rewards that are not the default of their environment."""
 
+_WITH_ARGUMENTS = ("agentenv/MCP-v0",)
+"""Environments that cannot be made without arguments."""
+
 
 def main() -> None:
     """Probes one environment after the other and writes what was earned."""
     parser = common_arguments(__doc__)
     parser.add_argument("--only", nargs="*", help="ids of environments; all by default")
     args = parser.parse_args()
-    cases: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in registered()] + list(VARIANTS)
+    cases: list[tuple[str, dict[str, Any]]] = [
+        (name, {}) for name in registered() if name not in _WITH_ARGUMENTS
+    ] + list(VARIANTS)
     found = {}
     for name, options in cases:
         if not args.only or name in args.only:

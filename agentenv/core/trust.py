@@ -15,7 +15,7 @@ from agentenv.core.registry import is_class
 from agentenv.errors import ConfigurationError
 
 _OUTWARD = re.compile(
-    r"://|(^|[@:,=])\s*(remote|openai|anyllm|web|python|https?):|^vllm:.*@|(^|[@:])unsafe-local$",
+    r"://|(^|[@:,=])\s*(remote|openai|anyllm|web|python|stdio|https?):|^vllm:.*@|(^|[@:])unsafe-local$",
     re.IGNORECASE,
 )
 _PART_KEY = re.compile(

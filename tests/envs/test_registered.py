@@ -1,7 +1,10 @@
 """Every registered environment keeps the contract: registering is enough to be tested."""
 
 import functools
+import importlib.util
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,13 +21,21 @@ from agentenv.sandbox.backends import unavailable
 @functools.cache
 def missing(id: str) -> str:
     """What the environment needs and this machine does not have; empty where nothing is missing."""
-    needs = {"agentenv/Code-v0": lambda: unavailable("bwrap"), "agentenv/Browser-v0": no_browser}
+    needs = {
+        "agentenv/Code-v0": lambda: unavailable("bwrap"),
+        "agentenv/Browser-v0": no_browser,
+        "agentenv/MCP-v0": lambda: (
+            "" if importlib.util.find_spec("mcp") else "the mcp extra is not installed"
+        ),
+    }
     return needs[id]() if id in needs else ""
 
 
+MCP_SERVER = f"stdio:{sys.executable} {Path(__file__).with_name('mcp') / 'servers.py'} stdio"
 # A page is opened a hundred times: one that loads fast, and short episodes.
 SMALLER: dict[str, dict[str, Any]] = {
     "agentenv/Browser-v0": {"tasks": [miniwob_task("click-test")], "max_steps": 2},
+    "agentenv/MCP-v0": {"server": MCP_SERVER, "server_state": "none"},
 }
 ONE_SEED = ("agentenv/Browser-v0",)
 """Environments that play under one seed in place of three, and probes under two in place of five, except where equal seeds

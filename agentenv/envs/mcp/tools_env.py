@@ -1,0 +1,135 @@
+"""``agentenv/MCP-v0``: questions that a policy answers with the tools of a server of the Model Context Protocol (MCP)."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from agentenv.core.grammar import shortened
+from agentenv.core.scoring.scorers import load_scorer
+from agentenv.core.tools import Tool, ToolEnv
+from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult
+from agentenv.envs.mcp.session import McpServer, McpSession, listed_tools, shared_session
+from agentenv.errors import ConfigurationError, check_known
+
+ServerState = Literal["replayed", "kept", "none"]
+
+
+@dataclass
+class McpState:
+    """All that changes within an episode."""
+
+    task: Task
+    session: McpSession | None
+    """The episode's own connection; None where all episodes share one."""
+    calls: int = 0
+
+
+class McpTools(ToolEnv[McpState]):
+    """Poses questions; the tools are those that the server lists, and the final answer is scored.
+
+    A tool that says it has failed is an observation of the policy. A server that fails, is gone or does not answer in time
+    is an infrastructure failure.
+    """
+
+    def __init__(
+        self,
+        *,
+        server: str,
+        tools: Sequence[str] = (),
+        server_state: ServerState = "replayed",
+        scorer: str = "em_squad",
+        max_turns: int = 8,
+        timeout_s: float = 30.0,
+        result_chars: int = 20_000,
+        token_variable: str = "",
+        variables: Sequence[str] = (),
+        render_mode: str | None = None,
+    ) -> None:
+        """Asks the server once in a process for its tools.
+
+        Args:
+            server: ``stdio:COMMAND`` or the URL of a streamable HTTP endpoint.
+            tools: Names of those that the policy may call; none named is all.
+            server_state: What the server remembers of an episode. ``replayed``: each episode has a connection of its own,
+                for a command a process, and goes back to a snapshot by making its calls again; ``kept``: the same, but
+                calls must not be made again, so that snapshots are refused after the first; ``none``: it remembers nothing,
+                and all episodes share a connection.
+            scorer: Name of the scorer that gives the reward.
+            max_turns: Turns of an episode.
+            timeout_s: Seconds that a call may take.
+            result_chars: Characters of a result that are shown; the middle of a longer one is left out.
+            token_variable: Environment variable with the bearer token of a URL.
+            variables: Environment variables that a command gets.
+            render_mode: As in Gymnasium.
+
+        Raises:
+            ConfigurationError: an argument, or a tool that cannot be declared.
+            EnvFault: the server cannot be used.
+            MissingExtra: the SDK of MCP is not installed.
+        """
+        if max_turns < 1 or result_chars < 1:
+            raise ConfigurationError(
+                f"max_turns is {max_turns} and result_chars {result_chars}; both are at least 1"
+            )
+        self.server = McpServer(server, token_variable, tuple(variables), timeout_s)
+        self.server_state = server_state
+        self.scorer = load_scorer(scorer)
+        self.max_turns = max_turns  # type: ignore[misc]
+        self.result_chars = result_chars
+        listed = {tool.name: tool for tool in listed_tools(self.server)}
+        for name in tools:
+            check_known(f"tool of {self.server.name}:", name, listed)
+        wanted = [listed[name] for name in tools or listed]
+        if not wanted:
+            raise ConfigurationError(f"{self.server.name} has no tools")
+        made = [
+            Tool(one.name, one.description or one.name, one.input_schema, _calling(one.name), takes_self=True)
+            for one in wanted
+        ]
+        super().__init__(tools=made, render_mode=render_mode)
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Poses ``options["task"]``; without one it asks which tools there are."""
+        await super().areset(seed=seed, options=options)
+        own = Task("tools", "What is the name of one of your tools?", tuple(self.tools))
+        task: Task = (options or {}).get("task") or own
+        if (ended := self.__dict__.get("state")) is not None and ended.session is not None:
+            await ended.session.aclose()
+        session = None
+        if self.server_state != "none":
+            session = McpSession(self.server, replays=self.server_state == "replayed")
+        self.state = McpState(task, session)
+        if session is not None:
+            await session.open()
+        text = f"{self.tool_prompt()}Call tools as you need them. Then reply with the answer alone: {task.question}"
+        return (Message("user", text),), {"task_id": task.id}
+
+    async def called(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Calls a tool of the server.
+
+        Raises:
+            EnvFault: the server failed.
+        """
+        self.state.calls += 1
+        session = self.state.session or await shared_session(self.server)
+        result = await session.call(name, arguments)
+        return replace(result, text=shortened(result.text, self.result_chars))
+
+    def answer(self, text: str) -> Step:
+        """Scores ``text``."""
+        said = text.strip()
+        score = self.scorer(said, self.state.task.answers).value
+        return self.result((), reward=score, end=EndReason.ANSWERED, answer=said)
+
+    def render(self) -> str:
+        """The question and how often tools were called."""
+        return f"{self.state.task.question} [{self.state.calls} calls]"
+
+
+def _calling(name: str) -> Callable[..., Awaitable[ToolResult]]:
+    async def call(env: McpTools, /, **arguments: Any) -> ToolResult:
+        return await env.called(name, arguments)
+
+    return call
