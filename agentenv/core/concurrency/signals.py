@@ -25,8 +25,8 @@ class Interruptible:
     """A block in which the first SIGINT, SIGTERM or SIGHUP raises ``Interrupted``, or waits where it says ``finishing``.
 
     The second signal of any kind ends the process at once, as if nobody had taken care of it. In another thread than the
-    main one, which gets no signals, the block changes nothing. A signal that the process was told to ignore, as `nohup` does
-    with SIGHUP, stays ignored.
+    main one, which gets no signals, the block changes nothing. SIGHUP stays ignored where the process was told to ignore it,
+    as by `nohup`.
     """
 
     def __init__(self, notice: str = "") -> None:
@@ -44,7 +44,9 @@ class Interruptible:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            heard = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+            # A shell without job control lets what it starts in the background ignore SIGINT, which nobody has asked for.
+            hung_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+            heard = [number for number in _STOPPING if number != signal.SIGHUP or hung_up]
             self._before = {number: signal.signal(number, self._ask) for number in heard}
         return self
 
