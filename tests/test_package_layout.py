@@ -50,7 +50,7 @@ ORDER = (
     "retrievers.storage", "retrievers", "retrievers.simulation", "retrievers.retriever_spec", "retrievers.service",
     "retrievers.building",
     "envs.gui", "envs.domsim", "envs.domsim.apps", "envs.domsim.tasks", "envs.domsim.env", "envs.browser",
-    "envs.search", "envs",
+    "envs.mcp", "envs.search", "envs",
     "evaluation.statistics", "evaluation", "evaluation.report", "evaluation.benchmark", "evaluation.suite",
     "serving",
     "trainers.credit", "trainers.learner", "trainers.strategies", "trainers.task_sampling", "trainers.selfplay",
@@ -69,7 +69,7 @@ HEAVY = {
     "scipy", "datasets", "pandas", "sklearn", "jinja2", "matplotlib",
     "tensorboard", "wandb", "mlflow", "trl", "docker", "playwright", "miniwob", "PIL", "pyseccomp",
     "fastapi", "starlette", "uvicorn", "orjson", "prometheus_client", "websockets",
-    "vllm", "psutil", "ray",
+    "vllm", "psutil", "ray", "mcp",
 }
 # fmt: on
 

@@ -18,15 +18,18 @@ from agentenv.errors import ConfigurationError
 from agentenv.sandbox.backends import unavailable
 
 
+def no_sdk() -> str:
+    """Why there is no MCP; empty where there is."""
+    return "" if importlib.util.find_spec("mcp") else "the mcp extra is not installed"
+
+
 @functools.cache
 def missing(id: str) -> str:
     """What the environment needs and this machine does not have; empty where nothing is missing."""
     needs = {
         "agentenv/Code-v0": lambda: unavailable("bwrap"),
         "agentenv/Browser-v0": no_browser,
-        "agentenv/MCP-v0": lambda: (
-            "" if importlib.util.find_spec("mcp") else "the mcp extra is not installed"
-        ),
+        "agentenv/MCP-v0": no_sdk,
     }
     return needs[id]() if id in needs else ""
 

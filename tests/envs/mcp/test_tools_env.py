@@ -57,7 +57,7 @@ def test_the_policy_calls_the_servers_tools_and_its_answer_is_scored(env: McpToo
 
 
 def test_mistakes_are_the_policys_own(env: McpTools) -> None:
-    kinds = [
+    kinds: list[tuple[tuple[str, dict[str, Any]], ToolStatus]] = [
         (("divide", {"a": 1, "b": 0}), ToolStatus.ERROR),
         (("divide", {"a": "x"}), ToolStatus.FORMAT_ERROR),
         (("nothing", {}), ToolStatus.FORMAT_ERROR),
