@@ -30,7 +30,7 @@ OUTWARD = [
     '[rollout.strategy_options]\ncritic = "OpenAI:m@evil.example"',
     '[second]\npolicy = "openai:m@http://evil.example"',
     '[env]\nid = "evil_example:Class"',
-    '[env]\nid = "agentenv/MCP-v0"\n[env.options]\nserver = "stdio:evil"',
+    '[env]\nid = "agentenv/MCP-v0"\n[env.options]\nserver = "stdio:evil_example"',
     '[dev.options]\ndeep = [{a = ["HTTPS://evil.example"]}]',
 ]
 HARMLESS = [
