@@ -140,6 +140,17 @@ def test_tokens_that_a_template_writes_are_control_tokens_and_its_tags_where_a_t
     assert template_tags(tokenizer) == ("<think>", "<tool_response>")
 
 
+def test_words_and_white_space_that_a_tokenizer_adds_stay_as_they_are() -> None:
+    # Gemma has a token for each number of line breaks, GPT-NeoX and Phi-2 for spaces; templates consist of them too.
+    template = "{% for m in messages %}\n\n    <|user|>\n{{ m['content'] }}<|end|>{% endfor %}"
+    added = ["\n", "\n\n", "    ", "user", "<|user|>"]
+    tokenizer = chat_tokenizer(template, eos="<|end|>", added=added)
+    assert control_tokens(tokenizer) == ("<|end|>", "<|user|>")
+    program = "def age(user):\n\n    return 1"
+    prompt = tokenizer.decode(InlineFormat(tokenizer).prompt([Message("user", f"{program}<|user|>")]))
+    assert prompt.endswith(f"{program}< |user|><|end|>")
+
+
 def test_pairs_of_tags_that_are_marked_as_special_may_stand_in_prompts() -> None:
     # Some tokenizers mark <think> or <tool_call> as special, and the opening of an environment says how they are used.
     special = ["<think>", "</think>", "<start_of_turn>", "<s>", "</s>"]
