@@ -58,6 +58,10 @@ def test_search_r1_layout_is_read(tmp_path: Path) -> None:
             ("Mill", "It is old.\nIt is tall."),
         ),
         ({"id": "1", "title": "Mill", "contents": '"Mill"\nIt is old.'}, ("Mill", "It is old.")),
+        (
+            {"id": "1", "title": '"Mill" (song)', "contents": '""Mill" (song)"\nIt is old.'},
+            ('"Mill" (song)', "It is old."),
+        ),
         ({"id": "1", "title": "", "contents": '"Mill"\nIt is old.'}, ("Mill", "It is old.")),
         ({"id": "1", "title": "Mill", "contents": "Mill"}, ("Mill", "Mill")),
     ],
