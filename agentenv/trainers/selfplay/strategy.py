@@ -46,9 +46,8 @@ from agentenv.trainers.strategies.reflectors import other_policy
 from agentenv.trainers.strategies.rollout_context import RolloutContext, Round, run_rounds
 
 _ROUND_SEEDS = 1 << 31  # seeds of starts are below; each round of a game has its own
-_judge_at = cache(
-    make_endpoint_policy
-)  # one for the whole run, which knows what it has used and that it was reached
+_judge_at = cache(make_endpoint_policy)
+"""The judge behind an address, one for the whole run: it knows what it has used, and that it was reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
