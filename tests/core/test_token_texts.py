@@ -202,3 +202,29 @@ def test_a_turn_that_is_cut_behind_the_mark_of_its_message_has_it_once() -> None
     conversation, after = native.go_on(held, conversation.said(conversation.read(written)), [ANSWER])
     assert after[: len(held)] == held
     assert tokenizer.decode(after[len(held) :]).startswith("<|start|>user")
+
+
+def test_a_malformed_call_keeps_its_marks_and_its_row() -> None:
+    # Those of Mistral are marked as special and have no names. Other control tokens in the call are parted.
+    template = (
+        "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for m in messages %}"
+        "{% if m['role'] == 'user' %}[INST]{{ m['content'] }}[/INST]"
+        "{% elif m['role'] == 'tool' %}[TOOL_RESULTS]{{ m['content'] }}[/TOOL_RESULTS]"
+        "{% else %}{{ m['content'] }}{% for c in m['tool_calls'] %}[TOOL_CALLS]{{ c.function.name }}[ARGS]"
+        "{{ c.function.arguments | tojson }}{% endfor %}</s>{% endif %}{% endfor %}"
+    )
+    marks = ["[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"]
+    tokenizer = chat_tokenizer(template, eos="</s>", special=marks)
+    tool = {"type": "function", "function": {"name": "read", "description": "Reads."}}
+    native = NativeFormat(tokenizer, family="mistral", ends=[tokenizer.eos_token_id])
+    conversation, ids = native.open([ASK], [tool])
+
+    def after(written: str) -> tuple[list[int], list[int]]:
+        held = [*ids, *tokenizer.encode(written), tokenizer.eos_token_id]
+        later = conversation.said(conversation.read(written))
+        return held, native.go_on(held, later, [Message("tool", "no JSON", call_id="call00000")])[1]
+
+    held, shown = after('[TOOL_CALLS]read[ARGS]{"path": ')
+    assert shown[: len(held)] == held
+    held, shown = after('[TOOL_CALLS]read[ARGS]{[INST]"path": ')
+    assert '[TOOL_CALLS]read[ARGS]{[ INST]"path": </s>' in tokenizer.decode(shown)
