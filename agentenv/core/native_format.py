@@ -71,6 +71,7 @@ class NativeFormat:
         self._closers = self._closing_texts(ends)
         self._thinking_key, self._json_arguments, self._tool_without_call = "", False, False
         self._calls_in_content, self._declares = False, False
+        self._call_marks: frozenset[str] = frozenset()
         self._checked: set[str] = set()
 
     def _closing_texts(self, ends: Collection[int]) -> tuple[str, ...]:
@@ -207,8 +208,10 @@ class NativeFormat:
         return message.role == "tool" and not message.name and not self._tool_without_call
 
     def _assistant(self, turn: AssistantTurn) -> dict[str, Any]:
-        raw = [call.text for call in turn.calls if isinstance(call, MalformedCall)]
-        content = self._defused("\n".join(part for part in (turn.content, *raw) if part))
+        # With the marks of calls as they were written: the row goes on, and what was wrong is seen.
+        others = [token for token in self._control if token not in self._call_marks]
+        raw = [defused(call.text, others) for call in turn.calls if isinstance(call, MalformedCall)]
+        content = "\n".join(part for part in (self._defused(turn.content), *raw) if part)
         calls = [
             self._call(call, place) for place, call in enumerate(turn.calls) if isinstance(call, NativeCall)
         ]
@@ -340,6 +343,11 @@ class NativeFormat:
         Raises:
             ConfigurationError: the grammar of the family is another one, or cannot express a name of these tools.
         """
+        written = self._written(self._called(), tools)
+        header = self._render((_ASKED,), tools).partition(_ASKED.text)[2]
+        self._call_marks = frozenset(
+            token for token in self._control if token in written and token not in header
+        )
         if not self._reads(self._called(), tools):
             raise ConfigurationError(
                 f"the chat template is taken for one of the family {self.family.name!r} and writes tool calls in another "
@@ -358,18 +366,24 @@ class NativeFormat:
         self, called: tuple[Message, AssistantTurn, Message], tools: Sequence[Mapping[str, Any]]
     ) -> bool:
         (wanted,) = called[1].calls
-        prompt, shown = self._render(called[:1], tools), self._render(called, tools)
-        shown = shown.partition(called[2].text)[0]
-        begin = len(prompt) if shown.startswith(prompt) else shown.index(called[0].text) + len(called[0].text)
-        said = max(shown.find(_MARK.format("in"), begin), begin)
-        end = min((at for closer in self._closers if (at := shown.find(closer, said)) >= 0), default=None)
-        found = self.family.read(shown[begin:end], False, {_NAME: {}}).calls
+        found = self.family.read(self._written(called, tools), False, {_NAME: {}}).calls
         return any(
             isinstance(wanted, NativeCall)
             and isinstance(call, NativeCall)
             and (call.name, call.arguments) == (wanted.name, wanted.arguments)
             for call in found
         )
+
+    def _written(
+        self, called: tuple[Message, AssistantTurn, Message], tools: Sequence[Mapping[str, Any]]
+    ) -> str:
+        """The turn of ``called`` as the template writes it, up to what closes it."""
+        prompt, shown = self._render(called[:1], tools), self._render(called, tools)
+        shown = shown.partition(called[2].text)[0]
+        begin = len(prompt) if shown.startswith(prompt) else shown.index(called[0].text) + len(called[0].text)
+        said = max(shown.find(_MARK.format("in"), begin), begin)
+        end = min((at for closer in self._closers if (at := shown.find(closer, said)) >= 0), default=None)
+        return shown[begin:end]
 
     def _called(
         self, name: str = _NAME, arguments: Sequence[str] = ("a",)

@@ -11,6 +11,7 @@ from typing import Any
 from agentenv.core.images import ImageReader
 
 _TAG = re.compile(r"</?[A-Za-z_][\w-]*>")
+_SIGN = re.compile(r"[^\w\s]")  # what a control token has and neither a word nor white space
 _LETTER = "q"
 _ANCHORS = ("\n", ".", _LETTER)
 
@@ -50,7 +51,8 @@ def control_tokens(tokenizer: Any, reader: ImageReader | None = None) -> tuple[s
 
     Those are all that it marks as special, whether they have a name such as ``eos_token`` or not (those of Llama 3 and
     gpt-oss have none), and those that its chat template writes, marked or not (``<｜User｜>`` of DeepSeek is not). Pairs of
-    tags such as ``<think>`` and ``</think>`` belong to them only if they have a name, because prompts speak of them.
+    tags such as ``<think>`` and ``</think>`` belong to them only if they have a name, because prompts speak of them. Words
+    and white space do not, which some tokenizers add as well (Gemma has a token of its own for each number of line breaks).
 
     Args:
         tokenizer: Of the policy.
@@ -58,7 +60,7 @@ def control_tokens(tokenizer: Any, reader: ImageReader | None = None) -> tuple[s
     """  # noqa: RUF002
     added = _added(tokenizer)
     template = _templates(tokenizer)
-    written = [name for name in added if name in template and not _TAG.fullmatch(name)]
+    written = [name for name in added if _SIGN.search(name) and name in template and not _TAG.fullmatch(name)]
     marked = [name for name, special in added.items() if special and not _is_of_pair(name, added)]
     placeholder = () if reader is None else (tokenizer.decode([reader.placeholder]),)
     named = getattr(tokenizer, "all_special_tokens", ())

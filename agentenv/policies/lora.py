@@ -37,7 +37,7 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
     Raises:
         MissingExtra: peft is not installed.
         UnknownName: the model has no linear layer of that name.
-        ConfigurationError: it is a name by which peft adapts experts.
+        ConfigurationError: it is a name by which peft adapts experts, or there are no linear layers, as in GPT-2.
     """
     import torch
 
@@ -63,6 +63,10 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
             f"adapters: name some of {', '.join(sorted(linear - of_experts))}, or set lora.rank=0"
         )
     targets = sorted(modules or linear - of_experts)
+    if not targets:
+        raise ConfigurationError(
+            f"models of the type {model.config.model_type!r} have no linear layer that could get an adapter: set lora.rank=0"
+        )
     settings = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, exclude_modules=others or None)
     # With a generator state of its own, so that making adapters moves nobody else's draws.
     with torch.random.fork_rng(devices=[]):
@@ -80,11 +84,17 @@ def adapt(model: Any, *, rank: int, alpha: int, modules: Sequence[str] = (), see
 
 
 def _is_router(layer: Any) -> bool:
-    """Whether a layer is one of those that choose experts and give more than a product, as in Llama 4."""
-    from torch.nn import Linear
+    """Whether a layer is one of those that choose experts and give more than a product, as in Llama 4.
+
+    Other classes of transformers' own, as in Falcon, compute what a linear layer does.
+    """
+    import torch
 
     own = type(layer).__module__.startswith("transformers.models.")
-    return isinstance(layer, Linear) and own and type(layer).forward is not Linear.forward
+    if not (own and isinstance(layer, torch.nn.Linear)) or type(layer).forward is torch.nn.Linear.forward:
+        return False
+    with torch.no_grad():
+        return not isinstance(layer(layer.weight[:1]), torch.Tensor)
 
 
 def _names_experts(model: Any, name: str) -> bool:

@@ -21,9 +21,9 @@ class AdaptedLinear(Linear):  # type: ignore[misc]
         name = self.active_adapter[0]
         down, up = self.lora_A[name].weight, self.lora_B[name].weight
         # In two dimensions: the output of a linear layer may be a view otherwise, and to add into a view copies it.
-        rows = inputs.reshape(-1, inputs.shape[-1]).to(down.dtype)
+        rows = inputs.reshape(-1, inputs.shape[-1])
         output = self.base_layer(rows)
         # Under autocast products have its number format, and one that is added in place takes what it is given.
-        hidden = (rows @ down.T).to(output.dtype)
+        hidden = (rows.to(down.dtype) @ down.T).to(output.dtype)
         output.addmm_(hidden, up.T.to(output.dtype), alpha=self.scaling[name])
-        return output.view(*inputs.shape[:-1], -1)  # type: ignore[no-any-return]
+        return output.view(*inputs.shape[:-1], output.shape[-1])  # type: ignore[no-any-return]

@@ -14,6 +14,8 @@ _SHOWN_CHARS = 200
 _READ_CHARS = 20_000  # of a refusal; a web page of an error may be longer
 _ERRORS = range(400, 600)
 _UNKNOWN = 500  # what a server answers that cannot say what went wrong
+_OF_MESSAGES = frozenset({400, 403, 413, 422, _UNKNOWN})
+"""With which services refuse messages. With 429 for example they say the same words of a limit for each minute."""
 _FILTERS = frozenset(
     {
         "content_filter",  # Azure, Moonshot, and what any-llm makes of other services
@@ -89,7 +91,7 @@ class Refused:
 
     def _says(self, phrases: Sequence[str]) -> bool:
         words = self.reason.lower()
-        return any(phrase in words for phrase in phrases)
+        return self.status in _OF_MESSAGES and any(phrase in words for phrase in phrases)
 
     def advice(self, body: Mapping[str, Any]) -> str:
         """What to write where the model does not take a field of ``body``; empty where something else is refused."""
@@ -128,7 +130,7 @@ def read_refusal(response: Response) -> Refused:
             )  # the second of FastAPI, which many servers use
             return Refused(
                 response.status,
-                _one_line(said if isinstance(said, str) else json.dumps(said)),
+                _one_line(said if isinstance(said, str) else json.dumps(_without_inputs(said))),
                 str(error.get("code") or ""),
                 frozenset(str(one).lower() for one in named if one),
                 str(error.get("param") or ""),
@@ -142,6 +144,18 @@ def as_refusal(response: Response, error: Any) -> Response:
     code = error.get("code") if isinstance(error, dict) else None
     status = code if isinstance(code, int) and code in _ERRORS else _UNKNOWN
     return Response(status, response.headers, json.dumps({"error": error}).encode())
+
+
+def _without_inputs(details: Any) -> Any:
+    """``details`` of FastAPI without the values that were sent: a conversation may hold any words of a refusal."""
+    if not isinstance(details, list):
+        return details
+    return [
+        {key: value for key, value in one.items() if key not in ("input", "ctx")}
+        if isinstance(one, dict)
+        else one
+        for one in details
+    ]
 
 
 def _one_line(words: str) -> str:

@@ -39,7 +39,8 @@ PR_SET_MM = 35
 MADV_PAGEOUT = 21
 """Where the machine has swap, a program could put there what it holds, and the memory watch would not see it."""
 MADV_DONTFORK, MADV_WIPEONFORK = 10, 18
-"""Memory that a snapshot would lose."""
+MAP_TYPE, MAP_DROPPABLE = 0xF, 8
+"""Memory that a snapshot would lose; programs and libraries do without it, as on kernels that do not know it."""
 LOW_32 = 0xFFFFFFFF
 ZYGOTE_CLONE, ZYGOTE_UNSHARE = 0x20000000, 0x40020000
 """A PID namespace for a child; a mount namespace and a network for itself."""
@@ -250,5 +251,6 @@ def _add_session_rules(lib: Any, made: Any, deny: Callable[..., None], beside: A
         made.add_rule(lib.ERRNO(errno.ENOSYS), name)
     for advice in (MADV_DONTFORK, MADV_WIPEONFORK):
         made.add_rule(lib.ERRNO(errno.EINVAL), "madvise", _equals(lib, 2, advice))
+    made.add_rule(lib.ERRNO(errno.EINVAL), "mmap", lib.Arg(3, lib.MASKED_EQ, MAP_TYPE, MAP_DROPPABLE))
     deny("setrlimit", _equals(lib, 0, RLIMIT_NPROC))  # the supervisor sets it anew before every cell
     deny("prlimit64", _equals(lib, 1, RLIMIT_NPROC), lib.Arg(2, lib.NE, 0))

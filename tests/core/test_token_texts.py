@@ -140,6 +140,17 @@ def test_tokens_that_a_template_writes_are_control_tokens_and_its_tags_where_a_t
     assert template_tags(tokenizer) == ("<think>", "<tool_response>")
 
 
+def test_words_and_white_space_that_a_tokenizer_adds_stay_as_they_are() -> None:
+    # Gemma has a token for each number of line breaks, GPT-NeoX and Phi-2 for spaces; templates consist of them too.
+    template = "{% for m in messages %}\n\n    <|user|>\n{{ m['content'] }}<|end|>{% endfor %}"
+    added = ["\n", "\n\n", "    ", "user", "<|user|>"]
+    tokenizer = chat_tokenizer(template, eos="<|end|>", added=added)
+    assert control_tokens(tokenizer) == ("<|end|>", "<|user|>")
+    program = "def age(user):\n\n    return 1"
+    prompt = tokenizer.decode(InlineFormat(tokenizer).prompt([Message("user", f"{program}<|user|>")]))
+    assert prompt.endswith(f"{program}< |user|><|end|>")
+
+
 def test_pairs_of_tags_that_are_marked_as_special_may_stand_in_prompts() -> None:
     # Some tokenizers mark <think> or <tool_call> as special, and the opening of an environment says how they are used.
     special = ["<think>", "</think>", "<start_of_turn>", "<s>", "</s>"]
@@ -191,3 +202,29 @@ def test_a_turn_that_is_cut_behind_the_mark_of_its_message_has_it_once() -> None
     conversation, after = native.go_on(held, conversation.said(conversation.read(written)), [ANSWER])
     assert after[: len(held)] == held
     assert tokenizer.decode(after[len(held) :]).startswith("<|start|>user")
+
+
+def test_a_malformed_call_keeps_its_marks_and_its_row() -> None:
+    # Those of Mistral are marked as special and have no names. Other control tokens in the call are parted.
+    template = (
+        "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for m in messages %}"
+        "{% if m['role'] == 'user' %}[INST]{{ m['content'] }}[/INST]"
+        "{% elif m['role'] == 'tool' %}[TOOL_RESULTS]{{ m['content'] }}[/TOOL_RESULTS]"
+        "{% else %}{{ m['content'] }}{% for c in m['tool_calls'] %}[TOOL_CALLS]{{ c.function.name }}[ARGS]"
+        "{{ c.function.arguments | tojson }}{% endfor %}</s>{% endif %}{% endfor %}"
+    )
+    marks = ["[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"]
+    tokenizer = chat_tokenizer(template, eos="</s>", special=marks)
+    tool = {"type": "function", "function": {"name": "read", "description": "Reads."}}
+    native = NativeFormat(tokenizer, family="mistral", ends=[tokenizer.eos_token_id])
+    conversation, ids = native.open([ASK], [tool])
+
+    def after(written: str) -> tuple[list[int], list[int]]:
+        held = [*ids, *tokenizer.encode(written), tokenizer.eos_token_id]
+        later = conversation.said(conversation.read(written))
+        return held, native.go_on(held, later, [Message("tool", "no JSON", call_id="call00000")])[1]
+
+    held, shown = after('[TOOL_CALLS]read[ARGS]{"path": ')
+    assert shown[: len(held)] == held
+    held, shown = after('[TOOL_CALLS]read[ARGS]{[INST]"path": ')
+    assert '[TOOL_CALLS]read[ARGS]{[ INST]"path": </s>' in tokenizer.decode(shown)

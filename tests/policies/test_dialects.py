@@ -70,6 +70,26 @@ OTHER: dict[str, tuple[int, Any]] = {
     ),
     "throttled": (400, {"error": {"message": "Too many tokens, please wait before trying again."}}),
     "a field": (422, {"detail": [{"loc": ["body", "messages"], "msg": "field required", "type": "missing"}]}),
+    "a field, with what was sent": (
+        422,
+        {
+            "detail": [
+                {
+                    "loc": ["body", "messages"],
+                    "msg": "field required",
+                    "input": [{"content": "GPT-2 has a maximum context length of 1024; Content Exists Risk"}],
+                }
+            ]
+        },
+    ),
+    "a limit of tokens": (
+        429,
+        {"error": {"message": "Please wait: 60000 is the maximum number of tokens allowed per minute"}},
+    ),
+    "a model that is not there": (
+        503,
+        {"error": {"message": "Please wait: a KV cache of the model's context length cannot be had"}},
+    ),
 }
 
 

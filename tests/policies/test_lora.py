@@ -94,6 +94,19 @@ def test_adapters_of_experts_are_refused_by_name() -> None:
             adapt(tiny_model("glm4_moe"), rank=2, alpha=4, modules=["q_proj", name])
 
 
+def test_linear_layers_of_another_class_get_adapters(tmp_path: Path) -> None:
+    """Falcon has a class of its own for what a linear layer does, as Llama 4 has for what chooses experts."""
+    adapted = moved(adapt(tiny_model("falcon"), rank=2, alpha=4))
+    write_weights(adapted, tmp_path)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert float((logits(merged.eval()) - logits(adapted)).abs().max()) < 1e-3
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"'gpt2'.*lora\.rank=0"):
+        adapt(tiny_model("gpt2"), rank=2, alpha=4)
+
+
 def test_files_hold_the_adapter_alone_and_give_it_back(tmp_path: Path) -> None:
     model = moved(adapt(random_model(), rank=4, alpha=8))
     write_trained(model, tmp_path)

@@ -25,7 +25,7 @@ def layer_of(model: Any, place: str) -> Any:
 
 
 @pytest.mark.parametrize("place", ["self_attn.q_proj", "mlp.down_proj"])  # with a bias and without
-@pytest.mark.parametrize("shape", [(2, 3), (5,), ()])
+@pytest.mark.parametrize("shape", [(2, 3), (5,), (), (2, 0)])  # the last as of experts without a token
 def test_output_and_gradients_are_those_of_the_formula(place: str, shape: tuple[int, ...]) -> None:
     layer = layer_of(adapt(random_model().double(), rank=4, alpha=8), place)
     down, up, base = layer.lora_A["default"].weight, layer.lora_B["default"].weight, layer.base_layer
@@ -103,6 +103,17 @@ def test_it_is_copied_and_pickled_with_its_layer() -> None:
             other.lora_B["default"].weight.zero_()
         assert torch.equal(other(inputs), layer.base_layer(inputs))
         assert not torch.equal(layer(inputs), layer.base_layer(inputs))
+
+
+def test_a_layer_that_a_model_keeps_in_float32_stays_there() -> None:
+    """Some models keep a few layers in float32 and give them inputs in it; the adapters have the format of the model."""
+    layer = layer_of(adapt(random_model(), rank=4, alpha=8), "self_attn.q_proj")
+    inputs = torch.randn(2, 3, layer.base_layer.in_features)
+    wanted = layer(inputs)
+    layer.lora_A.bfloat16(), layer.lora_B.bfloat16()
+    found = layer(inputs)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.1)
 
 
 def test_under_autocast_it_has_the_number_format_of_autocast() -> None:

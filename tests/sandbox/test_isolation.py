@@ -234,7 +234,11 @@ UNREWINDABLE = {
 
 
 def test_no_memory_is_left_out_of_a_snapshot(box: JailExecutor) -> None:
-    """Marked as MADV_DONTFORK (10) or MADV_WIPEONFORK (18), it would be missing in the fork that goes on, or empty."""
+    """Marked as MADV_DONTFORK (10) or MADV_WIPEONFORK (18), it would be missing in the fork that goes on, or empty.
+
+    So would be a mapping that is MAP_DROPPABLE (8) from the first, as Linux 6.11 and later have it.
+    """
+    droppable = "ctypes.CDLL(None).mmap(None, ctypes.c_size_t(4096), 3, 0x28, -1, ctypes.c_long(0))"
     code = (
         "import mmap\nparts = [mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(2)]\n"
         "for part, advice in zip(parts, (10, 18)):\n part[:3] = b'abc'\n try: part.madvise(advice)\n except OSError: pass"
@@ -245,6 +249,7 @@ def test_no_memory_is_left_out_of_a_snapshot(box: JailExecutor) -> None:
         assert session.run("[part[:3] for part in parts]").value == "[b'abc', b'abc']"
         session.restore(point)
         assert session.run("[part[:3] for part in parts]").value == "[b'abc', b'abc']"
+        assert session.run(f"import ctypes\n{droppable}").value == "-1"
 
 
 def test_a_timer_that_was_taken_back_refuses_no_snapshot(box: JailExecutor) -> None:

@@ -15,6 +15,7 @@ UNKNOWN = "unknown"
 """What a verifier answers where the documents do not tell. Nobody's gold: a proposer that asked what cannot be known would
 agree with every honest verifier."""
 
+_WORD = re.compile(r"\d+(?:[.,:/]\d+)+|\w+")
 _NUMBERED = re.compile(r"^Doc \d+(?=\(Title: )", re.MULTILINE)
 
 
@@ -98,9 +99,12 @@ def as_read(text: str) -> str:
 
 
 def _names(text: str, answer: str) -> bool:
-    """Whether the words of ``answer`` stand in ``text``, also with a mark beside them: "Ely" in "Ely's" and "Ely-born"."""
+    """Whether the words of ``answer`` stand in ``text``, also with a mark beside them: "Ely" in "Ely's" and "Ely-born".
+
+    A number is one word: 5 is not in "3.5", nor 10 in "10,000" or "10:30".
+    """
     text, answer = as_read(text), as_read(answer)
-    words, wanted = (" ".join(re.findall(r"\w+", one.lower())) for one in (text, answer))
+    words, wanted = (" ".join(_WORD.findall(one.lower())) for one in (text, answer))
     return stands_in(answer, text) or bool(wanted and f" {wanted} " in f" {words} ")
 
 

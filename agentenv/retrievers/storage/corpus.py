@@ -215,7 +215,7 @@ def _parted(title: str, contents: str) -> tuple[str, str]:
     first = first.strip().strip('"')
     if title and first != title.strip().strip('"'):
         return title, contents
-    return (first, text) if newline else (title, contents)
+    return (title or first, text) if newline else (title, contents)
 
 
 def _field(record: dict[str, Any], name: str, place: str) -> str:

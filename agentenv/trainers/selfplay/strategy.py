@@ -14,6 +14,7 @@ import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Literal
 
 from agentenv.core.protocols import ChatFormat, Policy
@@ -45,6 +46,8 @@ from agentenv.trainers.strategies.reflectors import other_policy
 from agentenv.trainers.strategies.rollout_context import RolloutContext, Round, run_rounds
 
 _ROUND_SEEDS = 1 << 31  # seeds of starts are below; each round of a game has its own
+_judge_at = cache(make_endpoint_policy)
+"""The judge behind an address, one for the whole run: it knows what it has used, and that it was reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,7 +355,7 @@ class _GameRunner:
 
     async def _ask_judge(self, task: Task, answer: str | None) -> bool | None:
         """Whether a judge takes ``answer``: not by a reply without a verdict, for which it may ask; None without a reply."""
-        client = make_endpoint_policy(self.strategy.judge).client
+        client = _judge_at(self.strategy.judge).client
         judge = Judge(get_rubric("equivalence"), client.model, client)
         try:
             return await judge.takes(task.question, task.answers, answer)
@@ -444,11 +447,8 @@ class _GameRunner:
             demonstration = await spell(
                 spec, self.context, lambda _: (f"{thought}<{tag}>{seed.answers[0]}</{tag}>",)
             )
-        return (
-            [replace(demonstration, info=demonstration.info | {"role": turn.role})]
-            if demonstration.valid
-            else []
-        )
+        told = demonstration.info | {"role": turn.role}
+        return [replace(demonstration, info=told)] if demonstration.valid else []
 
     def _move(self, name: str) -> GameTurn:
         return next(turn for turn in self.turns if turn.name == name)

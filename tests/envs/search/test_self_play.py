@@ -105,6 +105,14 @@ def test_no_mark_and_no_letter_hides_an_answer_in_a_question(question: str) -> N
     assert refusal(replace(GOOD, question="Which bay of Pobra is it?"), QuestionRules()) is None
 
 
+@pytest.mark.parametrize("number", ["3.5 million", "10,005", "1/5", "at 10:05"])
+def test_a_part_of_a_number_is_no_answer_in_it(number: str) -> None:
+    asked = replace(GOOD, question=f"How many towns lie at the bay of {number} birds?")
+    for answer in ("5", "10", "05", "005"):
+        assert refusal(replace(asked, answer=answer), QuestionRules()) != "leaked"
+    assert refusal(replace(asked, answer=number), QuestionRules()) == "leaked"
+
+
 def test_the_words_of_a_chinese_question_are_its_characters() -> None:
     assert refusal(replace(GOOD, question="阿达公会的总部在什么地方\uff1f"), QuestionRules()) is None
     assert (

@@ -58,10 +58,14 @@ def test_search_r1_layout_is_read(tmp_path: Path) -> None:
             ("Mill", "It is old.\nIt is tall."),
         ),
         ({"id": "1", "title": "Mill", "contents": '"Mill"\nIt is old.'}, ("Mill", "It is old.")),
+        (
+            {"id": "1", "title": '"Mill" (song)', "contents": '""Mill" (song)"\nIt is old.'},
+            ('"Mill" (song)', "It is old."),
+        ),
         ({"id": "1", "title": "", "contents": '"Mill"\nIt is old.'}, ("Mill", "It is old.")),
         ({"id": "1", "title": "Mill", "contents": "Mill"}, ("Mill", "Mill")),
     ],
-    ids=["one line", "two lines", "title repeated", "empty title", "title alone"],
+    ids=["one line", "two lines", "title repeated", "quotes in it", "empty title", "title alone"],
 )
 def test_a_title_beside_contents_is_kept(record: dict[str, str], document: tuple[str, str]) -> None:
     assert parse_document(json.dumps(record), "here") == Document("1", *document)

@@ -396,6 +396,17 @@ def test_a_judge_pays_a_solver_who_is_right_in_other_words() -> None:
     assert rewards_where_it_says("") == {"proposer": [0.5], "solver": [1.0, 0.0]}  # an error of the server
 
 
+def test_a_judge_that_goes_away_ends_no_run() -> None:
+    """One that was never there does, with a sentence that names its address."""
+    script = ssp(solvers=(RIGHT, "<answer>the bay of Pobra</answer>", RIGHT, RIGHT))
+    with FakeEndpoint(lambda body: Answer("VERDICT: TRUE")) as server:
+        judge = f"openai:judge@{server.url}#retries=0"
+        assert by_role(game(Roles(script), judge=judge))["solver"] == [1.0] * 4
+    assert figures(game(Roles(script), judge=judge))["judge_faults"] == 1
+    with pytest.raises(ConfigurationError, match="cannot be reached"):
+        game(Roles(script), judge=f"{judge}&concurrency=3")
+
+
 def test_a_role_samples_at_its_own_temperature_and_no_ratio_reads_what_it_recorded() -> None:
     """The published ones: the proposer at .8, solvers at 1, verifiers at .1. A guess without a search is greedy always."""
 
