@@ -235,7 +235,7 @@ def _pairs(name: str, body: str, form: _Tagged, text: str, schemas: Schemas) -> 
 def _typed(text: str, schema: Any, words: Mapping[str, bool | None]) -> Any:
     """The value that ``text`` stands for: itself where only text is allowed, else JSON where it can be read as such.
 
-    Several types, or none, are read as the parsers of vLLM do, because otherwise no number could be given there. Where only
+    Several types, or none, are read as JSON where they are, because otherwise no number could be given there. Where only
     text and null are allowed, the word for null is null: the templates write it so.
     """
     parts = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())]
