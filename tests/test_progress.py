@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -121,7 +122,7 @@ def test_a_terminal_that_is_gone_does_not_end_the_work(
             display.advance(2, {})
         assert forgiving(sys.stderr) is sys.stderr
         assert sys.stderr.fileno() == write
-        gone.buffer.raw.close()
+        cast(Any, gone.buffer).raw.close()
     assert "look here" in (tmp_path / "run.log").read_text()
 
 
