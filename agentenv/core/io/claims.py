@@ -27,7 +27,8 @@ def claim(path: Path, taken: str) -> Iterator[int]:
         ConfigurationError: another process, or another block of this one, has claimed it.
         OSError: it cannot be opened.
     """
-    place = _opened(path)
+    # A folder can only be read, and NFS locks no file that is opened for reading alone (man 2 flock).
+    place = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         try:
             fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -42,13 +43,6 @@ def claim(path: Path, taken: str) -> Iterator[int]:
         yield place
     finally:
         os.close(place)
-
-
-def _opened(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR)  # NFS locks no file that is opened for reading alone: man 2 flock
-    except IsADirectoryError:
-        return os.open(path, os.O_RDONLY)
 
 
 def _is_at(place: int, path: Path) -> bool:
