@@ -107,7 +107,10 @@ class LiveDisplay:
 
     def __init__(self, title: str, *, log: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._console = Console(file=forgiving(sys.stderr), emoji=False, highlight=False)
+        shown = (
+            forgiving(sys.stderr) if sys.stderr else None
+        )  # Python has none where it was started with that closed
+        self._console = Console(file=shown, stderr=True, emoji=False, highlight=False)
         self._live = self._console.is_terminal
         self._progress = _Bar(
             TextColumn("[bold]{task.description}"),

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -125,4 +126,18 @@ def test_a_terminal_that_is_gone_does_not_end_the_work(
         assert sys.stderr.fileno() == write
     with contextlib.suppress(OSError):
         gone.close()
+        cast(Any, gone.buffer).raw.close()
     assert "look here" in (tmp_path / "run.log").read_text()
+
+
+def test_a_process_without_stderr_shows_nothing_and_writes_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python has None there where a program was started with that stream closed."""
+    monkeypatch.setattr("sys.stderr", None)
+    with LiveDisplay("run", log=tmp_path / "run.log") as display:
+        display.phase("training", 2)
+        display.warn("look here")
+        display.advance(2, {})
+    assert "look here" in (tmp_path / "run.log").read_text()
+    assert capsys.readouterr().out == ""

@@ -121,7 +121,7 @@ def check_signatures(cls: Any) -> None:
     except TypeError as error:
         raise ConfigurationError(
             f"{cls.__name__}.make_tasks{signature} cannot be called on the class ({error}): write `@classmethod` above "
-            '`def make_tasks(cls, n, *, seed=0, split="train")`'
+            '`def make_tasks(cls, n, *, seed=0, split="train")`, and give each further argument a default'
         ) from error
 
 

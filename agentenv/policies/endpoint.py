@@ -99,6 +99,8 @@ class ChatClient:
     _next_start: float = 0.0
     answered: bool = False
     """Whether it has given a reply, so that address, key, model and fields are right."""
+    _reached: bool = False
+    """Whether it has said anything at all, be it a refusal."""
     spent: str = ""
     """Which budget refused a request; empty as long as none has."""
 
@@ -167,6 +169,7 @@ class ChatClient:
             if isinstance(error, EndpointFault):
                 raise
             if not (error.reached or self.answered):
+            if not (error.reached or self._reached):
                 raise ConfigurationError(
                     f"{self.endpoint.address} cannot be reached, tried {error.tries} times: {error.reason}; write the "
                     "address of a server that runs"
@@ -202,6 +205,7 @@ class ChatClient:
         self.usage.retries += tries > 1
         await self._start()
         response = await self._backend.send(body)
+        self._reached = True
         if response.status == 200:
             answer = self._answer(response)
             if not (error := error_in(answer)):

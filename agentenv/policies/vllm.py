@@ -337,8 +337,11 @@ class VLLMPolicy:
 
 @contextlib.contextmanager
 def _handover(parent: Path) -> Iterator[Path]:
-    """A new folder in ``parent``, removed in the end; what killed processes have left there goes, as it may be memory."""
-    for left in parent.glob(f"{_HANDOVER}*"):
+    """A new folder in ``parent``, removed in the end; what killed processes have left there goes where it is memory.
+
+    On disks it stays: other machines may use them, and their claims are not seen on every file system.
+    """
+    for left in parent.glob(f"{_HANDOVER}*") if parent == _SHARED_MEMORY else ():
         with contextlib.suppress(OSError, ConfigurationError):  # it is somebody else's, or in use
             if time.time() - left.stat().st_mtime > _HANDOVER_S:
                 with claim(left, "it is in use"):

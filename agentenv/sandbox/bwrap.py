@@ -134,6 +134,7 @@ def start(imports: tuple[str, ...]) -> Jail:
             stdout=theirs,
             stderr=errors,
             pass_fds=(given.fileno(),),
+            start_new_session=True,  # what interrupts a terminal, or closes it, is for the owner
         )
         undo.pop_all()
     theirs.close()

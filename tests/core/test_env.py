@@ -423,7 +423,7 @@ def test_a_signature_that_no_episode_can_call_is_refused_where_the_class_is_defi
     ids=["no class method", "neither seed nor split", "no split"],
 )
 def test_tasks_that_cannot_be_made_by_the_class_are_refused(make_tasks: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"Wrong\.make_tasks.*`@classmethod`"):
+    with pytest.raises(ConfigurationError, match=r"Wrong\.make_tasks.*`@classmethod`.*a default"):
         type("Wrong", (Env,), {"make_tasks": make_tasks})
 
 

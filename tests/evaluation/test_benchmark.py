@@ -1,9 +1,11 @@
 """An evaluation as programs run it: the card of the policy, what is kept of its settings, the phases that are shown."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import agentenv
@@ -28,6 +30,7 @@ from agentenv.evaluation.benchmark import (
 from agentenv.evaluation.eval_agent import make_eval_agent
 from agentenv.evaluation.journal import evaluating
 from agentenv.evaluation.records import read_records
+from agentenv.evaluation.runner import first_seed
 from agentenv.policies.agent import AgentPolicy
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.fakes import ByteTokenizer
@@ -186,7 +189,33 @@ def test_no_two_seeds_or_samples_have_an_episode_seed_in_common() -> None:
     episodes = [first + place for first in firsts for place in (0, 1, 2, 1_000_002)]
     assert len(set(episodes)) == len(episodes)
     assert firsts[0] == 0
-    assert max(Benchmark("hotpotqa", "tiny", seed=2**31, sample=1008).episode_seed, 0) < 2**63
+
+
+def test_episode_seeds_of_evaluations_are_apart_and_below_two_to_the_31() -> None:
+    """Environments may seed generators that take no larger number; seed 5 alone led to one of 5,045,015,135."""
+    firsts = sorted(first_seed(seed, sample) for seed in range(1000) for sample in range(32))
+    assert min(right - left for left, right in pairwise(firsts)) >= 14_000
+    large = [first_seed(seed, 1008) for seed in (5, 42, 20_261_128, 2**31, 2**63)]
+    assert max(firsts + large) + 1_000_002 < 2**31
+
+
+class _OldDice(agentenv.Env[str]):
+    """Draws with the generator that many environments still have."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        task = (options or {})["task"]
+        self.state = str(np.random.RandomState(seed).randint(6))
+        return (agentenv.Message("user", task.question),), {"task_id": task.id}
+
+    def step(self, action: str) -> Any:
+        return self.result((), reward=float(action == self.state), end=agentenv.EndReason.ANSWERED)
+
+
+def test_an_environment_with_a_generator_of_32_bits_is_evaluated_under_every_seed() -> None:
+    tasks = [Task("a", "Guess.", ("1",))]
+    found = agentenv.evaluate("tiny", env=_OldDice, tasks=tasks, seed=20_261_128, bounds=False)
+    assert [record["valid"] for record in found.episodes] == [True]
 
 
 def test_seeds_sample_other_actions_for_every_question() -> None:

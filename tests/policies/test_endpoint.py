@@ -5,6 +5,7 @@ import email.utils
 import json
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import pytest
@@ -129,10 +130,13 @@ def test_an_address_that_was_never_reached_is_a_configuration_error() -> None:
     assert asked.usage.failures == 1
 
 
-def test_a_server_that_has_answered_before_and_is_gone_is_a_fault() -> None:
-    with FakeEndpoint(lambda body: Answer("Ada")) as server:
+@pytest.mark.parametrize("status", [200, 503])
+def test_a_server_that_has_said_anything_before_and_is_gone_is_a_fault(status: int) -> None:
+    """One that is started again, as a busy gateway may be, was given by its right address."""
+    with FakeEndpoint(lambda body: Answer("Ada", status=status)) as server:
         asked = client(server, retries=1)
-        ask(asked)
+        with nullcontext() if status == 200 else pytest.raises(EndpointFault, match="503"):
+            ask(asked)
     with pytest.raises(EndpointFault, match=r"\b2\b"):
         ask(asked)
 

@@ -269,7 +269,8 @@ def test_weights_that_do_not_fit_name_their_place_and_leave_nothing(
     def full(*_: Any) -> None:
         raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    with policy_of(WrittenEngine("a"), weights_dir=tmp_path) as policy, claim(used, "taken"):
+    monkeypatch.setattr("agentenv.policies.vllm._SHARED_MEMORY", tmp_path)
+    with policy_of(WrittenEngine("a")) as policy, claim(used, "taken"):
         with monkeypatch.context() as patch:
             patch.setattr("agentenv.policies.vllm.write_weights", full)
             with pytest.raises(OSError, match=r"No space left.*engine\.weights_dir") as caught:
@@ -277,6 +278,16 @@ def test_weights_that_do_not_fit_name_their_place_and_leave_nothing(
         assert caught.value.filename == str(tmp_path)
         assert policy.version == 0
         assert sorted(tmp_path.iterdir()) == sorted([young, used])
+
+
+def test_weights_on_a_disk_that_other_machines_may_use_stay(tmp_path: Path) -> None:
+    """There the lock of a run on another machine may not be seen: NFS keeps those of folders to each machine."""
+    other = tmp_path / "agentenv-weights-other"
+    other.mkdir()
+    os.utime(other, (0, 0))
+    with policy_of(WrittenEngine("a"), weights_dir=tmp_path) as policy:
+        policy.set_weights()
+    assert list(tmp_path.iterdir()) == [other]
 
 
 def test_engines_that_came_up_are_closed_when_a_later_one_does_not() -> None:

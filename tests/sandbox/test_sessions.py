@@ -1,6 +1,8 @@
 """Sessions: what a snapshot holds, when it is refused, how it is thinned out and rebuilt, and what forks can do to others."""
 
 import random
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -11,6 +13,7 @@ from agentenv.errors import ReplayDivergence, SandboxFault, SnapshotRefused
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jail_session import JailSession, JailSnapshot, Point, snapshot_to_drop
 from agentenv.sandbox.types import ExecStatus, ExecutionLimits, ExecutorSnapshot
+from tests.sandbox.conftest import shared
 
 LIMITS = ExecutionLimits(wall_s=20.0)
 
@@ -354,3 +357,28 @@ def test_a_session_whose_jail_died_says_so_when_forked(doomed: JailExecutor) -> 
         doomed._pool.jail("").close()
         with pytest.raises(SandboxFault):
             session.fork()
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+from agentenv.sandbox.backends import make_executor
+os.setpgrp()
+for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, lambda *_: None)
+with make_executor(sys.argv[1], size=1) as box, box.open() as session:
+    session.run("kept = 1")
+    for number in (signal.SIGINT, signal.SIGHUP):
+        os.killpg(0, number)
+        time.sleep(0.5)
+        print(session.run("kept + 1").value)
+"""
+
+
+@pytest.mark.parametrize("backend", ["bwrap", "unsafe-local"])
+def test_a_session_outlives_what_the_terminal_tells_its_owner(backend: str) -> None:
+    """A training finishes its step then, with the episodes that it has."""
+    shared(backend)  # skips where there is none
+    found = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, backend], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (found.stdout.split(), found.stderr) == (["2", "2"], "")

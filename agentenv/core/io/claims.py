@@ -27,7 +27,8 @@ def claim(path: Path, taken: str) -> Iterator[int]:
         ConfigurationError: another process, or another block of this one, has claimed it.
         OSError: it cannot be opened.
     """
-    place = os.open(path, os.O_RDONLY)
+    # A folder can only be read, and NFS locks no file that is opened for reading alone (man 2 flock).
+    place = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         try:
             fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -36,9 +37,8 @@ def claim(path: Path, taken: str) -> Iterator[int]:
         except OSError as error:
             if error.errno not in _WITHOUT_LOCKS:
                 raise
-        if not _is_at(
-            place, path
-        ):  # whoever had it before has removed it, and somebody may have made another
+        # Whoever had it before may have removed it, and somebody may have made another.
+        if not _is_at(place, path):
             raise ConfigurationError(taken)
         yield place
     finally:

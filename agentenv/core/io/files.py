@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from agentenv.core.io.claims import claim
+from agentenv.errors import ConfigurationError
 
 _PART = ".part"
 _OLD = ".old"
@@ -118,8 +119,10 @@ def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
     Raises:
         OSError: it cannot be written, or is there already; ``path`` is then what it was before.
-        ConfigurationError: another process is filling it.
+        ConfigurationError: another process is filling it, or it is given as ``.`` or ``/``.
     """
+    if not path.name:
+        raise ConfigurationError(f"{path} cannot be put in place as a whole; give the folder by its name")
     part = path.with_name(path.name + _PART)
     if not replace and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -127,10 +130,15 @@ def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     if part.is_dir():
         with claim(part, taken):  # whoever left it is dead
             remove(part)
+    else:
+        remove(part)
     if replace:
         recover_folder(path)
-    remove(part)
-    part.mkdir(parents=True)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        part.mkdir()
+    except FileExistsError as error:  # somebody else has begun meanwhile
+        raise ConfigurationError(taken) from error
     with claim(part, taken):
         try:
             with os_errors():

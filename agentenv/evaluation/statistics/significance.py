@@ -314,7 +314,7 @@ def paired_bootstrap(
     The p-value of the bootstrap is twice the smaller share of resampled means on either side of zero, counting zero on
     both, with one added above and below so that it is never 0 (Davison and Hinkley 1997, eq. 4.11). Where the percentiles
     are moved out, that share is moved with them (`_expanded_p`), so that the p-value is at most 1 - ``level`` where the
-    interval excludes zero.
+    interval excludes zero, but for the one that is added: where zero is next to an end, it may be slightly larger.
 
     Raises:
         ConfigurationError: the two lengths differ, or as in `bootstrap_ci`.

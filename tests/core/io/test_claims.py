@@ -1,6 +1,8 @@
 """What one process at a time works in: who comes second is told, and a claim ends with the process that had it."""
 
 import errno
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -73,3 +75,44 @@ def test_a_folder_that_somebody_is_filling_is_not_emptied_under_them(replace: bo
         with pytest.raises(ConfigurationError, match="made"), new_folder(tmp_path / "made", replace=replace):
             pass
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["mine"]
+
+
+def test_a_file_is_opened_for_writing_and_a_folder_for_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS refuses to lock a file that is opened for reading alone (man 2 flock), and nobody can write into a folder."""
+    modes = []
+
+    def flock(descriptor: int, how: int) -> None:
+        modes.append(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE)
+
+    file = tmp_path / "lock"
+    file.touch()
+    monkeypatch.setattr("fcntl.flock", flock)
+    for place in (file, tmp_path):
+        with claim(place, "taken"):
+            pass
+    assert modes == [os.O_RDWR, os.O_RDONLY]
+
+
+def test_a_folder_that_somebody_begins_to_fill_meanwhile_is_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They begin after this process has found nobody there, as while it removes what an older one has left."""
+    part = tmp_path / "made.part"
+
+    def begun(path: Path) -> None:
+        part.mkdir()
+        (part / "theirs").touch()
+
+    monkeypatch.setattr("agentenv.core.io.files.recover_folder", begun)
+    with pytest.raises(ConfigurationError, match="made"), new_folder(tmp_path / "made", replace=True):
+        pass
+    assert (part / "theirs").exists()
+
+
+def test_a_folder_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="by its name"), new_folder(Path()):
+        pass
+    assert list(tmp_path.iterdir()) == []
