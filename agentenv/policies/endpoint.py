@@ -168,7 +168,6 @@ class ChatClient:
             self.usage.failures += 1
             if isinstance(error, EndpointFault):
                 raise
-            if not (error.reached or self.answered):
             if not (error.reached or self._reached):
                 raise ConfigurationError(
                     f"{self.endpoint.address} cannot be reached, tried {error.tries} times: {error.reason}; write the "
