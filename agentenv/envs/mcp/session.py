@@ -6,6 +6,7 @@ Connections live on an event loop of their own: a session belongs to one loop, w
 import asyncio
 import atexit
 import json
+import os
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -300,6 +301,10 @@ class McpSession:
         finally:
             _sessions.discard(self)
 
+    def forget(self) -> None:
+        """Leaves the connection to the process that has opened it."""
+        self._client = self._owner = self._stop = None
+
     async def retire(self) -> None:
         """Ends the connection when the calls that run over it have ended."""
         while self._running:
@@ -423,6 +428,19 @@ async def shared_session(server: McpServer) -> McpSession:
             return session
 
     return await _loop.join(ready())
+
+
+def _forget_all() -> None:
+    """A process that was forked opens connections of its own: what it wrote would mix with what the other one writes."""
+    global _sharing
+    for session in [*_sessions]:
+        session.forget()
+    for kept in (_sessions, _shared, _listings, _retiring):
+        kept.clear()
+    _sharing = asyncio.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 @atexit.register

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -202,3 +203,34 @@ def test_a_program_that_never_closed_its_environment_ends_and_leaves_no_process(
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert ended(int(done.stdout))
+
+
+def test_a_forked_process_has_servers_of_its_own() -> None:
+    import multiprocessing
+
+    env = McpTools(server=server("shared"), server_state="none", timeout_s=10)
+    own = McpTools(server=server("own"), timeout_s=10)
+    env.reset(seed=0)
+    own.reset(seed=0)
+    ours = {call(env, "process").text, call(own, "process").text}
+
+    def scene(sending: Connection) -> None:
+        try:
+            call(own, "count")
+        except EnvFault as fault:
+            sending.send(str(fault))
+        env.reset(seed=0)
+        own.reset(seed=0)
+        sending.send({call(env, "process").text, call(own, "process").text})
+
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=scene, args=(sending,))
+    child.start()
+    assert receiving.poll(30)
+    assert "has ended its connection" in receiving.recv()
+    assert receiving.poll(30)
+    assert len(receiving.recv() | ours) == 4
+    child.join(30)
+    assert {call(env, "process").text, call(own, "process").text} == ours
+    own.close()
