@@ -67,6 +67,8 @@ class McpSession:
         self.server = server
         self.calls: list[Called] = []
         """Those made so far; of calls that are not made again only the last."""
+        self.listed: tuple[Any, ...] = ()
+        """The tools, once it is open: ``name``, ``description`` and ``input_schema`` of each."""
         self._replays = replays
         self._client: Any = None
         self._stop: asyncio.Event | None = None
@@ -121,14 +123,6 @@ class McpSession:
             EnvFault: the server failed, is gone, or did not answer in time.
         """
         return await _loop.join(self._call(name, arguments))
-
-    async def tools(self) -> list[Any]:
-        """What the server lists: ``name``, ``description`` and ``input_schema`` of each tool.
-
-        Raises:
-            EnvFault: it cannot be listed.
-        """
-        return await _loop.join(self._tools())
 
     def snapshot(self) -> tuple[Called, ...]:
         """The calls so far.
@@ -199,6 +193,16 @@ class McpSession:
             raise SnapshotError(str(fault)) from fault
 
     async def _open(self) -> None:
+        """Connects and lists the tools, which the SDK would do otherwise within the first call, as part of its answer."""
+        try:
+            async with asyncio.timeout(OPEN_S):
+                await self._connect()
+                self.listed = tuple(await self._tools())
+        except TimeoutError:
+            await self._close()
+            raise self._fault(f"did not list its tools within {OPEN_S:g} s") from None
+
+    async def _connect(self) -> None:
         _sessions.add(self)
         self._stop, self._stderr = asyncio.Event(), StderrTail()
         self._ended = self._failed = False
@@ -394,11 +398,8 @@ def listed_tools(server: McpServer) -> tuple[Any, ...]:
 async def _list_tools(server: McpServer) -> tuple[Any, ...]:
     session = McpSession(server)
     try:
-        async with asyncio.timeout(OPEN_S):
-            await session._open()
-            return tuple(await session._tools())
-    except TimeoutError:
-        raise session._fault(f"did not list its tools within {OPEN_S:g} s") from None
+        await session._open()
+        return session.listed
     finally:
         await session._end()
 

@@ -18,6 +18,7 @@ pytest.importorskip("mcp", reason="needs the mcp extra")
 
 from agentenv.core.types import ToolResult
 from agentenv.envs.mcp import session
+from agentenv.envs.mcp.server import McpServer
 from agentenv.envs.mcp.tools_env import McpTools
 from agentenv.errors import ConfigurationError, EnvFault
 
@@ -71,6 +72,14 @@ def test_a_server_that_cannot_list_its_tools_is_a_fault_and_its_process_ends(
     with pytest.raises(EnvFault, match=said):
         McpTools(server=server(fault), timeout_s=0.5 if fault == "hangs at start" else 5)
     assert not children(fault)
+
+
+def test_a_server_that_lists_its_tools_no_more_is_no_mistake_of_the_policy() -> None:
+    env = McpTools(server=server("lists at first"))
+    env.server = McpServer(server("refuses"))
+    with pytest.raises(EnvFault, match="did not list its tools: no list for you"):
+        env.reset(seed=0)
+    env.close()
 
 
 def test_a_reserved_name_says_how_to_leave_it_out() -> None:
