@@ -70,7 +70,7 @@ class McpServer:
 
     @asynccontextmanager
     async def transport(self, stderr: StderrTail) -> AsyncIterator[Any]:
-        """What the SDK connects by; ``stderr`` keeps the end of what a command writes to it, or the HTTP error."""
+        """What the SDK connects by; ``stderr`` keeps the end of what a command writes to it, or the HTTP error of the last request."""
         with needs_extra("mcp"):
             from mcp.client.stdio import StdioServerParameters, stdio_client
             from mcp.client.streamable_http import streamable_http_client
@@ -89,8 +89,11 @@ class McpServer:
         headers = {"Authorization": f"Bearer {token}"} if token else None
 
         async def note(response: Any) -> None:
-            if response.status_code >= _HTTP_ERROR:
-                stderr.note(f"HTTP {response.status_code} {response.reason_phrase}")
+            if (
+                response.request.method == "POST"
+            ):  # a server may refuse the others, which carry no request of ours
+                failed = response.status_code >= _HTTP_ERROR
+                stderr.note(f"HTTP {response.status_code} {response.reason_phrase}" if failed else "")
 
         async with (
             create_mcp_http_client(headers) as client,

@@ -199,6 +199,50 @@ def test_an_error_of_http_is_named_and_the_url_shows_no_secrets() -> None:
     assert f"'http://{place}'" in str(caught.value)
 
 
+def test_a_status_that_has_nothing_to_do_with_the_fault_is_not_named() -> None:
+    class Html(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(405, b"")
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "html", "version": "1"}}
+            results = {
+                "initialize": {"protocolVersion": "2025-06-18", **about},
+                "tools/list": {"tools": [{"name": "page", "inputSchema": {"type": "object"}}]},
+            }
+            if request["method"] == "tools/call":
+                self.answer(200, b"<html>", "text/html")
+            elif (result := results.get(request["method"])) is None:
+                self.answer(202 if "id" not in request else 400, b"")
+            else:
+                self.answer(
+                    200, json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}).encode()
+                )
+
+        def answer(self, status: int, body: bytes, kind: str = "application/json") -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Html)
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    try:
+        env = McpTools(server=f"http://127.0.0.1:{httpd.server_port}/mcp", timeout_s=10)
+        env.reset(seed=0)
+        with pytest.raises(EnvFault, match=r"text/html$"):
+            call(env, "page")
+        env.close()
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+
+
 def test_a_program_that_never_closed_its_environment_ends_and_leaves_no_process() -> None:
     import subprocess
 
