@@ -70,7 +70,7 @@ class McpServer:
 
     @asynccontextmanager
     async def transport(self, stderr: StderrTail) -> AsyncIterator[Any]:
-        """What the SDK connects by; ``stderr`` keeps the end of what a command writes to it, or the HTTP error of the last request."""
+        """What the SDK connects by; ``stderr`` keeps the end of what a command writes, or the last HTTP error."""
         with needs_extra("mcp"):
             from mcp.client.stdio import StdioServerParameters, stdio_client
             from mcp.client.streamable_http import streamable_http_client
