@@ -1,7 +1,8 @@
 """Checks JSON values against the part of JSON Schema in which tools describe their arguments.
 
 A schema with a keyword that is not known here is refused when the tool is declared, so that no value passes unchecked.
-Keywords have the meaning of the draft 2020-12; ``format`` and what only describes are read over.
+Keywords have the meaning of the draft 2020-12, and a list of ``items`` that of the drafts before it. ``format``, what only
+describes and the extensions that begin with ``x-`` are read over.
 """
 
 import json
@@ -16,7 +17,9 @@ Schema = Mapping[str, Any] | bool
 
 _DESCRIBING = frozenset(
     {"title", "description", "default", "examples", "format", "deprecated", "readOnly", "writeOnly"}
-    | {"$schema", "$id", "$comment", "$defs", "definitions"}
+    | {"$schema", "$id", "$anchor", "$comment", "$defs", "definitions"}
+    | {"contentEncoding", "contentMediaType", "contentSchema"}
+    | {"discriminator", "nullable", "example", "enumNames", "errorMessage"}  # of OpenAPI and of form builders
 )
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
@@ -30,8 +33,8 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
 _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "minimum": ("number", lambda value, bound: value >= bound, "must be at least {}"),
     "maximum": ("number", lambda value, bound: value <= bound, "must be at most {}"),
-    "exclusiveMinimum": ("number", lambda value, bound: value > bound, "must be above {}"),
-    "exclusiveMaximum": ("number", lambda value, bound: value < bound, "must be below {}"),
+    "exclusiveMinimum": ("number", lambda value, bound: _is_flag(bound) or value > bound, "must be above {}"),
+    "exclusiveMaximum": ("number", lambda value, bound: _is_flag(bound) or value < bound, "must be below {}"),
     "multipleOf": ("number", lambda value, bound: not value % bound, "must be a multiple of {}"),
     "minLength": ("string", lambda value, bound: len(value) >= bound, "must have {} characters or more"),
     "maxLength": ("string", lambda value, bound: len(value) <= bound, "must have {} characters or fewer"),
@@ -44,7 +47,37 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
 }
 _CHOICES = ("anyOf", "oneOf", "allOf")
 _KNOWN = _DESCRIBING | _BOUNDS.keys() | {*_CHOICES, "type", "enum", "const", "not", "$ref"}
-_KNOWN |= {"properties", "required", "additionalProperties", "items", "prefixItems"}
+_KNOWN |= {
+    "properties",
+    "required",
+    "additionalProperties",
+    "patternProperties",
+    "propertyNames",
+    "dependentRequired",
+}
+_KNOWN |= {
+    "items",
+    "prefixItems",
+    "additionalItems",
+    "contains",
+    "minContains",
+    "maxContains",
+    "if",
+    "then",
+    "else",
+}
+_HOLDING = (
+    "items",
+    "additionalItems",
+    "contains",
+    "additionalProperties",
+    "propertyNames",
+    "not",
+    "if",
+    "then",
+    "else",
+)
+"""Keywords whose value is one schema."""
 
 
 def check_schema(schema: Any, name: str) -> None:
@@ -82,12 +115,15 @@ def _check(schema: Any, root: Mapping[str, Any], name: str) -> None:
     if isinstance(schema, bool):
         return
     for keyword in schema:
-        check_known(f"keyword of JSON Schema that tool {name!r} may use:", keyword, _KNOWN)
+        if not str(keyword).startswith("x-"):
+            check_known(f"keyword of JSON Schema that tool {name!r} may use:", keyword, _KNOWN)
     for kind in _list(schema.get("type", [])):
         if kind not in _TYPES:
             raise UnknownName.among(f"type of JSON Schema in tool {name!r}:", str(kind), _TYPES)
     if "pattern" in schema:
         re.compile(schema["pattern"])
+    for pattern in schema.get("patternProperties", {}):
+        re.compile(pattern)
     if "$ref" in schema:
         _resolved(schema["$ref"], root)
     for child in _children(schema):
@@ -95,11 +131,10 @@ def _check(schema: Any, root: Mapping[str, Any], name: str) -> None:
 
 
 def _children(schema: Mapping[str, Any]) -> list[Any]:
-    named = [
-        child for key in ("properties", "$defs", "definitions") for child in schema.get(key, {}).values()
-    ]
+    holders = ("properties", "patternProperties", "$defs", "definitions")
+    named = [child for key in holders for child in schema.get(key, {}).values()]
     listed = [child for key in (*_CHOICES, "prefixItems") for child in schema.get(key, ())]
-    return named + listed + [schema[key] for key in ("items", "additionalProperties", "not") if key in schema]
+    return named + listed + [child for key in _HOLDING if key in schema for child in _list(schema[key])]
 
 
 def _resolved(reference: str, root: Mapping[str, Any]) -> Any:
@@ -155,31 +190,51 @@ def _of_choices(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any], 
             found.append(f"{where}: fits {fitting} of the forms that exclude each other")
     if "not" in schema and not _complaints(value, schema["not"], root, where):
         found.append(f"{where}: is of a form that is not allowed")
+    if "if" in schema:
+        branch = "else" if _complaints(value, schema["if"], root, where) else "then"
+        found += _complaints(value, schema.get(branch, True), root, where)
     return found
 
 
 def _of_object(
     value: dict[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], place: str
 ) -> list[str]:
-    known = schema.get("properties", {})
-    missing = [key for key in schema.get("required", ()) if key not in value]
-    found = [f"{_at(place, key)}: is missing" for key in missing]
+    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    needed = list(schema.get("required", ()))
+    needed += [
+        one for key, others in schema.get("dependentRequired", {}).items() if key in value for one in others
+    ]
+    found = [f"{_at(place, key)}: is missing" for key in dict.fromkeys(needed) if key not in value]
     for key, one in value.items():
-        if key in known:
-            found += _complaints(one, known[key], root, _at(place, key))
-        elif schema.get("additionalProperties", True) is False:
+        of_one = [known[key]] if key in known else []
+        of_one += [child for pattern, child in patterns.items() if re.search(pattern, key)]
+        rest = schema.get("additionalProperties", True)
+        if not of_one and rest is False:
             found.append(f"{_at(place, key)}: is not known")
-        else:
-            found += _complaints(one, schema.get("additionalProperties", True), root, _at(place, key))
+            continue
+        for child in of_one or [rest]:
+            found += _complaints(one, child, root, _at(place, key))
+        if wrong := _complaints(key, schema.get("propertyNames", True), root, _at(place, key)):
+            found.append(f"{wrong[0]} (said of the name)")
     return found
 
 
 def _of_array(value: list[Any], schema: Mapping[str, Any], root: Mapping[str, Any], place: str) -> list[str]:
     first: Sequence[Any] = schema.get("prefixItems", ())
+    rest = schema.get("items", True)
+    if isinstance(rest, list):  # before the draft 2020-12
+        first, rest = rest, schema.get("additionalItems", True)
     found = []
     for index, one in enumerate(value):
-        of_one = first[index] if index < len(first) else schema.get("items", True)
+        of_one = first[index] if index < len(first) else rest
         found += _complaints(one, of_one, root, _at(place, str(index)))
+    if "contains" in schema:
+        fitting = sum(not _complaints(one, schema["contains"], root, place) for one in value)
+        least, most = schema.get("minContains", 1), schema.get("maxContains", len(value))
+        if not least <= fitting <= most:
+            found.append(
+                f"{place or 'arguments'}: {fitting} entries have the form that {least} or more and {most} or fewer must have"
+            )
     return found
 
 
@@ -193,6 +248,11 @@ def _list(value: Any) -> list[Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_flag(bound: Any) -> bool:
+    """Whether an exclusive bound is that of the draft 4, which says whether ``minimum`` or ``maximum`` is exclusive."""
+    return isinstance(bound, bool)
 
 
 def _is_whole(value: Any) -> bool:

@@ -52,6 +52,19 @@ DEEP = {"a/b": {"type": "integer"}, "c~d": {"const": 1}}
         ({"properties": {"a": True}, "additionalProperties": False}, [{"a": 1}, {}], [{"b": 1}]),
         ({"additionalProperties": {"type": "integer"}}, [{"a": 1}], [{"a": "x"}]),
         ({"properties": {"a": False}}, [{}, {"b": 1}], [{"a": 1}]),
+        ({"patternProperties": {"^a": {"type": "integer"}, "b$": {"minimum": 2}}, "additionalProperties": False},
+         [{}, {"a": 1}, {"ab": 2}, 1], [{"a": "x"}, {"ab": 1}, {"c": 1}]),
+        ({"properties": {"ab": {"minimum": 1}}, "patternProperties": {"b$": {"maximum": 3}}},
+         [{"ab": 2}], [{"ab": 0}, {"ab": 4}]),
+        ({"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"}},
+         [{}, {"a": 1}], [{"c": 1}, {"a": "x"}]),
+        ({"dependentRequired": {"a": ["b"]}}, [{}, {"b": 1}, {"a": 1, "b": 1}], [{"a": 1}]),
+        ({"if": {"type": "integer"}, "then": {"minimum": 2}, "else": {"type": "string"}}, [2, "a"], [1, None]),
+        ({"if": {"type": "integer"}, "then": False}, ["a"], [1]),
+        ({"contains": {"type": "integer"}}, [[1], ["a", 1], "x"], [[], ["a"]]),
+        ({"contains": {"type": "integer"}, "minContains": 2, "maxContains": 2}, [[1, 2]], [[1], [1, 2, 3]]),
+        ({"contains": {"type": "integer"}, "minContains": 0}, [[], ["a"]], []),
+        ({"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"}, ["x"], [1]),
         ({"$ref": "#/$defs/a~1b", "$defs": DEEP}, [1], ["x"]),
         ({"$ref": "#/definitions/c~0d", "definitions": DEEP}, [1], [2]),
         ({"format": "date", "title": "t", "default": 1, "examples": [1]}, ["x", 1], []),
@@ -137,6 +150,12 @@ def test_numbers_that_cannot_be_divided_are_a_complaint(value: Any) -> None:
         ({"prefixItems": [{"maxItem": 1}]}, UnknownName, "maxItems"),
         ({"additionalProperties": {"maxItem": 1}}, UnknownName, "maxItems"),
         ({"not": {"maxItem": 1}}, UnknownName, "maxItems"),
+        ({"if": {"maxItem": 1}}, UnknownName, "maxItems"),
+        ({"contains": {"maxItem": 1}}, UnknownName, "maxItems"),
+        ({"propertyNames": {"maxItem": 1}}, UnknownName, "maxItems"),
+        ({"patternProperties": {"a": {"maxItem": 1}}}, UnknownName, "maxItems"),
+        ({"items": [{"maxItem": 1}]}, UnknownName, "maxItems"),
+        ({"patternProperties": {"(": {}}}, ConfigurationError, "'f'"),
         ({"$defs": {"a": {"maxItem": 1}}}, UnknownName, "maxItems"),
         ({"definitions": {"a": {"maxItem": 1}}}, UnknownName, "maxItems"),
         ({"properties": {"a": {"type": "integr"}}}, UnknownName, "'f'.*'integr'.*'integer'"),
@@ -162,3 +181,24 @@ def test_a_schema_may_leave_out_its_type_and_refer_to_itself() -> None:
     check_schema({"properties": {"a": True, "b": False}, "additionalProperties": False}, "f")
     (said,) = complaints({"a": {"a": 1}}, {"type": "object", "properties": {"a": {"$ref": "#"}}})
     assert said.startswith("a.a: ")
+
+
+def test_what_generators_add_is_read_over() -> None:
+    kinds = {"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "discriminator": {"propertyName": "kind"}}
+    schema = {"properties": {"x": kinds}, "$defs": {"a": {"type": "object", "x-order": 1, "nullable": True}}}
+    check_schema(schema, "f")
+    assert complaints({"x": {}}, schema) == complaints({"x": None}, schema) == []
+    assert complaints({"x": 1}, schema)
+
+
+def test_keywords_of_earlier_drafts_have_their_meaning() -> None:
+    pair: dict[str, Any] = {
+        "type": "array",
+        "items": [{"type": "string"}],
+        "additionalItems": {"type": "integer"},
+    }
+    schema = {"properties": {"x": pair, "y": {"minimum": 0, "exclusiveMinimum": True}}}
+    check_schema(schema, "f")
+    assert complaints({"x": ["a", 1], "y": 0.5}, schema) == []
+    assert [one.partition(":")[0] for one in complaints({"x": [1, "a"]}, schema)] == ["x.0", "x.1"]
+    assert complaints({"y": -1}, schema)

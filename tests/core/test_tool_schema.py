@@ -99,7 +99,7 @@ def test_a_value_nested_without_end_is_a_complaint() -> None:
     [
         ({"type": "object", "propertys": {}}, "propertys"),
         ({"type": "object", "properties": {"a": {"type": "int"}}}, "int"),
-        ({"type": "object", "properties": {"a": {"if": {}}}}, "if"),
+        ({"type": "object", "properties": {"a": {"unevaluatedProperties": False}}}, "unevaluatedProperties"),
         ({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}, "#/$defs/b"),
         ({"type": "object", "properties": {"a": {"$ref": "http://x/y"}}}, "http://x/y"),
         ({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}, "weather"),

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 T = TypeVar("T")
 
@@ -40,6 +42,11 @@ class BackgroundLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        _loops.add(self)
+
+    def forget(self) -> None:
+        """Starts anew with the next coroutine: in a process that was forked the thread does not go on."""
+        self._lock, self._loop, self._thread = threading.Lock(), None, None
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
         """Starts ``coroutine``; tasks that it makes go on after it."""
@@ -93,3 +100,14 @@ class BackgroundLoop:
             while self._loop is loop:  # a task that raises SystemExit stops the loop, and others wait on it
                 with contextlib.suppress(BaseException):
                     loop.run_forever()
+
+
+_loops: "WeakSet[BackgroundLoop]" = WeakSet()
+
+
+def _forget_all() -> None:
+    for loop in [*_loops]:
+        loop.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

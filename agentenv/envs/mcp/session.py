@@ -6,14 +6,10 @@ Connections live on an event loop of their own: a session belongs to one loop, w
 import asyncio
 import atexit
 import json
-import logging
 import os
-import shlex
-import tempfile
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -21,6 +17,8 @@ from weakref import WeakSet
 from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.grammar import encodable, shortened
 from agentenv.core.types import ToolResult, ToolStatus
+from agentenv.envs.mcp.server import McpServer
+from agentenv.envs.mcp.stderr import StderrTail
 from agentenv.errors import (
     ConfigurationError,
     EnvFault,
@@ -32,91 +30,17 @@ from agentenv.errors import (
 
 T = TypeVar("T")
 
-STDIO = "stdio:"
 OPEN_S = 60.0
 """Seconds that a server may take to start and to list its tools."""
 _CLOSE_S = 15.0
+_GLANCE_S = 0.05  # between two looks at whether calls still run
 _INVALID_PARAMS = -32602
 _CONNECTION_CLOSED = (
     -32000,
     "Connection closed",
 )  # of the SDK; the number alone may be any failure of a server
-_TAIL = 4096  # bytes of what a process has written to stderr that are looked at
 _loop = BackgroundLoop("agentenv-mcp")
 _sessions: "WeakSet[McpSession]" = WeakSet()
-
-
-@dataclass(frozen=True)
-class McpServer:
-    """Where a server is found, and what it gets from the environment variables of this process."""
-
-    address: str
-    """``stdio:COMMAND`` or the URL of its streamable HTTP endpoint."""
-    token_variable: str = ""
-    """The environment variable that holds the bearer token of a URL."""
-    variables: tuple[str, ...] = ()
-    """Environment variables that a command gets, beside the few that every program needs, such as ``PATH``."""
-    timeout_s: float = 30.0
-    """Seconds that a call may take."""
-
-    def __post_init__(self) -> None:
-        """Checks what can be known before the server is contacted.
-
-        Raises:
-            ConfigurationError: neither a command nor a URL, a variable that is not set, or no positive time limit.
-        """
-        if not self.command and not self.address.startswith(("http://", "https://")):
-            raise ConfigurationError(
-                f"the MCP server is {self.address!r:.80}; write stdio:COMMAND, as in 'stdio:python3 server.py', or a URL"
-            )
-        for name in (*self.variables, *([self.token_variable] if self.token_variable else [])):
-            if name not in os.environ:
-                raise ConfigurationError(f"the environment variable {name!r} for the MCP server is not set")
-        if not self.timeout_s > 0:
-            raise ConfigurationError(f"timeout_s is {self.timeout_s}; a call needs some time")
-
-    @property
-    def command(self) -> list[str]:
-        """The words of the command; empty for a URL.
-
-        Raises:
-            ConfigurationError: a quote does not end.
-        """
-        if not self.address.startswith(STDIO):
-            return []
-        try:
-            return shlex.split(self.address.removeprefix(STDIO))
-        except ValueError as error:
-            raise ConfigurationError(f"the command of the MCP server cannot be read: {error}") from None
-
-    @property
-    def name(self) -> str:
-        """The server in sentences."""
-        return f"the MCP server {self.address!r:.120}"
-
-    @asynccontextmanager
-    async def transport(self, complaints: Any) -> AsyncIterator[Any]:
-        """What the SDK connects by; what a command writes to stderr goes to the file ``complaints``."""
-        with needs_extra("mcp"):
-            from mcp.client.stdio import StdioServerParameters, stdio_client
-            from mcp.client.streamable_http import streamable_http_client
-            from mcp.shared._httpx_utils import create_mcp_http_client
-        logging.getLogger("mcp").setLevel(
-            logging.CRITICAL
-        )  # it prints tracebacks of what is raised as a fault here
-        if self.command:
-            given = {name: os.environ[name] for name in self.variables}
-            started = StdioServerParameters(command=self.command[0], args=self.command[1:], env=given)
-            async with stdio_client(started, errlog=complaints) as streams:
-                yield streams
-            return
-        token = os.environ.get(self.token_variable, "") if self.token_variable else ""
-        headers = {"Authorization": f"Bearer {token}"} if token else None
-        async with (
-            create_mcp_http_client(headers) as client,
-            streamable_http_client(self.address, http_client=client) as streams,
-        ):
-            yield streams
 
 
 @dataclass(frozen=True)
@@ -142,14 +66,27 @@ class McpSession:
     def __init__(self, server: McpServer, *, replays: bool = True) -> None:
         self.server = server
         self.calls: list[Called] = []
+        """Those made so far; of calls that are not made again only the last."""
+        self.listed: tuple[Any, ...] = ()
+        """The tools, once it is open: ``name``, ``description`` and ``input_schema`` of each."""
         self._replays = replays
         self._client: Any = None
         self._stop: asyncio.Event | None = None
         self._owner: asyncio.Task[None] | None = None
         self._ended = False
         self._failed = False
-        self._complaints = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - lives as long as the session
-        _sessions.add(self)
+        self._stderr = StderrTail()
+        self._running = 0
+
+    def __del__(self) -> None:
+        """Ends the connection of an environment that was never closed."""
+        stop, owner = (
+            self.__dict__.get("_stop"),
+            self.__dict__.get("_owner"),
+        )  # a copy that failed has neither
+        if stop is not None and owner is not None:
+            with suppress(RuntimeError):  # the loop has ended, and its connections with it
+                owner.get_loop().call_soon_threadsafe(stop.set)
 
     @property
     def is_open(self) -> bool:
@@ -160,6 +97,11 @@ class McpSession:
             and not self._owner.done()
             and not self._ended
         )
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the connection stands and no request over it has failed."""
+        return self.is_open and not self._failed
 
     async def open(self) -> None:
         """Connects.
@@ -182,14 +124,6 @@ class McpSession:
         """
         return await _loop.join(self._call(name, arguments))
 
-    async def tools(self) -> list[Any]:
-        """What the server lists: ``name``, ``description`` and ``input_schema`` of each tool.
-
-        Raises:
-            EnvFault: it cannot be listed.
-        """
-        return await _loop.join(self._tools())
-
     def snapshot(self) -> tuple[Called, ...]:
         """The calls so far.
 
@@ -209,7 +143,7 @@ class McpSession:
         Raises:
             SnapshotError: the server answers otherwise than before, or fails.
         """
-        if [*handle] != self.calls or self._failed:  # a call that failed may have changed something
+        if [*handle] != self.calls or not self.is_sound:  # a call that failed may have changed something
             _run(self._repeat(handle), self._seconds(handle))
 
     def fork(self) -> "McpSession":
@@ -228,7 +162,13 @@ class McpSession:
         return twin
 
     def close(self) -> None:
-        """Ends the connection, and the process of a command."""
+        """Ends the connection, and the process of a command.
+
+        On an event loop that runs, it does not wait for the end: a server may take seconds, in which the loop stood still.
+        """
+        if asyncio._get_running_loop() is not None:
+            _loop.submit(self._end())
+            return
         _run(self._end(), _CLOSE_S)
 
     async def aclose(self) -> None:
@@ -253,10 +193,22 @@ class McpSession:
             raise SnapshotError(str(fault)) from fault
 
     async def _open(self) -> None:
-        self._stop, self._ended, self._failed = asyncio.Event(), False, False
+        """Connects and lists the tools, which the SDK would do otherwise within the first call, as part of its answer."""
+        try:
+            async with asyncio.timeout(OPEN_S):
+                await self._connect()
+                self.listed = tuple(await self._tools())
+        except TimeoutError:
+            await self._close()
+            raise self._fault(f"did not list its tools within {OPEN_S:g} s") from None
+
+    async def _connect(self) -> None:
+        _sessions.add(self)
+        self._stop, self._stderr = asyncio.Event(), StderrTail()
+        self._ended = self._failed = False
         ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         # A task of its own, because the SDK wants a connection to be closed by the task that has opened it.
-        self._owner = asyncio.create_task(self._hold(self._stop, ready))
+        self._owner = asyncio.create_task(_hold(self.server, self._stderr, self._stop, ready))
         try:
             async with asyncio.timeout(OPEN_S):
                 self._client = await asyncio.shield(ready)
@@ -269,28 +221,22 @@ class McpSession:
                 raise
             raise self._fault(f"cannot be used: {_reason(error)}") from error
 
-    async def _hold(self, stop: asyncio.Event, ready: "asyncio.Future[Any]") -> None:
-        try:
-            with needs_extra("mcp"):
-                from mcp import Client
-            async with Client(self.server.transport(self._complaints), cache=None) as client:
-                ready.set_result(client)
-                await stop.wait()
-        except Exception as error:
-            if not ready.done():
-                ready.set_exception(error)
-        finally:
-            if not ready.done():
-                ready.cancel()
-
     async def _tools(self) -> list[Any]:
+        from mcp import MCPError
+
         found: list[Any] = []
         cursor = None
         while True:
-            page = await self._asked(self._client.list_tools(cursor=cursor), "list its tools")
+            try:
+                page = await self._asked(self._client.list_tools(cursor=cursor), "list its tools")
+            except MCPError as error:
+                raise self._fault(f"did not list its tools: {first_line(error)}") from error
             found += page.tools
-            if not (cursor := page.next_cursor):
+            if not page.next_cursor:
                 return found
+            if page.next_cursor == cursor:
+                raise self._fault(f"lists its tools without end: page {cursor!r:.80} follows itself")
+            cursor = page.next_cursor
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         from mcp import MCPError
@@ -304,6 +250,8 @@ class McpSession:
         else:
             status = ToolStatus.ERROR if answer.is_error else ToolStatus.OK
             result = ToolResult(name, status, shown(answer), "ToolError" if answer.is_error else "")
+        if not self._replays:
+            self.calls.clear()
         self.calls.append(Called(name, arguments, result))
         return result
 
@@ -316,9 +264,13 @@ class McpSession:
         """
         from mcp import MCPError
 
+        self._running += 1
         try:
             async with asyncio.timeout(self.server.timeout_s):
                 return await request
+        except asyncio.CancelledError:
+            self._failed = True
+            raise
         except TimeoutError:
             raise self._fault(f"did not {what} within {self.server.timeout_s:g} s") from None
         except MCPError as error:
@@ -328,35 +280,65 @@ class McpSession:
             raise self._fault(f"did not {what}: {first_line(error)}") from error
         except Exception as error:
             raise self._fault(f"did not {what}: {_reason(error)}") from error
+        finally:
+            self._running -= 1
 
     async def _close(self) -> None:
-        owner, self._owner, self._client = self._owner, None, None
+        owner, opened, self._client = self._owner, self._client is not None, None
         if owner is None or self._stop is None:
             return
         self._stop.set()
+        if not opened and not owner.cancelling():  # it waits for a server that may never answer
+            owner.cancel()
         await asyncio.wait([owner], timeout=_CLOSE_S / 2)
-        owner.cancel()
-        await asyncio.wait([owner], timeout=_CLOSE_S / 4)
+        if not owner.done():
+            owner.cancel()
+            await asyncio.wait([owner], timeout=_CLOSE_S / 4)
+        if (
+            self._owner is owner
+        ):  # only now, so that whoever closes after this was cancelled does it all again
+            self._owner = None
 
     async def _end(self) -> None:
         try:
             await self._close()
         finally:
-            self._complaints.close()
             _sessions.discard(self)
+
+    def forget(self) -> None:
+        """Leaves the connection to the process that has opened it."""
+        self._client = self._owner = self._stop = None
+
+    async def retire(self) -> None:
+        """Ends the connection when the calls that run over it have ended."""
+        while self._running:
+            await asyncio.sleep(_GLANCE_S)
+        await self._end()
 
     def _fault(self, what: str) -> EnvFault:
         """A failure of the server, which is noted, with the last line that its process has written to stderr."""
         self._failed = True
-        written = b""
-        if (
-            not self._complaints.closed
-        ):  # read at a place, because the process writes at the place that the file is at
-            descriptor = self._complaints.fileno()
-            written = os.pread(descriptor, _TAIL, max(0, os.fstat(descriptor).st_size - _TAIL))
-        lines = written.decode(errors="replace").strip().splitlines()
-        said = f" (it wrote {shortened(lines[-1], 200)!r})" if lines else ""
+        line = self._stderr.last_line
+        said = f" (the last that came from it: {shortened(line, 200)!r})" if line else ""
         return EnvFault(f"{self.server.name} {what}{said}")
+
+
+async def _hold(
+    server: McpServer, stderr: StderrTail, stop: asyncio.Event, ready: "asyncio.Future[Any]"
+) -> None:
+    """Holds a connection until ``stop``. It knows nothing of the session, so that one that nobody needs can go."""
+    try:
+        with needs_extra("mcp"):
+            from mcp import Client
+        async with Client(server.transport(stderr), cache=None) as client:
+            ready.set_result(client)
+            await stop.wait()
+    except Exception as error:
+        if not ready.done():
+            ready.set_exception(error)
+    finally:
+        if not ready.done():
+            ready.cancel()
 
 
 def shown(answer: Any) -> str:
@@ -394,31 +376,41 @@ def _run(work: Coroutine[Any, Any, T], seconds: float) -> T:
     return _loop.run(work, seconds)
 
 
-@cache
+_listings: "dict[McpServer, asyncio.Task[tuple[Any, ...]]]" = {}
+
+
 def listed_tools(server: McpServer) -> tuple[Any, ...]:
-    """The tools of a server, listed once in a process.
+    """The tools of a server, listed once in a process, also where several environments are made at the same time.
 
     Raises:
         EnvFault: the server cannot be used.
     """
 
-    async def listed(session: McpSession) -> tuple[Any, ...]:
-        await session._open()
-        return tuple(await session._tools())
+    async def listed() -> tuple[Any, ...]:
+        listing = _listings.get(server)
+        if listing is None or (listing.done() and (listing.cancelled() or listing.exception())):
+            listing = _listings[server] = asyncio.create_task(_list_tools(server))
+        return await asyncio.shield(listing)
 
+    return _run(listed(), OPEN_S + 2 * _CLOSE_S)
+
+
+async def _list_tools(server: McpServer) -> tuple[Any, ...]:
     session = McpSession(server)
     try:
-        return _run(listed(session), OPEN_S + server.timeout_s)
+        await session._open()
+        return session.listed
     finally:
-        session.close()
+        await session._end()
 
 
 _shared: dict[McpServer, McpSession] = {}
 _sharing = asyncio.Lock()  # of the loop of connections
+_retiring: set[asyncio.Task[None]] = set()
 
 
 async def shared_session(server: McpServer) -> McpSession:
-    """The connection that all episodes of this process share, opened again where it has ended.
+    """The connection that all episodes of this process share, opened again where it has ended or a request has failed.
 
     Raises:
         EnvFault: the server cannot be used.
@@ -427,17 +419,35 @@ async def shared_session(server: McpServer) -> McpSession:
     async def ready() -> McpSession:
         async with _sharing:  # the others wait until the first of them has connected
             session = _shared.get(server)
-            if session is None or not session.is_open:
-                if session is not None:
-                    await session._end()
-                session = _shared[server] = McpSession(server)
+            if session is None or not session.is_sound:
+                if session is not None:  # calls of other episodes may still be answered over it
+                    retiring = asyncio.create_task(session.retire())
+                    _retiring.add(retiring)
+                    retiring.add_done_callback(_retiring.discard)
+                session = _shared[server] = McpSession(server, replays=False)
                 await session._open()
             return session
 
     return await _loop.join(ready())
 
 
+def _forget_all() -> None:
+    """A process that was forked opens connections of its own: what it wrote would mix with what the other one writes."""
+    global _sharing
+    for session in [*_sessions]:
+        session.forget()
+    for kept in (_sessions, _shared, _listings, _retiring):
+        kept.clear()
+    _sharing = asyncio.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
 @atexit.register
 def _close_all() -> None:
-    for session in [*_sessions]:
-        session.close()
+    async def ended() -> None:
+        await asyncio.gather(*(session._end() for session in [*_sessions]), return_exceptions=True)
+
+    if _sessions:
+        _run(ended(), _CLOSE_S)

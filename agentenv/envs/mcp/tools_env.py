@@ -1,14 +1,16 @@
 """``agentenv/MCP-v0``: questions that a policy answers with the tools of a server of the Model Context Protocol (MCP)."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from agentenv.core.grammar import shortened
 from agentenv.core.scoring.scorers import load_scorer
 from agentenv.core.tools import Tool, ToolEnv
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult
-from agentenv.envs.mcp.session import McpServer, McpSession, listed_tools, shared_session
+from agentenv.envs.mcp.server import McpServer
+from agentenv.envs.mcp.session import McpSession, listed_tools, shared_session
 from agentenv.errors import ConfigurationError, check_known
 
 ServerState = Literal["replayed", "kept", "none"]
@@ -82,11 +84,7 @@ class McpTools(ToolEnv[McpState]):
         wanted = [listed[name] for name in tools or listed]
         if not wanted:
             raise ConfigurationError(f"{self.server.name} has no tools")
-        made = [
-            Tool(one.name, one.description or one.name, one.input_schema, _calling(one.name), takes_self=True)
-            for one in wanted
-        ]
-        super().__init__(tools=made, render_mode=render_mode)
+        super().__init__(tools=[_declared(one) for one in wanted], render_mode=render_mode)
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -128,8 +126,22 @@ class McpTools(ToolEnv[McpState]):
         return f"{self.state.task.question} [{self.state.calls} calls]"
 
 
-def _calling(name: str) -> Callable[..., Awaitable[ToolResult]]:
-    async def call(env: McpTools, /, **arguments: Any) -> ToolResult:
-        return await env.called(name, arguments)
+def _declared(listed: Any) -> Tool:
+    """The tool of the environment that stands for one that the server lists.
 
-    return call
+    Raises:
+        ConfigurationError: its name is reserved, or its schema cannot be checked.
+    """
+    function = partial(_call, listed.name)
+    try:
+        return Tool(
+            listed.name, listed.description or listed.name, listed.input_schema, function, takes_self=True
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{error}; the option 'tools' names those to be used, and leaves out others"
+        ) from error
+
+
+async def _call(name: str, env: McpTools, /, **arguments: Any) -> ToolResult:
+    return await env.called(name, arguments)

@@ -1,0 +1,103 @@
+"""Where a server of the Model Context Protocol (MCP) is found, and what the protocol's own SDK connects to it by."""
+
+import logging
+import os
+import shlex
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from agentenv.envs.mcp.stderr import StderrTail
+from agentenv.errors import ConfigurationError, needs_extra
+
+STDIO = "stdio:"
+_HTTP_ERROR = 400  # the lowest status that is one
+
+
+@dataclass(frozen=True)
+class McpServer:
+    """Where a server is found, and what it gets from the environment variables of this process."""
+
+    address: str
+    """``stdio:COMMAND`` or the URL of its streamable HTTP endpoint."""
+    token_variable: str = ""
+    """The environment variable that holds the bearer token of a URL."""
+    variables: tuple[str, ...] = ()
+    """Environment variables that a command gets, beside the few that every program needs, such as ``PATH``."""
+    timeout_s: float = 30.0
+    """Seconds that a call may take."""
+
+    def __post_init__(self) -> None:
+        """Checks what can be known before the server is contacted.
+
+        Raises:
+            ConfigurationError: neither a command nor a URL, a variable that is not set, or no positive time limit.
+        """
+        if not self.command and not self.address.startswith(("http://", "https://")):
+            raise ConfigurationError(
+                f"the MCP server is {self.address!r:.80}; write stdio:COMMAND, as in 'stdio:python3 server.py', or a URL"
+            )
+        for name in (*self.variables, *([self.token_variable] if self.token_variable else [])):
+            if name not in os.environ:
+                raise ConfigurationError(f"the environment variable {name!r} for the MCP server is not set")
+        if not self.timeout_s > 0:
+            raise ConfigurationError(f"timeout_s is {self.timeout_s}; a call needs some time")
+
+    @property
+    def command(self) -> list[str]:
+        """The words of the command; empty for a URL.
+
+        Raises:
+            ConfigurationError: a quote does not end.
+        """
+        if not self.address.startswith(STDIO):
+            return []
+        try:
+            return shlex.split(self.address.removeprefix(STDIO))
+        except ValueError as error:
+            raise ConfigurationError(f"the command of the MCP server cannot be read: {error}") from None
+
+    @property
+    def name(self) -> str:
+        """The server in sentences; of a URL without what may be secret, which is the user, the password and the query."""
+        shown = self.address
+        if not self.command:
+            there = urlsplit(self.address)
+            shown = there._replace(netloc=there.netloc.rpartition("@")[2], query="", fragment="").geturl()
+        return f"the MCP server {shown!r:.120}"
+
+    @asynccontextmanager
+    async def transport(self, stderr: StderrTail) -> AsyncIterator[Any]:
+        """What the SDK connects by; ``stderr`` keeps the end of what a command writes, or the last HTTP error."""
+        with needs_extra("mcp"):
+            from mcp.client.stdio import StdioServerParameters, stdio_client
+            from mcp.client.streamable_http import streamable_http_client
+            from mcp.shared._httpx_utils import create_mcp_http_client
+        logging.getLogger("mcp").setLevel(
+            logging.CRITICAL
+        )  # it prints tracebacks of what is raised as a fault here
+        if self.command:
+            given = {name: os.environ[name] for name in self.variables}
+            started = StdioServerParameters(command=self.command[0], args=self.command[1:], env=given)
+            with stderr.pipe() as writer:
+                async with stdio_client(started, errlog=writer) as streams:
+                    yield streams
+            return
+        token = os.environ.get(self.token_variable, "") if self.token_variable else ""
+        headers = {"Authorization": f"Bearer {token}"} if token else None
+
+        async def note(response: Any) -> None:
+            if (
+                response.request.method == "POST"
+            ):  # a server may refuse the others, which carry no request of ours
+                failed = response.status_code >= _HTTP_ERROR
+                stderr.note(f"HTTP {response.status_code} {response.reason_phrase}" if failed else "")
+
+        async with (
+            create_mcp_http_client(headers) as client,
+            streamable_http_client(self.address, http_client=client) as streams,
+        ):
+            client.event_hooks = {"response": [note]}
+            yield streams
