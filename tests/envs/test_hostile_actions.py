@@ -6,12 +6,15 @@ escapes a penalty, so whatever it writes must come back as an observation or end
 
 import asyncio
 import functools
+import importlib.util
 import itertools
 import json
 import random
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +36,11 @@ MIB = 1 << 20
 CONFIG = RolloutConfig(context_tokens=1 << 40, turn_tokens=1 << 30, deadline_s=60.0)
 SMALLER: dict[str, dict[str, Any]] = {
     "agentenv/Browser-v0": {"tasks": [miniwob_task("click-test")], "max_steps": 50},
+    "agentenv/MCP-v0": {
+        "server": f"stdio:{sys.executable} {Path(__file__).with_name('mcp') / 'servers.py'} stdio",
+        "server_state": "none",
+        "tools": ["add_note", "read_notes", "divide"],
+    },
 }
 DEEP = {
     "brackets": "[" * 1200,
@@ -107,8 +115,16 @@ VALUES: dict[str, Any] = {
 
 
 @functools.cache
+def no_sdk() -> str:
+    return "" if importlib.util.find_spec("mcp") else "the mcp extra is not installed"
+
+
 def missing(id: str) -> str:
-    needs = {"agentenv/Code-v0": lambda: unavailable("bwrap"), "agentenv/Browser-v0": no_browser}
+    needs = {
+        "agentenv/Code-v0": lambda: unavailable("bwrap"),
+        "agentenv/Browser-v0": no_browser,
+        "agentenv/MCP-v0": no_sdk,
+    }
     return needs[id]() if id in needs else ""
 
 

@@ -36,7 +36,7 @@ class McpTools(ToolEnv[McpState]):
     def __init__(
         self,
         *,
-        server: str,
+        server: str = "",
         tools: Sequence[str] = (),
         server_state: ServerState = "replayed",
         scorer: str = "em_squad",
