@@ -12,7 +12,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -114,13 +114,13 @@ VALUES: dict[str, Any] = {
 }
 
 
-@functools.cache
 def no_sdk() -> str:
     return "" if importlib.util.find_spec("mcp") else "the mcp extra is not installed"
 
 
+@functools.cache
 def missing(id: str) -> str:
-    needs = {
+    needs: dict[str, Callable[[], str]] = {
         "agentenv/Code-v0": lambda: unavailable("bwrap"),
         "agentenv/Browser-v0": no_browser,
         "agentenv/MCP-v0": no_sdk,
