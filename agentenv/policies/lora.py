@@ -123,8 +123,8 @@ def language_part(model: Any) -> Any:
 
 
 def is_adapted(model: Any) -> bool:
-    """Whether ``model`` has adapters."""
-    return hasattr(model, "peft_config")
+    """Whether ``model`` has adapters; the model that peft has wrapped has their layers, and is none itself."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
 def without_adapters(model: Any) -> AbstractContextManager[Any]:

@@ -1,5 +1,6 @@
 """Adapters: they begin as nothing, their files hold them alone and come back, and merged they compute the same."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from agentenv.errors import CheckpointMismatch, ConfigurationError, UnknownName
 from agentenv.policies.export import write_weights
 from agentenv.policies.fake_architectures import tiny_model
-from agentenv.policies.fakes import random_model, random_policy
+from agentenv.policies.fakes import ByteTokenizer, random_model, random_policy
+from agentenv.policies.hf import HFPolicy
 from agentenv.policies.lora import (
     ADAPTER_WEIGHTS,
     adapt,
@@ -54,6 +56,13 @@ def test_it_begins_as_its_base_and_has_a_seed() -> None:
     assert not torch.equal(logits(moved(again)), logits(moved(other)))
     random_model()  # which seeds the generator as ``before`` was
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_model_that_was_wrapped_goes_on_scoring_with_its_adapters() -> None:
+    model = moved(adapt(random_model(), rank=4, alpha=8))
+    inner, ids = HFPolicy(model.get_base_model(), ByteTokenizer()), [3, 1, 4, 1, 5]
+    wanted = asyncio.run(HFPolicy(model, ByteTokenizer()).score(ids))
+    assert asyncio.run(inner.score(ids)) == wanted
 
 
 def without_and_back(model: Any) -> Any:
