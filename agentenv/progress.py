@@ -107,9 +107,8 @@ class LiveDisplay:
 
     def __init__(self, title: str, *, log: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        shown = (
-            forgiving(sys.stderr) if sys.stderr else None
-        )  # Python has none where it was started with that closed
+        # Python has none where it was started with that closed.
+        shown = forgiving(sys.stderr) if sys.stderr else None
         self._console = Console(file=shown, stderr=True, emoji=False, highlight=False)
         self._live = self._console.is_terminal
         self._progress = _Bar(

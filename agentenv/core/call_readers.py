@@ -248,9 +248,8 @@ def _typed(text: str, schema: Any, words: Mapping[str, bool | None]) -> Any:
     try:
         return read_json(word)
     except ValueError:
-        return words.get(
-            word, encodable(text)
-        )  # a schema that wants no text refuses it, and says what it wants
+        # A schema that wants no text refuses it, and says what it wants.
+        return words.get(word, encodable(text))
 
 
 def _kinds(named: Any) -> list[str]:

@@ -106,9 +106,8 @@ def _harmony(text: str, opened: bool, schemas: Schemas) -> AssistantTurn:
     content: list[str] = []
     calls: list[Call] = []
     closed = False
-    for message in re.split(
-        r"<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>", text
-    ):  # a message may lack its end
+    # A message may lack its end.
+    for message in re.split(r"<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>", text):
         header, begun, body = message.partition("<|message|>")
         if not begun:
             continue

@@ -125,9 +125,8 @@ def read_refusal(response: Response) -> Refused:
                 error.get("type"),
                 inner.get("code") if isinstance(inner, dict) else "",
             )
-            said = (
-                error.get("message") or error.get("detail") or ""
-            )  # the second of FastAPI, which many servers use
+            # The second of FastAPI, which many servers use.
+            said = error.get("message") or error.get("detail") or ""
             return Refused(
                 response.status,
                 _one_line(said if isinstance(said, str) else json.dumps(_without_inputs(said))),

@@ -41,9 +41,8 @@ class ScriptedPolicy:
             PolicyFault: no script for this episode, or it is exhausted.
         """
         if (reason := self.failures.get(episode or "")) is not None:
-            raise PolicyFault(
-                f"the episode has no script: {reason}"
-            )  # without its id: equal reasons are counted together
+            # Without its id: equal reasons are counted together.
+            raise PolicyFault(f"the episode has no script: {reason}")
         turn = self._played.get(episode or "", 0)
         script = self.actions.get(episode or "", ())
         if turn >= len(script):

@@ -150,9 +150,8 @@ def _read_chat(manner: Manner, answer: Mapping[str, Any], sent: int) -> Reply:
     if manner.send_reasoning:
         kept |= _only(message, _KEPT_REASONING)
     form = {"role": "assistant", "content": text or None, **kept} if text or sent_back else None
-    stop = choice.get(
-        "stop_reason", choice.get("matched_stop")
-    )  # of vLLM and SGLang; both may be the id of a token
+    # Of vLLM and SGLang; both may be the id of a token.
+    stop = choice.get("stop_reason", choice.get("matched_stop"))
     return Reply(
         text,
         finish,

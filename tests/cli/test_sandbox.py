@@ -78,9 +78,8 @@ def test_no_program_commands_the_terminal_that_it_is_shown_on(tmp_path: Path) ->
         if terminal:
             assert said.startswith("a       b\n\\x1b[8m\\x9b8m\\x1b]52;c;AAAA\\x1b\\")
             assert set(said) & set(map(chr, (*range(32), *range(127, 160)))) == {"\n", "\x1b"}
-            assert (
-                said.count("\x1b") == said.count("\x1b[1mbold\x1b[0m") * 2 == 2
-            )  # those of the command itself
+            # Those of the command itself.
+            assert said.count("\x1b") == said.count("\x1b[1mbold\x1b[0m") * 2 == 2
         else:
             assert hides in said
 

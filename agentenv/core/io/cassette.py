@@ -66,9 +66,8 @@ class Cassette:
                 raise ConfigurationError(
                     f"{path} was recorded from {_text(before)}, not from {_text(about)}; give another file."
                 )
-            if (
-                torn is not None
-            ):  # a killed recording left half a line; a whole file may be growing under another process
+            # A killed recording left half a line; a whole file may be growing under another process.
+            if torn is not None:
                 os.truncate(path, torn)
             return cls(path, before, replies, recording=True)
         except OSError as error:

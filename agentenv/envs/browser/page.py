@@ -127,9 +127,8 @@ class Tab:
 
     async def begin(self, address: str, seed: int) -> None:
         """Begins an episode; ``address`` is loaded first, unless the page waits there."""
-        seed %= (
-            1 << 32
-        )  # what the page keeps of it; as a larger number of JavaScript it would lose its last digits
+        # What the page keeps of it; as a larger number of JavaScript it would lose its last digits.
+        seed %= 1 << 32
         if not self.site.begin:
             source = f"agentenv.seeded({seed})"
             await self._cdp.send("Page.addScriptToEvaluateOnNewDocument", {"source": source})

@@ -75,9 +75,8 @@ class McpServer:
             from mcp.client.stdio import StdioServerParameters, stdio_client
             from mcp.client.streamable_http import streamable_http_client
             from mcp.shared._httpx_utils import create_mcp_http_client
-        logging.getLogger("mcp").setLevel(
-            logging.CRITICAL
-        )  # it prints tracebacks of what is raised as a fault here
+        # The SDK prints tracebacks of what is raised as a fault here.
+        logging.getLogger("mcp").setLevel(logging.CRITICAL)
         if self.command:
             given = {name: os.environ[name] for name in self.variables}
             started = StdioServerParameters(command=self.command[0], args=self.command[1:], env=given)
@@ -89,9 +88,8 @@ class McpServer:
         headers = {"Authorization": f"Bearer {token}"} if token else None
 
         async def note(response: Any) -> None:
-            if (
-                response.request.method == "POST"
-            ):  # a server may refuse the others, which carry no request of ours
+            # A server may refuse the others, which carry no request of ours.
+            if response.request.method == "POST":
                 failed = response.status_code >= _HTTP_ERROR
                 stderr.note(f"HTTP {response.status_code} {response.reason_phrase}" if failed else "")
 

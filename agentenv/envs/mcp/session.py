@@ -19,14 +19,7 @@ from agentenv.core.grammar import encodable, shortened
 from agentenv.core.types import ToolResult, ToolStatus
 from agentenv.envs.mcp.server import McpServer
 from agentenv.envs.mcp.stderr import StderrTail
-from agentenv.errors import (
-    ConfigurationError,
-    EnvFault,
-    SnapshotError,
-    SnapshotRefused,
-    first_line,
-    needs_extra,
-)
+from agentenv.errors import AgentEnvError, EnvFault, SnapshotError, SnapshotRefused, first_line, needs_extra
 
 T = TypeVar("T")
 
@@ -35,10 +28,8 @@ OPEN_S = 60.0
 _CLOSE_S = 15.0
 _GLANCE_S = 0.05  # between two looks at whether calls still run
 _INVALID_PARAMS = -32602
-_CONNECTION_CLOSED = (
-    -32000,
-    "Connection closed",
-)  # of the SDK; the number alone may be any failure of a server
+_CONNECTION_CLOSED = (-32000, "Connection closed")
+"""What the SDK raises for it; the number alone may be any failure of a server."""
 _loop = BackgroundLoop("agentenv-mcp")
 _sessions: "WeakSet[McpSession]" = WeakSet()
 
@@ -80,10 +71,11 @@ class McpSession:
 
     def __del__(self) -> None:
         """Ends the connection of an environment that was never closed."""
+        # A copy that failed has neither.
         stop, owner = (
             self.__dict__.get("_stop"),
             self.__dict__.get("_owner"),
-        )  # a copy that failed has neither
+        )
         if stop is not None and owner is not None:
             with suppress(RuntimeError):  # the loop has ended, and its connections with it
                 owner.get_loop().call_soon_threadsafe(stop.set)
@@ -91,12 +83,8 @@ class McpSession:
     @property
     def is_open(self) -> bool:
         """Whether the connection stands, as far as is known."""
-        return (
-            self._client is not None
-            and self._owner is not None
-            and not self._owner.done()
-            and not self._ended
-        )
+        running = self._owner is not None and not self._owner.done()
+        return running and self._client is not None and not self._ended
 
     @property
     def is_sound(self) -> bool:
@@ -217,7 +205,7 @@ class McpSession:
             raise self._fault(f"did not answer within {OPEN_S:g} s") from None
         except Exception as error:
             await self._close()
-            if isinstance(error, ConfigurationError | EnvFault):
+            if isinstance(error, AgentEnvError):  # which says by itself what is missing
                 raise
             raise self._fault(f"cannot be used: {_reason(error)}") from error
 
@@ -241,7 +229,7 @@ class McpSession:
     async def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         from mcp import MCPError
 
-        if self._client is None or not self.is_open:
+        if not self.is_open:
             raise self._fault("has ended its connection")
         try:
             answer = await self._asked(self._client.call_tool(name, arguments), f"answer a call of {name!r}")
@@ -294,9 +282,8 @@ class McpSession:
         if not owner.done():
             owner.cancel()
             await asyncio.wait([owner], timeout=_CLOSE_S / 4)
-        if (
-            self._owner is owner
-        ):  # only now, so that whoever closes after this was cancelled does it all again
+        # Only now, so that whoever closes after this was cancelled does it all again.
+        if self._owner is owner:
             self._owner = None
 
     async def _end(self) -> None:

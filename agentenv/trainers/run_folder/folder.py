@@ -369,9 +369,8 @@ class RunFolder:
             policy.resumed(state["version"])
         self._cut_back(step, warn)
         if checkpoint is not None:
-            if (
-                checkpoint == self.last_checkpoint()
-            ):  # otherwise those after it are damaged, and count for nothing
+            # Otherwise those after it are damaged, and count for nothing.
+            if checkpoint == self.last_checkpoint():
                 self._drop_needless()  # where the process was killed before it could
             for name, part in parts.items():
                 part.load_state_dict(state.get(name, {}))

@@ -18,6 +18,7 @@ from agentenv.envs.mcp.tools_env import McpTools
 from agentenv.errors import (
     ConfigurationError,
     EnvFault,
+    MissingExtra,
     SnapshotError,
     SnapshotRefused,
     UnknownName,
@@ -148,9 +149,8 @@ def test_many_episodes_may_open_the_shared_connection_at_once() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     def scene(a: int) -> str:
-        env = McpTools(
-            server=COMMAND + " ", server_state="none"
-        )  # a server that no other test has connected to
+        # A server that no other test has connected to.
+        env = McpTools(server=COMMAND + " ", server_state="none")
         env.reset(seed=0)
         return said(call(env, "divide", a=a, b=2))
 
@@ -207,6 +207,12 @@ def test_bad_settings_are_refused_before_the_server_is_started(options: dict[str
 def test_what_is_no_server_is_an_infrastructure_failure(address: str, said: str) -> None:
     with pytest.raises(EnvFault, match=said):
         McpTools(server=address)
+
+
+def test_without_the_sdk_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(MissingExtra, match=r"agentenv-suite\[mcp\]"):
+        McpTools(server="stdio:no-other-test-names-this")
 
 
 def test_content_that_is_no_text_is_named() -> None:

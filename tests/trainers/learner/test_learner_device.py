@@ -142,9 +142,8 @@ def test_a_step_reads_the_device_twice_however_many_micro_batches_it_has(
     device_waits.clear()
     learner.step(batch)
     assert device_waits.pop("upload") > 0  # of micro-batches, which on a card are not waited for
-    weighed = (
-        objective.correction.ess_base is not None
-    )  # the step size then depends on the ratios of all rows
+    # The step size then depends on the ratios of all rows.
+    weighed = objective.correction.ess_base is not None
     assert device_waits == {"tolist": 1, "_local_scalar_dense": 1 + weighed}
 
 

@@ -65,9 +65,8 @@ def test_a_line_gives_what_padded_strips_give(
     layout: Layout, micro_tokens: int, kind: str, changes: dict[str, Any]
 ) -> None:
     model = tiny_model(kind, **changes).double().eval()
-    model.set_attn_implementation(
-        "sdpa"
-    )  # also where scores are capped: lines know no caps, and no such model gets one
+    # Also where scores are capped: lines know no caps, and no such model gets one.
+    model.set_attn_implementation("sdpa")
     wanted, slopes, _ = scored(model, "padded", 1000)
     found, ours, padding = scored(model, layout, micro_tokens)
     assert found.keys() == wanted.keys()

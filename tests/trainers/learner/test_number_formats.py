@@ -26,11 +26,12 @@ from agentenv.trainers.learner.logprobs import token_logprobs
 
 Make = Callable[..., Any]
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product_flash_attention_for_cpu"}
+# As they are called where nothing asks for gradients.
 PRODUCTS |= {
     "linear",
     "matmul",
     "scaled_dot_product_attention",
-}  # as they are called where nothing asks for gradients
+}
 WORDS = 300
 
 

@@ -339,9 +339,8 @@ def test_refused_proposals_are_asked_for_again_before_the_pool_is_drawn_on() -> 
 def test_what_is_known_is_a_duplicate() -> None:
     known = {"known": ("where is ada guild based",)}
     assert figures(game(Roles(ssp()), setup=known))["refused_duplicate"] == 1
-    assert (
-        signature("Where is Ada\u200b Gu\u00adild based?") == known["known"][0]
-    )  # invisible characters make no other one
+    # Invisible characters make no other one.
+    assert signature("Where is Ada\u200b Gu\u00adild based?") == known["known"][0]
 
 
 def test_a_reference_is_shown_to_the_proposer() -> None:
