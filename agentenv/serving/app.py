@@ -24,7 +24,7 @@ from agentenv.serving.wire import (
     read_json,
 )
 from agentenv.web.gate import Refusal
-from agentenv.web.http import add_health_routes, body_within, json_response
+from agentenv.web.http import add_health_routes, body_within, json_response, refuse_unknown_routes
 
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection, Request
@@ -56,6 +56,7 @@ def make_app(service: EnvService) -> Any:
 
     app = FastAPI(title="agentenv environment", version=VERSION, lifespan=lifespan)
     add_health_routes(app, service, service.meter, service.health)
+    refuse_unknown_routes(app)
 
     @app.websocket("/ws")
     async def socket(socket: WebSocket) -> None:

@@ -18,6 +18,7 @@ PART_BYTES = 1 << 18
 """Of an answer that is sent in parts."""
 SMALL_BODY = 1 << 16
 """Bytes of a body that has room however many large ones arrive at the same time."""
+_SHOWN = 200  # characters of a path that a refusal repeats
 _DRAINED = 8  # a body this many times too long is still read to its end, so that the caller gets our reason
 
 
@@ -48,6 +49,21 @@ def add_health_routes(app: Any, gate: Gate, meter: Meter, health: Callable[[], d
         "/metrics": metrics,
     }.items():
         app.add_api_route(path, answer)
+
+
+def refuse_unknown_routes(app: Any) -> None:
+    """Gives a request to a path or by a method that a FastAPI application has not the form of every other refusal."""
+    from starlette.exceptions import HTTPException
+    from starlette.responses import Response
+
+    async def refused(request: "Request", error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.url.path[:_SHOWN]
+        said = f"This server has no route {request.method} {path!r}."
+        return json_response({"error": said, "kind": "NoRoute"}, error.status_code, headers=error.headers)
+
+    for status in (404, 405):
+        app.add_exception_handler(status, refused)
 
 
 async def body_within(request: "Request", gate: Gate, most_bytes: int, seconds: float) -> bytes:

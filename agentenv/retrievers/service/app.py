@@ -14,7 +14,7 @@ from agentenv.retrievers.service.query_queue import QueueFull
 from agentenv.retrievers.service.service import Service
 from agentenv.retrievers.service.wire import VERSION, AccessRequest, RetrieveRequest, SearchRequest
 from agentenv.web.gate import STOPPING, Refusal
-from agentenv.web.http import add_health_routes, body_within, json_response
+from agentenv.web.http import add_health_routes, body_within, json_response, refuse_unknown_routes
 from agentenv.web.server import run_app
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def make_app(service: Service) -> Any:
         return await _guarded(service, request, work)
 
     add_health_routes(app, service, service.telemetry, service.health)
+    refuse_unknown_routes(app)
     app.include_router(router)
     app.include_router(router, prefix="/corpora/{corpus}")
     return app

@@ -123,8 +123,8 @@ class RewardShapingSettings(Frozen):
     answer_penalty: float = Field(0.0, ge=0)
     """Subtracted from the reward of an episode that ended without an answer."""
     relative_length: float = Field(0.0, ge=0)
-    """Subtracted from the reward of a success for each standard deviation by which it is longer than the successes of its
-    group (Think2SQL, .1 there); 0 gives none."""
+    """Subtracted from a reward above 0 for each standard deviation by which its episode is longer than the successes of the
+    group (Think2SQL, .1 there), .9 at most; 0 gives none."""
     novelty: float = Field(0.0, ge=0)
     """Strength of XRPO's bonus on positive advantages of correct episodes that were unlikely in their group (2.5 there); 0
     gives none."""
@@ -277,7 +277,7 @@ class GuardSettings(Frozen):
     """What is done about signs of a collapse, beyond the warning that there always is."""
 
     guard: bool = False
-    """Whether anything is done; the first ten steps are never judged."""
+    """Whether anything is done; the first nine steps are not judged, but for figures that are no finite numbers."""
     action: Literal["lower", "stop"] = "lower"
     """``lower`` multiplies the step size by ``factor``, once for each kind of sign; ``stop`` ends the training with a
     checkpoint and the evaluation after it."""

@@ -88,6 +88,12 @@ def has_zero_variance(rewards_G: Sequence[float] | Values) -> bool:
     return len(rewards_G) < 2 or float(np.ptp(rewards_G)) < _ZERO_VARIANCE
 
 
+def without_noise(credit: Values) -> Values:
+    """``credit`` with exactly 0 in place of what rounding leaves of equal rewards, which is a gradient all the same."""
+    kept: Values = np.where(np.abs(credit) < _ZERO_VARIANCE, 0.0, credit)
+    return kept
+
+
 def others_mean(rewards_G: Sequence[float] | Values) -> Values:
     """float64[G]: for each member the mean of all the others; of a group of one, its own reward."""
     rewards = np.asarray(rewards_G, dtype=np.float64)

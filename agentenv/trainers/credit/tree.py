@@ -16,7 +16,14 @@ import numpy as np
 
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.errors import ConfigurationError
-from agentenv.trainers.credit.group_statistics import Values, on_turns, rewards_of, standardize, turn_rewards
+from agentenv.trainers.credit.group_statistics import (
+    Values,
+    on_turns,
+    rewards_of,
+    standardize,
+    turn_rewards,
+    without_noise,
+)
 
 Path = tuple[str, ...]
 
@@ -55,7 +62,8 @@ def pivotal(
         # logaddexp and not log(mean(exp)): rewards over a small temperature overflow in exp.
         soft = temperature * (np.logaddexp.reduce(rewards / temperature) - np.log(len(group)))
         base = float(rewards.mean() if baseline == "mean" else soft)
-    scores = np.where(rewards - base > 0, alpha * (rewards - base), rewards - base)
+    above = without_noise(rewards - base)
+    scores = np.where(above > 0, alpha * above, above)
     if amplify == "repo":
         scores = np.where(rewards >= 1.0, 1.0, scores)
     return [

@@ -25,6 +25,7 @@ from agentenv.trainers.credit.group_statistics import (
     rewards_of,
     standardize,
     turn_rewards,
+    without_noise,
 )
 
 Population = Literal["trajectory", "step"]
@@ -64,7 +65,8 @@ def return_to_go(
     if baseline is not None:
         base = np.full_like(table, baseline)
     return [
-        on_turns(t, line[: len(values)]) for t, line, values in zip(group, table - base, returns, strict=True)
+        on_turns(t, line[: len(values)])
+        for t, line, values in zip(group, without_noise(table - base), returns, strict=True)
     ]
 
 

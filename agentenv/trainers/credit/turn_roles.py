@@ -9,7 +9,13 @@ import numpy as np
 
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import ToolStatus
-from agentenv.trainers.credit.group_statistics import Values, on_turns, others_mean, rewards_of
+from agentenv.trainers.credit.group_statistics import (
+    Values,
+    on_turns,
+    others_mean,
+    rewards_of,
+    without_noise,
+)
 
 FIRST = "first"
 """The role of a turn before which nothing was prepared, such as the first program of an episode."""
@@ -68,7 +74,7 @@ def turn_roles(
         # The mean of the others and not of all, so that the baseline does not depend on the turn it is subtracted
         # from.
         scores = [reward - _mean_of(role, others) if role else float(episode[place]) for role, reward in mine]
-        values.append(on_turns(trajectory, scores or [float(episode[place])]))
+        values.append(on_turns(trajectory, without_noise(np.array(scores or [float(episode[place])]))))
     return values
 
 

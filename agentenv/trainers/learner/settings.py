@@ -14,7 +14,8 @@ class CorrectionSettings(Frozen):
     mode: Literal["none", "truncate", "mask"] | None = None
     """``truncate`` weighs by min(w, high), w the proximal over the sampler's probability; ``mask`` by w within
     [low, high] and 0 outside. None is ``truncate`` where the sampler's log-probs are not those of the learner (asynchronous
-    training, an engine, ``memory.precision = "bfloat16"``) and ``none`` otherwise."""
+    training, an engine, weights or ``memory.precision`` in bfloat16) and ``proximal`` is not ``sampler``, and ``none``
+    otherwise."""
     level: Literal["token", "sequence", "geometric"] = "token"
     """w of the token, the product over its row, or the geometric mean over its row."""
     low: float = Field(0.0, ge=0)
@@ -65,7 +66,7 @@ class LossSettings(Frozen):
     proximal: Literal["sampler", "recompute", "interpolate"] | None = None
     """Log-probs that ratios are formed with: the sampler's own, the learner's at the start of the update, or a way between
     the two by version (AReaL). None is ``recompute`` (decoupled PPO) where the sampler's log-probs are not those of the
-    learner (asynchronous training, an engine, ``memory.precision = "bfloat16"``) and ``sampler`` otherwise."""
+    learner (asynchronous training, an engine, weights or ``memory.precision`` in bfloat16) and ``sampler`` otherwise."""
     correction: CorrectionSettings = CorrectionSettings()
     """Weights for tokens that other weights sampled; with ``proximal`` other than ``sampler`` (decoupled PPO)."""
     kl_coefficient: float = Field(0.0, ge=0)

@@ -396,8 +396,12 @@ def test_a_client_asks_for_much_in_several_requests() -> None:
 
 def test_odd_http_is_refused(serving: Any) -> None:
     with serving({"memory": InMemoryRetriever(DOCUMENTS)}) as url:
-        assert httpx.get(f"{url}/v1/search", timeout=WAIT_S).status_code == 405
-        assert httpx.post(f"{url}/nowhere", timeout=WAIT_S).status_code == 404
+        wrong_method = httpx.get(f"{url}/v1/search", timeout=WAIT_S)
+        assert (wrong_method.status_code, wrong_method.headers["allow"]) == (405, "POST")
+        nowhere = httpx.post(f"{url}/nowhere", timeout=WAIT_S)
+        assert nowhere.status_code == 404
+        assert [sorted(one.json()) for one in (wrong_method, nowhere)] == [["error", "kind"]] * 2
+        assert "/nowhere" in nowhere.json()["error"]
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=WAIT_S) as raw:
             raw.sendall(b"\x16\x03\x01\x00 no HTTP at all\r\n\r\n")
