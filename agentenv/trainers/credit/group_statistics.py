@@ -1,6 +1,6 @@
 """Statistics of one group, from which every estimator is made. Pure functions.
 
-Shapes: G trajectories of one group, T tokens of one trajectory, K turns of one trajectory.
+Shapes: G trajectories of one group, T tokens of one trajectory, K turns of one trajectory, N of any shape.
 """
 
 from collections.abc import Sequence
@@ -88,9 +88,13 @@ def has_zero_variance(rewards_G: Sequence[float] | Values) -> bool:
     return len(rewards_G) < 2 or float(np.ptp(rewards_G)) < _ZERO_VARIANCE
 
 
-def without_noise(credit: Values) -> Values:
-    """``credit`` with exactly 0 in place of what rounding leaves of equal rewards, which is a gradient all the same."""
-    kept: Values = np.where(np.abs(credit) < _ZERO_VARIANCE, 0.0, credit)
+def without_noise(credit_N: Values) -> Values:
+    """``credit_N`` with exactly 0 in place of what rounding leaves of equal rewards, which is a gradient all the same.
+
+    Args:
+        credit_N: Of members, of turns, or of the turns of members.
+    """
+    kept: Values = np.where(np.abs(credit_N) < _ZERO_VARIANCE, 0.0, credit_N)
     return kept
 
 
