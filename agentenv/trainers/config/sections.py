@@ -11,7 +11,7 @@ from agentenv.evaluation.llm_judge import check_judge
 from agentenv.evaluation.results import load_measure
 from agentenv.evaluation.task_env import known_retriever
 from agentenv.trainers.config.addresses import known_address
-from agentenv.trainers.strategies.strategies import get_strategy
+from agentenv.trainers.strategies.strategies import evaluation_conflict, get_strategy
 from agentenv.trainers.task_sampling.samplers import get_sampler
 
 _LARGEST_RATE = 1e30  # beyond, Adam's own numbers leave the range of float32
@@ -237,11 +237,8 @@ class EvaluationSettings(Frozen):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        if getattr(get_strategy(self.strategy, self.strategy_options), "reads_rewards", False):
-            raise ValueError(
-                f"strategy={self.strategy!r} with strategy_options={self.strategy_options} keeps an episode by its reward, "
-                "which an evaluation must not look at: take another strategy, or a value model"
-            )
+        if sentence := evaluation_conflict(self.strategy, self.strategy_options):
+            raise ValueError(sentence)
         for scorer in self.scorers:
             load_measure(scorer)
         if self.judge:

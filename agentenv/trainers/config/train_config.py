@@ -127,11 +127,16 @@ class TrainConfig(Frozen):
     @model_validator(mode="after")
     def _format_fits(self) -> Self:
         check_chat_options(self.format, self.chat.family, self.chat.options)
-        if self.format == "native" and self.rollout.strategy not in NATIVE:
-            raise ValueError(
-                f"rollout.strategy={self.rollout.strategy!r} inserts text between turns, which format='native' cannot: take "
-                f"one of {', '.join(NATIVE)}, or format='inline'"
-            )
+        asked = {
+            "rollout.strategy": self.rollout.strategy,
+            "evaluation.strategy": self.evaluation.strategy,
+        }
+        for key, strategy in asked.items():
+            if self.format == "native" and strategy not in NATIVE:
+                raise ValueError(
+                    f"{key}={strategy!r} inserts text between turns, which format='native' cannot: take one of "
+                    f"{', '.join(NATIVE)}, or format='inline'"
+                )
         return self
 
     @model_validator(mode="after")

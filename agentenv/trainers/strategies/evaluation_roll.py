@@ -13,10 +13,9 @@ from agentenv.evaluation.runner import Roll
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import (
     NATIVE,
-    ONE_EACH,
-    STRATEGIES,
     RolloutStrategy,
     check_tasks,
+    evaluation_conflict,
     get_strategy,
     play_groups,
 )
@@ -29,18 +28,9 @@ def strategy_roll(name: str, options: Mapping[str, Any]) -> Roll:
         UnknownName: no such strategy, or no such option of it.
         ConfigurationError: a wrong value of an option, or a strategy that makes a group of one start.
     """
-    strategy = get_strategy(name, options)
-    if name in STRATEGIES and name not in ONE_EACH:
-        raise ConfigurationError(
-            f"the strategy {name!r} makes a group of trajectories, and an evaluation is one for each question: take one "
-            f"of {', '.join(ONE_EACH)}"
-        )
-    if getattr(strategy, "reads_rewards", False):
-        raise ConfigurationError(
-            f"the strategy {name!r} with {dict(options)} keeps an episode by its reward, which an evaluation must not look "
-            "at: take another strategy, or a value model"
-        )
-    return rollout if name == "plain" else _StrategyRoll(name, strategy)
+    if sentence := evaluation_conflict(name, options):
+        raise ConfigurationError(sentence)
+    return rollout if name == "plain" else _StrategyRoll(name, get_strategy(name, options))
 
 
 @dataclass(frozen=True)

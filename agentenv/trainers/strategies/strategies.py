@@ -118,6 +118,27 @@ def get_strategy(name: str, options: Mapping[str, Any] | None = None) -> Rollout
     return made_part(_KIND, name, bind_options(_KIND, name, strategy, options or {}), ("play",))
 
 
+def evaluation_conflict(name: str, options: Mapping[str, Any]) -> str:
+    """Why no evaluation plays the strategy ``name``, as a sentence; empty where one may.
+
+    Raises:
+        UnknownName: no such strategy, or no such option of it.
+        ConfigurationError: a wrong value of an option.
+    """
+    strategy = get_strategy(name, options)
+    if name in STRATEGIES and name not in ONE_EACH:
+        return (
+            f"the strategy {name!r} makes a group of trajectories, and an evaluation is one for each question: take one "
+            f"of {', '.join(ONE_EACH)}"
+        )
+    if getattr(strategy, "reads_rewards", False):
+        return (
+            f"the strategy {name!r} with {dict(options)} keeps an episode by its reward, which an evaluation must not look "
+            "at: take another strategy, or a value model"
+        )
+    return ""
+
+
 def check_tasks(strategy: RolloutStrategy, tasks: Sequence[Task]) -> None:
     """Refuses tasks that ``strategy`` cannot play, before a run begins.
 
@@ -163,6 +184,7 @@ __all__ = [
     "RolloutStrategy",
     "by_group",
     "check_tasks",
+    "evaluation_conflict",
     "get_strategy",
     "play_groups",
 ]

@@ -230,6 +230,8 @@ def test_options_of_the_environment_of_a_base_are_not_those_of_another_one(tmp_p
         ("--train.seed -1", "-1"),
         ("--cluster.address nowhere", "nowhere"),
         ("--cluster.address http://x:6379", "http://x:6379"),
+        ("--evaluation.strategy guide", "'guide'.*one for each question.*rollback"),
+        ("--format native --evaluation.strategy rollback", "evaluation.strategy='rollback'.*native"),
     ],
 )
 def test_what_the_run_could_not_use_is_refused_when_the_configuration_is_read(words: str, named: str) -> None:
