@@ -97,9 +97,15 @@ def _listed(text: str) -> Any:
 
 
 def nq_open(record: RawRow) -> Iterator[Task]:
-    """NQ-open: ``question`` and ``answer``; the id is made of the question, so any subset keeps it."""
+    """NQ-open: ``question`` and ``answer`` (``answers`` in DPR's files), or the flat layout.
+
+    The first two have no ids: one is made of the question, so any subset keeps it.
+    """
+    if "golden_answers" in record.fields:
+        yield from flashrag(record)
+        return
     question = record.text("question")
-    yield Task(_id_of("nq", question), question, record.golds("answer"))
+    yield Task(_id_of("nq", question), question, record.golds("answer", "answers"))
 
 
 def _id_of(prefix: str, question: str) -> str:
@@ -128,6 +134,10 @@ def triviaqa(record: RawRow) -> Iterator[Task]:
         yield Task(task.id, unescape_quotes(task.question).strip(), answers, data=task.data)
 
 
+_WITHHELD = "<unk>"
+"""What stands in TriviaQA's test file on the hub in place of each answer."""
+
+
 def _trivia_item(item: RawRow) -> Task:
     """One question with every name of its answer.
 
@@ -138,6 +148,10 @@ def _trivia_item(item: RawRow) -> Task:
     if not isinstance(answer, dict):
         raise DatasetError(f"{item.place}: Answer must be an object, not {answer!r}.")
     golds = RawRow({name.lower(): value for name, value in answer.items()}, item.place)
+    if golds.fields.get("value") == _WITHHELD:
+        raise DatasetError(
+            f"{item.place}: the answer is {_WITHHELD!r}, which stands for one that is kept secret."
+        )
     names = (golds.gold("value"), *golds.texts("aliases"), *golds.texts("humananswers"))
     answers = RawRow({"aliases": list(names)}, item.place).golds("aliases")
     return Task(item.id("QuestionId", "question_id"), item.text("Question", "question"), answers)
