@@ -124,6 +124,49 @@ def test_mbpp_shows_one_test_and_keeps_its_setup(tmp_path: Path) -> None:
     assert "\r" not in task.data["solution"]
 
 
+def test_the_sanitised_records_of_mbpp(tmp_path: Path) -> None:
+    """They have other fields, stand in one array, and compare through sets and math.isclose."""
+    record = {
+        "source_file": "Verification.ipynb",
+        "task_id": 82,
+        "prompt": "Third of a number.",
+        "code": "def g(x):\n    return x / 3",
+        "test_imports": ["import math"],
+        "test_list": ["assert math.isclose(g(1), 0.333, rel_tol=0.001)", "assert math.isclose(g(6), 2.0)"],
+    }
+    other = record | {
+        "task_id": 511,
+        "code": "def g(x):\n    return x",
+        "test_list": ["assert set(g([1])) == set((1,))"],
+    }
+    path = tmp_path / "sanitized-mbpp.json"
+    path.write_text(json.dumps([record, other]))
+    for place in (tmp_path, path):
+        task, second = load_code_set("mbpp_sanitized", place, FakeExecutor()).tasks
+        assert task.data["tests"] == (
+            CallTest("g", (1,), 0.333, "isclose", 0.001),
+            CallTest("g", (6,), 2.0, "isclose", 1e-9),
+        )
+        assert task.question.startswith("Third of a number.\n")
+        assert second.data["tests"] == (CallTest("g", ([1],), {1}, via="set"),)
+        assert [task.split, second.split] == ["test", "validation"]
+        assert grade(FakeExecutor(), task.data["solution"], task.data["tests"]).all_passed
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "math.isclose(g(1), 2, abs_tol=1)",
+        "math.isclose(g(1), b=2)",
+        "isclose(g(1), 2)",
+        "math.isclose(2, g(1))",
+    ],
+)
+def test_closeness_of_another_form_is_an_exception(tmp_path: Path, test: str) -> None:
+    loaded = read(tmp_path, f"def check(g):\n    assert {test.replace('g(1)', 'candidate(1)')}\n")
+    assert "another form" in loaded.exceptions["humaneval/7"]
+
+
 PLUS = {
     "task_id": "HumanEval/7",
     "prompt": "def f(x, y=1):\n",

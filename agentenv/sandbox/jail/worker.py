@@ -166,11 +166,16 @@ def _exit_code(code: object) -> int:
 def answer_call(
     scope: dict[str, Any], name: str, arguments: Any, *, variables: bool = False
 ) -> dict[str, Any]:
-    """Calls a function of the program: ``{"v": value}``, or ``{"e": error}``, on stderr too with ``variables``."""
+    """Calls a function of the program: ``{"v": value}``, or ``{"e": error}``, on stderr too with ``variables``.
+
+    Of a value that is not plain ``"truth"`` says whether it counts as true.
+    """
     try:
-        return {"v": plain.dump(_find(scope, name)(*plain.load(arguments)))}
-    except plain.NotPlain as error:
-        return {"e": f"the returned value cannot be compared: {error}"}
+        value = _find(scope, name)(*plain.load(arguments))
+        try:
+            return {"v": plain.dump(value)}
+        except plain.NotPlain as error:
+            return {"e": f"the returned value cannot be compared: {error}", "truth": bool(value)}
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
