@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from agentenv.core.types import Task
 from agentenv.data.dataset_files import find_file, read_records
+from agentenv.data.evalplus_inputs import as_python_takes_them
 from agentenv.errors import DatasetError, UnknownName
 from agentenv.sandbox.grading import VIA, CallTest
 from agentenv.sandbox.jail import plain
@@ -159,39 +160,63 @@ def _plus(label: str, record: Mapping[str, Any], executor: Executor) -> Task:
     if label in _ORACLES:
         raise _Odd(_ORACLES[label])
     name, solution = record["entry_point"], record["prompt"] + record["canonical_solution"]
-    via = _compared_through(record.get("assertion", ""), name)
-    inputs = [tuple(arguments) for arguments in (*record["base_input"], *record["plus_input"])]
+    how, via = _compared(record.get("assertion", ""), name)
+    inputs = [_arguments(label, given) for given in (*record["base_input"], *record["plus_input"])]
     tests = []
     for begin in range(0, len(inputs), _CALLS_A_RUN):
         part = inputs[begin : begin + _CALLS_A_RUN]
-        for arguments, expected in zip(part, _returned(executor, solution, name, part), strict=True):
-            tests.append(_of_solution(name, arguments, VIA[via](expected), via, record.get("atol", 0.0)))
+        found = _returned(executor, solution, name, part, truth=how in ("true", "false"))
+        for arguments, document in zip(part, found, strict=True):
+            tests.append(_of_solution(name, arguments, document, via, record.get("atol", 0.0)))
     return _task(label, record["prompt"], name, solution, tests, ())
 
 
-def _compared_through(asserts: str, name: str) -> str:
-    """What the asserts of a record put what its function returns through, such as a set where its order says nothing."""
+def _arguments(label: str, given: Sequence[Any]) -> tuple[Any, ...]:
+    name, _, number = label.partition("/")
+    try:
+        return as_python_takes_them(int(number), given) if name == "mbpp_plus" else tuple(given)
+    except ValueError as error:
+        raise _Odd(str(error)) from error
+
+
+def _compared(asserts: str, name: str) -> tuple[str, str]:
+    """How the asserts of a record compare what its function returns, and what they put it through, such as a set."""
     read = [_read(node.test, name) for node in _parse(asserts).body if isinstance(node, ast.Assert)]
-    return read[0][1] if read else ""
+    return read[0][:2] if read else ("equal", "")
 
 
-def _returned(executor: Executor, solution: str, name: str, inputs: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """What the solution returns for each of ``inputs``."""
+def _returned(
+    executor: Executor, solution: str, name: str, inputs: Sequence[tuple[Any, ...]], *, truth: bool
+) -> list[dict[str, Any]]:
+    """What the solution returns for each of ``inputs``, as `plain.dump` has it.
+
+    ``truth`` says that it may also be something else of which only the truth is asked, such as a match of a pattern.
+    """
     calls = [FunctionCall(name, arguments) for arguments in inputs]
     result = executor.run(solution, calls=calls, limits=LIMITS, domain=DOMAIN)
+    wanted = {"v", "truth"} if truth else {"v"}
     try:
         documents = [plain.decode(line) for line in result.returned]
-        if len(documents) == len(inputs) and all("v" in document for document in documents):
-            return [plain.load(document["v"]) for document in documents]
     except plain.NotPlain as reason:
         raise _Odd(f"its solution returns what is not plain: {reason}") from reason
+    if len(documents) == len(inputs) and all(wanted & set(document) for document in documents):
+        nothing: dict[str, Any] = {"truth": False}
+        return [nothing if truth and document == {"v": None} else document for document in documents]
     failed = next((document["e"] for document in documents if "e" in document), "")
     said = failed or result.stderr.strip().rpartition("\n")[2] or result.status
     raise _Odd(f"its solution fails on an input: {said}")
 
 
-def _of_solution(name: str, arguments: tuple[Any, ...], expected: Any, via: str, atol: float) -> CallTest:
+def _of_solution(
+    name: str, arguments: tuple[Any, ...], document: dict[str, Any], via: str, atol: float
+) -> CallTest:
     """The test that asks for what the solution returns."""
+    if "v" not in document:
+        return CallTest(name, arguments, None, "true" if document["truth"] else "false")
+    try:
+        expected = VIA[via](plain.load(document["v"]))
+    except (plain.NotPlain, TypeError) as reason:
+        raise _Odd(f"its solution returns what cannot be compared: {reason}") from reason
     numbers = expected if isinstance(expected, list | tuple) else [expected]
     inexact = bool(numbers) and all(isinstance(number, float) for number in numbers)
     if not (atol or inexact):

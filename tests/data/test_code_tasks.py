@@ -209,8 +209,66 @@ def test_an_order_that_says_nothing_is_not_compared(tmp_path: Path) -> None:
         "assertion": "assert set(g((3, 4), (4, 3))) == set((3, 4))",
     }
     (task,) = load_code_set("mbpp_plus", write(tmp_path, "MbppPlus.jsonl.gz", [record]), FakeExecutor()).tasks
-    assert task.data["tests"] == (CallTest("g", ([3, 4], [4, 3]), {3, 4}, via="set"),)
+    assert task.data["tests"] == (CallTest("g", ((3, 4), (4, 3)), {3, 4}, via="set"),)
     assert grade(FakeExecutor(), "def g(a, b): return [4, 3]", task.data["tests"]).all_passed
+
+
+MBPP_PLUS = PLUS | {"prompt": '"""A function."""\n', "entry_point": "g", "plus_input": []}
+
+
+@pytest.mark.parametrize(
+    ("number", "given", "taken"),
+    [
+        (2, [[3, 4], [5]], "((3, 4), (5,))"),
+        (63, [[[3, 5], [1, 7]]], "([(3, 5), (1, 7)],)"),
+        (259, [[[1, 3]], [[6, 7]]], "(((1, 3),), ((6, 7),))"),
+        (307, [["H", [], True], 2, 50], "(('H', [], True), 2, 50)"),
+        (75, [[[6, 24], [7, 9]], 6], "([(6, 24), (7, 9)], 6)"),
+        (106, [[5, 6], [9, 10]], "([5, 6], (9, 10))"),
+        (278, [[1, [2, 3], 4]], "((1, (2, 3), 4),)"),
+        (722, [{"a": [6.2, 70]}, 6.0, 70], "({'a': (6.2, 70)}, 6.0, 70)"),
+        (115, [[[1], []]], "([{1}, {}],)"),
+        (124, ["0", "1j"], "(0.0, 1j)"),
+        (252, ["1+2j"], "((1+2j),)"),
+        (580, [[4, [5, [7]], 6]], "((4, (5, (7,)), 6),)"),
+        (3, [[1, [2]]], "([1, [2]],)"),
+    ],
+)
+def test_inputs_of_mbpp_plus_are_what_its_functions_take(
+    tmp_path: Path, number: int, given: list[Any], taken: str
+) -> None:
+    """By EvalPlus's rules, a record of each: a solution may tell tuples from lists, or put them into a set."""
+    record = MBPP_PLUS | {
+        "task_id": f"Mbpp/{number}",
+        "canonical_solution": "def g(*given):\n    return repr(given)\n",
+        "base_input": [given],
+    }
+    (task,) = load_code_set("mbpp_plus", write(tmp_path, "MbppPlus.jsonl.gz", [record]), FakeExecutor()).tasks
+    (test,) = task.data["tests"]
+    assert test.expected == repr(test.arguments) == taken
+
+
+def test_an_input_of_mbpp_plus_of_another_form_is_an_exception(tmp_path: Path) -> None:
+    record = MBPP_PLUS | {"task_id": "Mbpp/2", "canonical_solution": "def g(*given):\n    return 1\n"}
+    loaded = load_code_set(
+        "mbpp_plus", write(tmp_path, "MbppPlus.jsonl.gz", [record | {"base_input": [[3, 4]]}]), FakeExecutor()
+    )
+    assert "[3, 4]" in loaded.exceptions["mbpp_plus/2"]
+
+
+def test_of_a_match_the_truth_is_expected(tmp_path: Path) -> None:
+    """EvalPlus accepts whatever is a result where the solution finds one: its solution returns a match of a pattern."""
+    record = MBPP_PLUS | {
+        "task_id": "Mbpp/737",
+        "canonical_solution": "import re\ndef g(text):\n    return re.search('^a', text)\n",
+        "base_input": [["ab"], ["b"]],
+        "assertion": "assert g('ab')\nassert not g('b')",
+    }
+    folder = write(tmp_path, "MbppPlus.jsonl.gz", [record])
+    (task,) = load_code_set("mbpp_plus", folder, FakeExecutor()).tasks
+    assert [(test.compare, test.expected) for test in task.data["tests"]] == [("true", None), ("false", None)]
+    for program in (task.data["solution"], "def g(text): return text[0] == 'a'"):
+        assert grade(FakeExecutor(), program, task.data["tests"]).all_passed
 
 
 @pytest.mark.parametrize(
