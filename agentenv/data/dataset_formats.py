@@ -232,15 +232,26 @@ def hotpotqa(record: RawRow) -> Iterator[Task]:
         yield from flashrag(record)
         return
     data = _rest(record, "_id", "id", "question", "answer", "context")
-    facts = data.get("supporting_facts")
-    if isinstance(facts, dict):
-        columns = list(facts.values())
-        if not all(isinstance(one, list) and len(one) == len(columns[0]) for one in columns):
-            raise DatasetError(
-                f"{record.place}: the columns of supporting_facts must be lists of one length."
-            )
-        data["supporting_facts"] = [list(fact) for fact in zip(*columns, strict=True)]
+    for name in ("supporting_facts", "evidences"):
+        data |= {name: listed_facts(record, name)} if name in data else {}
     yield Task(record.id("_id", "id"), record.text("question"), (record.gold("answer"),), data=data)
+
+
+def listed_facts(record: RawRow, name: str) -> Any:
+    """The facts in a field of HotpotQA or 2Wiki as a list, where a copy on the hub has columns of them, or a text in JSON.
+
+    Raises:
+        DatasetError: the columns have different lengths, or there is no such field.
+    """
+    facts = record.value(name)
+    if isinstance(facts, str):
+        return _listed(facts)
+    if not isinstance(facts, dict):
+        return facts
+    columns = list(facts.values())
+    if not all(isinstance(one, list) and len(one) == len(columns[0]) for one in columns):
+        raise DatasetError(f"{record.place}: the columns of {name} must be lists of one length.")
+    return [list(fact) for fact in zip(*columns, strict=True)]
 
 
 def musique(record: RawRow) -> Iterator[Task]:
