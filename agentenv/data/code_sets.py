@@ -10,16 +10,15 @@ that sandbox is expected, floats within 1e-6.
 """
 
 import ast
-import gzip
 import warnings
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Task
+from agentenv.data.dataset_files import find_file, read_records
+from agentenv.data.evalplus_inputs import as_python_takes_them
 from agentenv.errors import DatasetError, UnknownName
 from agentenv.sandbox.grading import VIA, CallTest
 from agentenv.sandbox.jail import plain
@@ -29,29 +28,32 @@ LIMITS = ExecutionLimits(wall_s=30.0, cpu_s=20.0, memory_mb=512)
 
 
 class Kind(NamedTuple):
-    """Where a set lies below the folder of all sets, and the numbers of the records of its splits, the default first."""
+    """Where a set lies, and how its records are divided."""
 
+    folder: str
     file: str
+    """Pattern of the file's name; any form that `agentenv.data.dataset_files.read_records` knows will do."""
     splits: Mapping[str, range]
+    """Numbers of the records of each split, the default first."""
 
 
+# The splits of Austin et al. 2021; "prompt" holds the examples that are shown to a model.
+_MBPP_SPLITS = {
+    "test": range(11, 511),
+    "validation": range(511, 601),
+    "train": range(601, 975),
+    "prompt": range(1, 11),
+}
 CODE_SETS: Mapping[str, Kind] = {
-    "humaneval": Kind("humaneval/HumanEval.jsonl.gz", {"test": range(164)}),
-    # The splits of Austin et al. 2021; "prompt" holds the examples that are shown to a model.
-    "mbpp": Kind(
-        "mbpp/mbpp.jsonl.gz",
-        {
-            "test": range(11, 511),
-            "validation": range(511, 601),
-            "train": range(601, 975),
-            "prompt": range(1, 11),
-        },
-    ),
-    "humaneval_plus": Kind("humaneval/HumanEvalPlus.jsonl.gz", {"test": range(164)}),
-    "mbpp_plus": Kind("mbpp/MbppPlus.jsonl.gz", {"test": range(1, 975)}),
+    "humaneval": Kind("humaneval", "HumanEval.[jp]*", {"test": range(164)}),
+    "mbpp": Kind("mbpp", "mbpp.[jp]*", _MBPP_SPLITS),
+    "mbpp_sanitized": Kind("mbpp", "sanitized-mbpp.[jp]*", _MBPP_SPLITS),
+    "humaneval_plus": Kind("humaneval", "HumanEvalPlus*.[jp]*", {"test": range(164)}),
+    "mbpp_plus": Kind("mbpp", "MbppPlus*.[jp]*", {"test": range(1, 975)}),
 }
 _CALLS_A_RUN = 200
 _TOLERANCE = 1e-6
+_ISCLOSE = 1e-9  # of math.isclose, where an assert names none
 _ORACLES = {"humaneval_plus/32": "any root of the polynomial is right, which no expected value says"}
 """Records of EvalPlus that a program of its own judges, and why."""
 DOMAIN = "conversion"
@@ -82,7 +84,7 @@ def load_code_set(name: str, folder: Path, executor: Executor, *, split: str | N
 
     Args:
         name: Which set.
-        folder: What AGENTENV_DATA names, or the folder of the set's file.
+        folder: What AGENTENV_DATA names, the folder of the set's file, or the file.
         executor: Where the records' test code is run.
         split: One of the set's splits; None reads every record.
 
@@ -92,12 +94,10 @@ def load_code_set(name: str, folder: Path, executor: Executor, *, split: str | N
     """
     if name not in CODE_SETS:
         raise DatasetError(f"no code set {name!r}; known: {', '.join(CODE_SETS)}")
-    file, splits = CODE_SETS[name]
+    place, pattern, splits = CODE_SETS[name]
     if split is not None and split not in splits:
         raise UnknownName.among(f"split of {name}", split, splits)
-    path = next((p for p in (folder / file, folder / Path(file).name) if p.is_file()), None)
-    if path is None:
-        raise DatasetError(f"{folder / file} is missing")
+    path = find_file(name, place, pattern, folder)
     records = _records(path)
     read = _READERS[name]
     tasks, exceptions = [], {}
@@ -115,29 +115,24 @@ def load_code_set(name: str, folder: Path, executor: Executor, *, split: str | N
     return CodeSet(tuple(tasks), exceptions)
 
 
-def _records(path: Path) -> dict[int, dict[str, Any]]:
-    """The records of a compressed file by their numbers.
+def _records(path: Path) -> dict[int, Mapping[str, Any]]:
+    """The records of a file by their numbers.
 
     Raises:
-        DatasetError: it is no such file, or a line of it is no record with a number; names the line.
+        DatasetError: it cannot be read, or a record has no number of its own; names its line.
     """
-    found: dict[int, dict[str, Any]] = {}
-    number = 0
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as stream:
-            for line in stream:
-                number += 1
-                record = read_json_text(line)
-                found[int(str(record["task_id"]).rpartition("/")[2])] = record
-    except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
-        raise DatasetError(f"{path} cannot be read behind line {number}: {error}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise DatasetError(f"{path}, line {number} is no record of a code set: {said}") from None
+    found: dict[int, Mapping[str, Any]] = {}
+    for row in read_records(path):
+        number = row.id("task_id").rpartition("/")[2]
+        if not number.isdecimal() or int(number) in found:
+            raise DatasetError(
+                f"{row.place}: task_id must end in a number of its own, not {row.id('task_id')!r}."
+            )
+        found[int(number)] = row.fields
     return found
 
 
-def _humaneval(label: str, record: dict[str, Any], executor: Executor) -> Task:
+def _humaneval(label: str, record: Mapping[str, Any], executor: Executor) -> Task:
     solution = record["prompt"] + record["canonical_solution"]
     body = instrument(record["test"], "candidate")
     name = record["entry_point"]
@@ -145,54 +140,83 @@ def _humaneval(label: str, record: dict[str, Any], executor: Executor) -> Task:
     return _task(label, record["prompt"], name, solution, tests, ())
 
 
-def _mbpp(label: str, record: dict[str, Any], executor: Executor) -> Task:
+def _mbpp(label: str, record: Mapping[str, Any], executor: Executor) -> Task:
     solution = record["code"].replace("\r\n", "\n")
     name = _called(record["test_list"][0], solution)
-    asserts = [*record["test_list"], *record["challenge_test_list"]]
+    if "text" in record:
+        asserts = [*record["test_list"], *record["challenge_test_list"]]
+        question, setup = record["text"], record["test_setup_code"]
+    else:  # the sanitised records
+        asserts = record["test_list"]
+        question, setup = record["prompt"], "\n".join(record["test_imports"])
     body = instrument("\n".join(asserts), name)
-    tests = _run(executor, solution, f"{record['test_setup_code']}\n{body}", name)
-    text = f"{record['text']}\nYour function must pass this test: {asserts[0]}"
+    tests = _run(executor, solution, f"{setup}\n{body}", name)
+    text = f"{question}\nYour function must pass this test: {asserts[0]}"
     return _task(label, text, name, solution, tests, (asserts[0],))
 
 
-def _plus(label: str, record: dict[str, Any], executor: Executor) -> Task:
+def _plus(label: str, record: Mapping[str, Any], executor: Executor) -> Task:
     """A record of EvalPlus: the inputs of the set itself, and many more."""
     if label in _ORACLES:
         raise _Odd(_ORACLES[label])
     name, solution = record["entry_point"], record["prompt"] + record["canonical_solution"]
-    via = _compared_through(record.get("assertion", ""), name)
-    inputs = [tuple(arguments) for arguments in (*record["base_input"], *record["plus_input"])]
+    how, via = _compared(record.get("assertion", ""), name)
+    inputs = [_arguments(label, given) for given in (*record["base_input"], *record["plus_input"])]
     tests = []
     for begin in range(0, len(inputs), _CALLS_A_RUN):
         part = inputs[begin : begin + _CALLS_A_RUN]
-        for arguments, expected in zip(part, _returned(executor, solution, name, part), strict=True):
-            tests.append(_of_solution(name, arguments, VIA[via](expected), via, record.get("atol", 0.0)))
+        found = _returned(executor, solution, name, part, truth=how in ("true", "false"))
+        for arguments, document in zip(part, found, strict=True):
+            tests.append(_of_solution(name, arguments, document, via, record.get("atol", 0.0)))
     return _task(label, record["prompt"], name, solution, tests, ())
 
 
-def _compared_through(asserts: str, name: str) -> str:
-    """What the asserts of a record put what its function returns through, such as a set where its order says nothing."""
+def _arguments(label: str, given: Sequence[Any]) -> tuple[Any, ...]:
+    name, _, number = label.partition("/")
+    try:
+        return as_python_takes_them(int(number), given) if name == "mbpp_plus" else tuple(given)
+    except ValueError as error:
+        raise _Odd(str(error)) from error
+
+
+def _compared(asserts: str, name: str) -> tuple[str, str]:
+    """How the asserts of a record compare what its function returns, and what they put it through, such as a set."""
     read = [_read(node.test, name) for node in _parse(asserts).body if isinstance(node, ast.Assert)]
-    return read[0][1] if read else ""
+    return read[0][:2] if read else ("equal", "")
 
 
-def _returned(executor: Executor, solution: str, name: str, inputs: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """What the solution returns for each of ``inputs``."""
+def _returned(
+    executor: Executor, solution: str, name: str, inputs: Sequence[tuple[Any, ...]], *, truth: bool
+) -> list[dict[str, Any]]:
+    """What the solution returns for each of ``inputs``, as `plain.dump` has it.
+
+    ``truth`` says that it may also be something else of which only the truth is asked, such as a match of a pattern.
+    """
     calls = [FunctionCall(name, arguments) for arguments in inputs]
     result = executor.run(solution, calls=calls, limits=LIMITS, domain=DOMAIN)
+    wanted = {"v", "truth"} if truth else {"v"}
     try:
         documents = [plain.decode(line) for line in result.returned]
-        if len(documents) == len(inputs) and all("v" in document for document in documents):
-            return [plain.load(document["v"]) for document in documents]
     except plain.NotPlain as reason:
         raise _Odd(f"its solution returns what is not plain: {reason}") from reason
+    if len(documents) == len(inputs) and all(wanted & set(document) for document in documents):
+        nothing: dict[str, Any] = {"truth": False}
+        return [nothing if truth and document == {"v": None} else document for document in documents]
     failed = next((document["e"] for document in documents if "e" in document), "")
     said = failed or result.stderr.strip().rpartition("\n")[2] or result.status
     raise _Odd(f"its solution fails on an input: {said}")
 
 
-def _of_solution(name: str, arguments: tuple[Any, ...], expected: Any, via: str, atol: float) -> CallTest:
+def _of_solution(
+    name: str, arguments: tuple[Any, ...], document: dict[str, Any], via: str, atol: float
+) -> CallTest:
     """The test that asks for what the solution returns."""
+    if "v" not in document:
+        return CallTest(name, arguments, None, "true" if document["truth"] else "false")
+    try:
+        expected = VIA[via](plain.load(document["v"]))
+    except (plain.NotPlain, TypeError) as reason:
+        raise _Odd(f"its solution returns what cannot be compared: {reason}") from reason
     numbers = expected if isinstance(expected, list | tuple) else [expected]
     inexact = bool(numbers) and all(isinstance(number, float) for number in numbers)
     if not (atol or inexact):
@@ -200,7 +224,13 @@ def _of_solution(name: str, arguments: tuple[Any, ...], expected: Any, via: str,
     return CallTest(name, arguments, expected, "near", atol or _TOLERANCE, via)
 
 
-_READERS = {"humaneval": _humaneval, "mbpp": _mbpp, "humaneval_plus": _plus, "mbpp_plus": _plus}
+_READERS = {
+    "humaneval": _humaneval,
+    "mbpp": _mbpp,
+    "mbpp_sanitized": _mbpp,
+    "humaneval_plus": _plus,
+    "mbpp_plus": _plus,
+}
 
 
 def _task(
@@ -296,6 +326,15 @@ def _read(test: ast.expr, name: str) -> Reading:
         found = _read_comparison(test, name)
         if found:
             return found
+    if (
+        isinstance(test, ast.Call)
+        and ast.unparse(test.func) == "math.isclose"
+        and _is_call(test.args[0], name)
+    ):
+        given = {word.arg: word.value for word in test.keywords}
+        tolerance = given.pop("rel_tol", ast.Constant(_ISCLOSE))
+        if len(test.args) == 2 and not given:
+            return "isclose", "", _as_call(test.args[0]), test.args[1], tolerance
     raise _Odd(f"a test is of another form: {ast.unparse(test)[:80]}")
 
 

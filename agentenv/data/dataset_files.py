@@ -177,6 +177,8 @@ def read_records(
     found: Iterator[tuple[str, Any]]
     lines = lines or ".jsonl" in name
     try:
+        if path.is_file():  # of a pipe the first bytes can be read only once
+            _refuse_compressed(path)
         with open_text(path, newline="") as file:
             if name.endswith((".csv", ".tsv")):
                 found = _table(file, path, "\t" if name.endswith(".tsv") else ",")
@@ -195,6 +197,29 @@ def read_records(
         raise DatasetError(f"{path} cannot be read: {error}; save it in UTF-8.") from error
     except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise DatasetError(f"{path} cannot be read: {reason_of(error)}.") from error
+
+
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"PK\x03\x04": "zip",
+}
+"""Programs by the bytes with which a file that they compressed begins."""
+
+
+def _refuse_compressed(path: Path) -> None:
+    """Refuses a file that is compressed, unless it is by gzip and its name says so: it would be read as damaged text."""
+    with path.open("rb") as file:
+        begins = file.read(max(map(len, _COMPRESSED)))
+    program = next((name for mark, name in _COMPRESSED.items() if begins.startswith(mark)), "")
+    if program == "gzip" and path.suffix != ".gz":
+        raise DatasetError(f"{path} is compressed by gzip, which its name does not say; let it end in .gz.")
+    if program not in ("", "gzip"):
+        raise DatasetError(
+            f"{path} is compressed by {program}, which is not read; decompress it, or compress it by gzip."
+        )
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -218,6 +243,10 @@ def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _table(file: TextIO, path: Path, delimiter: str) -> Iterator[tuple[str, Any]]:
     rows = csv.reader(file, delimiter=delimiter, strict=True)
     head = next(rows, [])
+    if twice := next((name for name in head if name and head.count(name) > 1), None):
+        raise DatasetError(
+            f"{path} has two columns {twice!r}, of which only one would be read; rename or remove one."
+        )
     line = rows.line_num + 1
     for row in rows:
         place, line = f"{path}, line {line}", rows.line_num + 1

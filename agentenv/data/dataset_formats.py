@@ -97,9 +97,15 @@ def _listed(text: str) -> Any:
 
 
 def nq_open(record: RawRow) -> Iterator[Task]:
-    """NQ-open: ``question`` and ``answer``; the id is made of the question, so any subset keeps it."""
+    """NQ-open: ``question`` and ``answer`` (``answers`` in DPR's files), or the flat layout.
+
+    The first two have no ids: one is made of the question, so any subset keeps it.
+    """
+    if "golden_answers" in record.fields:
+        yield from flashrag(record)
+        return
     question = record.text("question")
-    yield Task(_id_of("nq", question), question, record.golds("answer"))
+    yield Task(_id_of("nq", question), question, record.golds("answer", "answers"))
 
 
 def _id_of(prefix: str, question: str) -> str:
@@ -128,6 +134,10 @@ def triviaqa(record: RawRow) -> Iterator[Task]:
         yield Task(task.id, unescape_quotes(task.question).strip(), answers, data=task.data)
 
 
+_WITHHELD = "<unk>"
+"""What stands in TriviaQA's test file on the hub in place of each answer."""
+
+
 def _trivia_item(item: RawRow) -> Task:
     """One question with every name of its answer.
 
@@ -138,6 +148,10 @@ def _trivia_item(item: RawRow) -> Task:
     if not isinstance(answer, dict):
         raise DatasetError(f"{item.place}: Answer must be an object, not {answer!r}.")
     golds = RawRow({name.lower(): value for name, value in answer.items()}, item.place)
+    if golds.fields.get("value") == _WITHHELD:
+        raise DatasetError(
+            f"{item.place}: the answer is {_WITHHELD!r}, which stands for one that is kept secret."
+        )
     names = (golds.gold("value"), *golds.texts("aliases"), *golds.texts("humananswers"))
     answers = RawRow({"aliases": list(names)}, item.place).golds("aliases")
     return Task(item.id("QuestionId", "question_id"), item.text("Question", "question"), answers)
@@ -218,15 +232,26 @@ def hotpotqa(record: RawRow) -> Iterator[Task]:
         yield from flashrag(record)
         return
     data = _rest(record, "_id", "id", "question", "answer", "context")
-    facts = data.get("supporting_facts")
-    if isinstance(facts, dict):
-        columns = list(facts.values())
-        if not all(isinstance(one, list) and len(one) == len(columns[0]) for one in columns):
-            raise DatasetError(
-                f"{record.place}: the columns of supporting_facts must be lists of one length."
-            )
-        data["supporting_facts"] = [list(fact) for fact in zip(*columns, strict=True)]
+    for name in ("supporting_facts", "evidences"):
+        data |= {name: listed_facts(record, name)} if name in data else {}
     yield Task(record.id("_id", "id"), record.text("question"), (record.gold("answer"),), data=data)
+
+
+def listed_facts(record: RawRow, name: str) -> Any:
+    """The facts in a field of HotpotQA or 2Wiki as a list, where a copy on the hub has columns of them, or a text in JSON.
+
+    Raises:
+        DatasetError: the columns have different lengths, or there is no such field.
+    """
+    facts = record.value(name)
+    if isinstance(facts, str):
+        return _listed(facts)
+    if not isinstance(facts, dict):
+        return facts
+    columns = list(facts.values())
+    if not all(isinstance(one, list) and len(one) == len(columns[0]) for one in columns):
+        raise DatasetError(f"{record.place}: the columns of {name} must be lists of one length.")
+    return [list(fact) for fact in zip(*columns, strict=True)]
 
 
 def musique(record: RawRow) -> Iterator[Task]:

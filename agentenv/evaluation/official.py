@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from agentenv.core.scoring import normalize
 from agentenv.data.dataset_files import RawRow, find_file, read_records
+from agentenv.data.dataset_formats import listed_facts
 from agentenv.data.datasets import SETS
 from agentenv.errors import DatasetError, check_known
 
@@ -141,7 +142,9 @@ def _hotpotqa(golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Pa
         key = gold.id("_id", "id")
         return {
             "": answer_match(_text(answers[key], key), [gold.gold("answer")]) if key in answers else None,
-            "sp_": hotpot_support(_facts(support[key], key), _facts(gold.value("supporting_facts"), key))
+            "sp_": hotpot_support(
+                _facts(support[key], key), _facts(listed_facts(gold, "supporting_facts"), key)
+            )
             if key in support
             else None,
         }
@@ -158,7 +161,9 @@ def _wiki(golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Path) 
         accepted = [gold.gold("answer"), *aliases.get(str(gold.fields.get("answer_id")), ())]
         return {
             "": answer_match(_text(answers[key], key), accepted) if key in answers else None,
-            "sp_": wiki_support(_facts(support[key], key), _facts(gold.value("supporting_facts"), key))
+            "sp_": wiki_support(
+                _facts(support[key], key), _facts(listed_facts(gold, "supporting_facts"), key)
+            )
             if key in support
             else None,
             "evi_": wiki_evidence(_triples(evidence[key], key), _accepted(gold, key, aliases))
@@ -171,7 +176,7 @@ def _wiki(golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Path) 
 
 def _accepted(gold: RawRow, key: str, aliases: Aliases) -> list[list[Triple]]:
     """The accepted forms of each gold triple: subject and object under all their names."""
-    triples = _triples(gold.value("evidences"), key)
+    triples = _triples(listed_facts(gold, "evidences"), key)
     ids = _triples(gold.fields.get("evidences_id") or [["", "", ""]] * len(triples), key)
     if len(ids) != len(triples):
         raise DatasetError(f"{gold.place}: evidences has {len(triples)} entries and evidences_id {len(ids)}.")

@@ -123,6 +123,17 @@ class ExecutorContract:
             assert third == {"v": {"s": ["a"]}}
             assert fourth["e"].startswith("KeyError")
 
+    def test_a_program_whose_functions_are_called_is_imported(self) -> None:
+        """What stands below ``if __name__ == "__main__":`` is run where the program itself is asked for."""
+        code = "def f(x): return x\nif __name__ == '__main__':\n    print(f(int(input())))\n    raise SystemExit(3)"
+        with self.executor() as executor:
+            called = executor.run(code, calls=[FunctionCall("f", (2,))])
+            assert (called.ok, called.stdout) == (True, "")
+            assert plain.decode(called.returned[0]) == {"v": 2}
+            assert executor.run(code, calls=[]).ok
+            started = executor.run(code, stdin="4\n")
+            assert (started.exit_code, started.stdout) == (3, "4\n")
+
     def test_nothing_stays_between_runs(self) -> None:
         """Names and files of a run are gone in the next."""
         with self.executor() as executor:

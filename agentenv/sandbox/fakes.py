@@ -10,7 +10,7 @@ from typing import Any, overload
 
 from agentenv.errors import SandboxFault, SnapshotError
 from agentenv.sandbox.jail import frames, plain
-from agentenv.sandbox.jail.worker import answer_call, report, split_cell
+from agentenv.sandbox.jail.worker import IMPORTED, answer_call, report, split_cell
 from agentenv.sandbox.types import (
     ExecResult,
     ExecStatus,
@@ -48,7 +48,7 @@ class FakeExecutor:
     ) -> ExecResult:
         """Runs ``code`` here; files are virtual and reach the program through ``open``."""
         session = FakeSession(self, files)
-        session.stdin, session.calls = stdin, calls or ()
+        session.stdin, session.calls = stdin, calls
         return session.run(code, collect=collect, variables=variables)
 
     def open(
@@ -108,7 +108,7 @@ class FakeSession:
         self.names: dict[str, Any] = {}
         self.files = dict(files or {})
         self.stdin = ""
-        self.calls: Sequence[FunctionCall] = ()
+        self.calls: Sequence[FunctionCall] | None = None
         self.closed = False
 
     def run(
@@ -129,12 +129,13 @@ class FakeSession:
             return ExecResult(ExecStatus.SANDBOX_ERROR, fault="a scripted fault")
         self.files |= files or {}
         out, err, reader = io.StringIO(), io.StringIO(), io.StringIO(self.stdin)
-        scope: dict[str, Any] = {"__name__": "__main__", "__builtins__": self._builtins(reader), **self.names}
+        name = "__main__" if self.calls is None else IMPORTED
+        scope: dict[str, Any] = {"__name__": name, "__builtins__": self._builtins(reader), **self.names}
         value, error, code_given, returned = None, None, 0, []
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 value = _execute(code, scope)
-                for call in self.calls:
+                for call in self.calls or ():
                     arguments = plain.dump(call.arguments)
                     returned.append(answer_call(scope, call.function, arguments, variables=variables))
                     variables = variables and "e" not in returned[-1]

@@ -48,10 +48,11 @@ class CallTest:
     function: str
     arguments: tuple[Any, ...]
     expected: Any
-    compare: Literal["equal", "is", "close", "near", "true", "false", "wrapped"] = "equal"
-    """equal: ``==``; is: the same type too; close: differs by at most ``tolerance``; near: ``==``, or of the same type and
-    number for number within ``tolerance`` + 1e-7 of the expected one (EvalPlus); true, false: counts as such; wrapped: equal
-    to ``expected``, or to the first item of it."""
+    compare: Literal["equal", "is", "close", "isclose", "near", "true", "false", "wrapped"] = "equal"
+    """equal: ``==``; is: the same type too; close: differs by at most ``tolerance``; isclose: by at most ``tolerance`` times
+    the larger one, as of ``math.isclose``; near: ``==``, or of the same type and number for number within ``tolerance`` +
+    1e-7 of the expected one (EvalPlus); true, false: counts as such; wrapped: equal to ``expected``, or to the first item
+    of it."""
     tolerance: float = 0.0
     via: str = ""
     """One of ``VIA``, through which the returned value goes first."""
@@ -72,7 +73,7 @@ def items_of(value: Any) -> Any:
     Raises:
         NotPlain: it has more items than any value that crosses the wall; a range can have any number of them.
     """
-    if len(value) > plain.MAX_ITEMS:
+    if isinstance(value, range) and len(value) > plain.MAX_ITEMS:
         raise plain.NotPlain(f"more than {plain.MAX_ITEMS} items")
     return value
 
@@ -236,7 +237,7 @@ def _failure(result: ExecResult) -> CaseOutcome:
 def judge_call(test: CallTest, document: Any) -> CaseOutcome:
     """The outcome of one call from what came back for it."""
     if not (isinstance(document, dict) and set(document) == {"v"}):
-        return CaseOutcome.ERROR
+        return _judge_truth(test, document)
     try:
         value = VIA[test.via](plain.load(document["v"]))
         return CaseOutcome.PASSED if _agrees(test, value) else CaseOutcome.WRONG
@@ -244,6 +245,14 @@ def judge_call(test: CallTest, document: Any) -> CaseOutcome:
         return CaseOutcome.ERROR
     except (TypeError, ValueError, RecursionError, OverflowError):  # no set, no number, too deep
         return CaseOutcome.WRONG
+
+
+def _judge_truth(test: CallTest, document: Any) -> CaseOutcome:
+    """The outcome of a call whose value did not come back: a match of a pattern, for example, is true all the same."""
+    truth = document.get("truth") if isinstance(document, dict) else None
+    if type(truth) is not bool or test.compare not in ("true", "false"):
+        return CaseOutcome.ERROR
+    return CaseOutcome.PASSED if truth is (test.compare == "true") else CaseOutcome.WRONG
 
 
 def _agrees(test: CallTest, value: Any) -> bool:
@@ -254,6 +263,8 @@ def _agrees(test: CallTest, value: Any) -> bool:
             return type(value) is type(test.expected) and value == test.expected
         case "close":
             return bool(abs(value - test.expected) <= test.tolerance)
+        case "isclose":
+            return math.isclose(value, test.expected, rel_tol=test.tolerance)
         case "near":
             return bool(value == test.expected) or _all_near(value, test.expected, test.tolerance)
         case "true":
@@ -264,7 +275,7 @@ def _agrees(test: CallTest, value: Any) -> bool:
             first = test.expected[:1] if isinstance(test.expected, list) else []
             return bool(value == test.expected) or bool(first and value == first[0])
     raise ConfigurationError(
-        f"compare={test.compare!r} must be equal, is, close, near, true, false or wrapped"
+        f"compare={test.compare!r} must be equal, is, close, isclose, near, true, false or wrapped"
     )
 
 

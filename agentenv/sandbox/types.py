@@ -210,7 +210,8 @@ class Executor(Protocol):
             stdin: What it can read from its standard input.
             files: Written below its working folder before.
             collect: Relative paths to read after; regular files within the limits only.
-            calls: Functions to call once the program has run.
+            calls: Functions to call once the program has run; it is then imported, so that nothing below
+                ``if __name__ == "__main__":`` is run. None starts it.
             limits: None takes the executor's own.
             variables: Whether stderr shows the variables on the line of an uncaught exception, that of a call included.
             domain: Programs of different trust domains never meet in one jail.

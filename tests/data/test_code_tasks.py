@@ -124,6 +124,49 @@ def test_mbpp_shows_one_test_and_keeps_its_setup(tmp_path: Path) -> None:
     assert "\r" not in task.data["solution"]
 
 
+def test_the_sanitised_records_of_mbpp(tmp_path: Path) -> None:
+    """They have other fields, stand in one array, and compare through sets and math.isclose."""
+    record = {
+        "source_file": "Verification.ipynb",
+        "task_id": 82,
+        "prompt": "Third of a number.",
+        "code": "def g(x):\n    return x / 3",
+        "test_imports": ["import math"],
+        "test_list": ["assert math.isclose(g(1), 0.333, rel_tol=0.001)", "assert math.isclose(g(6), 2.0)"],
+    }
+    other = record | {
+        "task_id": 511,
+        "code": "def g(x):\n    return x",
+        "test_list": ["assert set(g([1])) == set((1,))"],
+    }
+    path = tmp_path / "sanitized-mbpp.json"
+    path.write_text(json.dumps([record, other]))
+    for place in (tmp_path, path):
+        task, second = load_code_set("mbpp_sanitized", place, FakeExecutor()).tasks
+        assert task.data["tests"] == (
+            CallTest("g", (1,), 0.333, "isclose", 0.001),
+            CallTest("g", (6,), 2.0, "isclose", 1e-9),
+        )
+        assert task.question.startswith("Third of a number.\n")
+        assert second.data["tests"] == (CallTest("g", ([1],), {1}, via="set"),)
+        assert [task.split, second.split] == ["test", "validation"]
+        assert grade(FakeExecutor(), task.data["solution"], task.data["tests"]).all_passed
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "math.isclose(g(1), 2, abs_tol=1)",
+        "math.isclose(g(1), b=2)",
+        "isclose(g(1), 2)",
+        "math.isclose(2, g(1))",
+    ],
+)
+def test_closeness_of_another_form_is_an_exception(tmp_path: Path, test: str) -> None:
+    loaded = read(tmp_path, f"def check(g):\n    assert {test.replace('g(1)', 'candidate(1)')}\n")
+    assert "another form" in loaded.exceptions["humaneval/7"]
+
+
 PLUS = {
     "task_id": "HumanEval/7",
     "prompt": "def f(x, y=1):\n",
@@ -166,8 +209,66 @@ def test_an_order_that_says_nothing_is_not_compared(tmp_path: Path) -> None:
         "assertion": "assert set(g((3, 4), (4, 3))) == set((3, 4))",
     }
     (task,) = load_code_set("mbpp_plus", write(tmp_path, "MbppPlus.jsonl.gz", [record]), FakeExecutor()).tasks
-    assert task.data["tests"] == (CallTest("g", ([3, 4], [4, 3]), {3, 4}, via="set"),)
+    assert task.data["tests"] == (CallTest("g", ((3, 4), (4, 3)), {3, 4}, via="set"),)
     assert grade(FakeExecutor(), "def g(a, b): return [4, 3]", task.data["tests"]).all_passed
+
+
+MBPP_PLUS = PLUS | {"prompt": '"""A function."""\n', "entry_point": "g", "plus_input": []}
+
+
+@pytest.mark.parametrize(
+    ("number", "given", "taken"),
+    [
+        (2, [[3, 4], [5]], "((3, 4), (5,))"),
+        (63, [[[3, 5], [1, 7]]], "([(3, 5), (1, 7)],)"),
+        (259, [[[1, 3]], [[6, 7]]], "(((1, 3),), ((6, 7),))"),
+        (307, [["H", [], True], 2, 50], "(('H', [], True), 2, 50)"),
+        (75, [[[6, 24], [7, 9]], 6], "([(6, 24), (7, 9)], 6)"),
+        (106, [[5, 6], [9, 10]], "([5, 6], (9, 10))"),
+        (278, [[1, [2, 3], 4]], "((1, (2, 3), 4),)"),
+        (722, [{"a": [6.2, 70]}, 6.0, 70], "({'a': (6.2, 70)}, 6.0, 70)"),
+        (115, [[[1], []]], "([{1}, {}],)"),
+        (124, ["0", "1j"], "(0.0, 1j)"),
+        (252, ["1+2j"], "((1+2j),)"),
+        (580, [[4, [5, [7]], 6]], "((4, (5, (7,)), 6),)"),
+        (3, [[1, [2]]], "([1, [2]],)"),
+    ],
+)
+def test_inputs_of_mbpp_plus_are_what_its_functions_take(
+    tmp_path: Path, number: int, given: list[Any], taken: str
+) -> None:
+    """By EvalPlus's rules, a record of each: a solution may tell tuples from lists, or put them into a set."""
+    record = MBPP_PLUS | {
+        "task_id": f"Mbpp/{number}",
+        "canonical_solution": "def g(*given):\n    return repr(given)\n",
+        "base_input": [given],
+    }
+    (task,) = load_code_set("mbpp_plus", write(tmp_path, "MbppPlus.jsonl.gz", [record]), FakeExecutor()).tasks
+    (test,) = task.data["tests"]
+    assert test.expected == repr(test.arguments) == taken
+
+
+def test_an_input_of_mbpp_plus_of_another_form_is_an_exception(tmp_path: Path) -> None:
+    record = MBPP_PLUS | {"task_id": "Mbpp/2", "canonical_solution": "def g(*given):\n    return 1\n"}
+    loaded = load_code_set(
+        "mbpp_plus", write(tmp_path, "MbppPlus.jsonl.gz", [record | {"base_input": [[3, 4]]}]), FakeExecutor()
+    )
+    assert "[3, 4]" in loaded.exceptions["mbpp_plus/2"]
+
+
+def test_of_a_match_the_truth_is_expected(tmp_path: Path) -> None:
+    """EvalPlus accepts whatever is a result where the solution finds one: its solution returns a match of a pattern."""
+    record = MBPP_PLUS | {
+        "task_id": "Mbpp/737",
+        "canonical_solution": "import re\ndef g(text):\n    return re.search('^a', text)\n",
+        "base_input": [["ab"], ["b"]],
+        "assertion": "assert g('ab')\nassert not g('b')",
+    }
+    folder = write(tmp_path, "MbppPlus.jsonl.gz", [record])
+    (task,) = load_code_set("mbpp_plus", folder, FakeExecutor()).tasks
+    assert [(test.compare, test.expected) for test in task.data["tests"]] == [("true", None), ("false", None)]
+    for program in (task.data["solution"], "def g(text): return text[0] == 'a'"):
+        assert grade(FakeExecutor(), program, task.data["tests"]).all_passed
 
 
 @pytest.mark.parametrize(

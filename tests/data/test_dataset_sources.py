@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agentenv.core.scoring.scorers import SCORERS
-from agentenv.data.datasets import load_dataset
+from agentenv.data.datasets import SETS, load_dataset
 from agentenv.data.hub import Hub, hub_source, is_hub
 from agentenv.data.sealed import seal, unseal
 from agentenv.errors import DatasetError
@@ -188,6 +188,44 @@ def test_a_place_on_the_hub_is_told_from_a_path() -> None:
         hub_source(Path("hub:"), None, "jsonl")
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, kind in SETS.items() if kind.hub and "FlashRAG" in kind.hub.repository]
+)
+def test_a_set_reads_the_rows_of_the_repository_that_it_names(tmp_path: Path, name: str) -> None:
+    """FlashRAG has one layout for all of its sets, which is not that of their authors."""
+    row = {
+        "id": "dev_0",
+        "question": "Who?",
+        "golden_answers": ["Ann", "Anna"],
+        "metadata": {"type": "bridge"},
+    }
+    (tmp_path / "dev.jsonl").write_text(json.dumps(row))
+    (task,) = load_dataset(name, tmp_path / "dev.jsonl").tasks
+    assert (task.id, task.question, task.answers) == ("dev_0", "Who?", ("Ann", "Anna"))
+    assert task.data["type"] == "bridge"
+
+
+def test_nq_takes_the_files_of_dpr(tmp_path: Path) -> None:
+    row = {
+        "dataset": "nq_dev_psgs_w100",
+        "question": "who sings",
+        "answers": ["Linda Davis"],
+        "positive_ctxs": [],
+    }
+    (tmp_path / "nq-dev.json").write_text(json.dumps([row]))
+    (task,) = load_dataset("nq", tmp_path / "nq-dev.json").tasks
+    assert (task.question, task.answers) == ("who sings", ("Linda Davis",))
+
+
+def test_a_withheld_answer_of_triviaqa_is_none(tmp_path: Path) -> None:
+    """The test split on the hub has ``<unk>`` for every answer; each prediction would be wrong without a word."""
+    row = {"question": "Which?", "question_id": "tc_1", "answer": {"value": "<unk>", "aliases": []}}
+    (tmp_path / "test.jsonl").write_text(json.dumps(row))
+    (said,) = refused("triviaqa", tmp_path / "test.jsonl")
+    assert "'<unk>'" in said
+    assert "line 1" in said
+
+
 HUB_ROWS: dict[str, list[dict[str, Any]]] = {
     "hotpotqa": [
         {
@@ -226,7 +264,7 @@ HUB_ROWS: dict[str, list[dict[str, Any]]] = {
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from agentenv.data.datasets import load_dataset
+from agentenv.data.datasets import SETS, load_dataset
 from agentenv.errors import DatasetError
 out = {}
 for name in json.loads(sys.argv[2]):

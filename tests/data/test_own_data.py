@@ -1,8 +1,10 @@
 """Covers a user's own questions: every format and name of a field, ids that are made, several sets over merged corpora."""
 
+import bz2
 import csv
 import gzip
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -324,3 +326,33 @@ def test_a_number_is_read_as_somebody_would_answer_it(number: str, text: str, tm
     (task,) = load_dataset("jsonl", file).tasks
     assert task.answers == (text,)
     assert (task.data["hops"], type(task.data["hops"])) == (2, int)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "program"),
+    [
+        ("q.jsonl", gzip.compress(b"{}"), "gzip"),
+        ("q.jsonl.zst", b"\x28\xb5\x2f\xfd\x04\x00", "zstd"),
+        ("q.jsonl.bz2", bz2.compress(b"{}"), "bzip2"),
+        ("q.json.xz", lzma.compress(b"{}"), "xz"),
+        ("q.csv", b"PK\x03\x04\x14\x00", "zip"),
+        ("q.jsonl.gz", b"PK\x03\x04\x14\x00", "zip"),
+    ],
+)
+def test_a_file_that_is_compressed_otherwise_says_how(
+    name: str, content: bytes, program: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DatasetError, match=f"compressed by {program}"):
+        load_dataset("jsonl", tmp_path / name)
+
+
+def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    """One of its accepted answers would be lost without a word."""
+    (tmp_path / "q.csv").write_text("id,question,answer,answer\n1,Who?,Ann,Anna\n")
+    with pytest.raises(DatasetError, match="'answer'"):
+        load_dataset("jsonl", tmp_path / "q.csv")
+    (tmp_path / "q.csv").write_text(
+        ",id,question,answer,\n0,1,Who?,Ann,\n"
+    )  # without names, as pandas writes them
+    assert load_dataset("jsonl", tmp_path / "q.csv").tasks[0].answers == ("Ann",)

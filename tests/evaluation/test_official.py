@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agentenv.cli.main import main
+from agentenv.data.datasets import load_dataset
 from agentenv.errors import DatasetError, UnknownName
 from agentenv.evaluation.official import (
     Match,
@@ -378,6 +379,30 @@ def test_empty_sides_of_musique() -> None:
     assert musique_answer("the", ["a"]) == (1.0, 1.0)
     assert musique_answer("the", ["Rome"]) == (0.0, 0.0)
     assert musique_answer("Rome", ["the"]) == (0.0, 0.0)
+
+
+FACTS = [["A", 0], ["B", 1]]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [FACTS, {"title": ["A", "B"], "sent_id": [0, 1]}, json.dumps(FACTS)],
+    ids=["pairs", "columns", "text"],
+)
+def test_golds_may_be_a_copy_on_the_hub(facts: Any, tmp_path: Path) -> None:
+    """HotpotQA has columns of facts there, and 2Wiki the JSON of its lists as text."""
+    record = {"id": "1", "question": "Who?", "answer": "yes", "supporting_facts": facts}
+    triples = [["A", "director", "B"]]
+    evidences = json.dumps(triples) if isinstance(facts, str) else triples
+    gold = write(tmp_path / "gold.json", [record | {"evidences": evidences}])
+    found = write(
+        tmp_path / "found.json", {"answer": {"1": "yes"}, "sp": {"1": FACTS}, "evidence": {"1": triples}}
+    )
+    for name in ("hotpotqa", "2wiki"):
+        scores = score_file(name, gold, found)["scores"]
+        assert set(scores.values()) == {1.0}
+        (task,) = load_dataset(name, gold).tasks
+        assert (task.data["supporting_facts"], task.data["evidences"]) == (FACTS, triples)
 
 
 def test_a_set_without_measures_of_its_own_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ LIMITS = ExecutionLimits(wall_s=30.0, cpu_s=1.0, memory_mb=128)
 BRIEF = replace(LIMITS, wall_s=0.5)
 CALLS: list[Test] = [CallTest("f", (n,), n * n + 7) for n in (2, 3, 11)]
 TEXT: list[Test] = [StdioTest("4\n", "23"), StdioTest("9\n", "88")]
-RIGHT = "def f(n): return n * n + 7\nif __name__ == '__main__':\n try: print(f(int(input())))\n except EOFError: pass"
+RIGHT = "def f(n): return n * n + 7\nif __name__ == '__main__': print(f(int(input())))"
 
 
 def graded(box: JailExecutor, program: str, tests: list[Test] | None = None) -> ProgramGrade:

@@ -1,9 +1,11 @@
 """The parts that need no jail: plain values, bounded output, files without links, the judge of signals, grading."""
 
 import collections
+import itertools
 import json
 import math
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from agentenv.sandbox.grading import CallTest, CaseOutcome, StdioTest, Test, gra
 from agentenv.sandbox.jail import confine, frames, plain, trees
 from agentenv.sandbox.jail.output import Bounded
 from agentenv.sandbox.jail.signal_filter import SignalFilter
-from agentenv.sandbox.jail.worker import digest
+from agentenv.sandbox.jail.worker import answer_call, digest
 from agentenv.sandbox.types import ExecResult, ExecStatus
 
 atoms = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -69,15 +71,66 @@ def test_subclasses_become_the_builtin_inside_them() -> None:
         assert back == inner
 
 
-@pytest.mark.parametrize("value", [object(), len, type, {1: object()}, iter([])])
+@pytest.mark.parametrize("value", [object(), len, type, {1: object()}])
 def test_other_objects_do_not_cross(value: Any) -> None:
     with pytest.raises(plain.NotPlain):
         plain.dump(value)
 
 
 def test_too_many_items_do_not_cross() -> None:
-    with pytest.raises(plain.NotPlain, match="items"):
-        plain.dump([0] * (plain.MAX_ITEMS + 1))
+    for value in ([0] * (plain.MAX_ITEMS + 1), itertools.count()):
+        with pytest.raises(plain.NotPlain, match="items"):
+            plain.dump(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [(x for x in "ab"), map(str, "ab"), {"a": 1, "b": 2}.keys(), collections.deque("ab"), reversed("ba")],
+)
+def test_what_is_gone_through_equals_no_list_and_becomes_one_where_asked(value: Any) -> None:
+    document = {"v": plain.dump(value)}
+    for expected, via in (
+        (["a", "b"], "list"),
+        (("a", "b"), "tuple"),
+        ({"b", "a"}, "set"),
+        (["a", "b"], "sorted"),
+    ):
+        assert judge_call(CallTest("f", (), expected, via=via), document) is CaseOutcome.PASSED
+    assert judge_call(CallTest("f", (), ["b", "a"], via="list"), document) is CaseOutcome.WRONG
+    assert judge_call(CallTest("f", (), ["a", "b"]), document) is CaseOutcome.WRONG
+    assert judge_call(CallTest("f", (), 2, via="len"), document) is CaseOutcome.WRONG
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    numpy = pytest.importorskip("numpy")
+    for value, inner in (
+        (numpy.int64(3), 3),
+        (numpy.bool_(True), True),
+        (numpy.float32(0.5), 0.5),
+        ([numpy.uint8(7)], [7]),
+    ):
+        back = plain.load(plain.dump(value))
+        assert back == inner
+        assert type(back) is type(inner)
+    for other in (numpy.array([1, 2]), numpy.longdouble(1)):
+        with pytest.raises(plain.NotPlain):
+            plain.dump(other)
+
+
+def test_of_other_objects_the_truth_crosses() -> None:
+    """A match of a pattern passes an assert that asks for nothing else, and no other."""
+    scope = {"f": lambda text: re.search("ab", text), "g": lambda: [object()]}
+    found, none = (answer_call(scope, "f", plain.dump((text,))) for text in ("cab", "c"))
+    assert judge_call(CallTest("f", (), None, "true"), found) is CaseOutcome.PASSED
+    assert judge_call(CallTest("f", (), None, "false"), found) is CaseOutcome.WRONG
+    assert judge_call(CallTest("f", (), True), found) is CaseOutcome.ERROR
+    assert judge_call(CallTest("f", (), None, "false"), none) is CaseOutcome.PASSED
+    assert (
+        judge_call(CallTest("g", (), None, "true"), answer_call(scope, "g", plain.dump(())))
+        is CaseOutcome.PASSED
+    )
+    for forged in ({"e": "x", "truth": 1}, {"truth": "yes"}, {"e": "x"}, [True], None):
+        assert judge_call(CallTest("f", (), None, "true"), forged) is CaseOutcome.ERROR
 
 
 @pytest.mark.parametrize(
@@ -384,6 +437,18 @@ def test_a_wrapped_value_is_expected_as_it_is_or_without_its_list(
 def test_floats_are_near_by_the_rule_of_evalplus(expected: Any, value: Any, outcome: CaseOutcome) -> None:
     test = CallTest("f", (), expected, "near", 1e-6)
     assert judge_call(test, {"v": plain.dump(value)}) is outcome
+
+
+def test_floats_are_close_by_the_rule_of_math() -> None:
+    test = CallTest("f", (), 100.0, "isclose", 0.001)
+    for value, outcome in (
+        (100.1, CaseOutcome.PASSED),  # .1 is at most .001 * 100.1
+        (99.9, CaseOutcome.PASSED),
+        (100.2, CaseOutcome.WRONG),
+        (float("nan"), CaseOutcome.WRONG),
+        ("100", CaseOutcome.WRONG),
+    ):
+        assert judge_call(test, {"v": plain.dump(value)}) is outcome
 
 
 def test_tuples_count_as_lists_where_asked() -> None:

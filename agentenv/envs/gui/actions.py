@@ -123,7 +123,9 @@ def _read_seconds(value: Any) -> float | None:
 
 
 def _one_of(values: Collection[str]) -> Callable[[Any], str | None]:
-    return lambda value: value if isinstance(value, str) and value in values else None
+    """A name of ``values`` in any case: the released matchers of UI-S1 compare buttons so."""
+    known = {value.casefold(): value for value in values}
+    return lambda value: known.get(value.casefold()) if isinstance(value, str) else None
 
 
 _ARGUMENTS = {

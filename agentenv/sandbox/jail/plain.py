@@ -5,8 +5,9 @@ builtin objects, so comparing what it returns calls no method of the program's.
 """
 
 import json
-from collections import Counter
-from collections.abc import Sequence
+import sys
+from collections import Counter, deque
+from collections.abc import ItemsView, Iterator, KeysView, Sequence, ValuesView
 from typing import Any
 
 MAX_ITEMS = 200_000
@@ -16,6 +17,8 @@ MAX_MARKS = 12 * MAX_ITEMS
 MAX_SAME_HASH = 64
 """Different values of one hash that a set or dict may have: beyond, filling it takes the square of their number."""
 _ATOMS = (type(None), bool, int, str)
+_GONE_THROUGH = (Iterator, KeysView, ValuesView, ItemsView, deque)
+"""What equals no list, and becomes one where a test asks for a list, a set or the like of it."""
 
 
 class NotPlain(Exception):
@@ -25,7 +28,8 @@ class NotPlain(Exception):
 def dump(value: Any) -> Any:
     """``value`` as a JSON document.
 
-    Instances of subclasses (a Counter, a named tuple, a numpy float) become the builtin value inside them.
+    Instances of subclasses (a Counter, a named tuple) and numbers of numpy become the builtin value inside them; a generator
+    and its like become an iterator of their items.
 
     Raises:
         NotPlain: anything else, or more than ``MAX_ITEMS`` items.
@@ -66,6 +70,11 @@ def _dump_rare(value: Any, room: list[int]) -> Any:
         return {"i": hex(int.__int__(value))}
     if type(value) is range:
         return {"r": [value.start, value.stop, value.step]}
+    if isinstance(value, _GONE_THROUGH):
+        return {"g": [_dump(item, room) for item in value]}
+    number = getattr(sys.modules.get("numpy"), "generic", ())
+    if isinstance(value, number) and not isinstance(inner := value.item(), number):
+        return _dump(inner, room)
     raise NotPlain(f"{type(value).__name__} is no builtin type")
 
 
@@ -136,6 +145,7 @@ _LOADERS: dict[str, Any] = {
     "t": lambda body: tuple(load(item) for item in body),
     "d": lambda body: _dict([load(key) for key, _ in body], [load(item) for _, item in body]),
     "s": lambda body: set(apart([load(item) for item in body])),
+    "g": lambda body: iter([load(item) for item in body]),
     "z": lambda body: frozenset(apart([load(item) for item in body])),
     "b": bytes.fromhex,
     "c": lambda body: complex(float.fromhex(body[0]), float.fromhex(body[1])),

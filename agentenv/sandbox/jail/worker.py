@@ -22,6 +22,8 @@ from typing import Any, NoReturn
 from agentenv.sandbox.jail import answers, frames, kernel, plain
 
 OOM_EXIT = 137
+IMPORTED = "main"
+"""The ``__name__`` of a program whose functions are called."""
 VALUE_LIMIT = 65536
 DIGEST_ITEMS = 20_000
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -105,9 +107,16 @@ def _variables(frame: types.FrameType, line: int) -> str:
 
 
 def run_program(request: dict[str, Any], main: types.ModuleType) -> NoReturn:
-    """Runs a whole program in ``main``, then the asked calls, and leaves as an interpreter would."""
+    """Runs a whole program in ``main``, then the asked calls, and leaves as an interpreter would.
+
+    A program whose functions are called is imported: what it does only where it is started itself may read an input that
+    nobody gives, or exit.
+    """
     code, status = request["code"], 0
     remember("main.py", code)
+    if request.get("calls") is not None:
+        main.__dict__["__name__"] = IMPORTED
+        sys.modules[IMPORTED] = main
     try:
         exec(compile(code, "main.py", "exec"), main.__dict__)
         variables = bool(request.get("variables"))
@@ -157,11 +166,16 @@ def _exit_code(code: object) -> int:
 def answer_call(
     scope: dict[str, Any], name: str, arguments: Any, *, variables: bool = False
 ) -> dict[str, Any]:
-    """Calls a function of the program: ``{"v": value}``, or ``{"e": error}``, on stderr too with ``variables``."""
+    """Calls a function of the program: ``{"v": value}``, or ``{"e": error}``, on stderr too with ``variables``.
+
+    Of a value that is not plain ``"truth"`` says whether it counts as true.
+    """
     try:
-        return {"v": plain.dump(_find(scope, name)(*plain.load(arguments)))}
-    except plain.NotPlain as error:
-        return {"e": f"the returned value cannot be compared: {error}"}
+        value = _find(scope, name)(*plain.load(arguments))
+        try:
+            return {"v": plain.dump(value)}
+        except plain.NotPlain as error:
+            return {"e": f"the returned value cannot be compared: {error}", "truth": bool(value)}
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:

@@ -123,3 +123,16 @@ def test_no_value_is_an_exception(value: object) -> None:
     for name in SAMPLES:
         for kind in (ActionKind.CLICK, ActionKind.TYPE, ActionKind.SWIPE, ActionKind.SCROLL):
             parse_reply(f"<action>{json.dumps({'action': kind, 'text': 'a', name: value})}</action>")
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ('{"action": "system_button", "button": "BACK"}', "text", "Back"),
+        ('{"action": "terminate", "status": "Success"}', "text", "success"),
+        ('{"action": "scroll", "direction": "Down"}', "direction", "down"),
+    ],
+)
+def test_a_choice_may_be_written_in_any_case(text: str, field: str, value: str) -> None:
+    parsed = parse_reply(f"<think>t</think><action>{text}</action>")
+    assert getattr(parsed.action, field) == value
