@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
@@ -134,7 +135,7 @@ class EnvSession:
 
         async def work(env: Env[Any]) -> dict[str, Any]:
             observation, info = await env.areset(seed=data.seed, options=options)
-            return opening_out(observation, info, env.anchor_key())
+            return opening_out(observation, info, env.anchor_key(), _cut_reward(env))
 
         reply = await self._run("reset", work)
         self._episode, self._steps = data.episode_id or uuid.uuid4().hex, 0
@@ -154,7 +155,9 @@ class EnvSession:
         """Acts as `step` does, by an action that is more than its text."""
 
         async def work(env: Env[Any]) -> dict[str, Any]:
-            return step_out(await action(env), env.anchor_key())
+            step = await action(env)
+            further = 0.0 if step.terminated or step.truncated else _cut_reward(env)
+            return step_out(step, env.anchor_key(), further)
 
         reply = await self._run("step", work)
         self._steps += 1
@@ -282,6 +285,15 @@ class EnvSession:
             return {"text": plain(await asyncio.to_thread(env.render))}
 
         return await self._run("render", work)
+
+
+def _cut_reward(env: Env[Any]) -> float | None:
+    """What its episode earns further where it is cut now; None where it fails to say so."""
+    try:
+        further = float(env.cut_reward())
+    except Exception:
+        return None
+    return further if math.isfinite(further) else None
 
 
 def _close(env: Env[Any], snapshots: dict[str, Snapshot]) -> None:
