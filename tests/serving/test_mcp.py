@@ -207,7 +207,7 @@ def test_sessions_end_when_told_when_idle_and_when_there_is_no_place(serving: An
         assert httpx.delete(client.url, headers=client.headers, timeout=WAIT_S).status_code == 404
         assert client.ask("ping")["error"]["data"]["kind"] == "UnknownSession"
         other.begin()
-    with serving(lambda: house, idle_s=0.3) as served:
+    with serving(lambda: house, idle_s=2.0) as served:
         client = Client(served.url)
         client.begin()
         client.call("act", text="a")

@@ -198,7 +198,7 @@ def test_a_connection_that_the_server_closed_between_two_episodes_costs_none(
     serving: Any, house: Any
 ) -> None:
     """A client that learns for longer than ``--idle`` lost the next episode of every environment that it had kept."""
-    with serving(lambda: house, idle_s=0.2) as served:
+    with serving(lambda: house, idle_s=2.0) as served:
         env = RemoteEnv(served.url, timeouts=QUICK)
         env.reset()
         snapshot = env.snapshot()
