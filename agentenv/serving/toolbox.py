@@ -48,7 +48,8 @@ def toolbox(env: Env[Any]) -> dict[str, Tool]:
         return {"act": Tool.from_function(act)}
     if "submit" in env.tools:
         raise ConfigurationError(
-            "a tool is called 'submit', the name under which the final answer is handed in"
+            "a tool is called 'submit', the name under which the final answer is handed in: give it another name, or leave "
+            "it out"
         )
     return {**env.tools, "submit": Tool.from_function(submit)}
 

@@ -381,3 +381,16 @@ def test_a_tool_named_submit_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="'submit'"):
         toolbox(Submits())
+
+
+def test_an_environment_that_cannot_be_served_is_refused_before_it_is_ready(serving: Any) -> None:
+    """Or else every client's first request would fail, with a traceback in the log."""
+
+    class Submits(Calculator):
+        @tool
+        def submit(self) -> str:
+            """Hands in."""
+            return ""
+
+    with pytest.raises(ConfigurationError, match="'submit'"), serving(Submits):
+        pass
