@@ -274,9 +274,13 @@ def test_a_server_that_is_killed_is_a_fault() -> None:
 
 
 STUCK = """
+import atexit
 import threading
+from pathlib import Path
 
 from agentenv import Env, Message
+
+atexit.register(Path("cleaned").touch)
 
 
 class Stuck(Env):
@@ -304,6 +308,7 @@ def test_an_environment_that_never_returns_does_not_keep_the_server_alive(tmp_pa
     began = time.monotonic()
     assert process.end() == 1  # asked twice, it does not wait for what is under way
     assert "Traceback" not in process.said
+    assert (tmp_path / "cleaned").exists()  # as sandboxes and the processes of tools are
     assert time.monotonic() - began < GRACE_S / 2
 
 
