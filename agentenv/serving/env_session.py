@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
@@ -11,10 +10,12 @@ from typing import Any, Protocol, TypeVar
 
 from agentenv.core.concurrency.deadlines import Deadline, deadline_of
 from agentenv.core.env import Env
+from agentenv.core.episodes import cut_reward
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.types import Step
 from agentenv.errors import EnvFault, EpisodeOver, Fault, SnapshotError
 from agentenv.serving.limits import ServerLimits
+from agentenv.serving.toolbox import readable
 from agentenv.serving.wire import (
     ActionData,
     ExtensionData,
@@ -149,7 +150,7 @@ class EnvSession:
             EpisodeOver: the episode has ended or never begun.
             Fault: the environment broke or missed the deadline; there is no reward then, not even 0.
         """
-        return await self.act(lambda env: env.astep(data.text))
+        return await self.act(lambda env: env.astep(readable(env, data.text)))
 
     async def act(self, action: Callable[[Env[Any]], Coroutine[Any, Any, Step]]) -> dict[str, Any]:
         """Acts as `step` does, by an action that is more than its text."""
@@ -290,10 +291,9 @@ class EnvSession:
 def _cut_reward(env: Env[Any]) -> float | None:
     """What its episode earns further where it is cut now; None where it fails to say so."""
     try:
-        further = float(env.cut_reward())
+        return cut_reward(env)
     except Exception:
         return None
-    return further if math.isfinite(further) else None
 
 
 def _close(env: Env[Any], snapshots: dict[str, Snapshot]) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentenv.core.env import Env
+from agentenv.core.episodes import cut_reward
 from agentenv.core.types import Task
 from agentenv.errors import needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes, as_messages
-from agentenv.serving.toolbox import cut_reward, readable, sound
+from agentenv.serving.toolbox import readable, sound
 
 
 def register(

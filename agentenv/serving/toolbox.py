@@ -5,7 +5,6 @@ has the one tool ``act``.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from agentenv.core.grammar import without_half_escapes
 from agentenv.core.images import text_alone
 from agentenv.core.tools import Tool, ToolEnv
 from agentenv.core.types import Step
-from agentenv.errors import ConfigurationError, EnvFault, check_known
+from agentenv.errors import ConfigurationError, check_known
 
 _MOST_CHARS = most_chars(10**9)  # of an observation; the context that it goes into is not known here
 
@@ -101,20 +100,6 @@ def sound(step: Step) -> Step:
         EnvFault: a part cannot be used, such as a reward that is not a number: no trainer may learn from it.
     """
     return checked_step(mended_step(step), _MOST_CHARS)[0]
-
-
-def cut_reward(env: Env[Any]) -> float:
-    """What the episode in ``env`` earns further where the policy or its trainer ends it now.
-
-    Raises:
-        EnvFault: it is not a number.
-    """
-    further = float(env.cut_reward())
-    if not math.isfinite(further):
-        raise EnvFault(
-            f"what an episode of {type(env).__name__} earns that is cut is {further}; it must be a number"
-        )
-    return further
 
 
 def instructions(env: Env[Any], opening: str) -> str:

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv.core.env import Env
+from agentenv.core.episodes import cut_reward
 from agentenv.core.images import text_alone
 from agentenv.core.tools import Tool
 from agentenv.core.types import Task, ToolStatus
 from agentenv.errors import AgentEnvError, EpisodeOver, Fault, needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes, rows
-from agentenv.serving.toolbox import cut_reward, instructions, observation_text, play, toolbox
+from agentenv.serving.toolbox import instructions, observation_text, play, toolbox
 
 _log = logging.getLogger(__name__)
 

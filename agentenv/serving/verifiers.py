@@ -15,11 +15,12 @@ from typing import Any
 
 from pydantic import Field
 
+from agentenv.core.episodes import cut_reward
 from agentenv.core.images import text_alone
 from agentenv.core.types import Observation, Step
 from agentenv.errors import needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes
-from agentenv.serving.toolbox import act_by_text, cut_reward
+from agentenv.serving.toolbox import act_by_text
 from agentenv.serving.wire import options_in
 
 __all__ = ["AgentenvEnv", "AgentenvTaskset"]  # noqa: F822  # made on demand: verifiers is optional

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.core.env import Env
+from agentenv.core.episodes import cut_reward
 from agentenv.core.types import Step
 from agentenv.errors import Fault, needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes, as_messages
-from agentenv.serving.toolbox import act_by_text, cut_reward
+from agentenv.serving.toolbox import act_by_text
 
 TRIES = 3
 _log = logging.getLogger(__name__)
