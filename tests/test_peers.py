@@ -41,6 +41,6 @@ def test_a_peer_passes_only_where_every_test_ran(
     )
     assert (done.returncode == 0) is passes, done.stderr
     install, test = (tmp_path / "calls").read_text().splitlines()
-    # verl imports cachetools and does not declare it.
-    assert {"verl==0.9.1", "cachetools"} <= set(install.split())
+    # verl imports cachetools and does not declare it; without pytest-timeout the settings of the tests are refused.
+    assert {"verl==0.9.1", "cachetools", "pytest-timeout"} <= set(install.split())
     assert "tests/serving/peers/test_verl.py" in test.split()

@@ -27,7 +27,12 @@ def leave(code: int) -> None:
     if wait_until_idle(_SETTLE_S) and none_runs():
         threading.Thread(target=_end, args=(_END_S, code), name="agentenv-leave", daemon=True).start()
     else:
-        _end(0.0, code)
+        end_now(code)
+
+
+def end_now(code: int) -> None:
+    """Ends this process without a wait for its threads; what was registered with ``atexit`` is run with a deadline."""
+    _end(0.0, code)
 
 
 def _end(seconds: float, code: int) -> None:

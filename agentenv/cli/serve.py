@@ -1,6 +1,5 @@
 """``agentenv serve``: an environment for other machines, libraries and languages."""
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import tyro
 from rich.console import Console
 
 from agentenv.cli.check import factory_of
+from agentenv.cli.process_exit import end_now
 from agentenv.core.env import Env
 from agentenv.core.values import read_value
 from agentenv.errors import ConfigurationError
@@ -94,7 +94,7 @@ class Serve:
             run(service, lambda: self._made(make), listening, self.allow_host)
         if left_behind():
             print("an environment never returned from a call; it is left behind", file=sys.stderr, flush=True)
-            os._exit(1)  # Python would wait for its thread for ever
+            end_now(1)  # Python would wait for its thread for ever
         return {
             "address": address,
             "env": self.env,

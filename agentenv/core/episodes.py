@@ -1,5 +1,6 @@
 """The description of an episode that is to be played, and its state while it is played."""
 
+import math
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from agentenv.core.images import PlacedImage
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn, placed_in
 from agentenv.core.types import EndReason, Observation, Task
 from agentenv.core.validation import Frozen
-from agentenv.errors import ContextTooSmall, Fault
+from agentenv.errors import ContextTooSmall, EnvFault, Fault
 
 _ERROR_CHARS = 20_000  # of an error that is kept
 _UNPLAYED = "unplayed"  # in the info of an episode whose prompt left no room for a turn
@@ -118,7 +119,7 @@ class EpisodeState:
         A failure of the environment ends it as such.
         """
         try:
-            further = float(self.spec.env.cut_reward()) if self.turns else 0.0
+            further = cut_reward(self.spec.env) if self.turns else 0.0
         except Exception as failure:
             self.fail(EndReason.ENV_FAULT, failure)
             return
@@ -150,6 +151,18 @@ class EpisodeState:
     def fail(self, end: EndReason, error: Exception) -> None:
         """Ends the episode through an infrastructure failure."""
         self.close(0.0, end, {}, _describe(error))
+
+
+def cut_reward(env: Env[Any]) -> float:
+    """What the episode in ``env`` earns further where it is cut now.
+
+    Raises:
+        EnvFault: it is no number that can be averaged.
+    """
+    further = float(env.cut_reward())
+    if not math.isfinite(further):
+        raise EnvFault(f"{type(env).__name__}.cut_reward() gave {further}; it must be a number")
+    return further
 
 
 def never_fitted(trajectory: Trajectory) -> bool:

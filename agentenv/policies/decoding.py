@@ -224,8 +224,8 @@ def keep_top_p(logprobs: Tensor, top_p: Tensor) -> Tensor:
     """Log-probs [B, V] renormalised over the smallest set of tokens whose probability reaches ``top_p`` [B]."""
     ordered, order = logprobs.sort(-1, descending=True)
     # The sum before each token, so that the token that reaches `top_p` is kept with those before it, and one at
-    # least.
+    # least, also where `top_p` is too small for float32.
     before = ordered.exp().cumsum(-1) - ordered.exp()
-    ordered = ordered.masked_fill(before >= top_p[:, None], float("-inf"))
+    ordered = ordered.masked_fill((before >= top_p[:, None]) & (before > 0), float("-inf"))
     kept = torch.empty_like(logprobs).scatter(-1, order, ordered)
     return torch.log_softmax(kept, dim=-1)

@@ -102,6 +102,8 @@ def describe(service: EnvService) -> dict[str, Any]:
         "no_expert": env.no_expert,
         "call_markers": list(env.call_markers),
         "stop": list(env.stop),
+        "reports_searches": env.reports_searches,
+        "refuses_half_escapes": env.refuses_half_escapes,
         "client_tasks": service.client_tasks,
         "client_data": list(env.client_data),
         "tools": [tool.to_mcp() for tool in toolbox(env).values()],

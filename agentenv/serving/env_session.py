@@ -10,10 +10,12 @@ from typing import Any, Protocol, TypeVar
 
 from agentenv.core.concurrency.deadlines import Deadline, deadline_of
 from agentenv.core.env import Env
+from agentenv.core.episodes import cut_reward
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.types import Step
 from agentenv.errors import EnvFault, EpisodeOver, Fault, SnapshotError
 from agentenv.serving.limits import ServerLimits
+from agentenv.serving.toolbox import readable
 from agentenv.serving.wire import (
     ActionData,
     ExtensionData,
@@ -134,7 +136,7 @@ class EnvSession:
 
         async def work(env: Env[Any]) -> dict[str, Any]:
             observation, info = await env.areset(seed=data.seed, options=options)
-            return opening_out(observation, info, env.anchor_key())
+            return opening_out(observation, info, env.anchor_key(), _cut_reward(env))
 
         reply = await self._run("reset", work)
         self._episode, self._steps = data.episode_id or uuid.uuid4().hex, 0
@@ -148,13 +150,15 @@ class EnvSession:
             EpisodeOver: the episode has ended or never begun.
             Fault: the environment broke or missed the deadline; there is no reward then, not even 0.
         """
-        return await self.act(lambda env: env.astep(data.text))
+        return await self.act(lambda env: env.astep(readable(env, data.text)))
 
     async def act(self, action: Callable[[Env[Any]], Coroutine[Any, Any, Step]]) -> dict[str, Any]:
         """Acts as `step` does, by an action that is more than its text."""
 
         async def work(env: Env[Any]) -> dict[str, Any]:
-            return step_out(await action(env), env.anchor_key())
+            step = await action(env)
+            further = 0.0 if step.terminated or step.truncated else _cut_reward(env)
+            return step_out(step, env.anchor_key(), further)
 
         reply = await self._run("step", work)
         self._steps += 1
@@ -282,6 +286,14 @@ class EnvSession:
             return {"text": plain(await asyncio.to_thread(env.render))}
 
         return await self._run("render", work)
+
+
+def _cut_reward(env: Env[Any]) -> float | None:
+    """What its episode earns further where it is cut now; None where it fails to say so."""
+    try:
+        return cut_reward(env)
+    except Exception:
+        return None
 
 
 def _close(env: Env[Any], snapshots: dict[str, Snapshot]) -> None:

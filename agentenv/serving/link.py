@@ -49,7 +49,7 @@ class Handle:
 
     def release(self) -> None:
         """Lets the server forget it; where the connection is gone the server has done so already."""
-        if not self.link.broken:
+        if self.link.standing:
             self.link.ask_now("release", id=self.id)
 
 
@@ -71,6 +71,13 @@ class Link:
     def broken(self) -> bool:
         """Whether it was closed, by us or by accident."""
         return self._opened and self._socket is None
+
+    @property
+    def standing(self) -> bool:
+        """Whether it is open, as far as is known: a server closes one that is idle for long, and all when it stops."""
+        from websockets.protocol import State
+
+        return self._socket is not None and self._socket.state is State.OPEN
 
     async def ask(self, type: str, answer: str, **data: Any) -> dict[str, Any]:
         """Sends a frame and returns the data of the answer; from any event loop.

@@ -36,6 +36,8 @@ class RemoteState:
 
     link: Link
     anchor: str | None
+    cut_reward: float | None
+    """What the episode earns further where it is cut now; None where the environment cannot say."""
 
 
 class RemoteEnv(AsyncEnv[RemoteState]):
@@ -70,6 +72,8 @@ class RemoteEnv(AsyncEnv[RemoteState]):
             reward_ceiling=self.card["reward_ceiling"],
             no_expert=self.card["no_expert"],
             call_markers=self.card["call_markers"],
+            reports_searches=self.card["reports_searches"],
+            refuses_half_escapes=self.card["refuses_half_escapes"],
         )
 
     async def areset(
@@ -84,14 +88,14 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         await super().areset(seed=seed)
         before: RemoteState | None = vars(self).get("state")
         # Only a connection that was opened for this reset is closed when it fails; an older one closes itself where
-        # it broke.
-        fresh = before is None or before.link.broken
+        # it broke. One that the server closed between two episodes is replaced: nothing that was played is lost with it.
+        fresh = before is None or not before.link.standing
         link = Link(self.url, self._timeouts) if before is None or fresh else before.link
         try:
             data = await link.ask("reset", "observation", seed=seed, options=self._sent(options))
             with _decoding(self.url):
                 opening = observation_in(data["observation"]), info_in(data["metadata"]["info"])
-                self.state = RemoteState(link, data["metadata"]["anchor_key"])
+                self.state = RemoteState(link, data["metadata"]["anchor_key"], _cut_reward(data))
         except BaseException:
             if fresh:
                 await asyncio.to_thread(link.close)
@@ -122,7 +126,7 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         data = await self.state.link.ask("step", "observation", text=action)
         with _decoding(self.url):
             step = step_in(data)
-            self.state.anchor = data["metadata"]["anchor_key"]
+            self.state.anchor, self.state.cut_reward = data["metadata"]["anchor_key"], _cut_reward(data)
         self._turn += 1
         self._over = step.terminated or step.truncated
         return step
@@ -130,6 +134,16 @@ class RemoteEnv(AsyncEnv[RemoteState]):
     def anchor_key(self) -> str | None:
         """The key that came with the last answer: asking for it costs no call."""
         return self.state.anchor
+
+    def cut_reward(self) -> float:
+        """What came with the last answer, too.
+
+        Raises:
+            EnvFault: the environment at the server failed to say it.
+        """
+        if self.state.cut_reward is None:
+            raise EnvFault(f"the environment at {self.url} failed to say what an episode earns that is cut")
+        return self.state.cut_reward
 
     def expert(self) -> Sequence[str] | None:
         """The expert's actions, where the server hands them out."""
@@ -229,6 +243,8 @@ class _Card(BaseModel):
     no_expert: str
     call_markers: tuple[str, ...]
     stop: tuple[str, ...] = ()
+    reports_searches: bool = False
+    refuses_half_escapes: bool = False
     client_tasks: bool = False
     client_data: tuple[str, ...] = ()
 
@@ -260,6 +276,11 @@ def _asked(url: str, route: str, query: Mapping[str, Any], seconds: float) -> di
         return run_in_thread(_STARTING.run(ask))
     except (GaveUp, ValueError, TypeError, TimeoutError) as error:
         raise ConfigurationError(f"no environment is served at {url!r}: {error}") from error
+
+
+def _cut_reward(data: Mapping[str, Any]) -> float | None:
+    given = data["metadata"].get("cut_reward", 0.0)  # which older servers do not send
+    return None if given is None else float(given)
 
 
 @contextlib.contextmanager

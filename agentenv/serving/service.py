@@ -22,6 +22,7 @@ from agentenv.serving.client_slots import ClientSlots
 from agentenv.serving.env_session import EnvSession
 from agentenv.serving.limits import ServerLimits
 from agentenv.serving.mcp_sessions import McpSessions
+from agentenv.serving.toolbox import toolbox
 from agentenv.serving.wire import VERSION
 from agentenv.web.gate import READY, STOPPING, Gate, Refusal
 from agentenv.web.telemetry import Meter
@@ -74,8 +75,13 @@ class EnvService(Gate):
         self.meter = EnvMeter(self)
 
     def open(self, make: Callable[[], Env[Any]]) -> None:
-        """Makes the first environment, from which the others are forked where that can be, and lets callers in."""
+        """Makes the first environment, from which the others are forked where that can be, and lets callers in.
+
+        Raises:
+            ConfigurationError: an environment whose tools cannot be called over MCP.
+        """
         prototype = make()
+        toolbox(prototype)  # what cannot be said of it must not come out at the first request
         self._client_options = ClientOptions(prototype, whole_tasks=self.client_tasks)
         self._prototype, self._make = prototype, make
         self.ready()

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentenv.core.env import Env
+from agentenv.core.episodes import cut_reward
 from agentenv.core.types import Task
 from agentenv.errors import needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes, as_messages
+from agentenv.serving.toolbox import readable, sound
 
 
 def register(
@@ -76,16 +78,17 @@ def _adapter() -> type:
                 EpisodeOver: the episode has ended or never begun.
                 Fault: the environment broke.
             """
-            step = self._env.step(action)
+            step = sound(self._env.step(readable(self._env, action)))
             self.turns += 1
             self._invalid += not step.info["valid"]
             over = step.terminated or step.truncated
             # A bound of SkyRL's own is a truncation too, unless the episode has just ended by itself.
-            self._truncated = step.truncated or (not over and 0 < self.max_turns <= self.turns)
+            cut = not over and 0 < self.max_turns <= self.turns
+            self._truncated = step.truncated or cut
             facts = {name: step.info.get(name) for name in ("turn", "valid", "end_reason")}
             return BaseTextEnvStepOutput(
                 observations=as_messages(step.observation),
-                reward=float(step.reward),
+                reward=float(step.reward) + (cut_reward(self._env) if cut else 0.0),
                 done=over or self._truncated,
                 metadata={**facts, "terminated": step.terminated, "truncated": self._truncated},
                 postprocessed_action=None,

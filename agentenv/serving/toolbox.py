@@ -9,10 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentenv.core.env import Env
+from agentenv.core.env_outputs import checked_step, mended_step, most_chars
+from agentenv.core.grammar import without_half_escapes
 from agentenv.core.images import text_alone
 from agentenv.core.tools import Tool, ToolEnv
 from agentenv.core.types import Step
 from agentenv.errors import ConfigurationError, check_known
+
+_MOST_CHARS = most_chars(10**9)  # of an observation; the context that it goes into is not known here
 
 
 def submit(answer: str) -> str:
@@ -43,7 +47,8 @@ def toolbox(env: Env[Any]) -> dict[str, Tool]:
         return {"act": Tool.from_function(act)}
     if "submit" in env.tools:
         raise ConfigurationError(
-            "a tool is called 'submit', the name under which the final answer is handed in"
+            "a tool is called 'submit', the name under which the final answer is handed in: give it another name, or leave "
+            "it out"
         )
     return {**env.tools, "submit": Tool.from_function(submit)}
 
@@ -60,7 +65,7 @@ async def play(env: Env[Any], name: str, arguments: Mapping[str, Any]) -> Step:
         UnknownName: no such tool.
         ConfigurationError: ``submit`` or ``act`` without its text.
         EpisodeOver: the episode has ended or was never reset.
-        Fault: the environment broke.
+        Fault: the environment broke, or gave what cannot be used.
     """
     tools = toolbox(env)
     check_known("tool", name, tools)
@@ -69,8 +74,32 @@ async def play(env: Env[Any], name: str, arguments: Mapping[str, Any]) -> Step:
         (argument,) = tools[name].json_schema["properties"]
         if set(arguments) != {argument} or not isinstance(text := arguments[argument], str):
             raise ConfigurationError(f"{name} takes the one argument {argument!r}, a text")
-        return env.answer(text) if isinstance(env, ToolEnv) else await env.astep(text)
-    return await env.astep(as_action(name, arguments))
+        return sound(env.answer(text)) if isinstance(env, ToolEnv) else await act_by_text(env, text)
+    return await act_by_text(env, as_action(name, arguments))
+
+
+async def act_by_text(env: Env[Any], action: str) -> Step:
+    """Steps ``env`` as an episode loop of ours does.
+
+    Raises:
+        EpisodeOver: the episode has ended or was never reset.
+        Fault: the environment broke, or gave what cannot be used.
+    """
+    return sound(await env.astep(readable(env, action)))
+
+
+def readable(env: Env[Any], action: str) -> str:
+    """``action`` as ``env`` is shown it: without escapes of half a character, unless it deals with those itself."""
+    return action if env.refuses_half_escapes else without_half_escapes(action)
+
+
+def sound(step: Step) -> Step:
+    """``step``, once every part of it has been checked; text that cannot be encoded is mended.
+
+    Raises:
+        EnvFault: a part cannot be used, such as a reward that is not a number: no trainer may learn from it.
+    """
+    return checked_step(mended_step(step), _MOST_CHARS)[0]
 
 
 def instructions(env: Env[Any], opening: str) -> str:

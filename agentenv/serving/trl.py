@@ -2,24 +2,29 @@
 
 Source of the contract: TRL 1.16. An environment there is a class with ``reset`` and ``get_reward`` whose other public
 methods are tools; instances are used again for other episodes, nobody closes them, and nobody tells them that an episode is
-over. A fault gives no reward at all: ``get_reward`` returns None, which TRL counts as a completion that cannot be scored.
+over. A fault gives no reward at all: ``get_reward`` returns None, which TRL counts as a completion that cannot be scored. A
+fault in ``reset`` is not raised either, because it would end the training.
 """
 
 import asyncio
 import contextlib
 import inspect
+import logging
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from agentenv.core.env import Env
+from agentenv.core.episodes import cut_reward
 from agentenv.core.images import text_alone
 from agentenv.core.tools import Tool
 from agentenv.core.types import Task, ToolStatus
 from agentenv.errors import AgentEnvError, EpisodeOver, Fault, needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes, rows
 from agentenv.serving.toolbox import instructions, observation_text, play, toolbox
+
+_log = logging.getLogger(__name__)
 
 
 class ToolFailed(AgentEnvError, RuntimeError):
@@ -88,20 +93,37 @@ class _Played:
     def __init__(self, env: Env[Any], episodes: Episodes) -> None:
         self._env, self._episodes = env, episodes
         self._reward: float | None = None
+        self._over = False
         self._turn = asyncio.Lock()  # TRL runs the calls of one turn at once
 
     def reset(self, **row: Any) -> str:
-        """Begins the episode of a row; returns what the policy is told."""
+        """Begins the episode of a row; returns what the policy is told.
+
+        Raises:
+            ConfigurationError: the row describes no episode that can be played.
+        """
         episode = DatasetRow.read(row)
-        self._reward = None  # where the reset itself fails there is no reward either
+        self._reward, self._over = None, False  # where the reset itself fails there is no reward either
         options = self._episodes.options(self._env, episode)
-        observation, _ = self._env.reset(seed=episode.seed, options=options)
+        try:
+            observation, _ = self._env.reset(seed=episode.seed, options=options)
+        except Exception as error:
+            if not _is_ours(error):
+                raise
+            _log.warning("an episode could not begin and has no reward: %s: %s", type(error).__name__, error)
+            return "The environment could not begin this episode."
         self._reward = 0.0
         return instructions(self._env, text_alone(observation, "the adapter of TRL"))
 
     def get_reward(self) -> float | None:
-        """The sum of the episode's rewards; None where a fault ended it."""
-        return self._reward
+        """The sum of the episode's rewards, and what giving up earns where it has not ended; None where a fault ended it."""
+        if self._reward is None or self._over:
+            return self._reward
+        try:
+            return self._reward + cut_reward(self._env)
+        except Exception as error:
+            _log.warning("an episode that was cut has no reward: %s: %s", type(error).__name__, error)
+            return None
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str:
         async with self._turn:
@@ -113,11 +135,10 @@ class _Played:
                 step = await play(self._env, name, arguments)
                 reward += step.reward
             except AgentEnvError as error:
-                if isinstance(error, Fault):
-                    raise
-                self._reward = reward
+                if not _is_ours(error):
+                    self._reward = reward
                 raise
-            self._reward = reward
+            self._reward, self._over = reward, step.terminated or step.truncated
         text = observation_text(self._env, step)
         if any(result.status is not ToolStatus.OK for result in step.info["tool_results"]):
             raise ToolFailed(text)
@@ -128,6 +149,11 @@ class _Played:
         # already.
         with contextlib.suppress(Exception):
             self._env.close()
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether it is an infrastructure failure, and nothing that the policy or the configuration did."""
+    return isinstance(error, Fault) or not isinstance(error, AgentEnvError)
 
 
 def _method(tool: Tool) -> Callable[..., Any]:

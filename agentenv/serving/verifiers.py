@@ -15,10 +15,12 @@ from typing import Any
 
 from pydantic import Field
 
+from agentenv.core.episodes import cut_reward
 from agentenv.core.images import text_alone
 from agentenv.core.types import Observation, Step
 from agentenv.errors import needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes
+from agentenv.serving.toolbox import act_by_text
 from agentenv.serving.wire import options_in
 
 __all__ = ["AgentenvEnv", "AgentenvTaskset"]  # noqa: F822  # made on demand: verifiers is optional
@@ -42,14 +44,16 @@ async def _play(task: Any, player: Any, episodes: Episodes) -> None:
         async with player.interaction(task) as interaction:
             segment = await interaction.turn(_text(opening))
             while not segment.terminated:
-                steps.append(await env.astep(segment.last_reply))
+                steps.append(await act_by_text(env, segment.last_reply))
                 if steps[-1].terminated or steps[-1].truncated:
                     interaction.trace.stop(str(steps[-1].info["end_reason"]))
                     break
                 segment = await interaction.turn(_text(steps[-1].observation))
             # Taken within the block and scored after it: the trace is complete only when the interaction has ended.
             trace = interaction.trace
-        trace.record_reward("agentenv", sum(step.reward for step in steps))
+        going = bool(steps) and not (steps[-1].terminated or steps[-1].truncated)
+        earned = sum(step.reward for step in steps) + (cut_reward(env) if going else 0.0)
+        trace.record_reward("agentenv", earned)
         trace.record_metric("turns", len(steps))
         trace.record_metric("invalid_turns", sum(not step.info["valid"] for step in steps))
     finally:

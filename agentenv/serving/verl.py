@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.core.env import Env
+from agentenv.core.episodes import cut_reward
 from agentenv.core.types import Step
 from agentenv.errors import Fault, needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes, as_messages
+from agentenv.serving.toolbox import act_by_text
 
 TRIES = 3
 _log = logging.getLogger(__name__)
@@ -83,11 +85,13 @@ class _Playing:
         request, room, step = uuid.uuid4().hex, self.rollout_config.response_length, None
         while len(record.mask) < room:
             text = await self._sample(record, request, sampling_params)
-            step = await env.astep(text)
+            step = await act_by_text(env, text)
             record.rewards.append(float(step.reward))
             if step.terminated or step.truncated:
-                break
+                return record, step
             await self._observe(record, text, step)
+        if step is not None:  # cut, so that the last turn has what giving up earns
+            record.rewards[-1] += cut_reward(env)
         return record, step
 
     async def _sample(self, record: _Tokens, request: str, sampling_params: dict[str, Any]) -> str:

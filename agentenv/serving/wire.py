@@ -3,7 +3,7 @@
 A frame is ``{"type": ..., "data": {...}}``. OpenEnv's types are ``reset``, ``step``, ``state``, ``mcp`` and ``close``;
 the answers are ``observation``, ``state``, ``mcp`` and ``error``. Time travel and the rest of our contract go under the
 one further type ``agentenv``, which a plain client never sends. Everything that OpenEnv has no field for stands in
-``metadata``: ``terminated``, ``truncated``, ``anchor_key`` and the whole ``info``.
+``metadata``: ``terminated``, ``truncated``, ``anchor_key``, ``cut_reward`` and the whole ``info``.
 """
 
 import base64
@@ -144,7 +144,7 @@ class ObservationData(BaseModel):
     text: str
     """The messages' texts, one after the other."""
     messages: list[dict[str, Any]]
-    """``role`` and ``content``: a string, or parts of type text or image (base64)."""
+    """``role`` and ``content``: a string, or parts of type text or image (base64); ``name`` and ``call_id`` where set."""
 
 
 class ExtensionData(BaseModel):
@@ -211,13 +211,24 @@ def plain(value: Any) -> Any:
 
 def observation_out(observation: Observation) -> dict[str, Any]:
     """An observation as it is sent."""
-    messages = [{"role": message.role, "content": _content_out(message.content)} for message in observation]
-    return {"text": "".join(message.text for message in observation), "messages": messages}
+    return {
+        "text": "".join(message.text for message in observation),
+        "messages": [_message_out(message) for message in observation],
+    }
 
 
 def observation_in(data: Any) -> Observation:
     """An observation as it was before it was sent."""
-    return tuple(Message(entry["role"], _content_in(entry["content"])) for entry in data["messages"])
+    return tuple(
+        Message(entry["role"], _content_in(entry["content"]), entry.get("name", ""), entry.get("call_id", ""))
+        for entry in data["messages"]
+    )
+
+
+def _message_out(message: Message) -> dict[str, Any]:
+    # Left out where they are empty, as nearly always.
+    of_call = {name: value for name in ("name", "call_id") if (value := getattr(message, name))}
+    return {"role": message.role, "content": _content_out(message.content), **of_call}
 
 
 def _content_out(content: str | tuple[MessagePart, ...]) -> Any:
@@ -242,9 +253,17 @@ def _content_in(content: Any) -> str | tuple[MessagePart, ...]:
     )
 
 
-def opening_out(observation: Observation, info: Info, anchor_key: str | None) -> dict[str, Any]:
+def opening_out(
+    observation: Observation, info: Info, anchor_key: str | None, cut_reward: float | None = 0.0
+) -> dict[str, Any]:
     """The answer to ``reset``; it has no reward."""
-    metadata = {"terminated": False, "truncated": False, "anchor_key": anchor_key, "info": plain(info)}
+    metadata = {
+        "terminated": False,
+        "truncated": False,
+        "anchor_key": anchor_key,
+        "cut_reward": cut_reward,
+        "info": plain(info),
+    }
     return {
         "observation": observation_out(observation),
         "reward": None,
@@ -253,13 +272,13 @@ def opening_out(observation: Observation, info: Info, anchor_key: str | None) ->
     }
 
 
-def step_out(step: Step, anchor_key: str | None) -> dict[str, Any]:
+def step_out(step: Step, anchor_key: str | None, cut_reward: float | None = 0.0) -> dict[str, Any]:
     """The answer to ``step``.
 
     Raises:
         EnvFault: the reward is no finite number, or ``info`` cannot be sent.
     """
-    data = opening_out(step.observation, step.info, anchor_key)
+    data = opening_out(step.observation, step.info, anchor_key, cut_reward)
     ends = {"terminated": bool(step.terminated), "truncated": bool(step.truncated)}
     data["metadata"] |= ends
     return data | {"reward": plain(float(step.reward)), "done": any(ends.values())}

@@ -320,8 +320,13 @@ def test_what_giving_up_costs_is_lost_in_a_full_context_too() -> None:
         def cut_reward(self) -> float:
             raise ValueError
 
-    (t,) = run(scripted("one", "two", "bye"), [Broken()], context_tokens=14)
-    assert (t.end_reason, t.valid, t.reward) == (EndReason.ENV_FAULT, False, 0.0)
+    class Unknown(Echo):
+        def cut_reward(self) -> float:
+            return float("nan")
+
+    for broken in (Broken(), Unknown()):
+        (t,) = run(scripted("one", "two", "bye"), [broken], context_tokens=14)
+        assert (t.end_reason, t.valid, t.reward) == (EndReason.ENV_FAULT, False, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -190,15 +190,17 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
             break
     assert 1 < len(kept) < 200
     requests = [(prompt, Sampling(1, top_p=top_p, seed=i), None) for i in range(300)]
-    requests.append((prompt, Sampling(1, top_p=1e-9, seed=1), None))
+    # The second is 0 in float32.
+    requests += [(prompt, Sampling(1, top_p=narrow, seed=1), None) for narrow in (1e-9, 1e-308)]
     requests.append((prompt, Sampling(1, seed=3), None))
-    *nucleus, narrowest, whole = together(policy, requests)
+    *nucleus, narrow, narrowest, whole = together(policy, requests)
     assert {c.ids[0] for c in nucleus} <= set(kept)
     for completion in nucleus:  # renormalised over what is kept
         expected = kept[completion.ids[0]] / sum(kept.values())
         assert completion.logprobs[0] == pytest.approx(float(torch.tensor(expected).log()), abs=1e-4)
-    assert narrowest.ids[0] == int(chance.argmax())
-    assert narrowest.logprobs[0] == pytest.approx(0, abs=1e-6)
+    for one in (narrow, narrowest):
+        assert one.ids[0] == int(chance.argmax())
+        assert one.logprobs[0] == pytest.approx(0, abs=1e-6)
     assert_log_probs(policy, prompt, whole)
 
 

@@ -18,6 +18,8 @@ pytest.importorskip("websockets", reason="websockets is not installed")
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from agentenv.core.env import Env
+from agentenv.core.types import Info, Message, Observation, Step
 from agentenv.envs.calculator import Calculator
 
 WAIT_S = 60.0
@@ -54,6 +56,7 @@ def test_an_episode_has_openenvs_shape(serving: Any, house: Any) -> None:
                     "terminated": False,
                     "truncated": False,
                     "anchor_key": None,
+                    "cut_reward": 0.0,
                     "info": {"options": None},
                 },
             },
@@ -126,6 +129,28 @@ def test_an_action_that_a_client_parsed_is_text_again(serving: Any, house: Any, 
     with serving(lambda: house) as served, served.call() as line:
         line.ask("reset")
         assert line.ask("step", text=text)["data"]["observation"]["text"] == f"{seen} after 0"
+
+
+class Decodes(Env[None]):
+    """Shows what an action in JSON says."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        super().reset(seed=seed)
+        self.state = None
+        return (Message("user", "Say something in JSON."),), {}
+
+    def step(self, action: str) -> Step:
+        return self.result((Message("tool", json.loads(action)),))
+
+
+def test_an_escape_of_half_a_character_is_shown_as_a_training_of_ours_shows_it(serving: Any) -> None:
+    """Whatever the client: text that nothing can encode would let a policy end its episode as a fault."""
+    with serving(Decodes) as served, served.call() as line:
+        line.ask("reset")
+        step = line.ask("step", text=json.dumps("a \ud83d b"))["data"]
+        assert step["observation"]["text"] == "a \ufffd b"
 
 
 def test_half_a_surrogate_pair_travels(serving: Any, house: Any) -> None:

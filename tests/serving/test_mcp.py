@@ -207,7 +207,7 @@ def test_sessions_end_when_told_when_idle_and_when_there_is_no_place(serving: An
         assert httpx.delete(client.url, headers=client.headers, timeout=WAIT_S).status_code == 404
         assert client.ask("ping")["error"]["data"]["kind"] == "UnknownSession"
         other.begin()
-    with serving(lambda: house, idle_s=0.3) as served:
+    with serving(lambda: house, idle_s=2.0) as served:
         client = Client(served.url)
         client.begin()
         client.call("act", text="a")
@@ -381,3 +381,16 @@ def test_a_tool_named_submit_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="'submit'"):
         toolbox(Submits())
+
+
+def test_an_environment_that_cannot_be_served_is_refused_before_it_is_ready(serving: Any) -> None:
+    """Or else every client's first request would fail, with a traceback in the log."""
+
+    class Submits(Calculator):
+        @tool
+        def submit(self) -> str:
+            """Hands in."""
+            return ""
+
+    with pytest.raises(ConfigurationError, match="'submit'"), serving(Submits):
+        pass

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from agentenv.core.env import Env  # noqa: E402
 from agentenv.core.env_contract import EnvContract  # noqa: E402
 from agentenv.core.env_lifecycle import make_envs  # noqa: E402
 from agentenv.core.registry import env_class  # noqa: E402
-from agentenv.core.types import Task  # noqa: E402
+from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task  # noqa: E402
 from agentenv.errors import (  # noqa: E402
     ConfigurationError,
     EnvFault,
@@ -38,6 +38,14 @@ from agentenv.web.server import GRACE_S  # noqa: E402
 
 WAIT_S = 60.0
 QUICK = LinkTimeouts(call_s=WAIT_S, place_s=0.0, pause_s=0.01)
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Waits for it; fails where it does not come true."""
+    deadline = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 class Process:
@@ -98,7 +106,14 @@ def test_a_remote_episode_is_the_local_one(calculator: str) -> None:
         for action in ("nothing of use <tool_call>{", *actions):
             assert local.step(action) == remote.step(action)
             assert (local.anchor_key(), local.render()) == (remote.anchor_key(), remote.render())
-    for name in ("capability", "reward_floor", "reward_ceiling", "call_markers"):
+    for name in (
+        "capability",
+        "reward_floor",
+        "reward_ceiling",
+        "call_markers",
+        "reports_searches",
+        "refuses_half_escapes",
+    ):
         assert getattr(local, name) == getattr(remote, name)
     remote.close()
 
@@ -179,6 +194,64 @@ def test_a_step_that_is_given_up_costs_its_connection_alone(serving: Any, house:
         env.close()
 
 
+def test_a_connection_that_the_server_closed_between_two_episodes_costs_none(
+    serving: Any, house: Any
+) -> None:
+    """A client that learns for longer than ``--idle`` lost the next episode of every environment that it had kept."""
+    with serving(lambda: house, idle_s=2.0) as served:
+        env = RemoteEnv(served.url, timeouts=QUICK)
+        env.reset()
+        snapshot = env.snapshot()
+        until(lambda: not env.state.link.standing)
+        assert env.reset()[0]
+        assert env.step("a").observation[0].text == "a after 0"
+        snapshot.release()  # went with its connection
+        until(lambda: not env.state.link.standing)
+        with pytest.raises(EnvFault, match="idle"):
+            env.step("b")
+        env.close()
+
+
+class Priced(Env[list[str]]):
+    """Each action makes it dearer to be cut; after ``break`` nobody knows how dear."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        super().reset(seed=seed)
+        self.state = []
+        return (Message("user", "Go on."),), {}
+
+    def step(self, action: str) -> Step:
+        self.state.append(action)
+        return self.result((Message("user", "And?"),), end=EndReason.ANSWERED if action == "end" else None)
+
+    def cut_reward(self) -> float:
+        price = {"break": float("nan"), "fail": None}.get(self.state[-1] if self.state else "", 1.0)
+        assert price is not None
+        return -price * len(self.state)
+
+
+def test_what_an_episode_earns_that_is_cut_comes_with_each_answer(serving: Any) -> None:
+    """It was 0 of every environment behind a server, so that a full context was the cheaper way to give up."""
+    with serving(Priced) as served:
+        env = RemoteEnv(served.url, timeouts=QUICK)
+        env.reset()
+        assert env.cut_reward() == 0.0
+        env.step("a")
+        snapshot = env.snapshot()
+        env.step("b")
+        assert env.cut_reward() == -2.0
+        env.restore(snapshot)
+        assert env.cut_reward() == -1.0
+        for action in ("break", "fail"):
+            env.step(action)
+            with pytest.raises(EnvFault, match=re.escape(served.url)):
+                env.cut_reward()
+        assert env.step("end").terminated
+        env.close()
+
+
 def test_a_late_answer_is_a_fault(serving: Any, house: Any) -> None:
     with serving(lambda: house) as served:
         env = RemoteEnv(served.url, timeouts=LinkTimeouts(call_s=0.3))
@@ -201,9 +274,13 @@ def test_a_server_that_is_killed_is_a_fault() -> None:
 
 
 STUCK = """
+import atexit
 import threading
+from pathlib import Path
 
 from agentenv import Env, Message
+
+atexit.register(Path("cleaned").touch)
 
 
 class Stuck(Env):
@@ -231,6 +308,7 @@ def test_an_environment_that_never_returns_does_not_keep_the_server_alive(tmp_pa
     began = time.monotonic()
     assert process.end() == 1  # asked twice, it does not wait for what is under way
     assert "Traceback" not in process.said
+    assert (tmp_path / "cleaned").exists()  # as sandboxes and the processes of tools are
     assert time.monotonic() - began < GRACE_S / 2
 
 

@@ -74,12 +74,13 @@ def test_a_step_with_everything_travels() -> None:
     observation = (
         Message("system", "\ud83d and \x00"),
         Message("user", (MessagePart("text", "see"), MessagePart("image", image=b"\x89PNG\xff"))),
+        Message("tool", "42", name="find", call_id="call_1"),
     )
     result = ToolResult("find", ToolStatus.TIMEOUT, "late", "TimeoutError", {"ids": ["a"]})
     info = {"turn": 1, "valid": True, "tool_results": (result,), "end_reason": EndReason.TURN_LIMIT}
     step = Step(observation, 0.1 + 0.2, False, True, info)
     assert step_in(sent(step_out(step, "key"))) == step
-    assert sent(step_out(step, "key"))["observation"]["text"] == "\ud83d and \x00see"
+    assert sent(step_out(step, "key"))["observation"]["text"] == "\ud83d and \x00see42"
 
 
 class Level(IntEnum):

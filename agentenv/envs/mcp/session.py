@@ -64,6 +64,7 @@ class McpSession:
         self._client: Any = None
         self._stop: asyncio.Event | None = None
         self._owner: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[Any] | None = None
         self._ended = False
         self._failed = False
         self._stderr = StderrTail()
@@ -131,7 +132,8 @@ class McpSession:
         Raises:
             SnapshotError: the server answers otherwise than before, or fails.
         """
-        if [*handle] != self.calls or not self.is_sound:  # a call that failed may have changed something
+        # A call that failed may have changed something, and so may one that was given up and runs for a moment yet.
+        if [*handle] != self.calls or not self.is_sound or self._running:
             _run(self._repeat(handle), self._seconds(handle))
 
     def fork(self) -> "McpSession":
@@ -194,7 +196,7 @@ class McpSession:
         _sessions.add(self)
         self._stop, self._stderr = asyncio.Event(), StderrTail()
         self._ended = self._failed = False
-        ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._ready = ready = asyncio.get_running_loop().create_future()
         # A task of its own, because the SDK wants a connection to be closed by the task that has opened it.
         self._owner = asyncio.create_task(_hold(self.server, self._stderr, self._stop, ready))
         try:
@@ -272,11 +274,13 @@ class McpSession:
             self._running -= 1
 
     async def _close(self) -> None:
-        owner, opened, self._client = self._owner, self._client is not None, None
-        if owner is None or self._stop is None:
+        owner, ready, self._client = self._owner, self._ready, None
+        if owner is None or self._stop is None or ready is None:
             return
         self._stop.set()
-        if not opened and not owner.cancelling():  # it waits for a server that may never answer
+        # It waits for a server that may never answer. One that is open is not cancelled, also by a second close: the SDK
+        # would break off the end of the process.
+        if not ready.done() and not owner.cancelling():
             owner.cancel()
         await asyncio.wait([owner], timeout=_CLOSE_S / 2)
         if not owner.done():
@@ -294,7 +298,7 @@ class McpSession:
 
     def forget(self) -> None:
         """Leaves the connection to the process that has opened it."""
-        self._client = self._owner = self._stop = None
+        self._client = self._owner = self._stop = self._ready = None
 
     async def retire(self) -> None:
         """Ends the connection when the calls that run over it have ended."""

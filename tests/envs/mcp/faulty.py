@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -38,6 +39,8 @@ def called(name: str) -> dict[str, Any]:
     return {"result": {"content": [{"type": "text", "text": text}]}}
 
 
+if fault == "ignores the end":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if fault == "hangs at start":
     time.sleep(600)
 if fault == "counts its starts":
@@ -59,5 +62,5 @@ for line in sys.stdin:
         answer = {"error": {"code": -32601, "message": "no such method"}}
     if "id" in request:
         print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)
-if fault == "hangs at the end":
+if fault in ("hangs at the end", "ignores the end"):
     time.sleep(600)

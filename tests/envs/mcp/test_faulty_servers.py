@@ -177,6 +177,24 @@ def test_closing_on_an_event_loop_does_not_stop_the_loop() -> None:
     assert asyncio.run(scene()) < 0.5
 
 
+def test_a_server_that_nothing_but_a_kill_ends_is_gone_although_it_was_closed_twice() -> None:
+    """By the environment and at the end of the process: the second one broke off what the first was waiting for."""
+    import asyncio
+
+    env = McpTools(server=server("ignores the end"))
+    env.reset(seed=0)
+    process, connection = int(call(env, "process").text), env.state.session
+    assert connection is not None
+
+    async def twice() -> None:
+        first = asyncio.create_task(connection.aclose())
+        await asyncio.sleep(0.5)
+        await asyncio.gather(first, connection.aclose())
+
+    asyncio.run(twice())
+    assert ended(process, seconds=1)
+
+
 def test_an_error_of_http_is_named_and_the_url_shows_no_secrets() -> None:
     class Refusing(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

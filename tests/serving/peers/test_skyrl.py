@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agentenv.core.types import Task
-from agentenv.errors import ConfigurationError, EpisodeOver, RetrieverFault
+from agentenv.errors import ConfigurationError, EnvFault, EpisodeOver, RetrieverFault
 from agentenv.serving.rows import rows
 
 skyrl_gym = pytest.importorskip("skyrl_gym", reason="skyrl-gym is not installed; .ci/peers tests against it")
@@ -66,6 +66,23 @@ def test_a_fault_is_raised_and_not_a_reward(monkeypatch: pytest.MonkeyPatch) -> 
 
         monkeypatch.setattr(env._env, "step", broken)
         with pytest.raises(RetrieverFault):
+            env.step("60")
+
+
+def test_who_is_cut_gets_what_giving_up_earns(monkeypatch: pytest.MonkeyPatch) -> None:
+    with made(max_turns=2) as env:
+        env.init([])
+        monkeypatch.setattr(env._env, "cut_reward", lambda: -0.5)
+        assert [env.step(CALL)["reward"] for _ in range(2)] == [0.0, -0.5]
+        env.init([])
+        assert env.step("60")["reward"] == 1.0
+
+
+def test_a_reward_that_is_no_number_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    with made() as env:
+        env.init([])
+        monkeypatch.setattr(env._env, "answer", lambda text: env._env.result((), reward=float("nan")))
+        with pytest.raises(EnvFault, match="nan"):
             env.step("60")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentenv.core.types import Task
-from agentenv.errors import ConfigurationError, EpisodeOver, RetrieverFault
+from agentenv.errors import ConfigurationError, EnvFault, EpisodeOver, RetrieverFault
 
 for module in ("trl", "datasets", "torch", "transformers"):
     pytest.importorskip(module, reason=f"{module} is not installed")
@@ -111,6 +111,50 @@ def test_a_fault_leaves_no_reward(error: Exception, monkeypatch: pytest.MonkeyPa
     assert env.get_reward() is None
     env.reset(seed=1)
     assert env.get_reward() == 0.0
+
+
+@pytest.mark.parametrize("error", [RetrieverFault("the index is gone"), ZeroDivisionError("ours")])
+def test_a_fault_in_reset_costs_the_completion_and_not_the_training(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = to_trl("agentenv/Calculator-v0", seeds=[1]).environment_factory()
+
+    def broken(**_: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(env._env, "reset", broken)
+        assert env.reset(seed=1)
+    assert str(error) in caplog.text
+    with pytest.raises(EpisodeOver, match="a fault"):
+        asyncio.run(env.calculate(expression="1"))
+    assert env.get_reward() is None
+    env.reset(seed=1)
+    assert env.get_reward() == 0.0
+
+
+def test_who_stops_without_an_answer_gets_what_giving_up_earns(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = to_trl("agentenv/Calculator-v0", tasks=TASKS).environment_factory()
+    row = to_trl("agentenv/Calculator-v0", tasks=TASKS).train_dataset[0]
+    monkeypatch.setattr(env._env, "cut_reward", lambda: -0.5, raising=False)
+    env.reset(**row)
+    assert env.get_reward() == -0.5
+    asyncio.run(env.calculate(expression="20 * 3"))
+    assert env.get_reward() == -0.5
+    asyncio.run(env.submit(answer="60"))
+    assert env.get_reward() == 1.0
+    env.reset(**row)
+    monkeypatch.setattr(env._env, "cut_reward", lambda: float("nan"))
+    assert env.get_reward() is None
+
+
+def test_a_reward_that_is_no_number_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = to_trl("agentenv/Calculator-v0", seeds=[1]).environment_factory()
+    env.reset(seed=1)
+    monkeypatch.setattr(env._env, "answer", lambda text: env._env.result((), reward=float("nan")))
+    with pytest.raises(EnvFault, match="nan"):
+        asyncio.run(env.submit(answer="60"))
+    assert env.get_reward() is None
 
 
 @pytest.mark.filterwarnings("ignore")

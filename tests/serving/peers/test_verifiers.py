@@ -95,6 +95,14 @@ def test_an_episode_of_the_plugin(plugin: str) -> None:
     assert "60" in last[2][1]
 
 
+def test_a_reward_that_is_no_number_fails_the_episode(plugin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Calculator, "answer", lambda self, text: self.result((), reward=float("nan")))
+    episode, _ = play(["60"], id=plugin, env="agentenv/Calculator-v0", tasks=[TASK])
+    assert not episode.ok
+    assert "nan" in episode.errors[0].message
+    assert all("agentenv" not in trace.rewards for trace in episode.traces)
+
+
 def test_one_task_a_seed(plugin: str) -> None:
     from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
 

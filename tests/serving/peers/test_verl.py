@@ -108,6 +108,14 @@ def test_a_response_is_no_longer_than_it_may_be(byte_tokenizer: Any) -> None:
     assert (output.reward_score, output.extra_fields["end_reason"]) == (0.0, "token_limit")
 
 
+def test_who_is_cut_gets_what_giving_up_earns(byte_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Calculator, "cut_reward", lambda self: -0.5)
+    output, _ = play(byte_tokenizer, [CALL, "60"], room=20, extra_info=ROW)
+    assert (output.reward_score, output.extra_fields["turn_scores"]) == (-0.5, [-0.5])
+    output, _ = play(byte_tokenizer, [CALL, "60"], extra_info=ROW)
+    assert output.reward_score == 1.0
+
+
 def test_a_fault_is_played_again_and_then_raised(
     byte_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
