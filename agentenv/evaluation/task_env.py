@@ -40,6 +40,7 @@ from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.faiss import FaissRetriever
 from agentenv.retrievers.hybrid import HybridRetriever
 from agentenv.retrievers.metrics import all_at_k, recall_at_k
+from agentenv.retrievers.no_passages import NoPassages
 from agentenv.retrievers.retriever_spec import check_retriever, make_retriever
 from agentenv.retrievers.simulation.simulated import check_gold
 from agentenv.retrievers.storage.corpus import Corpus, as_corpus, load_corpus, read_documents
@@ -228,9 +229,9 @@ def open_task_env(
         progress: Called with passages encoded and passages in all while an index is built.
 
     Raises:
-        ConfigurationError: a set without a corpus, and no retriever given; a retriever for an environment that searches
-            nothing; an environment without tasks of its own; a simulator that would be told the answers of an evaluation; or
-            questions about an invented world whose documents are not searched.
+        ConfigurationError: a set without a corpus, no retriever given, and turns to search in; a retriever for an
+            environment that searches nothing; an environment without tasks of its own; a simulator that would be told
+            the answers of an evaluation; or questions about an invented world whose documents are not searched.
     """
     checked_options(env)  # before any work
     opened = opened or open_tasks(source, search, env, tasks)
@@ -243,7 +244,7 @@ def open_task_env(
     if source.topics:
         opened = replace(opened, tasks=topics_of(corpus_of(opened), source))
     if retriever is None:
-        retriever = _open_retriever(search, opened, progress)
+        retriever = _open_retriever(search, opened, env, progress)
     check_gold(retriever, opened.split)
     own = open_tasks(source, SearchConfig(), env, tasks) if search.corpus else opened
     invented = source.dataset == WORLD and tasks is None
@@ -251,14 +252,17 @@ def open_task_env(
 
 
 def _open_retriever(
-    search: SearchConfig, opened: Source, progress: Callable[[int, int], None] | None
+    search: SearchConfig, opened: Source, env: EnvConfig, progress: Callable[[int, int], None] | None
 ) -> Retriever:
     if search.retriever not in BUILT:
         return make_retriever(search.retriever)
     corpus = corpus_of(opened)
+    if corpus is None and env.options.get("max_turns") == 0:  # only an answer is taken: nothing is searched
+        return NoPassages()
     if corpus is None:
         raise ConfigurationError(
-            f"{opened.name} has no corpus of its own; give a retriever such as faiss:DIR, or a corpus"
+            f"{opened.name} has no corpus of its own: give a retriever such as faiss:DIR or a corpus (--retriever or "
+            "--corpus, search.retriever or search.corpus of a run), or max_turns=0 to ask without a search"
         )
     if search.retriever == BM25:
         return _words(corpus)

@@ -351,6 +351,19 @@ def test_a_set_without_a_corpus_needs_a_retriever(tmp_path: Path) -> None:
         open_task_env(config, HASH, EnvConfig(), words)
 
 
+def test_a_set_without_a_corpus_needs_none_where_only_an_answer_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"question": "Who wrote Emma?", "answer": "Jane Austen"}\n')
+    source = SourceConfig(dataset=str(tmp_path / "mine.jsonl"))
+    task_env = open_task_env(source, SearchConfig(), EnvConfig(options={"max_turns": 0}), len)
+    assert task_env.retriever is not None
+    assert asyncio.run(task_env.retriever.search(["Emma", "Austen"], 3)) == [[], []]
+    env = task_env.make_env()
+    env.reset(seed=0, options={"task": task_env.source.tasks[0]})
+    assert env.step("<answer>Jane Austen</answer>").reward == 1
+    with pytest.raises(ConfigurationError, match=r"mine.*max_turns"):
+        open_task_env(source, SearchConfig(), EnvConfig(options={"max_turns": 1}), len)
+
+
 @pytest.mark.parametrize(
     ("source", "search", "hint"),
     [
