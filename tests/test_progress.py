@@ -166,11 +166,14 @@ def test_what_an_error_quotes_commands_no_terminal_and_forges_no_line_of_the_log
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("COLUMNS", "200")
     said = "fault: \x1b]52;c;aGk=\x07\x9b2J\r\n2026-11-28 10:00:00 INFO all is well \ud800"
-    with pytest.raises(ValueError), LiveDisplay(f"run {said}", log=tmp_path / "run.log") as display:
+    with (
+        contextlib.suppress(OSError),
+        LiveDisplay(f"run {said}", log=tmp_path / "run.log") as display,
+    ):
         display.phase(f"a {said}", 1)
         display.note(f"b {said}")
         display.warn(f"c {said}")
-        raise ValueError(f"d {said}")
+        raise OSError(f"d {said}")
     whole = (tmp_path / "run.log").read_text("utf-8")
     lines = whole.splitlines()
     assert len(lines) == 4
@@ -180,5 +183,7 @@ def test_what_an_error_quotes_commands_no_terminal_and_forges_no_line_of_the_log
             in line
         )
     shown = capsys.readouterr().err
-    assert "\x1b]" not in shown and "\x9b" not in shown and "\x07" not in shown
+    assert not {"\x1b]", "\x9b", "\x07"} & {
+        shown[at : at + length] for at in range(len(shown)) for length in (1, 2)
+    }
     assert "\\x1b]52;c;aGk=\\x07\\x9b2J 2026" in shown

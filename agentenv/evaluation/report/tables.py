@@ -114,13 +114,17 @@ def _bounds(results: Json, scorer: str) -> dict[str, list[str]]:
     """The score among its bounds, from low to high."""
     rows = {"this run": results.get("scores", {}).get(scorer, {}), **results.get("bounds", {})}
     named = {name.replace("_", " "): row for name, row in rows.items() if row.get("mean") is not None}
+    if named.keys() <= {"this run"}:
+        return {}
     return {name: _cells(row) for name, row in sorted(named.items(), key=lambda item: item[1]["mean"])}
 
 
 def _errors(results: Json) -> dict[str, list[str]]:
     errors = results.get("errors", {})
     counts = {name: errors[name] for name in ("correct", *CAUSES) if name in errors}
-    total = sum(counts.values()) or 1
+    total = max(results.get("n", 0) + results.get("faults", 0), sum(counts.values())) or 1
+    if counts.keys() == {"correct"}:  # nothing says why the others are not
+        counts |= {"not_correct": results.get("n", 0) - counts["correct"], "fault": results.get("faults", 0)}
     rows = {name.replace("_", " "): [str(n), f"{n / total:.1%}"] for name, n in counts.items()}
     if "correct_without_evidence" in errors:
         lucky = errors["correct_without_evidence"]
