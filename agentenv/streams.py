@@ -43,7 +43,10 @@ def visible(text: str) -> str:
 
 
 def make_console(*, stderr: bool = False, **options: Any) -> "Console":
-    """What commands print on for people: without marks and colours of its own in a text, and `visible` on a terminal."""
+    """What commands print on for people: without marks and colours of its own in a text, and `visible` on a terminal.
+
+    No line is broken: a path or a command is copied as one line, and a program reads lines that do not depend on a width.
+    """
     from rich.console import Console
 
     class Guarded(Console):
@@ -54,7 +57,7 @@ def make_console(*, stderr: bool = False, **options: Any) -> "Console":
                 shown = self.is_terminal and not segment.control
                 yield segment._replace(text=visible(segment.text)) if shown else segment
 
-    return Guarded(stderr=stderr, emoji=False, markup=False, highlight=False, **options)
+    return Guarded(stderr=stderr, emoji=False, markup=False, highlight=False, soft_wrap=True, **options)
 
 
 __all__ = ["forgiving", "make_console", "visible"]
