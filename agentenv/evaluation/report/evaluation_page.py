@@ -54,7 +54,7 @@ def _single(directory: Path, against: Path | None) -> Page:
         scorer=scorer,
         levels=with_bounds(levels, results.get("bounds", {})),
         cards=levels,
-        warnings=fault_warnings(runs) + bound_warnings({"": results}),
+        warnings=fault_warnings(list(zip(labels, sides, strict=True))) + bound_warnings({"": results}),
         labels=labels,
         tables=tables(runs, scorer),
         episodes=episodes_of(sides, scorer),
@@ -82,7 +82,8 @@ def _suite(directory: Path, against: Path | None) -> Page:
         scorer=scorer,
         levels=levels_of(scores) + levels_of(overall),
         cards=levels_of(overall),
-        warnings=fault_warnings(list(newest.items())) + bound_warnings(newest),
+        warnings=fault_warnings([(name, several[-1]) for name, several in sides.items()])
+        + bound_warnings(newest),
         labels=_labels(directory, against),
         tables=suite_tables(newest, summary, scorer) + ([comparison_table(found, scorer)] if found else []),
         episodes=[

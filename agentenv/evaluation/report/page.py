@@ -16,7 +16,7 @@ from agentenv.core.grammar import shortened
 from agentenv.core.registry import is_class
 from agentenv.core.scoring.scorers import SCORERS
 from agentenv.errors import MissingExtra
-from agentenv.evaluation.diagnosis import UNSOLVED, cause_of
+from agentenv.evaluation.diagnosis import UNSOLVED, cause_of, fault_reasons
 from agentenv.evaluation.records import EpisodeRecord, Evaluation, redacted
 from agentenv.evaluation.report.charts import Level, level_chart, score_text
 from agentenv.evaluation.results import OUTCOME, RECORDED, score_of
@@ -29,6 +29,7 @@ TEXT_CHARS = 20_000
 PAGE_BYTES = 48_000_000
 """Of all episodes of a page, without their pictures."""
 LOG = "run.log"
+_REASONS = 3  # for failures that a sentence tells
 _ESCAPED = "<>&'"  # each takes six characters in the JSON of a page
 _LOG_BYTES = 20_000  # of the end of a log that is shown
 
@@ -173,14 +174,21 @@ def with_bounds(levels: list[Level], bounds: Mapping[str, Any]) -> list[Level]:
     return [*levels, *sorted(levels_of(bounds, "bound"), key=lambda level: level.mean)]
 
 
-def fault_warnings(runs: Sequence[tuple[str, Json]]) -> list[str]:
-    """A sentence for every run with infrastructure failures."""
+def fault_warnings(runs: Sequence[tuple[str, Evaluation]]) -> list[str]:
+    """A sentence for every run with infrastructure failures, with the most common reasons."""
     return [
-        f"{label and label.capitalize() + ': '}{episodes_were(results['faults'])} left out of every score "
-        "for an infrastructure failure."
-        for label, results in runs
-        if results.get("faults")
+        f"{label and label.capitalize() + ': '}{episodes_were(run.results['faults'])} left out of every score "
+        f"for an infrastructure failure{_reasons_in(run)}."
+        for label, run in runs
+        if run.results.get("faults")
     ]
+
+
+def _reasons_in(run: Evaluation) -> str:
+    reasons = [f"{reason} ({count})" for reason, count in fault_reasons(run.records).items()]
+    if len(reasons) > _REASONS:
+        reasons[_REASONS:] = ["and others"]
+    return f": {'; '.join(reasons)}" if reasons else ""
 
 
 def bound_warnings(parts: Mapping[str, Json]) -> list[str]:

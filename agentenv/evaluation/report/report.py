@@ -129,7 +129,7 @@ def training_page(directory: Path) -> Page:
         warnings=[
             *warnings,
             *_training_warnings(lines),
-            *fault_warnings(runs),
+            *fault_warnings(list(sides.items())),
             *bound_warnings({"": results}),
         ],
         labels=[label for label, _ in runs],

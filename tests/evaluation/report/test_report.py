@@ -205,11 +205,12 @@ def test_the_page_needs_no_network(training_folder: Path) -> None:
 def test_an_evaluation_of_faults_only_has_a_page(
     tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]
 ) -> None:
-    write_run(tmp_path, [record("q", None, valid=False, end_reason="env_fault")])
-    assert (
-        "1 episode was left out of every score for an infrastructure failure."
-        in Tags(write_report(tmp_path)).words
-    )
+    reasons = ("disk full", "no answer", "disk full", "a", "b")
+    failed: dict[str, Any] = {"valid": False, "end_reason": "env_fault"}
+    write_run(tmp_path, [record(f"q{i}", None, error=reason, **failed) for i, reason in enumerate(reasons)])
+    words = Tags(write_report(tmp_path)).words
+    assert "5 episodes were left out of every score for an infrastructure failure" in words
+    assert "failure: disk full (2); no answer (1); a (1); and others." in words
 
 
 def test_where_no_causes_are_known_right_wrong_and_failed_add_up(
