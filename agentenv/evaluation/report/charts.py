@@ -13,6 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 42.0, 8.0, 8.0, 20.0  # margins around the plot
 _SMALLEST = 1e-300  # of the ranges that are drawn: logarithms and quotients of smaller ones are lost
 _LONG = 1e7  # from here on a number is shown with its power of ten
 _LABEL = 20  # characters that fit beside a row of a chart
+_LEGEND = 20  # characters of a name for which a comparison has room without growing
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +132,13 @@ def comparison_chart(curves: Sequence[Curve], label: str) -> str:
         curves: At least one, each of at least one point; colours and dashes repeat after eight.
         label: What stands on the x axis.
     """
-    width, height = 720.0, 320.0
+    longest = max(len(curve.name) for curve in curves)
+    width, height = 720.0 + 6.5 * max(0, longest - _LEGEND), max(320.0, 18.0 * len(curves) + 2 * BOTTOM)
     xs = [step for curve in curves for step in curve.steps]
     ys = [
         value for curve in curves for value in (*curve.values, *(end for pair in curve.band for end in pair))
     ]
-    bottom, right = height - BOTTOM - 14, width - 170
+    bottom, right = height - BOTTOM - 14, 720.0 - 170
     x = _Axis(*_widened(min(xs), max(xs), 0), LEFT, right)
     y = _Axis(*_widened(min(ys), max(ys), 0.06), bottom, TOP)
     parts = [
@@ -171,6 +173,8 @@ def _drawn(curve: Curve, x: _Axis, y: _Axis, dash: str) -> str:
     band = [(x(step), y(high)) for step, (_, high) in zip(curve.steps, curve.band, strict=False)]
     band += [(x(step), y(low)) for step, (low, _) in zip(curve.steps, curve.band, strict=False)][::-1]
     area = f'<polygon class="band" points="{_points(band)}"/>' if band else ""
+    if len(line) == 1:
+        return f'<circle cx="{line[0][0]:.1f}" cy="{line[0][1]:.1f}" r="4"/>'
     return f'{area}<polyline class="line" points="{_points(line)}"{dash}/>'
 
 

@@ -244,15 +244,19 @@ def _curves(lines: Sequence[Json], scorer: str) -> tuple[list[tuple[str, str, st
     curves, constants = [], []
     for key in order:
         rows = [line for line in lines if _number(line.get(key)) and "step" in line]
-        if len(rows) < 2:
+        if not rows:
             continue
         title = CURVES.get(key, key.replace("_", " ")).replace("{scorer}", scorer)
         last = value_text(rows[-1][key])
+        if len(rows) == 1:
+            constants.append((title, f"{last} (step {rows[0]['step']} alone)"))
+            continue
         if not _moves([row[key] for row in rows]):
             constants.append((title, last))
             continue
-        bands = [row.get(f"{key}_ci95") for row in rows]
-        band = tuple((b[0], b[1]) for b in bands if b) if all(bands) else ()
+        bands = [row.get(f"{key}_ci95") or (None, None) for row in rows]
+        band = tuple((low, high) for low, high in bands if _number(low) and _number(high))
+        band = band if len(band) == len(rows) else ()
         curve = Curve(key, tuple(row["step"] for row in rows), tuple(row[key] for row in rows), band)
         curves.append((title, last, line_chart(curve)))
     return curves, constants

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from agentenv.evaluation.report.charts import Curve, Level, level_chart, line_chart, ticks
+from agentenv.evaluation.report.charts import Curve, Level, comparison_chart, level_chart, line_chart, ticks
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,22 @@ def test_neighbouring_ticks_have_different_labels_and_steps_are_whole() -> None:
 def test_what_a_curve_shows_is_also_said() -> None:
     said = ET.fromstring(line_chart(Curve("kl", (1, 5, 9), (0.25, 4.0, 0.5)))).get("aria-label")
     assert said == "kl by step: 0.25 at step 1, 0.5 at step 9, between 0.25 and 4"
+
+
+def test_a_comparison_shows_a_single_point_and_whole_names() -> None:
+    name = "a strategy with a long name, and a colder policy (12)"
+    curves = [
+        Curve(name, (10.0,), (0.5,), ((0.5, 0.5),)),
+        *(Curve(str(i), (5, 20), (0, i)) for i in range(20)),
+    ]
+    root = ET.fromstring(comparison_chart(curves, "tokens"))
+    svg = "{http://www.w3.org/2000/svg}"
+    width, height = map(float, root.get("viewBox", "").split()[2:])
+    names = [text for text in root.iter(f"{svg}text") if text.get("class") == "name"]
+    assert all(float(text.get("x", "")) + 6.5 * len(text.text or "") < width + 5 for text in names)
+    assert all(float(text.get("y", "")) < height - 20 for text in names)
+    (point,) = root.iter(f"{svg}circle")
+    assert 42 < float(point.get("cx", "")) < 550  # between 5 and 20
 
 
 def test_names_are_escaped() -> None:

@@ -161,6 +161,7 @@ def test_values_that_cannot_be_drawn_are_left_out(tmp_path: Path) -> None:
     page = Tags(write_report(tmp_path))
     assert page.names.count("polyline") == 1  # kl has two finite values, loss one
     assert "KL to the reference" in page.words
+    assert "loss 1 (step 2 alone)" in page.words
 
 
 def test_evaluation_page_holds_scores_breakdowns_and_ends(training_folder: Path) -> None:
