@@ -159,7 +159,7 @@ def _training_results(path: Path) -> Json:
 
 def _unfinished(directory: Path, log: str) -> str:
     """That there are no results, how the log ends, and what to do."""
-    last = next((line for line in reversed(log.split("\n")) if line.strip()), "")
+    last = log.strip().rpartition("\n")[2]
     said = f" Its log ends with: {last!r}." if last else ""
     return (
         f"The run is not finished: there is no results.json yet.{said} Unless a process still works on it, continue with: "
@@ -254,12 +254,24 @@ def _curves(lines: Sequence[Json], scorer: str) -> tuple[list[tuple[str, str, st
         if not _moves([row[key] for row in rows]):
             constants.append((title, last))
             continue
-        bands = [row.get(f"{key}_ci95") or (None, None) for row in rows]
-        band = tuple((low, high) for low, high in bands if _number(low) and _number(high))
-        band = band if len(band) == len(rows) else ()
-        curve = Curve(key, tuple(row["step"] for row in rows), tuple(row[key] for row in rows), band)
+        curve = Curve(
+            key,
+            tuple(row["step"] for row in rows),
+            tuple(row[key] for row in rows),
+            _band(rows, f"{key}_ci95"),
+        )
         curves.append((title, last, line_chart(curve)))
     return curves, constants
+
+
+def _band(rows: Sequence[Json], key: str) -> tuple[tuple[float, float], ...]:
+    """The interval of each row; none at all where a row has none that can be drawn."""
+    ends: list[Sequence[float]] = [row.get(key) or () for row in rows]
+    return (
+        tuple((low, high) for low, high in ends)
+        if all(pair and all(map(_number, pair)) for pair in ends)
+        else ()
+    )
 
 
 def _moves(values: Sequence[float]) -> bool:

@@ -278,3 +278,12 @@ def test_the_command_says_where_the_page_is(
     assert result["report"] == str(training_folder / "report.html")
     command.show(result, Console(width=300))
     assert str(training_folder / "report.html") in capsys.readouterr().out
+
+
+def test_an_evaluation_that_was_stopped_says_how_it_goes_on(
+    tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]
+) -> None:
+    write_run(tmp_path, [record("q")])
+    (tmp_path / "results.json").unlink()
+    with pytest.raises(ConfigurationError, match=re.escape(str(tmp_path)) + ".*not finished.*agentenv eval"):
+        write_report(tmp_path)
