@@ -111,7 +111,7 @@ def level_chart(levels: Sequence[Level], *, width: float = 860) -> str:
         parts.append(f'<g class="{escape(level.kind)}">')
         parts.append(
             f'<text class="label" x="{label_width - 12:.0f}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{escape(_middle_cut(level.label))}<title>{escape(level.label)}</title></text>"
+            f"{_label_of(level.label)}</text>"
         )
         if level.ci95:
             left, right = map(x, level.ci95)
@@ -215,9 +215,12 @@ def score_text(value: float) -> str:
     return f"{value:.3f}" if abs(value) < _LONG else f"{value:.3g}"
 
 
-def _middle_cut(label: str) -> str:
-    """A label as it fits beside its row: names of runs often differ at their ends alone."""
-    return label if len(label) <= _LABEL else f"{label[: _LABEL // 2 - 1]}\u2026{label[-_LABEL // 2 :]}"
+def _label_of(name: str) -> str:
+    """A name as it fits beside its row, and whole as its title: names of runs often differ at their ends alone."""
+    if len(name) <= _LABEL:
+        return escape(name)
+    short = f"{name[: _LABEL // 2 - 1]}\u2026{name[-_LABEL // 2 :]}"
+    return f"{escape(short)}<title>{escape(name)}</title>"
 
 
 def _svg(width: float, height: float, body: str, label: str, attributes: str = "") -> str:
