@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agentenv.core.grammar import shortened
 from agentenv.evaluation.diagnosis import CAUSES
 from agentenv.evaluation.endpoint_usage import describe_usage
 
 Json = dict[str, Any]
 
 _QUESTIONS = 48  # of self-play that are shown
+_CELL = 300  # characters of a text in a table
 _SHOWN_RETRIEVAL = ("support_recall", "all_support", "answer_shown")
 
 
@@ -48,7 +50,11 @@ def question_tables(questions: Sequence[Json]) -> list[Json]:
     keys = ("topic", "question", "answer", "searches", "outcome")
     head = [*keys, "solved"]
     rows = [
-        [f"step {row['step']}", *(str(row[key]) for key in keys), _blank(row.get("solve_rate"))]
+        [
+            f"step {row['step']}",
+            *(shortened(str(row[key]), _CELL) for key in keys),
+            _blank(row.get("solve_rate")),
+        ]
         for row in questions[: -_QUESTIONS - 1 : -1]
     ]
     title = f"Questions of self-play: the last {len(rows)} of {len(questions)}"

@@ -287,3 +287,12 @@ def test_an_evaluation_that_was_stopped_says_how_it_goes_on(
     (tmp_path / "results.json").unlink()
     with pytest.raises(ConfigurationError, match=re.escape(str(tmp_path)) + ".*not finished.*agentenv eval"):
         write_report(tmp_path)
+
+
+def test_an_endless_question_of_self_play_is_cut_in_its_table(training_folder: Path) -> None:
+    row = {"step": 1, "topic": "t", "question": "begin " + "q" * 5000 + " end", "answer": "a", "searches": 2}
+    (training_folder / "questions.jsonl").write_text(json.dumps(row | {"outcome": "accepted"}) + "\n")
+    words = Tags(write_report(training_folder)).words
+    assert "begin q" in words
+    assert "q end" in words
+    assert "q" * 301 not in words
