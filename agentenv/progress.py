@@ -115,7 +115,7 @@ class LiveDisplay:
         self._clock = clock
         # Python has none where it was started with that closed.
         shown = forgiving(sys.stderr) if sys.stderr else None
-        self._console = make_console(file=shown, stderr=True)
+        self._console = make_console(file=shown, stderr=True, soft_wrap=False)
         self._live = self._console.is_terminal
         self._bar = max(4, min(_BAR, self._console.width - 2 * _TIMES))
         self._progress = _Bar(

@@ -42,10 +42,11 @@ def visible(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-def make_console(*, stderr: bool = False, **options: Any) -> "Console":
+def make_console(*, stderr: bool = False, soft_wrap: bool = True, **options: Any) -> "Console":
     """What commands print on for people: without marks and colours of its own in a text, and `visible` on a terminal.
 
-    No line is broken: a path or a command is copied as one line, and a program reads lines that do not depend on a width.
+    With ``soft_wrap`` no line is broken: a path or a command is copied as one line, and a program reads lines that do not
+    depend on a width.
     """
     from rich.console import Console
 
@@ -57,7 +58,7 @@ def make_console(*, stderr: bool = False, **options: Any) -> "Console":
                 shown = self.is_terminal and not segment.control
                 yield segment._replace(text=visible(segment.text)) if shown else segment
 
-    return Guarded(stderr=stderr, emoji=False, markup=False, highlight=False, soft_wrap=True, **options)
+    return Guarded(stderr=stderr, emoji=False, markup=False, highlight=False, soft_wrap=soft_wrap, **options)
 
 
 __all__ = ["forgiving", "make_console", "visible"]
