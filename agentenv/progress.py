@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rich.console import Console, RenderableType
-from rich.markup import escape
+from rich.cells import cell_len
+from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.text import Text
 
 from agentenv.errors import AgentEnvError
-from agentenv.streams import forgiving
+from agentenv.streams import forgiving, make_console, visible
 
 _SHOWN = {
     "score": "score",
@@ -40,12 +40,18 @@ _SHOWN = {
     "loss": "loss",
 }
 _PLAIN_EVERY_S = 30.0  # without a terminal: seconds between two lines
+_LARGE = 1e6  # from here on a figure is shown with its power of ten
+_BAR = 40  # cells, on a wide terminal
+_TIMES = 29  # cells for counts and times beside it
 
 
 class _Bar(Progress):
-    """A bar with its metrics on a line of their own, which leaves the times whole on a narrow terminal."""
+    """A bar with its metrics on a line of their own, and a long name above it: a narrow terminal shows the times whole."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
+        for task in self.tasks:
+            if above := task.fields["above"]:
+                yield Text(above, style="bold", overflow="fold")
         yield from super().get_renderables()
         for task in self.tasks:
             if metrics := task.fields["metrics"]:
@@ -109,18 +115,19 @@ class LiveDisplay:
         self._clock = clock
         # Python has none where it was started with that closed.
         shown = forgiving(sys.stderr) if sys.stderr else None
-        self._console = Console(file=shown, stderr=True, emoji=False, highlight=False)
+        self._console = make_console(file=shown, stderr=True, soft_wrap=False)
         self._live = self._console.is_terminal
+        self._bar = max(4, min(_BAR, self._console.width - 2 * _TIMES))
         self._progress = _Bar(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
+            TextColumn("{task.description}", style="bold", markup=False),
+            BarColumn(bar_width=self._bar),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._live,
         )
-        self._title = title
+        self._title = _one_line(title)
         self._log = logging.getLogger(f"agentenv.run.{id(self)}")
         self._log.setLevel(logging.INFO)
         self._log.propagate = False
@@ -141,7 +148,7 @@ class LiveDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._log.error("ended by %s: %s", type(error).__name__, error)
+            self._log.error("ended by %s: %s", type(error).__name__, _one_line(str(error)))
         self._progress.stop()
         for handler in list(self._log.handlers):
             handler.close()
@@ -149,22 +156,22 @@ class LiveDisplay:
 
     def phase(self, name: str, total: int) -> None:
         """A phase of ``total`` units begins; 0 units show no bar of their own."""
+        name = _one_line(name)
         self._log.info("%s", name)
         self._name, self._total, self._latest, self._first = name, total, {}, None
         self._began = self._said = self._clock()
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(name, total=total or None, metrics="")
+        beside = cell_len(name) <= self._console.width - self._bar - _TIMES
+        shown, above = (name, "") if beside else ("", name)
+        self._task = self._progress.add_task(shown, total=total or None, metrics="", above=above)
         if not self._live:
             self._say(f"{self._title}: {name}" + (f", {total} in all" if total else ""))
 
     def advance(self, done: int, metrics: dict[str, Any]) -> None:
         """So many units are done; metrics that are not given keep their last value."""
         self._latest |= {name: metrics[name] for name in _SHOWN if metrics.get(name) is not None}
-        line = "  ".join(
-            f"{_SHOWN[name]} {value if isinstance(value, int) else format(value, '.3f')}"
-            for name, value in self._latest.items()
-        )
+        line = "  ".join(f"{_SHOWN[name]} {_figure(value)}" for name, value in self._latest.items())
         self._log.info("%s %d/%d %s", self._name, done, self._total, line)
         if self._task is not None:
             self._progress.update(self._task, completed=done, metrics=line)
@@ -193,13 +200,15 @@ class LiveDisplay:
 
     def note(self, sentence: str) -> None:
         """Shows a sentence above the bar."""
+        sentence = _one_line(sentence)
         self._log.info("%s", sentence)
         self._say(sentence)
 
     def warn(self, sentence: str) -> None:
         """Shows a warning above the bar."""
+        sentence = _one_line(sentence)
         self._log.warning("%s", sentence)
-        self._console.print(f"[yellow]warning:[/yellow] {escape(sentence)}", soft_wrap=not self._live)
+        self._console.print(Text.assemble(("warning:", "yellow"), " ", sentence), soft_wrap=not self._live)
 
 
 class LiveDisplays(ExitStack):
@@ -243,6 +252,15 @@ def indexing(display: Display) -> Callable[[int, int], None]:
         display.advance(done, {})
 
     return progress
+
+
+def _figure(value: float) -> str:
+    return str(value) if isinstance(value, int) else format(value, ".3f" if abs(value) < _LARGE else ".3e")
+
+
+def _one_line(text: str) -> str:
+    """``text`` as one line of a log: what an environment or a service says in an error adds no lines of its own."""
+    return visible(" ".join(text.split())).encode("utf-8", "backslashreplace").decode()
 
 
 def _minutes(seconds: float) -> str:

@@ -139,3 +139,51 @@ def test_a_process_without_stderr_shows_nothing_and_writes_its_log(
         display.advance(2, {})
     assert "look here" in (tmp_path / "run.log").read_text()
     assert capsys.readouterr().out == ""
+
+
+def test_a_long_name_leaves_times_and_counts_whole_on_a_narrow_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    with LiveDisplay("run", log=tmp_path / "run.log") as display:
+        display.phase("fictional[a] (test), bound [/closed_book]", 30)
+        display.advance(12, {"loss": 1e300})
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert "fictional[a] (test), bound" in shown
+    assert "[/closed_book]" in shown
+    assert "12/30 0:00:" in shown
+    assert "loss 1.000e+300" in shown
+    assert "…" not in shown
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_an_error_quotes_commands_no_terminal_and_forges_no_line_of_the_log(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "200")
+    said = "fault: \x1b]52;c;aGk=\x07\x9b2J\r\n2026-11-28 10:00:00 INFO all is well \ud800"
+    with (
+        contextlib.suppress(OSError),
+        LiveDisplay(f"run {said}", log=tmp_path / "run.log") as display,
+    ):
+        display.phase(f"a {said}", 1)
+        display.note(f"b {said}")
+        display.warn(f"c {said}")
+        raise OSError(f"d {said}")
+    whole = (tmp_path / "run.log").read_text("utf-8")
+    lines = whole.splitlines()
+    assert len(lines) == 4
+    for line, letter in zip(lines, "abcd", strict=True):
+        assert (
+            f"{letter} fault: \\x1b]52;c;aGk=\\x07\\x9b2J 2026-11-28 10:00:00 INFO all is well \\ud800"
+            in line
+        )
+    shown = capsys.readouterr().err
+    assert not {"\x1b]", "\x9b", "\x07"} & {
+        shown[at : at + length] for at in range(len(shown)) for length in (1, 2)
+    }
+    assert "\\x1b]52;c;aGk=\\x07\\x9b2J 2026" in shown

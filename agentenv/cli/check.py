@@ -73,9 +73,9 @@ class Check:
 
         for row in result["checks"]:
             line = f"{MARKS[row['status']]} {row['name']:<13} {escape(row['detail'])}"
-            console.print(line.rstrip(), markup=True, soft_wrap=True)
+            console.print(line.rstrip(), markup=True)
             if row["probes"]:
-                console.print(probe_table(row["probes"]))
+                console.print(probe_table(row["probes"]), soft_wrap=False)
         failed = sum(row["status"] == "failed" for row in result["checks"])
         console.print(f"{result['env']}: {failed} of {len(result['checks'])} checks failed")
 

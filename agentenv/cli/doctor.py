@@ -75,13 +75,12 @@ class Doctor:
             console.print(
                 f"{mark} {name:<16} {escape(found['value'])}{hint}",
                 markup=True,
-                soft_wrap=True,
             )
         for extra, packages in result["extras"].items():
             missing = [package for package, version in packages.items() if version is None]
             mark = "[yellow]no [/]" if missing else "[green]yes[/]"
             detail = f"missing {', '.join(missing)}" if missing else "installed"
-            console.print(f"{mark} extra {extra:<12} {detail}", markup=True, soft_wrap=True)
+            console.print(f"{mark} extra {extra:<12} {detail}", markup=True)
 
 
 def cores() -> int:

@@ -1,6 +1,5 @@
 """``agentenv eval``: one benchmark, or a suite of several."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,10 @@ from rich.console import Console
 
 from agentenv.cli.grid import print_table
 from agentenv.cli.rescore import Rescore, left_out_note
-from agentenv.core.env_lifecycle import reason_in
 from agentenv.core.grammar import shortened
 from agentenv.core.values import read_options
 from agentenv.errors import ConfigurationError
+from agentenv.evaluation.diagnosis import fault_reasons
 from agentenv.evaluation.endpoint_usage import describe_usage, sum_usage
 from agentenv.evaluation.llm_judge import check_judge, open_judge
 from agentenv.evaluation.records import EPISODES, read_records
@@ -177,7 +176,7 @@ class Eval:
         found = evaluate(dataset=self.dataset, out=self.out, retry_faults=self.retry_faults, **fields).results
         ended = {"seconds": _seconds(self.out, found), "ok": "incomplete" not in found}
         if found["faults"]:
-            ended["fault_reasons"] = fault_reasons(self.out)
+            ended["fault_reasons"] = fault_reasons(read_records(self.out / EPISODES))
         return {**found, **ended, "out": str(self.out)}
 
     def _check_samples(self) -> None:
@@ -304,16 +303,6 @@ def _show_suite(result: dict[str, Any], console: Console) -> None:
             console.print(f"  {scorer} {kind:<8}{_score(means[kind])}  {n} {means[kind][n]}")
 
 
-def fault_reasons(out: Path) -> dict[str, int]:
-    """Why episodes of an evaluation are in no score, and how many for each reason, the most common first."""
-    counted = Counter(
-        reason_in(record.get("error", ""), record["end_reason"])
-        for record in read_records(out / EPISODES)
-        if not record["valid"] and "canary" not in record  # whose texts nobody is shown
-    )
-    return dict(counted.most_common())
-
-
 def _score(score: dict[str, Any]) -> str:
     if score["mean"] is None:
         return "no score"
@@ -381,4 +370,5 @@ def _show(result: dict[str, Any], console: Console) -> None:
     for what, unit in (("tokens", result["tokens"].get("unit", "")), ("seconds", "seconds")):
         found = {k: v for k, v in result[what].items() if isinstance(v, float)}
         for kind, value in found.items():
-            line(f"{unit} {kind.replace('seconds', '').strip('_').replace('_', ' '):<24}{value:.3g}")
+            words = kind.replace("seconds", "").replace("_", " ").split()
+            line(f"{unit} {' '.join(words):<24}{value:.3g}")

@@ -59,4 +59,4 @@ class Export:
         if result["out"] is None:
             console.out(result["text"], end="")
         else:
-            console.print(f"{result['rows']} rows: {result['out']}", markup=False, soft_wrap=True)
+            console.print(f"{result['rows']} rows: {result['out']}", markup=False)

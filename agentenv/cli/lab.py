@@ -51,11 +51,11 @@ class List:
 
         for name, row in result.items():
             state = f"{row['finished']} runs here, {row['missing']} before the next interim analysis"
-            console.print(f"{name:<14} {row['title']} ({state})", style="bold", soft_wrap=True)
+            console.print(f"{name:<14} {row['title']} ({state})", style="bold")
             page = row["decided"]
             none = "no published page in the folder of --pages"
             said = none if page is None else f"{page['verdict']}: {power_in_words(page)}"
-            console.print(f"{'':<15}{said}", soft_wrap=True)
+            console.print(f"{'':<15}{said}")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Starts:
             took = "is there" if minutes is None else f"made in {minutes:.1f} minutes"
             if name in result["other_source"]:
                 took += ", made by other source of agentenv: delete it to make it anew"
-            console.print(f"{result['out']}/{name}: {took}", soft_wrap=True)
+            console.print(f"{result['out']}/{name}: {took}")
 
 
 @dataclass(frozen=True)
@@ -164,5 +164,5 @@ class Run:
             console.print(f"  {arm:<20} {len(found['values'])} seeds  {mean}")
         for family in result["families"]:
             for pair in family["pairs"]:
-                console.print(f"  {pair_verdict(pair, family['interims'])}", soft_wrap=True)
+                console.print(f"  {pair_verdict(pair, family['interims'])}")
         console.print(f"{result['missing_runs']} runs missing. Page: {result['page']}")

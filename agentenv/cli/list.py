@@ -53,7 +53,7 @@ class List:
         for kind, names in result.items():
             console.print(kind, style="bold")
             for line in _rows(names, console) if isinstance(names, dict) else _filled(names, console):
-                console.print(line, markup=False, soft_wrap=True)
+                console.print(line, markup=False)
 
 
 def _rows(targets: dict[str, str], console: Console) -> list[str]:

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, Protocol, cast, get_type_hints
 
 from agentenv.cli.descriptions import description, joined_field_docs
 from agentenv.cli.process_exit import leave
-from agentenv.cli.standard_streams import as_json, complete_streams, drop_output, make_console, visible
+from agentenv.cli.standard_streams import as_json, complete_streams, drop_output
 from agentenv.cli.switches import plain_switches
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
 from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName, first_line, is_shortage
+from agentenv.streams import make_console, visible
 
 USAGE, FAILURE, SIGNALLED = 2, 1, 128  # exit codes; the number of a signal is added, as shells report it
 INTERRUPTED = SIGNALLED + signal.SIGINT

@@ -159,4 +159,4 @@ class New:
             f'  "{result["id"]}" = "{entry}"',
         ]
         for line in lines:
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(line, markup=False)

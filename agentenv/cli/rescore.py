@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.cli.standard_streams import make_console
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.compare import rescore
 from agentenv.evaluation.endpoint_usage import describe_usage
@@ -17,6 +16,7 @@ from agentenv.evaluation.records import EPISODES, SUITE, read_records, read_suit
 from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.rubrics import get_rubric
 from agentenv.evaluation.suite import summarize_suite
+from agentenv.streams import make_console
 
 if TYPE_CHECKING:
     from agentenv.policies.endpoint import ChatClient

@@ -196,7 +196,7 @@ class Query:
         for passage in result["passages"]:
             row = (f"{passage['score']:.3f}", passage["id"], passage["title"], passage["text"])
             table.add_row(*map(Text, row))
-        console.print(table if result["passages"] else "Nothing found.")
+        console.print(table if result["passages"] else "Nothing found.", soft_wrap=False)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class Plan:
             table.add_row(
                 option["index"], Text(option["fits"], _STYLES[option["fits"]]), *sizes, *map(_short, numbers)
             )
-        console.print(table)
+        console.print(table, soft_wrap=False)
         best = result["best"]
         if best is None:
             least = min(option["least_bytes"] for option in result["options"])

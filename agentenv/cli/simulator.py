@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.cli.standard_streams import make_console
 from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
+from agentenv.streams import make_console
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,10 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentenv.streams import forgiving
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.segment import Segment
-
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
@@ -34,30 +28,6 @@ def complete_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     # Of libraries too, whose bars of progress would end the work otherwise.
     sys.stderr = forgiving(sys.stderr)
-
-
-def visible(text: str) -> str:
-    """``text`` with an escape for each control character but line ends and tabs.
-
-    A terminal obeys them: what a program, a policy or a file of somebody else says could hide or overwrite what the command
-    itself says, or fill the clipboard.
-    """
-    return text.translate(_CONTROLS)
-
-
-def make_console(*, stderr: bool = False, **options: Any) -> "Console":
-    """What commands print on for people: without marks and colours of its own in a text, and `visible` on a terminal."""
-    from rich.console import Console
-
-    class Guarded(Console):
-        """Lets no text of a segment command the terminal; the colours of the console itself are no part of it."""
-
-        def render(self, *given: Any, **more: Any) -> "Iterator[Segment]":
-            for segment in super().render(*given, **more):
-                shown = self.is_terminal and not segment.control
-                yield segment._replace(text=visible(segment.text)) if shown else segment
-
-    return Guarded(stderr=stderr, emoji=False, markup=False, highlight=False, **options)
 
 
 def drop_output() -> None:

@@ -130,8 +130,7 @@ class Train:
             f"Policy:  {result['policy']}",
         ]
         for line in (*lines, "\nNext:", *(f"  {command}" for command in next_commands(self.config, out))):
-            # People copy a command as one line.
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(line, markup=False)
 
 
 def next_commands(config: TrainConfig, out: str) -> list[str]:

@@ -4,11 +4,13 @@ One that cannot be made, and one that cannot be closed, is a failure of its own 
 """
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import dropwhile
 from typing import Any
 
 from agentenv.core.env import Env
@@ -22,6 +24,8 @@ MakeEnv = Callable[[], Env[Any]]
 
 _REASONS = 3  # that are told at a time
 _REASON_CHARS = 500  # of one
+_BEFORE_MESSAGE = re.compile(r'[ |]*File "| *\+[-+]+ \d+ -')
+"""A frame of a traceback, and what separates the exceptions of a group."""
 _CLOSING_S = 10.0  # for environments to close when the run is ended from outside
 
 
@@ -110,10 +114,22 @@ def reason_of(trajectory: Trajectory) -> str:
 
 def reason_in(error: str, end_reason: str) -> str:
     """What `reason_of` says, from the error that is kept of a masked episode and why it ended."""
-    lines = [line for line in error.splitlines() if any(map(str.isalnum, line))]
-    said = (lines or [str(end_reason)])[-1].strip(" |")[-_REASON_CHARS:]
+    said = _message_in(error) or str(end_reason)
+    if len(said) > _REASON_CHARS:
+        half = (_REASON_CHARS - 3) // 2
+        said = f"{said[: _REASON_CHARS - 3 - half]} \u2026 {said[-half:]}"
     place = place_in(error)
     return f"{said} ({place})" if place else said
+
+
+def _message_in(error: str) -> str:
+    """A message of any number of lines as one line, without the traceback before it, which may be one of a group."""
+    lines = error.splitlines()
+    before = [number for number, line in enumerate(lines) if _BEFORE_MESSAGE.match(line)]
+    if before:
+        left = (re.sub(r"^ *\| ?", "", line) for line in lines[before[-1] + 1 :])
+        lines = list(dropwhile(lambda line: line.startswith(" "), left))  # the line of code and its marks
+    return " ".join(line.strip() for line in lines if any(map(str.isalnum, line)))
 
 
 def reasons_of(played: Iterable[Trajectory]) -> str:

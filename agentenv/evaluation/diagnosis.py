@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from agentenv.core.env_lifecycle import reason_in
 from agentenv.core.grammar import earliest_block
 from agentenv.core.scoring.evidence import holds_answer, looked_up
 from agentenv.core.scoring.normalize import squad, squad_words
@@ -61,6 +62,20 @@ def ends_in_no_action(record: EpisodeRecord) -> bool:
     turns = record.get("turns") or ()
     broken = bool(turns) and not turns[-1].get("valid", True)
     return broken and earliest_block(turns[-1]["action"], TAGS) is None
+
+
+def fault_reasons(records: Iterable[EpisodeRecord]) -> Json:
+    """Why episodes of an evaluation are in no score, and how many for each reason, the most common first.
+
+    Args:
+        records: of the evaluation; those whose texts nobody is shown give no reason.
+    """
+    counted = Counter(
+        reason_in(record.get("error", ""), record["end_reason"])
+        for record in records
+        if not record["valid"] and "canary" not in record
+    )
+    return dict(counted.most_common())
 
 
 def known_searches(records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:

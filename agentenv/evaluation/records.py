@@ -224,6 +224,11 @@ def read_results(directory: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: there is none, or it is not what an evaluation writes.
     """
+    if (directory / EPISODES).is_file() and not (directory / RESULTS).is_file():
+        raise ConfigurationError(
+            f"The evaluation in {str(directory)!r} is not finished: it has no {RESULTS} yet. The same `agentenv eval` "
+            "command goes on with it."
+        )
     return _read_checked("results", directory / RESULTS)
 
 

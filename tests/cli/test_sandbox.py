@@ -10,8 +10,8 @@ import pytest
 from agentenv.cli.doctor import sandbox_finding
 from agentenv.cli.main import main
 from agentenv.cli.sandbox import Run
-from agentenv.cli.standard_streams import make_console
 from agentenv.sandbox.backends import unavailable
+from agentenv.streams import make_console
 
 
 @pytest.fixture(scope="module", params=["bwrap", "docker"])

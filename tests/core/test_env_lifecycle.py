@@ -33,6 +33,21 @@ def test_the_reason_of_a_failure_is_a_line_that_says_something() -> None:
     assert reason_of(replace(failed, error="")) == "policy_fault"
 
 
+def test_a_message_of_several_lines_is_told_whole() -> None:
+    """Docker and pydantic end their messages with advice, which says nothing of what failed."""
+    message = "no such image: web\n\n  tag: latest\nRun 'docker run --help' for more."
+    try:
+        raise OSError(message)
+    except OSError:
+        said = traceback.format_exc()
+    whole = "OSError: no such image: web tag: latest Run 'docker run --help' for more."
+    assert reason_of(failed(said)).startswith(f"{whole} (test_env_lifecycle.py, line ")
+    assert reason_of(failed(message)) == whole.removeprefix("OSError: ")
+    long = reason_of(failed("begin" + "x" * 900 + "end"))
+    assert long.startswith("beginx")
+    assert long.endswith("xend")
+
+
 def failed(error: str, *, valid: bool = False) -> Trajectory:
     return Trajectory(Task("a", "q"), (), (), 1.0, EndReason.POLICY_FAULT, valid=valid, error=error)
 

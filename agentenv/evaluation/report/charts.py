@@ -10,6 +10,10 @@ from html import escape
 from math import floor, log10
 
 LEFT, RIGHT, TOP, BOTTOM = 42.0, 8.0, 8.0, 20.0  # margins around the plot
+_SMALLEST = 1e-300  # of the ranges that are drawn: logarithms and quotients of smaller ones are lost
+_LONG = 1e7  # from here on a number is shown with its power of ten
+_LABEL = 20  # characters that fit beside a row of a chart
+_LEGEND = 20  # characters of a name for which a comparison has room without growing
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One score on the scale from 0 to 1."""
+    """One score, mostly between 0 and 1; a reward may be any number."""
 
     label: str
     mean: float
@@ -74,35 +78,50 @@ def line_chart(curve: Curve, *, width: float = 340, height: float = 150) -> str:
     if len(places) <= 40:
         parts += [f'<circle class="dot" cx="{px:.1f}" cy="{py:.1f}" r="2"/>' for px, py in places]
     rows = [
-        [round(px, 1), round(py, 1), step, _short(value)]
+        [round(px, 1), round(py, 1), step, value_text(value)]
         for (px, py), step, value in zip(places, curve.steps, curve.values, strict=True)
     ]
     data = escape(json.dumps(rows, separators=(",", ":")))
-    return _svg(width, height, "".join(parts), f"{curve.name} by step", f' data-points="{data}"')
+    said = (
+        f"{curve.name} by step: {value_text(curve.values[0])} at step {curve.steps[0]:g}, "
+        f"{value_text(curve.values[-1])} at step {curve.steps[-1]:g}, "
+        f"between {value_text(min(curve.values))} and {value_text(max(curve.values))}"
+    )
+    return _svg(width, height, "".join(parts), said, f' data-points="{data}"')
 
 
 def level_chart(levels: Sequence[Level], *, width: float = 860) -> str:
-    """Scores on one scale from 0 to 1, a row each, with their intervals as whiskers."""
+    """Scores on one scale, a row each, with their intervals as whiskers.
+
+    The scale is that from 0 to 1, which is widened where a mean or an interval lies outside, as those of rewards may.
+    """
     label_width, row = 150.0, 26.0
     height = row * len(levels) + 26
-    x = _Axis(0, 1, label_width, width - 60)
+    places = [end for level in levels for end in (level.mean, *(level.ci95 or ()))]
+    low, high = min(0.0, *places), max(1.0, *places)
+    x = _Axis(low, high, label_width, width - 60)
+    marked = (0, 0.25, 0.5, 0.75, 1) if (low, high) == (0, 1) else ticks(low, high)
     parts = [
         f'<line class="grid" x1="{x(t):.1f}" x2="{x(t):.1f}" y1="4" y2="{height - 20:.1f}"/>'
         f'<text class="tick" x="{x(t):.1f}" y="{height - 6:.1f}" text-anchor="middle">{t:g}</text>'
-        for t in (0, 0.25, 0.5, 0.75, 1)
+        for t in marked
     ]
     for index, level in enumerate(levels):
         y = row * index + row / 2 + 4
         parts.append(f'<g class="{escape(level.kind)}">')
         parts.append(
             f'<text class="label" x="{label_width - 12:.0f}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{escape(level.label)}</text>"
+            f"{_label_of(level.label)}</text>"
         )
         if level.ci95:
-            low, high = (x(min(1.0, max(0.0, end))) for end in level.ci95)
-            parts.append(f'<line class="whisker" x1="{low:.1f}" x2="{high:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            left, right = map(x, level.ci95)
+            parts.append(
+                f'<line class="whisker" x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            )
         parts.append(f'<circle class="mark" cx="{x(level.mean):.1f}" cy="{y:.1f}" r="5"/>')
-        parts.append(f'<text class="value" x="{width - 48:.0f}" y="{y + 4:.1f}">{level.mean:.3f}</text></g>')
+        parts.append(
+            f'<text class="value" x="{width - 48:.0f}" y="{y + 4:.1f}">{score_text(level.mean)}</text></g>'
+        )
     return _svg(width, height, "".join(parts), "scores with 95 % intervals")
 
 
@@ -113,12 +132,13 @@ def comparison_chart(curves: Sequence[Curve], label: str) -> str:
         curves: At least one, each of at least one point; colours and dashes repeat after eight.
         label: What stands on the x axis.
     """
-    width, height = 720.0, 320.0
+    longest = max(len(curve.name) for curve in curves)
+    width, height = 720.0 + 6.5 * max(0, longest - _LEGEND), max(320.0, 18.0 * len(curves) + 2 * BOTTOM)
     xs = [step for curve in curves for step in curve.steps]
     ys = [
         value for curve in curves for value in (*curve.values, *(end for pair in curve.band for end in pair))
     ]
-    bottom, right = height - BOTTOM - 14, width - 170
+    bottom, right = height - BOTTOM - 14, 720.0 - 170
     x = _Axis(*_widened(min(xs), max(xs), 0), LEFT, right)
     y = _Axis(*_widened(min(ys), max(ys), 0.06), bottom, TOP)
     parts = [
@@ -153,6 +173,8 @@ def _drawn(curve: Curve, x: _Axis, y: _Axis, dash: str) -> str:
     band = [(x(step), y(high)) for step, (_, high) in zip(curve.steps, curve.band, strict=False)]
     band += [(x(step), y(low)) for step, (low, _) in zip(curve.steps, curve.band, strict=False)][::-1]
     area = f'<polygon class="band" points="{_points(band)}"/>' if band else ""
+    if len(line) == 1:
+        return f'<circle cx="{line[0][0]:.1f}" cy="{line[0][1]:.1f}" r="4"/>'
     return f'{area}<polyline class="line" points="{_points(line)}"{dash}/>'
 
 
@@ -162,9 +184,9 @@ def _grid(x: _Axis, y: _Axis, width: float, height: float) -> str:
         at = y(tick)
         parts.append(
             f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
-            f'<text class="tick" x="{LEFT - 5}" y="{at + 3:.1f}" text-anchor="end">{_short(tick)}</text>'
+            f'<text class="tick" x="{LEFT - 5}" y="{at + 3:.1f}" text-anchor="end">{tick:g}</text>'
         )
-    for tick in ticks(x.low, x.high):
+    for tick in filter(float.is_integer, ticks(x.low, x.high)):  # there is no step 1.5, and no half token
         parts.append(
             f'<text class="tick" x="{x(tick):.1f}" y="{height - 5}" text-anchor="middle">{tick:g}</text>'
         )
@@ -172,8 +194,8 @@ def _grid(x: _Axis, y: _Axis, width: float, height: float) -> str:
 
 
 def _widened(low: float, high: float, share: float) -> tuple[float, float]:
-    """The range with a margin; never empty, so that a constant has a place to stand."""
-    if high > low:
+    """The range with a margin; never so narrow that floats cannot part it, so that a constant has a place to stand."""
+    if high - low > max(1e-12 * max(abs(low), abs(high)), _SMALLEST):
         return low - share * (high - low), high + share * (high - low)
     half = abs(low) / 2 or 0.5
     return low - half, high + half
@@ -183,8 +205,22 @@ def _points(places: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
 
 
-def _short(value: float) -> str:
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+def value_text(value: float) -> str:
+    """A value as the page shows it: three digits, or all before the point where these are more and not too many."""
+    return f"{value:.0f}" if 1000 <= abs(value) < _LONG else f"{value:.3g}"
+
+
+def score_text(value: float) -> str:
+    """A score with three digits after the point, as long as that is short."""
+    return f"{value:.3f}" if abs(value) < _LONG else f"{value:.3g}"
+
+
+def _label_of(name: str) -> str:
+    """A name as it fits beside its row, and whole as its title: names of runs often differ at their ends alone."""
+    if len(name) <= _LABEL:
+        return escape(name)
+    short = f"{name[: _LABEL // 2 - 1]}\u2026{name[-_LABEL // 2 :]}"
+    return f"{escape(short)}<title>{escape(name)}</title>"
 
 
 def _svg(width: float, height: float, body: str, label: str, attributes: str = "") -> str:

@@ -9,13 +9,14 @@ from agentenv.evaluation.records import SUITE, Evaluation, read_evaluation, read
 from agentenv.evaluation.report.page import (
     Json,
     Page,
+    bound_warnings,
     episodes_of,
     facts_of,
     fault_warnings,
     first_scorer,
     levels_of,
     with_bounds,
-    with_pictures,
+    with_room,
 )
 from agentenv.evaluation.report.tables import comparison_table, suite_tables, tables
 
@@ -53,7 +54,7 @@ def _single(directory: Path, against: Path | None) -> Page:
         scorer=scorer,
         levels=with_bounds(levels, results.get("bounds", {})),
         cards=levels,
-        warnings=fault_warnings(runs) + _bound_warnings({"": results}),
+        warnings=fault_warnings(list(zip(labels, sides, strict=True))) + bound_warnings({"": results}),
         labels=labels,
         tables=tables(runs, scorer),
         episodes=episodes_of(sides, scorer),
@@ -62,7 +63,7 @@ def _single(directory: Path, against: Path | None) -> Page:
         config=_config(directory),
         unit=results.get("tokens", {}).get("unit", "tokens"),
     )
-    return with_pictures(page, sides)
+    return with_room(page, sides)
 
 
 def _suite(directory: Path, against: Path | None) -> Page:
@@ -81,7 +82,8 @@ def _suite(directory: Path, against: Path | None) -> Page:
         scorer=scorer,
         levels=levels_of(scores) + levels_of(overall),
         cards=levels_of(overall),
-        warnings=fault_warnings(list(newest.items())) + _bound_warnings(newest),
+        warnings=fault_warnings([(name, several[-1]) for name, several in sides.items()])
+        + bound_warnings(newest),
         labels=_labels(directory, against),
         tables=suite_tables(newest, summary, scorer) + ([comparison_table(found, scorer)] if found else []),
         episodes=[
@@ -92,7 +94,7 @@ def _suite(directory: Path, against: Path | None) -> Page:
         note=_note(sides),
         unit=newest[names[0]]["tokens"].get("unit", "tokens"),
     )
-    return with_pictures(page, [side for several in sides.values() for side in several])
+    return with_room(page, [side for several in sides.values() for side in several])
 
 
 def _note(sides: dict[str, list[Evaluation]]) -> str:
@@ -110,15 +112,6 @@ def _sides(directory: Path, against: Path | None) -> list[Evaluation]:
 
 def _labels(directory: Path, against: Path | None) -> list[str]:
     return [against.resolve().name, directory.resolve().name] if against else [""]
-
-
-def _bound_warnings(parts: dict[str, Json]) -> list[str]:
-    return [
-        f"{name and name + ': '}the bound {bound.replace('_', ' ')} is {value['note']}."
-        for name, results in parts.items()
-        for bound, value in results.get("bounds", {}).items()
-        if value.get("mean") is not None and value.get("note")
-    ]
 
 
 def _shared_facts(parts: dict[str, Json]) -> list[tuple[str, str]]:

@@ -1,24 +1,37 @@
 """What every report page holds, and the template that shows it.
 
 Text of episodes reaches the page as JSON and is put there as text nodes, so nothing a policy or a document says can become
-markup.
+markup. A browser has to open the page whatever was played, so long texts are cut in the middle and the page has as many
+episodes as it has room for.
 """
 
+import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.grammar import shortened
 from agentenv.core.registry import is_class
 from agentenv.core.scoring.scorers import SCORERS
 from agentenv.errors import MissingExtra
-from agentenv.evaluation.diagnosis import UNSOLVED, cause_of
+from agentenv.evaluation.diagnosis import UNSOLVED, cause_of, fault_reasons
 from agentenv.evaluation.records import EpisodeRecord, Evaluation, redacted
-from agentenv.evaluation.report.charts import Level, level_chart
+from agentenv.evaluation.report.charts import Level, level_chart, score_text
 from agentenv.evaluation.results import OUTCOME, RECORDED, score_of
 from agentenv.evaluation.screens import pictures_of
 
 Json = dict[str, Any]
+
+TEXT_CHARS = 20_000
+"""Of one text of an episode that a page shows; of a longer one the beginning and the end."""
+PAGE_BYTES = 48_000_000
+"""Of all episodes of a page, without their pictures."""
+LOG = "run.log"
+_REASONS = 3  # for failures that a sentence tells
+_ESCAPED = "<>&'"  # each takes six characters in the JSON of a page
+_LOG_BYTES = 20_000  # of the end of a log that is shown
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,8 @@ class Page:
     note: str = ""  # on the episodes
     unit: str = "tokens"  # what a token of the policy is
     pictures: dict[str, str] = field(default_factory=dict)  # of screens, by the name of their files
+    log: str = ""  # the end of the log of the run
+    unfinished: bool = False
 
     @property
     def level_chart(self) -> str:
@@ -67,23 +82,67 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["score"] = score_text
     return environment.get_template("report.html").render(page=page)
 
 
-def with_pictures(page: Page, sides: Sequence[Evaluation]) -> Page:
-    """``page`` with the screens of its episodes, as many as it has room for.
+def with_room(page: Page, sides: Sequence[Evaluation]) -> Page:
+    """``page`` with as many of its episodes, and of the screens of these, as it has room for.
 
     Args:
         page: with the episodes.
         sides: the evaluations that they come from.
     """
-    pictures, missing = pictures_of(page.episodes, [side.directory for side in sides])
-    caption = (
-        f"{missing} pictures of screens are not on this page: they found no room, or their files are gone."
-    )
-    return replace(
-        page, pictures=pictures, note=" ".join([page.note, caption]).strip() if missing else page.note
-    )
+    episodes, dropped = _fitting(page.episodes)
+    pictures, missing = pictures_of(episodes, [side.directory for side in sides])
+    notes = [page.note]
+    if dropped:
+        notes.append(
+            f"The first {len(episodes)} of {len(page.episodes)} episodes are here; the page has no room for the others, "
+            "which are in episodes.jsonl."
+        )
+    if missing:
+        notes.append(
+            f"{missing} pictures of screens are not on this page: they found no room, or their files are gone."
+        )
+    return replace(page, episodes=episodes, pictures=pictures, note=" ".join(filter(None, notes)))
+
+
+def _fitting(episodes: Sequence[Json]) -> tuple[list[Json], int]:
+    """The first episodes that fit, with their texts cut, and how many do not."""
+    room = PAGE_BYTES
+    fitting: list[Json] = []
+    for episode in episodes:
+        short = _cut(episode)
+        text = json.dumps(short)
+        room -= len(text) + 5 * sum(map(text.count, _ESCAPED))
+        if room < 0 and fitting:
+            break
+        fitting.append(short)
+    return fitting, len(episodes) - len(fitting)
+
+
+def _cut(value: Any) -> Any:
+    """A JSON value with its long texts cut."""
+    if isinstance(value, str):
+        return shortened(value, TEXT_CHARS)
+    if isinstance(value, Mapping):
+        return {key: _cut(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cut(part) for part in value]
+    return value
+
+
+def log_end(directory: Path) -> str:
+    """The last lines of the log of a run; empty where it has none."""
+    path = directory / LOG
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _LOG_BYTES))
+        text = file.read().decode("utf-8", "replace")
+    return text if size <= _LOG_BYTES else text.partition("\n")[2]
 
 
 def first_scorer(results: Json) -> str:
@@ -115,13 +174,30 @@ def with_bounds(levels: list[Level], bounds: Mapping[str, Any]) -> list[Level]:
     return [*levels, *sorted(levels_of(bounds, "bound"), key=lambda level: level.mean)]
 
 
-def fault_warnings(runs: Sequence[tuple[str, Json]]) -> list[str]:
-    """A sentence for every run with infrastructure failures."""
+def fault_warnings(runs: Sequence[tuple[str, Evaluation]]) -> list[str]:
+    """A sentence for every run with infrastructure failures, with the most common reasons."""
     return [
-        f"{label and label.capitalize() + ': '}{episodes_were(results['faults'])} left out of every score "
-        "for an infrastructure failure."
-        for label, results in runs
-        if results.get("faults")
+        f"{label and label.capitalize() + ': '}{episodes_were(run.results['faults'])} left out of every score "
+        f"for an infrastructure failure{_reasons_in(run)}."
+        for label, run in runs
+        if run.results.get("faults")
+    ]
+
+
+def _reasons_in(run: Evaluation) -> str:
+    reasons = [f"{reason} ({count})" for reason, count in fault_reasons(run.records).items()]
+    if len(reasons) > _REASONS:
+        reasons[_REASONS:] = ["and others"]
+    return f": {'; '.join(reasons)}" if reasons else ""
+
+
+def bound_warnings(parts: Mapping[str, Json]) -> list[str]:
+    """A sentence for every bound of every set that says something of itself."""
+    return [
+        f"{name and name + ': '}the bound {bound.replace('_', ' ')} is {value['note']}."
+        for name, results in parts.items()
+        for bound, value in results.get("bounds", {}).items()
+        if isinstance(value, dict) and value.get("mean") is not None and value.get("note")
     ]
 
 

@@ -5,6 +5,7 @@ each episode's score and cause of error under the first scorer.
 """
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,21 @@ from agentenv.core.scoring.scorers import SCORERS
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.compare import compare
 from agentenv.evaluation.records import EPISODES, RESULTS, SUITE, Evaluation, read_evaluation, read_json
-from agentenv.evaluation.report.charts import Curve, line_chart
+from agentenv.evaluation.report.charts import Curve, line_chart, value_text
 from agentenv.evaluation.report.evaluation_page import evaluation_page
 from agentenv.evaluation.report.page import (
     Page,
+    bound_warnings,
     episodes_of,
     episodes_were,
     facts_of,
     fault_warnings,
     first_scorer,
     levels_of,
+    log_end,
     render,
     with_bounds,
-    with_pictures,
+    with_room,
 )
 from agentenv.evaluation.report.tables import league_tables, question_tables, tables
 from agentenv.evaluation.results import OUTCOME
@@ -40,6 +43,7 @@ METRICS = "metrics.jsonl"
 PAGE = "report.html"
 _LARGEST = 1e300  # of the numbers that are drawn; NaN is not below it
 _ROUNDING = 1e-6  # what is within it on both sides of 0 is 0 in float32
+_STEPS = 20  # with failures that a sentence names
 CHANGES = "changes.jsonl"
 CURVES = {
     "dev_score": "{scorer} on dev",
@@ -102,8 +106,10 @@ def training_page(directory: Path) -> Page:
     scorer = next((first_scorer(side.results) for side in sides.values()), "em_squad")
     runs = [(name, side.results) for name, side in sides.items()]
     paired, warnings = _paired(sides, scorer)
+    sealed = any("canary" in record for side in sides.values() for record in side.records)
+    log = "" if sealed else log_end(directory)
     if not results:
-        warnings.append("The run is not finished: there is no results.json yet.")
+        warnings.append(_unfinished(directory, log))
     named = [name for name in dict.fromkeys(("before", "after", *sides)) if results.get(name) is not None]
     for name in (name for name in named if name not in ("before", "after")):
         check_form("score", results[name], f"{directory / RESULTS}, {name}")
@@ -120,7 +126,12 @@ def training_page(directory: Path) -> Page:
         scorer=scorer,
         levels=with_bounds(levels, results.get("bounds", {})),
         cards=levels,
-        warnings=[*warnings, *_training_warnings(lines), *fault_warnings(runs)],
+        warnings=[
+            *warnings,
+            *_training_warnings(lines),
+            *fault_warnings(list(sides.items())),
+            *bound_warnings({"": results}),
+        ],
         labels=[label for label, _ in runs],
         tables=[
             *tables(runs, scorer),
@@ -133,8 +144,10 @@ def training_page(directory: Path) -> Page:
         constants=constants,
         seconds=_seconds(results, directory),
         config=config.read_text(encoding="utf-8", errors="replace") if config.is_file() else "",
+        log=log,
+        unfinished=not results,
     )
-    return with_pictures(page, list(sides.values()))
+    return with_room(page, list(sides.values()))
 
 
 def _training_results(path: Path) -> Json:
@@ -142,6 +155,16 @@ def _training_results(path: Path) -> Json:
     results = read_json(path) if path.is_file() else {}
     check_form("training", results, str(path))
     return results
+
+
+def _unfinished(directory: Path, log: str) -> str:
+    """That there are no results, how the log ends, and what to do."""
+    last = log.strip().rpartition("\n")[2]
+    said = f" Its log ends with: {last!r}." if last else ""
+    return (
+        f"The run is not finished: there is no results.json yet.{said} Unless a process still works on it, continue with: "
+        f"agentenv train --resume {shlex.quote(str(directory))}"
+    )
 
 
 def _change(after_step: int, key: str, old: Any, new: Any) -> str:
@@ -174,9 +197,14 @@ def _training_warnings(lines: Sequence[Json]) -> list[str]:
         _at_steps([line.get("step", "?") for line in repeats], repeats[-1]["warning"])
         for repeats in alike.values()
     ]
-    faults = sum(line.get("faults") or 0 for line in lines)
-    if faults:
-        warnings.append(f"{episodes_were(faults, 'training ')} masked for an infrastructure failure.")
+    failed = {line["step"]: line["faults"] for line in lines if line.get("faults")}
+    if failed:
+        steps = ", ".join(f"{step} ({count})" for step, count in [*failed.items()][-_STEPS:])
+        lately = f", the last {_STEPS} of {len(failed)} such steps" if len(failed) > _STEPS else ""
+        warnings.append(
+            f"{episodes_were(sum(failed.values()), 'training ')} masked for an infrastructure failure, in step {steps}"
+            f"{lately}. run.log says what failed."
+        )
     return warnings
 
 
@@ -216,18 +244,34 @@ def _curves(lines: Sequence[Json], scorer: str) -> tuple[list[tuple[str, str, st
     curves, constants = [], []
     for key in order:
         rows = [line for line in lines if _number(line.get(key)) and "step" in line]
-        if len(rows) < 2:
+        if not rows:
             continue
         title = CURVES.get(key, key.replace("_", " ")).replace("{scorer}", scorer)
-        last = f"{rows[-1][key]:.3g}"
+        last = value_text(rows[-1][key])
+        if len(rows) == 1:
+            constants.append((title, f"{last} (step {rows[0]['step']} alone)"))
+            continue
         if not _moves([row[key] for row in rows]):
             constants.append((title, last))
             continue
-        bands = [row.get(f"{key}_ci95") for row in rows]
-        band = tuple((b[0], b[1]) for b in bands if b) if all(bands) else ()
-        curve = Curve(key, tuple(row["step"] for row in rows), tuple(row[key] for row in rows), band)
+        curve = Curve(
+            key,
+            tuple(row["step"] for row in rows),
+            tuple(row[key] for row in rows),
+            _band(rows, f"{key}_ci95"),
+        )
         curves.append((title, last, line_chart(curve)))
     return curves, constants
+
+
+def _band(rows: Sequence[Json], key: str) -> tuple[tuple[float, float], ...]:
+    """The interval of each row; none at all where a row has none that can be drawn."""
+    ends: list[Sequence[float]] = [row.get(key) or () for row in rows]
+    return (
+        tuple((low, high) for low, high in ends)
+        if all(pair and all(map(_number, pair)) for pair in ends)
+        else ()
+    )
 
 
 def _moves(values: Sequence[float]) -> bool:

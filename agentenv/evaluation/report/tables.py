@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agentenv.core.grammar import shortened
 from agentenv.evaluation.diagnosis import CAUSES
 from agentenv.evaluation.endpoint_usage import describe_usage
 
 Json = dict[str, Any]
 
 _QUESTIONS = 48  # of self-play that are shown
+_CELL = 300  # characters of a text in a table
 _SHOWN_RETRIEVAL = ("support_recall", "all_support", "answer_shown")
 
 
@@ -48,7 +50,11 @@ def question_tables(questions: Sequence[Json]) -> list[Json]:
     keys = ("topic", "question", "answer", "searches", "outcome")
     head = [*keys, "solved"]
     rows = [
-        [f"step {row['step']}", *(str(row[key]) for key in keys), _blank(row.get("solve_rate"))]
+        [
+            f"step {row['step']}",
+            *(shortened(str(row[key]), _CELL) for key in keys),
+            _blank(row.get("solve_rate")),
+        ]
         for row in questions[: -_QUESTIONS - 1 : -1]
     ]
     title = f"Questions of self-play: the last {len(rows)} of {len(questions)}"
@@ -114,13 +120,17 @@ def _bounds(results: Json, scorer: str) -> dict[str, list[str]]:
     """The score among its bounds, from low to high."""
     rows = {"this run": results.get("scores", {}).get(scorer, {}), **results.get("bounds", {})}
     named = {name.replace("_", " "): row for name, row in rows.items() if row.get("mean") is not None}
+    if named.keys() <= {"this run"}:
+        return {}
     return {name: _cells(row) for name, row in sorted(named.items(), key=lambda item: item[1]["mean"])}
 
 
 def _errors(results: Json) -> dict[str, list[str]]:
     errors = results.get("errors", {})
     counts = {name: errors[name] for name in ("correct", *CAUSES) if name in errors}
-    total = sum(counts.values()) or 1
+    total = max(results.get("n", 0) + results.get("faults", 0), sum(counts.values())) or 1
+    if counts.keys() == {"correct"}:  # nothing says why the others are not
+        counts |= {"not_correct": results.get("n", 0) - counts["correct"], "fault": results.get("faults", 0)}
     rows = {name.replace("_", " "): [str(n), f"{n / total:.1%}"] for name, n in counts.items()}
     if "correct_without_evidence" in errors:
         lucky = errors["correct_without_evidence"]

@@ -15,6 +15,7 @@ from rich.console import Console
 from agentenv.cli.report import Report
 from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.evaluation.records import EpisodeRecord
+from agentenv.evaluation.report.page import PAGE_BYTES, TEXT_CHARS
 from agentenv.evaluation.report.report import write_report
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 12345 * 3 }}\u2028"
@@ -66,6 +67,29 @@ def test_training_page_holds_before_after_bounds_curves_and_warnings(training_fo
     assert page.names.count("polygon") == 1  # only dev_score has an interval
 
 
+def test_the_page_says_in_which_steps_episodes_failed(training_folder: Path) -> None:
+    """The made-up run has one failure of its own."""
+    path = training_folder / "metrics.jsonl"
+    first = next(
+        line["step"] for line in map(json.loads, path.read_text().splitlines()) if line.get("faults")
+    )
+    with path.open("a") as stream:
+        stream.writelines(json.dumps({"step": step, "faults": n}) + "\n" for step, n in ((40, 3), (41, 2)))
+    words = Tags(write_report(training_folder)).words
+    assert (
+        f"6 training episodes were masked for an infrastructure failure, in step {first} (1), 40 (3), 41 (2)"
+        in words
+    )
+
+
+def test_a_ceiling_below_the_run_is_said(training_folder: Path) -> None:
+    path = training_folder / "results.json"
+    results = json.loads(path.read_text())
+    results["bounds"]["oracle"] = {"mean": 0.5, "n": 40, "ci95": [0.4, 0.6], "note": "below the run itself"}
+    path.write_text(json.dumps(results))
+    assert "the bound oracle is below the run itself." in Tags(write_report(training_folder)).words
+
+
 def test_a_warning_that_comes_again_is_one_line(training_folder: Path) -> None:
     told = [(16, "reward 0.1 is low"), (17, "entropy fell below 0.04: the policy may be collapsing")]
     with (training_folder / "metrics.jsonl").open("a") as stream:
@@ -93,7 +117,21 @@ def test_an_unfinished_run_has_a_page_that_says_so(training_folder: Path) -> Non
         metrics.write('{"step": 31, "rew')  # the writer was killed
     page = Tags(write_report(training_folder))
     assert "not finished" in page.words
+    assert f"agentenv train --resume {training_folder}" in page.words
     assert page.names.count("polyline") == 12
+
+
+def test_the_end_of_the_log_is_on_the_page(training_folder: Path) -> None:
+    lines = [f"2026-01-01 00:00:00,000 INFO step {step} <b>" for step in range(2000)]
+    lines.append("2026-01-01 00:00:01,000 ERROR ended by Fault: the disk <is> full")
+    (training_folder / "run.log").write_text("\n".join(lines) + "\n")
+    (training_folder / "results.json").unlink()
+    page = Tags(write_report(training_folder))
+    log = page.words.partition("End of the log")[2].partition("Episodes")[0].strip().splitlines()
+    assert log == lines[-len(log) :]
+    assert 100 < len(log) < 1000
+    assert f"Its log ends with: {lines[-1]!r}." in page.words
+    assert "b" not in page.names
 
 
 def test_a_broken_line_within_the_metrics_is_refused(training_folder: Path) -> None:
@@ -123,6 +161,7 @@ def test_values_that_cannot_be_drawn_are_left_out(tmp_path: Path) -> None:
     page = Tags(write_report(tmp_path))
     assert page.names.count("polyline") == 1  # kl has two finite values, loss one
     assert "KL to the reference" in page.words
+    assert "loss 1 (step 2 alone)" in page.words
 
 
 def test_evaluation_page_holds_scores_breakdowns_and_ends(training_folder: Path) -> None:
@@ -167,11 +206,45 @@ def test_the_page_needs_no_network(training_folder: Path) -> None:
 def test_an_evaluation_of_faults_only_has_a_page(
     tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]
 ) -> None:
-    write_run(tmp_path, [record("q", None, valid=False, end_reason="env_fault")])
-    assert (
-        "1 episode was left out of every score for an infrastructure failure."
-        in Tags(write_report(tmp_path)).words
-    )
+    reasons = ("disk full", "no answer", "disk full", "a", "b")
+    failed: dict[str, Any] = {"valid": False, "end_reason": "env_fault"}
+    write_run(tmp_path, [record(f"q{i}", None, error=reason, **failed) for i, reason in enumerate(reasons)])
+    words = Tags(write_report(tmp_path)).words
+    assert "5 episodes were left out of every score for an infrastructure failure" in words
+    assert "failure: disk full (2); no answer (1); a (1); and others." in words
+
+
+def test_where_no_causes_are_known_right_wrong_and_failed_add_up(
+    tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]
+) -> None:
+    """Two of five are right, two wrong and one failed."""
+    rows = [
+        record(f"q{i}", None, searches=None, reward=reward) for i, reward in enumerate((-4.0, 3.0, 9.0, -1.0))
+    ]
+    rows.append(record("q4", None, searches=None, valid=False, end_reason="env_fault"))
+    write_run(tmp_path, rows, ("reward",), retriever=None)
+    words = Tags(write_report(tmp_path)).words
+    table = words.partition("Errors\n")[2].partition("Behaviour")[0].split()
+    assert table == ["nshare", "correct240.0%", "not", "correct240.0%", "fault120.0%"]
+    assert "Bounds" not in words  # there are none
+
+
+def test_a_page_of_enormous_episodes_is_cut_and_says_so(
+    tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]
+) -> None:
+    action = "first " + "x" * 1_000_000 + " last"
+    write_run(tmp_path / "long", [record("q", turns=[{"action": action, "observation": "y", "valid": True}])])
+    shown = embedded(write_report(tmp_path / "long"))["episodes"][0]["runs"][0]["turns"][0]["action"]
+    assert shown.startswith("first x")
+    assert shown.endswith("x last")
+    assert f"[{len(action) - TEXT_CHARS} characters left out]" in shown
+    turn = {"action": "<\u4e2d" * (TEXT_CHARS // 2), "observation": "", "valid": True}
+    write_run(tmp_path / "many", [record(f"q{i}", turns=[turn] * 40) for i in range(20)])
+    page = write_report(tmp_path / "many")
+    held = len(embedded(page)["episodes"])
+    assert 1 < held < 20
+    assert 0.8 * PAGE_BYTES < page.stat().st_size < 1.1 * PAGE_BYTES
+    assert f"The first {held} of 20 episodes are here" in Tags(page).words
 
 
 def test_a_thousand_episodes_take_under_three_seconds_of_processor_time(
@@ -205,3 +278,21 @@ def test_the_command_says_where_the_page_is(
     assert result["report"] == str(training_folder / "report.html")
     command.show(result, Console(width=300))
     assert str(training_folder / "report.html") in capsys.readouterr().out
+
+
+def test_an_evaluation_that_was_stopped_says_how_it_goes_on(
+    tmp_path: Path, record: Callable[..., EpisodeRecord], write_run: Callable[..., None]
+) -> None:
+    write_run(tmp_path, [record("q")])
+    (tmp_path / "results.json").unlink()
+    with pytest.raises(ConfigurationError, match=re.escape(str(tmp_path)) + ".*not finished.*agentenv eval"):
+        write_report(tmp_path)
+
+
+def test_an_endless_question_of_self_play_is_cut_in_its_table(training_folder: Path) -> None:
+    row = {"step": 1, "topic": "t", "question": "begin " + "q" * 5000 + " end", "answer": "a", "searches": 2}
+    (training_folder / "questions.jsonl").write_text(json.dumps(row | {"outcome": "accepted"}) + "\n")
+    words = Tags(write_report(training_folder)).words
+    assert "begin q" in words
+    assert "q end" in words
+    assert "q" * 301 not in words

@@ -217,6 +217,54 @@ def test_a_link_opens_its_episode(run: Path, open_page: Callable[[Path], Any]) -
     assert page.locator("#detail .verdict").inner_text() == "\u2717 gave up"
 
 
+def test_a_broken_link_opens_the_first_episode(run: Path, open_page: Callable[[Path], Any]) -> None:
+    page = open_page(run / "report.html")
+    page.goto((run / "report.html").as_uri() + "#%E0%A4")
+    page.reload()
+    assert page.locator("#detail h3").inner_text() == "Who founded the harbour q0?"
+
+
+def test_a_screen_reader_is_told_which_episode_is_open_and_how_it_went(
+    run: Path, open_page: Callable[[Path], Any]
+) -> None:
+    page = open_page(run / "report.html")
+    page.locator("#list").focus()
+    page.keyboard.press("ArrowDown")
+    chosen = page.locator("#list").get_by_role("option", selected=True)
+    assert chosen.count() == 1
+    assert "harbour q1" in chosen.inner_text()
+    assert chosen.get_by_role("img", name="read miss").count() == 1
+    assert page.locator("#list").get_attribute("aria-activedescendant") == chosen.get_attribute("id")
+
+
+def test_without_javascript_the_page_says_where_the_episodes_are(run: Path, browser: Any) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    page.goto((run / "report.html").as_uri())
+    assert "episodes.jsonl" in page.locator("#viewer").inner_text()
+    assert not page.locator("#list").is_visible()
+    page.close()
+
+
+def test_a_long_word_widens_no_page_and_paper_shows_every_turn(
+    tmp_path: Path,
+    record: Callable[..., EpisodeRecord],
+    write_run: Callable[..., None],
+    open_page: Callable[[Path], Any],
+) -> None:
+    turns = [{"action": f"a{i} " + "y" * 500, "observation": "o" * 3000, "valid": True} for i in range(30)]
+    long = {"question": "Q" * 500, "family": "F" * 300, "hops": 2, "turns": turns}
+    write_run(tmp_path, [record("L" * 300, "P" * 500, **long), record("b", family="g")], dataset="D" * 300)
+    page = open_page(write_report(tmp_path))
+    for width in (1400, 400):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.emulate_media(media="print")
+    shown = page.locator("#detail").bounding_box()
+    last = page.locator("#detail .turn").last.bounding_box()
+    panes = page.locator(".panes").bounding_box()
+    assert last["y"] + last["height"] <= shown["y"] + shown["height"] <= panes["y"] + panes["height"]
+
+
 def test_the_page_of_two_suites_compares_and_filters_by_set(
     tmp_path: Path,
     record: Callable[..., EpisodeRecord],

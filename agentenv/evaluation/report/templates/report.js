@@ -101,10 +101,11 @@ function viewer(data) {
     show(shown.includes(open) ? open : shown[0] || null);
   }
   function row(e) {
-    const signsOf = e.verdicts.map((v) => el("span", tone(v), sign(v) + " "));
+    const signsOf = e.verdicts.map((v) => Object.assign(el("span", tone(v), sign(v) + " "), { role: "img", ariaLabel: words[v], title: words[v] }));
     e.row = el("li", "", el("span", "q", e.question),
       el("span", "m", el("span", "", e.id), e.set && el("span", "", e.set), e.family && el("span", "", e.family),
         e.hops && el("span", "", e.hops + (e.hops === 1 ? " hop" : " hops")), el("span", "verdicts", signsOf)));
+    Object.assign(e.row, { id: "episode-" + episodes.indexOf(e), role: "option", ariaSelected: "false" });
     e.row.addEventListener("click", () => show(e));
     return e.row;
   }
@@ -131,11 +132,15 @@ function viewer(data) {
   }
   function show(e, scroll) {
     stop();
-    if (open && open.row) open.row.classList.remove("open");
+    if (open && open.row) { open.row.classList.remove("open"); open.row.ariaSelected = "false"; }
     open = e;
     turn = 0;
     if (!e) return by("detail").replaceChildren(el("p", "meta", "No episode matches these filters."));
-    if (e.row) e.row.classList.add("open");
+    if (e.row && e.row.isConnected) {
+      e.row.classList.add("open");
+      e.row.ariaSelected = "true";
+      by("list").setAttribute("aria-activedescendant", e.row.id);
+    }
     if (scroll && e.row) e.row.scrollIntoView({ block: "nearest" });
     by("detail").replaceChildren(
       el("h3", "", e.question || e.id),
@@ -275,11 +280,14 @@ function viewer(data) {
     const next = move && shown[shown.indexOf(open) + move];
     if (next) { event.preventDefault(); show(next, true); }
   });
-  const linked = decodeURIComponent(location.hash.slice(1));
-  open = episodes.find((e) => e.id === linked) || null;
+  open = episodes.find((e) => e.id === linked()) || null;
   const atLink = open;
   update();
   if (atLink) { show(atLink, true); by("viewer").scrollIntoView(); }
+}
+// The id of the episode that the address names; nothing where it is no text.
+function linked() {
+  try { return decodeURIComponent(location.hash.slice(1)); } catch { return ""; }
 }
 function start() {
   const held = document.getElementById("data");
