@@ -23,6 +23,7 @@ from agentenv.policies.fused_decoder import fused_decoder
 from agentenv.policies.lora import load_weights, trained_state, without_adapters
 from agentenv.policies.side_by_side import MOST_PARTS, parts_at_once, side_by_side
 from agentenv.policies.vision import PixelReader
+from agentenv.trainers.learner.clipping import clip_gradients
 from agentenv.trainers.learner.logprobs import layout_of, token_logprobs
 from agentenv.trainers.learner.losses import (
     Tokens,
@@ -233,7 +234,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         metrics = self.accumulate(rows, tokens, sequences, update=update)
         began = time.perf_counter()
-        found: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+        found: Any = clip_gradients(self.model.parameters(), self.max_grad_norm)
         norm: float = (found.full_tensor() if hasattr(found, "full_tensor") else found).item()
         if not math.isfinite(norm):
             raise Diverged(f"the norm of the gradient is {norm}")
