@@ -197,7 +197,8 @@ class Learner:
         for batch in (packed.to(self.device) for packed in self._micro_batches(rows)):
             with self._precision(), self._kept(), for_any_shape(self.device):
                 logprobs = self._logprobs(self.model, batch)[0]
-            logprobs.sum().backward()  # type: ignore[no-untyped-call]
+            if logprobs.requires_grad:
+                logprobs.sum().backward()  # type: ignore[no-untyped-call]
             detached = logprobs.detach()
             logs += log_weights(detached, batch.old.to(detached.dtype), batch.mismatch).sum().item()
         squares = [p.grad.double().square().sum() for p in self.model.parameters() if p.grad is not None]
@@ -315,7 +316,9 @@ class Learner:
         loss = (losses if weights is None else losses * weights).sum()
         goal = loss / shares.below if counts else loss * 0.0
         gradients = None
-        if apart:
+        if not goal.requires_grad:
+            pass  # text alone was read, and of the weights those of a vision tower alone learn
+        elif apart:
             gradients = self._gradients(goal)
         else:
             goal.backward()  # type: ignore[no-untyped-call]
