@@ -158,6 +158,8 @@ def child_main(args: argparse.Namespace) -> None:
     done = frozenset(json.loads(args.held))
     plan = Plan.of(args.device, tiny=args.tiny, threads=args.threads, keep=keep, cells=args.cells, held=done)
     keep(tried(lambda: measure(plan)))
+    if not kept and not done:
+        keep({"skipped": f"--cells {args.cells!r} is found in the name of no row here"})
 
 
 def card_of(args: argparse.Namespace) -> dict[str, Any]:

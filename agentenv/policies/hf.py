@@ -28,7 +28,7 @@ from agentenv.policies.forward import CacheShape, RowCache, require_support, ste
 from agentenv.policies.fused_decoder import FusedDecoder, fused_decoder
 from agentenv.policies.loading import compile_layers, load_model
 from agentenv.policies.lora import base_and_adapter, load_weights
-from agentenv.policies.output_head import logprobs_of
+from agentenv.policies.output_head import logits_after
 from agentenv.policies.recorded_steps import CudaRecorder, RecordedSteps
 from agentenv.policies.side_by_side import parts_at_once, side_by_side
 from agentenv.policies.vision import PixelReader, require_images, shift_of
@@ -207,15 +207,11 @@ class HFPolicy:
     def _scores(self, ids: Sequence[int], temperature: float, images: Sequence[PlacedImage]) -> list[float]:
         """Does the work of ``score``."""
         with self._weights, torch.inference_mode():
-            tokens = self._ids([list(ids)])
-            fed, vision = self._fed(tokens, [(len(ids), images)], [0])
-            more: dict[str, Any] = {**vision}
-            with for_any_shape(self.model.device):
-                picked = logprobs_of(self.model, fed, tokens[0, 1:], temperature, **more)
-            if picked is None:
-                logits = self._plain(ids, images).float()
-                logprobs = torch.log_softmax(logits / temperature, dim=-1)
-                picked = logprobs[:-1].gather(-1, tokens[0, 1:, None])[:, 0]
+            wanted, found = self._ids([list(ids)])[0, 1:], []
+            for logits in self._logits(ids, 1, temperature, images):
+                tokens, wanted = wanted[: len(logits)], wanted[len(logits) :]
+                found.append(torch.log_softmax(logits, dim=-1).gather(-1, tokens[:, None])[:, 0])
+            picked = torch.cat(found)
         if not bool(picked.isfinite().all()):
             raise self._diverged()
         return [0.0, *picked.tolist()]
@@ -239,20 +235,31 @@ class HFPolicy:
         """The two most likely tokens at each place of ``ids`` from ``first`` (at least 1) on, with their log-probs."""
 
         def ranked() -> list[tuple[tuple[int, float], tuple[int, float]]]:
+            rows: list[tuple[list[int], list[float]]] = []
             with self._weights, torch.inference_mode():
-                logits = self._plain(ids, images)[first - 1 : -1]
-                found = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1).topk(2)
-            rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+                for logits in self._logits(ids, first, temperature or 1.0, images):
+                    best = torch.log_softmax(logits, dim=-1).topk(2)
+                    rows += zip(best.indices.tolist(), best.values.tolist(), strict=True)
             return [((a, p), (b, q)) for (a, b), (p, q) in rows]
 
         return await self._batcher.between_batches(ranked)
 
-    def _plain(self, ids: Sequence[int], images: Sequence[PlacedImage]) -> Tensor:
-        """Logits [Q, V] after each of ``ids``, from one pass without a cache."""
-        tokens, vision = self._fed(self._ids([list(ids)]), [(len(ids), images)], [0])
+    def _logits(
+        self, ids: Sequence[int], first: int, temperature: float, images: Sequence[PlacedImage]
+    ) -> Iterator[Tensor]:
+        """Logits over the temperature, float32[n, V], for ``ids`` from ``first`` on, from one pass without a cache.
+
+        For a few tokens at a time where those of all would be a large matrix.
+        """
+        fed, vision = self._fed(self._ids([list(ids)]), [(len(ids), images)], [0])
+        inputs: dict[str, Any] = {**vision}
+        places = torch.arange(first - 1, len(ids) - 1, device=self.model.device)
         with for_any_shape(self.model.device):
-            logits: Tensor = self.model(input_ids=tokens, use_cache=False, **vision).logits[0]
-        return logits
+            chunks = logits_after(self.model, fed, places, temperature, **inputs)
+            if chunks is None:
+                logits = self.model(input_ids=fed, use_cache=False, **inputs).logits[0, first - 1 : -1]
+                chunks = iter([logits.float() / temperature])
+        return chunks
 
     def _fed(
         self, ids: Tensor, rows: Sequence[tuple[int, Sequence[PlacedImage]]], starts: Sequence[int]

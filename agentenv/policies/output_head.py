@@ -87,15 +87,34 @@ def hidden_at(model: Any, ids: Tensor, rows: Tensor, places: Tensor, **inputs: A
     return read[0]
 
 
-def logprobs_of(
-    model: Any, ids: Tensor, wanted: Tensor, temperature: float, *, whole: int = WHOLE, **inputs: Any
-) -> Tensor | None:
-    """Log-probs [T - 1] of the tokens ``wanted`` after each of ``ids`` but the last, a few tokens at a time.
+def logits_of(
+    model: Any, hidden: Tensor, temperature: float = 1.0, *, whole: int = WHOLE
+) -> Iterator[Tensor]:
+    """Logits over the temperature, float32[n, V], of what the output layer reads [N, H], for a few places at a time.
+
+    Where ``logit_tail`` is not known, they are what the output layer gives.
+
+    Args:
+        model: A transformers causal language model, with adapters or without.
+        hidden: As of ``hidden_at``.
+        temperature: Logits are divided by it.
+        whole: Most values of a matrix of logits.
+    """
+    layer, tail = output_layer(model), logit_tail(model) or LogitTail()
+    chunk = max(1, whole // max(1, getattr(layer, "out_features", 0)))
+    for read in torch.split(hidden, chunk):
+        yield tail.apply_(layer(read).float()).div_(temperature)
+
+
+def logits_after(
+    model: Any, ids: Tensor, places: Tensor, temperature: float, *, whole: int = WHOLE, **inputs: Any
+) -> Iterator[Tensor] | None:
+    """Logits over the temperature, float32[n, V], after the tokens at ``places`` of a row, for a few places at a time.
 
     Args:
         model: A transformers causal language model, with adapters or without.
         ids: int64[1, T], what is fed.
-        wanted: int64[T - 1].
+        places: int64[N].
         temperature: Logits are divided by it.
         whole: Most values of a matrix of logits.
         inputs: What else ``forward`` takes.
@@ -104,15 +123,10 @@ def logprobs_of(
         None where all logits are no larger than that, or only whole logits are right.
     """
     words = getattr(output_layer(model), "out_features", 0)
-    if len(wanted) * words <= whole or (tail := logit_tail(model)) is None:
+    if len(places) * words <= whole or logit_tail(model) is None:
         return None
-    places = torch.arange(len(wanted), device=ids.device)
     hidden = hidden_at(model, ids, torch.zeros_like(places), places, use_cache=False, **inputs)
-    found, chunk = [], max(1, whole // words)
-    for read, tokens in zip(torch.split(hidden, chunk), torch.split(wanted, chunk), strict=True):
-        logits = tail.apply_(output_layer(model)(read).float()).div_(temperature)
-        found.append(logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1))
-    return torch.cat(found)
+    return logits_of(model, hidden, temperature, whole=whole)
 
 
 @torch.no_grad()

@@ -136,7 +136,7 @@ def _read(policy: "HFPolicy", ids: list[int], writers: list[int], ends: list[int
     """
     import torch
 
-    from agentenv.policies.output_head import hidden_at, logit_tail, output_layer
+    from agentenv.policies.output_head import hidden_at, logits_of
 
     model = policy.model
     # Not the first token, which nothing before it could predict.
@@ -146,10 +146,11 @@ def _read(policy: "HFPolicy", ids: list[int], writers: list[int], ends: list[int
     with torch.inference_mode():
         fed = torch.tensor([ids], device=model.device)
         hidden = hidden_at(model, fed, torch.zeros_like(places), places, use_cache=False)
-        outputs = output_layer(model)(hidden[len(ends) :]).float()
-        tail = logit_tail(model)
-        logprobs = torch.log_softmax(outputs if tail is None else tail.apply_(outputs), -1)
-        taken = logprobs.gather(-1, fed[0, written][:, None])[:, 0].clamp(min=_FLOOR).tolist()
+        wanted, taken = fed[0, written], list[float]()
+        for logits in logits_of(model, hidden[len(ends) :]):
+            tokens, wanted = wanted[: len(logits)], wanted[len(logits) :]
+            logprobs = torch.log_softmax(logits, -1).gather(-1, tokens[:, None])[:, 0]
+            taken += logprobs.clamp(min=_FLOOR).tolist()
     by_state: list[list[float]] = [[] for _ in ends]
     for place, logprob in zip(written, taken, strict=True):
         by_state[writers[place]].append(logprob)

@@ -126,6 +126,13 @@ def test_a_section_that_fails_keeps_what_it_had_measured(
     }
 
 
+def test_a_section_without_a_row_of_the_wanted_name_is_skipped(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    given: dict[str, Any] = {"section": "attention", "out": out, "device": "cpu", "tiny": True, "threads": 1}
+    module("gpu").child_main(argparse.Namespace(**given, cells="no such row", held="[]"))
+    assert "no such row" in json.loads(out.read_text())["skipped"]
+
+
 def test_a_section_whose_process_dies_says_so_beside_its_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

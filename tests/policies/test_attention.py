@@ -21,7 +21,7 @@ from agentenv.policies.attention import by_length, for_any_shape
 from agentenv.policies.decoding import Request
 from agentenv.policies.fakes import ByteTokenizer, random_model
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.output_head import LogitTail, logprobs_of
+from agentenv.policies.output_head import LogitTail, logits_after
 
 attend = by_length(sdpa_attention_forward)
 
@@ -125,7 +125,7 @@ def test_prompts_and_scores_ask_for_kernels_for_any_shape(monkeypatch: pytest.Mo
     monkeypatch.setattr(policy.model, "forward", counting)
     asyncio.run(policy.generate([65, 66, 67], Sampling(1, seed=1)))
     few = asyncio.run(policy.score([65, 66, 67]))
-    monkeypatch.setattr("agentenv.policies.hf.logprobs_of", partial(logprobs_of, whole=300))
+    monkeypatch.setattr("agentenv.policies.hf.logits_after", partial(logits_after, whole=300))
     monkeypatch.setattr(
         "agentenv.policies.output_head._known", WeakKeyDictionary({policy.model: LogitTail()})
     )

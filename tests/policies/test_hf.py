@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from agentenv.policies.decoding import Request, Row, Vocabulary
 from agentenv.policies.fake_architectures import tiny_model
 from agentenv.policies.fakes import ByteTokenizer, random_model
 from agentenv.policies.hf import HFPolicy
+from agentenv.policies.output_head import logits_after
 from agentenv.policies.policy_contract import PolicyContract
 from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.tiny import build_tokenizer, shipped_weights
@@ -433,3 +435,21 @@ def test_others_go_on_while_a_sequence_is_scored(what: str) -> None:
 
     run(play())
     assert seen == [True]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_logits_of_a_long_sequence_are_made_for_a_few_tokens_at_a_time(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, ids = fresh(), [1, 5, 3, 8, 2, 9, 4, 7]
+    scores = run(policy.score(ids, temperature=temperature))
+    ranked = run(policy.top_two(ids, 3, temperature=temperature))
+    made: list[int] = []
+    policy.model.lm_head.register_forward_hook(lambda _, __, logits: made.append(logits.numel() // 257))
+    monkeypatch.setattr("agentenv.policies.hf.logits_after", partial(logits_after, whole=2 * 257))
+    assert run(policy.score(ids, temperature=temperature)) == pytest.approx(scores, abs=1e-5)
+    found = run(policy.top_two(ids, 3, temperature=temperature))
+    assert [[i for i, _ in pair] for pair in found] == [[i for i, _ in pair] for pair in ranked]
+    for pair, wanted in zip(found, ranked, strict=True):
+        assert [p for _, p in pair] == pytest.approx([p for _, p in wanted], abs=1e-5)
+    assert max(made) == 2

@@ -16,7 +16,7 @@ from agentenv.policies.output_head import (  # noqa: E402
     LogitTail,
     hidden_at,
     logit_tail,
-    logprobs_of,
+    logits_after,
     output_layer,
 )
 
@@ -62,19 +62,19 @@ class Rows(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize(("kind", "changes"), FAMILIES, ids=str)
-def test_log_probs_of_a_long_text_are_made_a_few_tokens_at_a_time(kind: str, changes: dict[str, Any]) -> None:
+def test_logits_of_a_long_text_are_made_a_few_tokens_at_a_time(kind: str, changes: dict[str, Any]) -> None:
     model = tiny_model(kind, **changes).eval()
-    ids = (torch.arange(1, 40) * 7 % 50)[None]
+    ids, places = (torch.arange(1, 40) * 7 % 50)[None], torch.arange(38)
     with torch.inference_mode():
-        logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-        wanted = torch.log_softmax(logits / 0.7, -1).gather(-1, ids[0, 1:, None])[:, 0]
-        words = logits.shape[-1]
+        wanted = model(input_ids=ids, use_cache=False).logits[0, :-1].float() / 0.7
+        words = wanted.shape[-1]
         logit_tail(model)
         with Rows(words) as rows:
-            found = logprobs_of(model, ids, ids[0, 1:], 0.7, whole=5 * words)
-        assert logprobs_of(model, ids, ids[0, 1:], 0.7, whole=38 * words) is None  # no more than that
-    assert found is not None
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+            found = logits_after(model, ids, places, 0.7, whole=5 * words)
+            assert found is not None
+            chunks = [one.clone() for one in found]
+        assert logits_after(model, ids, places, 0.7, whole=38 * words) is None  # no more than that
+    torch.testing.assert_close(torch.cat(chunks), wanted, rtol=1e-5, atol=1e-5)
     assert rows.most == 5
 
 

@@ -1,6 +1,7 @@
 """The value model: states of an episode in one pass or apart, saved heads, heads of other language models, long episodes."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from agentenv.core.types import Message
 from agentenv.errors import CheckpointMismatch
 from agentenv.policies.fakes import random_policy
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.output_head import hidden_at
+from agentenv.policies.output_head import hidden_at, logits_of
 from agentenv.policies.policy_spec import make_policy
 from agentenv.policies.value_model import (
     ValueModel,
@@ -84,6 +85,21 @@ def test_likely_actions_are_told_from_unlikely_ones(policy: HFPolicy) -> None:
     actions = [scores[starts[n] : starts[n + 1]] for n in (2, 4)]
     wanted = [[0.0, 0.0], *([np.mean(said), min(said)] for said in actions)]
     assert found == pytest.approx(np.array(wanted), abs=1e-5)
+
+
+def test_logits_of_many_words_are_made_for_a_few_tokens_at_a_time(
+    policy: HFPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, made = features_of(policy, PIECES), list[int]()
+    layer = policy.model.get_output_embeddings()
+    handle = layer.register_forward_hook(lambda _, __, logits: made.append(logits.numel()))
+    few = partial(logits_of, whole=3 * layer.out_features)
+    monkeypatch.setattr("agentenv.policies.output_head.logits_of", few)
+    try:
+        assert features_of(policy, PIECES) == pytest.approx(wanted, abs=1e-6)
+    finally:
+        handle.remove()
+    assert max(made) == 3 * layer.out_features
 
 
 def test_an_empty_question_has_a_state_too(policy: HFPolicy) -> None:

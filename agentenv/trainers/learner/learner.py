@@ -23,6 +23,7 @@ from agentenv.policies.fused_decoder import fused_decoder
 from agentenv.policies.lora import load_weights, trained_state, without_adapters
 from agentenv.policies.side_by_side import MOST_PARTS, parts_at_once, side_by_side
 from agentenv.policies.vision import PixelReader
+from agentenv.trainers.learner.clipping import clip_gradients
 from agentenv.trainers.learner.logprobs import layout_of, token_logprobs
 from agentenv.trainers.learner.losses import (
     Tokens,
@@ -196,7 +197,8 @@ class Learner:
         for batch in (packed.to(self.device) for packed in self._micro_batches(rows)):
             with self._precision(), self._kept(), for_any_shape(self.device):
                 logprobs = self._logprobs(self.model, batch)[0]
-            logprobs.sum().backward()  # type: ignore[no-untyped-call]
+            if logprobs.requires_grad:
+                logprobs.sum().backward()  # type: ignore[no-untyped-call]
             detached = logprobs.detach()
             logs += log_weights(detached, batch.old.to(detached.dtype), batch.mismatch).sum().item()
         squares = [p.grad.double().square().sum() for p in self.model.parameters() if p.grad is not None]
@@ -233,7 +235,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         metrics = self.accumulate(rows, tokens, sequences, update=update)
         began = time.perf_counter()
-        found: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+        found: Any = clip_gradients(self.model.parameters(), self.max_grad_norm)
         norm: float = (found.full_tensor() if hasattr(found, "full_tensor") else found).item()
         if not math.isfinite(norm):
             raise Diverged(f"the norm of the gradient is {norm}")
@@ -314,7 +316,9 @@ class Learner:
         loss = (losses if weights is None else losses * weights).sum()
         goal = loss / shares.below if counts else loss * 0.0
         gradients = None
-        if apart:
+        if not goal.requires_grad:
+            pass  # text alone was read, and of the weights those of a vision tower alone learn
+        elif apart:
             gradients = self._gradients(goal)
         else:
             goal.backward()  # type: ignore[no-untyped-call]

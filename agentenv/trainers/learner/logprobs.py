@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from agentenv.errors import ConfigurationError
-from agentenv.policies.attention import line_inputs, packs_rows
+from agentenv.policies.attention import VARLEN, line_inputs, packs_rows
 from agentenv.policies.forward import attention, logits_at, text_config
 from agentenv.policies.line_attention import line_attention
 from agentenv.policies.output_head import WHOLE, hidden_at, logit_tail, output_layer
@@ -106,6 +106,8 @@ def token_logprobs(
         inputs |= {"position_ids": packed.positions} | _bounds(model, packed)
         if packed.line is not None:
             inputs["attention_mask"] = line_attention(model, packed.line, packed.positions)
+    elif not packed.images:
+        inputs |= _bounds(model, packed)
     ids = packed.ids
     if packed.images and image_reader is None:
         raise ConfigurationError(
@@ -132,12 +134,18 @@ def token_logprobs(
 def _bounds(model: Any, packed: Packed) -> dict[str, Any]:
     """Where the rows of a line begin, for flash attention, which would read it from the positions in every layer.
 
-    That would be several waits for the device a layer; here the lengths are known.
+    That would be several waits for the device a layer; here the lengths are known. A row that stands alone is a line too.
     """
     name = str(text_config(model)._attn_implementation)
-    if packed.bounds is None or not packs_rows(name):
+    if not packs_rows(name):
         return {}
-    return line_inputs(name, packed.ids, packed.bounds, packed.longest)
+    if packed.bounds is not None:
+        return line_inputs(name, packed.ids, packed.bounds, packed.longest)
+    rows, length = packed.ids.shape
+    if rows > 1 or name == VARLEN:  # which leaves rows of one length to sdpa
+        return {}
+    bounds = torch.arange(2, dtype=torch.int32, device=packed.ids.device) * length
+    return line_inputs(name, packed.ids, bounds, length)
 
 
 def _of_rows(

@@ -34,6 +34,7 @@ from agentenv.policies.reader_model import Choices, PassageReader
 from agentenv.policies.reader_segments import EncoderInput
 from agentenv.policies.reading import lowered
 from agentenv.progress import Display
+from agentenv.trainers.learner.clipping import clip_gradients
 from agentenv.trainers.warmstart.reader_lessons import (
     Lesson,
     ReaderWarmstartConfig,
@@ -168,7 +169,7 @@ def fit_lessons(
             if not torch.isfinite(loss):
                 raise Diverged(f"in lesson step {step + 1} the loss is {loss.item()}: lower the step sizes")
             loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(_learned(model), 1.0)
+            clip_gradients(_learned(model), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             losses.append(loss.item())

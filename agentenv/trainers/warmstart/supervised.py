@@ -29,6 +29,7 @@ from agentenv.policies.lora import write_model
 from agentenv.policies.policy_spec import WARMSTART_RECORD
 from agentenv.policies.soundness import refuse_diverged
 from agentenv.progress import Display
+from agentenv.trainers.learner.clipping import clip_gradients
 from agentenv.trainers.learner.optimizers import make_optimizer
 from agentenv.trainers.learner.schedules import learning_rate_share
 from agentenv.trainers.learner.settings import MemorySettings
@@ -154,7 +155,7 @@ def _take_steps(
         chunks = [(ids.to(model.device), weights.to(model.device)) for ids, weights in chunks]
         total = sum(weights.sum() for _, weights in chunks)
         loss = sum(_weighted_loss(model, ids, weights, total) for ids, weights in chunks)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = clip_gradients(model.parameters(), 1.0)
         if not math.isfinite(loss) or not math.isfinite(norm.item()):
             raise Diverged(
                 f"in supervised step {step + 1} the loss is {loss} and the norm of the gradient {norm.item()}: nothing is "

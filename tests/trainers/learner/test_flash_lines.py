@@ -174,6 +174,23 @@ def test_rows_of_one_length_stand_side_by_side_for_the_plain_kernel(torchs: Kern
     assert layout_of(windowed, alike) == "line"
 
 
+def test_a_row_alone_is_not_searched_for_others(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By transformers this is done in every layer, and a card would be waited for each time."""
+    monkeypatch.setattr(
+        "transformers.modeling_flash_attention_utils._is_packed_sequence", lambda *_: pytest.fail("a look")
+    )
+    alone = [row(4, 5, 0)]
+    model = tiny_model("qwen2", attn_implementation="sdpa").double().eval()
+    (packed,) = micro_batches(alone, 1000, 0.0, "rows")
+    with torch.no_grad():
+        wanted, _ = token_logprobs(model, packed, 1.0)
+        model.config._attn_implementation = NAME
+        assert layout_of(model, alone) == "rows"
+        found, _ = token_logprobs(model, packed, 1.0)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+    assert kernel.calls == [([0, 9], 9)] * model.config.num_hidden_layers
+
+
 def test_passes_with_masks_of_their_own_are_no_work_of_the_kernel(kernel: Kernel) -> None:
     """Those of the sampler: the model is accepted, and only its plain pass is computed by the kernel."""
     model = tiny_model("qwen2").double().eval()

@@ -184,3 +184,29 @@ def test_several_processes_refuse_rows_with_images(played: list[Trajectory]) -> 
     with pytest.raises(ConfigurationError, match="torchrun"):
         refuse_rows_with_images(rows(played))
     refuse_rows_with_images([replace(row, images=()) for row in rows(played)])
+
+
+def test_rows_without_images_do_not_move_a_vision_tower_that_learns_alone(
+    policy: HFPolicy, played: list[Trajectory]
+) -> None:
+    """They stay in the mean; a step of them alone changes nothing."""
+    model = copy.deepcopy(policy.model)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(".visual." in name)
+    seen = rows(played)[0]
+    places = np.arange(20)
+    zeros = np.zeros(20, dtype=np.float32)
+    text = TrainingRow(places + 5, places > 4, zeros - 5, places < 0, np.ones(20))
+    goal = Objective(micro_tokens=1)
+    learner = Learner(model, goal, learning_rate=1e-3, image_reader=policy.image_reader)
+    found: list[list[torch.Tensor]] = []
+    for batch in ([text, seen], [seen]):
+        learner.optimizer.zero_grad(set_to_none=True)
+        learner.accumulate(batch, tokens=100, sequences=2)
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert found[0]
+    assert all(map(torch.equal, *found))
+    before = copy.deepcopy(model.state_dict())
+    assert learner.step([text])["grad_norm"] == 0.0
+    assert all(map(torch.equal, before.values(), model.state_dict().values()))
+    assert learner.measure([text])[1] == 0.0
