@@ -96,6 +96,21 @@ def check_policy(spec: str) -> None:
             )
 
 
+def check_reached(spec: str) -> None:
+    """Refuses a model behind an address at which nobody takes a connection, before work begins that needs it.
+
+    Nothing is sent. A model of another kind, and a service whose address a library knows, is taken for granted.
+
+    Raises:
+        ConfigurationError: nobody is there.
+    """
+    from agentenv.policies.endpoint_spec import Endpoint
+    from agentenv.web.reach import refuse_unreachable
+
+    if is_endpoint(spec) and (url := Endpoint.of(spec).url):
+        refuse_unreachable(url)
+
+
 def check_trainable(spec: str) -> None:
     """Refuses a policy that has no weights to train; nothing is loaded and nothing is sent.
 

@@ -126,6 +126,15 @@ def test_a_run_that_was_stopped_before_its_judge_had_answered_asks_it_when_it_go
         assert any(f"answers of {name} without a grade" in sentence for sentence in said)
 
 
+def test_a_judge_that_nobody_serves_is_said_before_anything_is_played(tmp_path: Path) -> None:
+    with FakeEndpoint(lambda _: Answer()) as gone:
+        words = f"--evaluation.judge openai:any@{gone.url}".split()
+    folder = RunFolder.create(tmp_path / "run", override(config(), words))
+    with pytest.raises(ConfigurationError, match=gone.url):
+        train(folder, SilentDisplay())
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
