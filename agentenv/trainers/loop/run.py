@@ -16,6 +16,7 @@ from agentenv.evaluation.contents import environment_digest, part_digest
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.compute import set_process_compute
 from agentenv.policies.policy_spec import check_reached, make_policy, policy_digest
+from agentenv.policies.vllm import VLLMPolicy
 from agentenv.progress import Display
 from agentenv.tracking import ForgivingTracker, Tracker, make_tracker
 from agentenv.trainers.config.identity import named_files, named_parts, named_policies
@@ -104,6 +105,8 @@ def open_run(folder: RunFolder, display: Display) -> Run:
         policy = open_policy(folder.config)
         # From here on, whatever fails closes engines and workers, which would outlive the process otherwise.
         opened.callback(policy.close)
+        if isinstance(policy, VLLMPolicy):
+            policy.replicas.warn = display.warn
         worker_pool = _open_worker_pool(folder.config.cluster, partial(open_group_runner, folder.config))
         if worker_pool is not None:
             opened.callback(worker_pool.close)
