@@ -19,6 +19,7 @@ from agentenv.evaluation.llm_judge import check_judge, open_judge
 from agentenv.evaluation.records import EPISODES, read_records
 from agentenv.evaluation.report.flat_tables import Column, FlatTable, interval_text
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
+from agentenv.policies.policy_spec import check_reached
 
 _REASONS = 3  # of faults that are shown
 _NOTE_CHARS = 500  # of what there is to know about the questions
@@ -147,6 +148,7 @@ class Eval:
         self._check_samples()
         if self.judge:
             check_judge(self.judge, self.rubric)  # refused before anything is played
+            check_reached(self.judge)
         with use_compute(self.compute):
             found = self._run(fields)
         if not self.judge:

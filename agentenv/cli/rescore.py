@@ -16,6 +16,7 @@ from agentenv.evaluation.records import EPISODES, SUITE, read_records, read_suit
 from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.rubrics import get_rubric
 from agentenv.evaluation.suite import summarize_suite
+from agentenv.policies.policy_spec import check_reached
 from agentenv.streams import make_console
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Rescore:
         if not self.scorer and not self.judge:
             raise ConfigurationError("Give --scorer NAME or --judge openai:MODEL@URL.")
         # Opened first, so that a wrong address is refused before anything is written.
+        if not self.offline:
+            check_reached(self.judge)
         return self.run_with(open_judge(self.judge, self.rubric) if self.judge else None)
 
     def run_with(self, chat: "ChatClient | None") -> dict[str, Any]:

@@ -49,7 +49,7 @@ from agentenv.evaluation.task_env import (
 from agentenv.policies.agent import AGENT
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.openai import OpenAIPolicy
-from agentenv.policies.policy_spec import check_policy, is_endpoint, is_engine
+from agentenv.policies.policy_spec import check_policy, check_reached, is_endpoint, is_engine
 from agentenv.policies.tokenizer_digest import tokenizer_digest
 from agentenv.progress import Display, indexing
 
@@ -259,6 +259,7 @@ def _open_agent(benchmark: Benchmark, policy: Policy | None) -> Iterator[EvalAge
     if policy is not None:
         yield _as_asked(benchmark, make_eval_agent(policy, benchmark.policy, benchmark.concurrency, stop))
         return
+    check_reached(benchmark.policy)
     with closing(open_eval_agent(benchmark.policy, benchmark.concurrency, stop)) as agent:
         yield _as_asked(benchmark, agent)
 

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointFault, EndpointRefusal
 from agentenv.policies.endpoint_spec import KEY_VARIABLE, Endpoint
 from agentenv.policies.refusals import Refused, as_refusal, read_refusal
+from agentenv.policies.silence import SentRequest, Silence
 from agentenv.policies.wires import WIRES, Asked, ChatMessage, Reply, Used, as_json, error_in
 from agentenv.web.client import HTTPClient, Request, Response, bearer
 from agentenv.web.retries import GaveUp, RetryPolicy, TryAgain
@@ -24,6 +25,7 @@ _WRONG_KEY = 401
 _MISCONFIGURED = frozenset({*range(300, 400), _WRONG_KEY, 403, 404})
 _RETRIED = frozenset({408, 409, 425, 429, *range(500, 600)})
 _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+_PATIENCE = 2  # deadlines for which a service that has answered before may be silent
 _LONGEST_WAIT_S = 20.0  # of one back-off that the server did not ask for
 
 
@@ -99,8 +101,6 @@ class ChatClient:
     _next_start: float = 0.0
     answered: bool = False
     """Whether it has given a reply, so that address, key, model and fields are right."""
-    _reached: bool = False
-    """Whether it has said anything at all, be it a refusal."""
     spent: str = ""
     """Which budget refused a request; empty as long as none has."""
 
@@ -108,6 +108,7 @@ class ChatClient:
         endpoint = self.endpoint
         self._wire = WIRES[endpoint.wire]
         self._manner = endpoint.manner
+        self._silence = Silence(_PATIENCE * endpoint.deadline_s)
         self._retry_policy = RetryPolicy(
             timeout_s=endpoint.deadline_s,
             connect_s=endpoint.deadline_s,
@@ -151,33 +152,56 @@ class ChatClient:
 
         Raises:
             ContextTooSmall: the endpoint says that the messages do not fit the model's context.
-            ConfigurationError: the endpoint refuses the key or a field, has no such address or model, or has never been
-                reached.
+            ConfigurationError: the endpoint refuses the key or a field, has no such address or model, has never been
+                reached, or has answered none of its first requests.
             EndpointRefusal: a content filter refuses the messages.
-            EndpointFault: it failed or refused, did not answer in time, or the budget is spent.
+            EndpointFault: it failed or refused, did not answer in time, has stopped answering, or the budget is spent.
         """
         asked = Asked(messages, max_tokens, temperature, top_p, stop, seed, tools, template_options)
-        body = self._wire.body(self._manner, asked)
+        body, since = self._wire.body(self._manner, asked), time.monotonic()
         try:
             async with self._slot():
-                return await self._retry_policy.run(partial(self._attempt, body, len(messages)))
+                if self._silence.hopeless(since):
+                    raise self._unanswered()
+                with self._silence.request() as request:
+                    return await self._retry_policy.run(partial(self._attempt, body, len(messages), request))
         except EndpointRefusal:
             self.usage.refusals += 1
             raise
-        except (GaveUp, EndpointFault) as error:
+        except EndpointFault:
             self.usage.failures += 1
-            if isinstance(error, EndpointFault):
-                raise
-            if not (error.reached or self._reached):
-                raise ConfigurationError(
-                    f"{self.endpoint.address} cannot be reached, tried {error.tries} times: {error.reason}; write the "
-                    "address of a server that runs"
-                ) from None
-            said = f"gave no reply within {self.endpoint.deadline_s:g} s; the last time: {error.reason}"
-            raise EndpointFault(
-                f"{self.endpoint.address} "
-                + (said if error.late else f"failed {error.tries} times; the last time: {error.reason}")
-            ) from None
+            raise
+        except GaveUp as error:
+            self.usage.failures += 1
+            raise self._given_up(error) from None
+
+    def _given_up(self, error: GaveUp) -> ConfigurationError | EndpointFault:
+        """What is raised for a request that had no reply."""
+        address, silence = self.endpoint.address, self._silence
+        if not (error.reached or silence.heard):
+            return ConfigurationError(
+                f"{address} cannot be reached, tried {error.tries} times: {error.reason}; write the address of a server "
+                "that runs"
+            )
+        if silence.lasting and not silence.heard:
+            return self._unanswered()
+        said = f"gave no reply within {self.endpoint.deadline_s:g} s; the last time: {error.reason}"
+        return EndpointFault(
+            f"{address} "
+            + (said if error.late else f"failed {error.tries} times; the last time: {error.reason}")
+        )
+
+    def _unanswered(self) -> ConfigurationError | EndpointFault:
+        """What is raised where the service takes requests and answers none: of one that never has, the run ends."""
+        address, count, seconds = self.endpoint.address, self._silence.count, self.endpoint.deadline_s
+        if self._silence.heard:
+            return EndpointFault(
+                f"{address} was not asked: it has not answered the last {count} requests, and another one is tried"
+            )
+        return ConfigurationError(
+            f"{address} takes requests and has answered none of {count} within {seconds:g} s each; see what its server "
+            "does, or raise deadline_s of the address"
+        )
 
     async def _start(self) -> None:
         """Waits for its turn under the rate limit, and checks the budget."""
@@ -200,11 +224,13 @@ class ChatClient:
         # Counted before it is sent: what is cancelled or lost has been paid for as well.
         self.usage.requests += 1
 
-    async def _attempt(self, body: Mapping[str, Any], sent: int, tries: int) -> Reply:
+    async def _attempt(self, body: Mapping[str, Any], sent: int, request: SentRequest, tries: int) -> Reply:
         self.usage.retries += tries > 1
         await self._start()
+        request.unanswered = True
         response = await self._backend.send(body)
-        self._reached = True
+        request.unanswered = False
+        self._silence.end()
         if response.status == 200:
             answer = self._answer(response)
             if not (error := error_in(answer)):

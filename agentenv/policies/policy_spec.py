@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl
 from pydantic import ValidationError
 
 from agentenv.core.io.digests import PathState, file_digests, path_state, value_digest
+from agentenv.core.io.weight_digests import DIGESTS
 from agentenv.core.options import own_part
 from agentenv.core.validation import sentence
 from agentenv.errors import CheckpointMismatch, ConfigurationError, UnknownName, check_known, needs_extra
@@ -94,6 +95,21 @@ def check_policy(spec: str) -> None:
             raise CheckpointMismatch(
                 f"{folder} holds no model that can be loaded: there is no folder {folder}"
             )
+
+
+def check_reached(spec: str) -> None:
+    """Refuses a model behind an address at which nobody takes a connection, before work begins that needs it.
+
+    Nothing is sent. A model of another kind, and a service whose address a library knows, is taken for granted.
+
+    Raises:
+        ConfigurationError: nobody is there.
+    """
+    from agentenv.policies.endpoint_spec import Endpoint
+    from agentenv.web.reach import refuse_unreachable
+
+    if is_endpoint(spec) and (url := Endpoint.of(spec).url):
+        refuse_unreachable(url)
 
 
 def check_trainable(spec: str) -> None:
@@ -238,7 +254,8 @@ def policy_digest(spec: str) -> str:
     """A digest of the files that decide what the policy ``spec`` does, of the base too where it is an adapter.
 
     All files of its folder count (weights, settings, tokenizer, chat template, the form of its episodes), but for texts for
-    people (``*.md``) and records of how it was made, so that a policy that is made again to the byte has the same digest.
+    people (``*.md``), records of how it was made and the digests of its weights, so that a policy that is made again to the
+    byte has the same digest.
 
     Raises:
         UnknownName: no such kind of policy, or one without a folder.
@@ -255,7 +272,7 @@ def policy_digest(spec: str) -> str:
 
 def _decides(name: str) -> bool:
     """Whether the file ``name`` in the folder of a policy may decide what the policy does."""
-    return not name.endswith(".md") and name not in (START_RECORD, WARMSTART_RECORD)
+    return not name.endswith(".md") and name not in (START_RECORD, WARMSTART_RECORD, DIGESTS)
 
 
 def policy_state(spec: str) -> PathState:

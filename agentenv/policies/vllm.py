@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import math
+import logging
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentenv.core.chat import TEXT_ALONE, cut_at_stop, ends_of_turn
 from agentenv.core.concurrency.background import BackgroundLoop
+from agentenv.core.concurrency.deadlines import within
 from agentenv.core.images import PlacedImage, without_strays
 from agentenv.core.io.claims import claim
 from agentenv.core.io.files import os_errors, remove
@@ -24,6 +24,7 @@ from agentenv.policies.compute import process_compute
 from agentenv.policies.engine import COLDEST, HOTTEST, Engine, EngineConfig, EngineRequest, Sampled
 from agentenv.policies.export import write_weights
 from agentenv.policies.lora import base_and_adapter, load_weights
+from agentenv.policies.replicas import Replicas
 from agentenv.policies.soundness import refuse_not_finite
 from agentenv.policies.vllm_local import LocalEngine
 from agentenv.policies.vllm_remote import RemoteEngine
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 _SHARED_MEMORY = Path("/dev/shm")
 _CLOSE_S = 20.0
-_REST_S = 30.0  # in which an engine that has failed gets no new episode
+_RETURN_S = 30.0  # in which an engine that was left out must take up weights
 _HANDOVER = "agentenv-weights-"
 _HANDOVER_S = 60.0  # a younger folder may not be claimed yet
 
@@ -82,8 +85,6 @@ class VLLMPolicy:
         self.forward_seconds = 0.0
         """What this process spends in forward passes; those of the engines are in their own."""
         self._config = config
-        self._homes: dict[str, int] = {}
-        self._failed: dict[int, float] = {}  # when each engine has last failed
         self._engines: list[Engine] = []
         # Engines belong to the loop on which they were opened, and callers come from several.
         self._background = BackgroundLoop()
@@ -93,6 +94,8 @@ class VLLMPolicy:
         except BaseException:
             self.close()
             raise
+        self.replicas = Replicas(len(self._engines), _log.warning)
+        """Which engine answers whom."""
 
     @classmethod
     def load(
@@ -169,18 +172,17 @@ class VLLMPolicy:
                 f"a prompt of {len(prompt_ids)} tokens fills the context of {self.context_tokens}"
             )
         bounded = replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        home = self._home(episode)
-        while True:
+        home: int | None = self.replicas.home(episode)
+        while home is not None:
+            given = self.replicas.versions[home]
             asked = self._sample(self._engines[home], prompt_ids, bounded, tuple(images))
             try:
-                return self._completion(await self._within(asked), bounded)
-            except PolicyFault:
-                self._failed[home] = time.monotonic()
-                home = self._least_crowded()
-                if self._rests(home):
-                    raise
-                if episode is not None:
-                    self._homes[episode] = home
+                sampled = await self._within(asked)
+                self.replicas.check_versions(home, given, sampled.versions)
+                return self._completion(sampled, bounded)
+            except PolicyFault as error:
+                home, fault = self.replicas.next_home(home, episode), error
+        raise fault
 
     async def _sample(
         self, engine: Engine, prompt_ids: Sequence[int], sampling: Sampling, images: tuple[PlacedImage, ...]
@@ -205,7 +207,7 @@ class VLLMPolicy:
 
     def release(self, episode: str) -> None:
         """Forgets which engine the episode stayed with."""
-        self._homes.pop(episode, None)
+        self.replicas.release(episode)
 
     async def score(
         self, ids: Sequence[int], *, temperature: float = 1.0, images: Sequence[PlacedImage] = ()
@@ -220,7 +222,7 @@ class VLLMPolicy:
         """
         if len(ids) >= self.context_tokens:
             raise ContextTooSmall(f"{len(ids)} tokens leave no room in the context of {self.context_tokens}")
-        engine = self._engines[self._home(None)]
+        engine = self._engines[self.replicas.home(None)]
         asked = engine.logprobs(tuple(ids), temperature, tuple(images), fed=self._fed(ids, images))
         return [0.0, *await self._within(asked)]
 
@@ -244,12 +246,14 @@ class VLLMPolicy:
     def set_weights(self, weights: Mapping[str, Any] | None = None, version: int | None = None) -> None:
         """Gives every engine the weights of the model in training; requests under way go on with them.
 
+        An engine that does not take them up is left out, with a warning, and tried again at the next update.
+
         Args:
             weights: Taken over by the model first; None where it was trained in place.
             version: Their number; None is the next.
 
         Raises:
-            PolicyFault: an engine failed or missed its deadline.
+            PolicyFault: every engine failed or missed its deadline.
         """
         if weights is not None:
             load_weights(self.model, weights)
@@ -278,11 +282,37 @@ class VLLMPolicy:
             except OSError as error:
                 said = f"{error.strerror} where weights are handed to the engines (engine.weights_dir names another folder)"
                 raise OSError(error.errno, said, str(parent)) from error
-            self._wait(self._load(folder, version), self._config.deadline_s, "take up weights")
+            self._background.run(self._load(folder, version))  # which has a deadline for each engine
         self.version = version
 
     async def _load(self, folder: Path, version: int) -> None:
-        await asyncio.gather(*(engine.load(folder, version) for engine in self._engines))
+        places = range(len(self._engines))
+        faults = await asyncio.gather(*(self._give(place, folder, version) for place in places))
+        failed = {place: fault for place, fault in enumerate(faults) if fault is not None}
+        if len(failed) == len(faults):
+            raise failed[0]
+        for place in places:
+            if place in failed:
+                self.replicas.leave_out(place, failed[place])
+            else:
+                self.replicas.take_in(place, version)
+
+    async def _give(self, place: int, folder: Path, version: int) -> PolicyFault | None:
+        """Gives one engine the weights in ``folder``; why it did not take them up."""
+        seconds = self._config.deadline_s
+        if self.replicas.is_left_out(place):  # every update would wait for one that hangs
+            seconds = min(seconds, _RETURN_S)
+        try:
+            await within(
+                seconds, self._engines[place].load(folder, version), PolicyFault("to take up weights")
+            )
+        except PolicyFault as fault:
+            return fault
+        except Exception as error:  # of vLLM in this process
+            return PolicyFault(
+                f"an engine did not take up weights: {type(error).__name__} {first_line(error)}"
+            )
+        return None
 
     async def _within(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -295,27 +325,6 @@ class VLLMPolicy:
             return self._background.run(work, seconds)
         except TimeoutError as error:
             raise PolicyFault(f"an engine did not {what} within {seconds:g} s") from error
-
-    def _home(self, episode: str | None) -> int:
-        """The engine that the episode stays with; a new one goes where the fewest are."""
-        if episode in self._homes:
-            return self._homes[episode]
-        home = self._least_crowded()
-        if episode is not None:
-            self._homes[episode] = home
-        return home
-
-    def _least_crowded(self) -> int:
-        """The engine with the fewest episodes among those that have not failed lately.
-
-        A dead one fails at once, so that it always has the fewest and would get nearly every new episode.
-        """
-        crowds = Counter(self._homes.values())
-        return min(range(len(self._engines)), key=lambda place: (self._rests(place), crowds[place]))
-
-    def _rests(self, place: int) -> bool:
-        """Whether an engine has failed lately."""
-        return time.monotonic() - self._failed.get(place, -math.inf) < _REST_S
 
     def _completion(self, sampled: Sampled, sampling: Sampling) -> Completion:
         """The sample up to the token that completes its first stop string.

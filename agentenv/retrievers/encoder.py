@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentenv.core.io.model_files import LOCAL, check_model_files
+from agentenv.core.io.weight_digests import DIGESTS
 from agentenv.errors import ConfigurationError, UnknownName, needs_extra
 from agentenv.policies.compute import Compute, ComputeSettings, process_compute
 
@@ -309,7 +310,7 @@ def folder_digest(path: Path) -> str:
     """A name for the weights and the settings in the folder of a model."""
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*")):
-        if file.suffix in (".safetensors", ".bin", ".json"):
+        if file.suffix in (".safetensors", ".bin", ".json") and file.name != DIGESTS:
             digest.update(f"{file.relative_to(path)}\n".encode())
             with file.open("rb") as stream:
                 digest.update(hashlib.file_digest(stream, "sha256").digest())

@@ -6,7 +6,7 @@ from pathlib import Path
 from agentenv.core.options import made_part, own_part
 from agentenv.core.protocols import Retriever
 from agentenv.core.registry import is_class
-from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.errors import ConfigurationError, RetrieverFault, UnknownName
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.cassette import CassetteRetriever
 from agentenv.retrievers.faiss import FaissRetriever
@@ -16,6 +16,7 @@ from agentenv.retrievers.rerank import RerankRetriever, make_reranker
 from agentenv.retrievers.simulation.simulated import SimulatedRetriever
 from agentenv.retrievers.storage.retriever_folder import read_card
 from agentenv.retrievers.web import WebRetriever
+from agentenv.web.reach import refuse_unreachable
 
 OWN = "python"
 """The kind of a retriever of somebody's own."""
@@ -97,6 +98,7 @@ def _of_folder(kind: str) -> Callable[[str], Retriever]:
 def _remote(scheme: str) -> Callable[[str], Retriever]:
     def connect(rest: str) -> Retriever:
         retriever = RemoteRetriever(f"{scheme}:{rest}" if rest.startswith("//") else rest)
+        refuse_unreachable(retriever.url, RetrieverFault)
         retriever.info()  # who does not answer is said before the first question
         return retriever
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
 from agentenv.core.io.files import new_folder
+from agentenv.core.io.weight_digests import write_weight_digests
 from agentenv.core.options import naming_own_parts
 from agentenv.core.registry import env_class
 from agentenv.core.trajectory import Trajectory
@@ -248,6 +249,7 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
     for name, policy in trained.items():
         with new_folder(run.folder.path / name, replace=True) as part:
             write_weights(policy.model, part)
+            write_weight_digests(part)
             write_readers(policy, part)
             write_card(part, episode_card(run.config))
     scorer = run.config.evaluation.scorers[0]

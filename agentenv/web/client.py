@@ -197,7 +197,7 @@ class HTTPClient:
             said = without_keys(str(error))  # a line of the answer, where that is no HTTP
             said = f" ({said})" if said else ""
             kind = NotReached if isinstance(error, httpx.ConnectError) else TryAgain
-            raise kind(f"{type(error).__name__}{said}{_through_proxy(url)}") from error
+            raise kind(f"{type(error).__name__}{said}{through_proxy(url)}") from error
         except (httpx.HTTPError, UnicodeEncodeError) as error:
             raise self._fault(f"{url}: {type(error).__name__}: {error}") from error
         return Response(response.status_code, response.headers, b"".join(chunks))
@@ -296,7 +296,7 @@ class HTTPClient:
             await client.aclose()
 
 
-def _through_proxy(url: str) -> str:
+def through_proxy(url: str) -> str:
     """For an error: by which variable the call went through a proxy; empty where it went there directly."""
     asked = httpx.URL(url)
     if proxy_bypass(asked.netloc.decode()):

@@ -41,6 +41,24 @@ def words(tmp_path: Path, retriever: str, server: FakeEndpoint, *more: str) -> l
     return ["eval", "--policy", policy, "--retriever", retriever, "--out", str(tmp_path / "run"), *more]
 
 
+@pytest.mark.parametrize("dead", ["--judge", "--policy", "--retriever"])
+def test_what_nobody_serves_is_said_before_any_question_is_asked(
+    tmp_path: Path, retriever: str, dead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FakeEndpoint(lambda body: Answer()) as gone:
+        url = gone.url
+    questions = tmp_path / "mine.jsonl"
+    questions.write_text('{"id": "q1", "question": "Who founded Velandra?", "answers": ["Oda Kest"]}\n')
+    data = ("--dataset", "jsonl", "--data", str(questions))
+    with FakeEndpoint(search_then_answer) as server:
+        capsys.readouterr()
+        spec = url if dead == "--retriever" else f"openai:any@{url}"
+        assert main([*words(tmp_path, retriever, server, *data), dead, spec]) == 1
+        assert server.bodies == []
+    assert url in capsys.readouterr().err
+    assert not (tmp_path / "run" / "episodes.jsonl").exists()
+
+
 def test_an_endpoint_is_evaluated_and_its_usage_reported(
     tmp_path: Path, retriever: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

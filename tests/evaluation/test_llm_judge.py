@@ -404,6 +404,28 @@ def test_a_judge_that_never_answers_is_no_success(
         assert main(words) == 0
 
 
+def test_a_judge_that_hangs_ends_the_command_after_its_first_requests_and_can_be_asked_again(
+    tmp_path: Path,
+    record: Callable[..., EpisodeRecord],
+    write_run: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_run(tmp_path / "run", [record(str(number), f"City {number}") for number in range(60)])
+    delay = [30.0]
+    with FakeEndpoint(lambda body: Answer("VERDICT: TRUE", delay_s=delay[0])) as server:
+        words = ["rescore", str(tmp_path / "run"), "--judge", f"openai:any@{server.url}#concurrency=1&deadline_s="]
+        assert main([*words[:-1], f"{words[-1]}1"]) == 1
+        assert len(server.bodies) == 4
+        assert "none of" in (said := " ".join(capsys.readouterr().err.split()))
+        assert "deadline_s" in said
+        assert "judged" not in json.loads((tmp_path / "run" / "results.json").read_text())
+        delay[0] = 0.0
+        assert main([*words[:-1], f"{words[-1]}60"]) == 0
+    assert (
+        json.loads((tmp_path / "run" / "results.json").read_text())["judged"]["judge_equivalence"]["n"] == 60
+    )
+
+
 def test_the_command_refuses_what_names_no_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rescore", str(tmp_path)]) == 1
     assert "--judge" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import asyncio
 import email.utils
+import itertools
 import json
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -265,6 +266,79 @@ def test_a_slow_reply_ends_at_the_deadline() -> None:
         asked = client(server, deadline_s=0.1)
         with pytest.raises(EndpointFault, match=r"\b0\.1\b"):
             ask(asked)
+
+
+def ask_many(asked: ChatClient, count: int) -> list[str | BaseException]:
+    """The text or the error of each of ``count`` requests that are made at once."""
+
+    async def each() -> list[Reply | BaseException]:
+        requests = (asked.complete(ASK, max_tokens=9) for _ in range(count))
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    return [found.text if isinstance(found, Reply) else found for found in run(each())]
+
+
+def test_a_server_that_hangs_from_the_start_is_not_asked_further() -> None:
+    """The whole must not take as many deadlines as there are requests: an evaluation has thousands."""
+    with FakeEndpoint(lambda body: Answer("a", delay_s=30.0)) as server:
+        asked = client(server, deadline_s=1.0, concurrency=2)
+        found = ask_many(asked, 100)
+        assert len(server.bodies) < 12
+    assert [type(error) for error in found[:3]] == [EndpointFault] * 3
+    assert {type(error) for error in found[6:]} == {ConfigurationError}
+    assert all(word in str(found[-1]) for word in (server.url, "none of", "1 s", "deadline_s"))
+
+
+DROPPED = Answer("a", cut=0)
+"""The connection is closed without an answer."""
+
+
+def test_the_next_request_finds_out_that_a_silent_server_is_there_again() -> None:
+    answers = [DROPPED] * 6
+    with FakeEndpoint(lambda body: answers.pop() if answers else Answer("a")) as server:
+        asked = client(server, retries=0, concurrency=1)
+        found = [type(error) for error in ask_many(asked, 6)]
+        assert found == [EndpointFault] * 3 + [ConfigurationError] * 3
+        assert len(answers) == 2
+        assert [type(error) for error in ask_many(asked, 1) + ask_many(asked, 1)] == [ConfigurationError] * 2
+        assert ask_many(asked, 20) == ["a"] * 20
+
+
+def test_a_server_that_fails_sometimes_is_not_given_up() -> None:
+    answers = itertools.cycle([*[DROPPED] * 3, Answer(status=503, raw="busy"), *[DROPPED] * 3, Answer("a")])
+    with FakeEndpoint(lambda body: next(answers)) as server:
+        found = ask_many(client(server, concurrency=1, retries=0), 32)
+        assert len(server.bodies) == 32
+    assert found.count("a") == 4
+    assert {type(error) for error in found if error != "a"} == {EndpointFault}
+
+
+def test_a_server_that_answered_before_may_be_silent_while_it_is_started_again() -> None:
+    answers = [Answer("a"), *[DROPPED] * 40]
+    with FakeEndpoint(lambda body: answers.pop(0) if answers else Answer("b")) as server:
+        asked = client(server, retries=0)
+        found = [*ask_many(asked, 1), *ask_many(asked, 50)]
+    assert (found.count("a"), found.count("b")) == (1, 10)
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_server_that_answered_before_and_stays_silent_is_not_asked_further(concurrency: int) -> None:
+    """Its requests are faults, which end no run."""
+    answers = [Answer("a")]
+    with FakeEndpoint(lambda body: answers.pop() if answers else Answer("a", delay_s=30.0)) as server:
+        asked = client(server, deadline_s=2.0, concurrency=concurrency)
+        assert ask(asked).text == "a"
+        found = ask_many(asked, 60)
+        assert len(server.bodies) < 15
+    assert {type(error) for error in found} == {EndpointFault}
+    assert "was not asked" in str(found[-1])
+
+
+def test_requests_that_wait_under_a_rate_limit_say_nothing_of_the_server() -> None:
+    with FakeEndpoint(lambda body: DROPPED) as server:
+        asked = client(server, deadline_s=0.5, per_minute=1, retries=0)
+        found = ask_many(asked, 8)
+    assert [type(error) for error in found] == [EndpointFault] * 8
 
 
 @pytest.mark.parametrize("around", ["", "\n"])

@@ -1,6 +1,7 @@
 """VLLMPolicy over engines that are written here: cuts, replicas, versions, deadlines, ends. No vLLM is needed."""
 
 import asyncio
+import contextlib
 import io
 import os
 import sys
@@ -242,9 +243,83 @@ def test_episodes_go_on_with_another_engine_where_theirs_dies(monkeypatch: pytes
                 policy.release(f"e{number}")
         assert len(dead.requests) == 1
         assert len(well.requests) == 20
-        monkeypatch.setattr("agentenv.policies.vllm._REST_S", 0.0)
+        monkeypatch.setattr("agentenv.policies.replicas._REST_S", 0.0)
         dead.is_dead = False
         assert ask(policy, Sampling(4), episode="later").text == "dead"  # it is back, and less crowded
+
+
+class RestartedEngine(WrittenEngine):
+    """A server whose updates fail with ``fault`` or hang, and that may be started again with the weights of its start."""
+
+    fault: Exception | None = None
+    stuck = False
+    version = 0
+
+    async def load(self, folder: Path, version: int) -> None:
+        if self.fault is not None:
+            raise self.fault
+        while self.stuck:  # and does not heed that it is cancelled, as one that waits to resume its requests
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.05)
+        self.version = version
+        await super().load(folder, version)
+
+    async def sample(self, request: EngineRequest) -> Sampled:
+        self.versions = (self.version,) * 9
+        return await super().sample(request)
+
+
+@pytest.mark.parametrize(
+    "fault", [PolicyFault("http://one:8000 does not answer"), RuntimeError("EngineDead"), None]
+)
+def test_an_engine_that_takes_up_no_weights_is_left_out_until_it_does(fault: Exception | None) -> None:
+    first, second = RestartedEngine("gone"), RestartedEngine("well")
+    with policy_of(first, second, deadline_s=0.3) as policy:
+        said: list[str] = []
+        policy.replicas.warn = said.append
+        assert {ask(policy, Sampling(4), name).text for name in ("a", "b")} == {"gone", "well"}
+        first.fault, first.stuck = fault, fault is None
+        for version in (1, 2):
+            policy.set_weights()
+            assert {ask(policy, Sampling(4), name).text for name in ("a", "b", f"c{version}")} == {"well"}
+        assert policy.version == 2
+        assert len(said) == 1
+        assert str(fault or "0.3 s") in said[0]
+        assert "engine 1 of 2" in said[0]
+        first.fault, first.stuck = None, False
+        policy.set_weights()
+        assert ask(policy, Sampling(4), "d").text == "gone"
+        assert [engine.version for engine in (first, second)] == [3, 3]
+        assert len(said) == 2
+        assert "version 3" in said[1]
+
+
+def test_where_no_engine_takes_up_weights_the_update_fails() -> None:
+    engines = [RestartedEngine("a"), RestartedEngine("b")]
+    with policy_of(*engines) as policy:
+        for number, engine in enumerate(engines):
+            engine.fault = PolicyFault(f"http://h{number}:8000 does not answer")
+        with pytest.raises(PolicyFault, match="h0:8000"):
+            policy.set_weights()
+        assert policy.version == 0
+
+
+def test_an_engine_that_was_started_again_serves_no_old_weights() -> None:
+    first, second = RestartedEngine("gone"), RestartedEngine("well")
+    with policy_of(first, second) as policy:
+        policy.set_weights()
+        assert ask(policy, Sampling(4), "a").version == 1
+        first.version = 0
+        for name in ("a", "b", "c"):
+            done = ask(policy, Sampling(4), name)
+            assert (done.text, done.version) == ("well", 1)
+        assert len(first.requests) == 2
+        second.version = 0
+        for _ in range(2):
+            with pytest.raises(PolicyFault, match="version 0 and was given 1"):
+                ask(policy, Sampling(4), "a")
+        policy.set_weights()
+        assert {ask(policy, Sampling(4), name).version for name in ("d", "e", "f")} == {2}
 
 
 def test_where_every_engine_fails_the_episode_does() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.core.io.model_files import ADAPTER_CONFIG
+from agentenv.core.io.weight_digests import DIGESTS
 from agentenv.policies.lora import ADAPTER_WEIGHTS
 from agentenv.policies.policy_spec import START_RECORD, WARMSTART_RECORD, policy_digest
 
@@ -21,7 +22,7 @@ DECIDING = (
     "modeling_own.py",
     f"earlier/{START_RECORD}",  # only the record of this folder itself is known to be one
 )
-TELLING = ("README.md", WARMSTART_RECORD, START_RECORD)
+TELLING = ("README.md", WARMSTART_RECORD, START_RECORD, DIGESTS)
 
 
 @pytest.fixture

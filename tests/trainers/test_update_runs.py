@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentenv.errors import ConfigurationError
+from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.policies.card import read_card
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.policy_spec import make_policy
@@ -53,6 +53,12 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def flip_a_bit(path: Path) -> None:
+    whole = bytearray(path.read_bytes())
+    whole[-1000] ^= 1
+    path.write_bytes(whole)
+
+
 def contents(run: Path) -> dict[str, str]:
     return contents_of(
         run, ["metrics.jsonl", "policy/*.safetensors", "best/*/*", "checkpoints/*/*.safetensors*"]
@@ -84,6 +90,13 @@ def test_a_run_resumes_to_the_bit_and_keeps_its_best_policy(tmp_path: Path) -> N
     (run / "results.json").unlink()
     train(RunFolder.open(run), SilentDisplay())
     assert contents(run) == whole
+
+    for damaged in (best, run / "policy"):
+        flip_a_bit(damaged / "model.safetensors")
+    with pytest.raises(CheckpointMismatch, match=r"model\.safetensors is not what was written"):
+        make_policy(f"hf:{best}")
+    train(RunFolder.open(run), SilentDisplay())
+    assert contents_of(run, ["policy/*.safetensors"]).items() <= whole.items()
 
 
 def test_a_judge_grades_the_answers_before_and_after(tmp_path: Path) -> None:
@@ -124,6 +137,15 @@ def test_a_run_that_was_stopped_before_its_judge_had_answered_asks_it_when_it_go
         assert table["faults"] == {"JudgeFault": 4 - table["n"]}
         assert table["n"] < 4
         assert any(f"answers of {name} without a grade" in sentence for sentence in said)
+
+
+def test_a_judge_that_nobody_serves_is_said_before_anything_is_played(tmp_path: Path) -> None:
+    with FakeEndpoint(lambda _: Answer()) as gone:
+        words = f"--evaluation.judge openai:any@{gone.url}".split()
+    folder = RunFolder.create(tmp_path / "run", override(config(), words))
+    with pytest.raises(ConfigurationError, match=gone.url):
+        train(folder, SilentDisplay())
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

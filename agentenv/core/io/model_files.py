@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.io.weight_digests import check_weight_digests
 from agentenv.errors import CheckpointMismatch
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -70,7 +71,8 @@ def check_model_files(folder: Path) -> None:
     """Looks at the settings and the weights in ``folder`` and in the folders of its modules.
 
     Raises:
-        CheckpointMismatch: a settings file names code to run or is damaged, or the weights are pickled.
+        CheckpointMismatch: a settings file names code to run or is damaged, or the weights are pickled or are not those
+            that were written there.
     """
     parts = [folder, *_module_folders(folder)]
     for part in parts:
@@ -82,14 +84,17 @@ def check_model_files(folder: Path) -> None:
         raise CheckpointMismatch(
             f"{weights[0]} holds pickled weights, which may run code when they are read; convert them to safetensors"
         )
+    check_weight_digests(folder)
 
 
 def check_adapter_files(folder: Path) -> dict[str, Any]:
     """The settings of the LoRA adapter in ``folder``, after a look at them.
 
     Raises:
-        CheckpointMismatch: it is another kind of adapter, or a setting names code, a file or a pattern.
+        CheckpointMismatch: it is another kind of adapter, a setting names code, a file or a pattern, or the weights are not
+            those that were written there.
     """
+    check_weight_digests(folder)
     path = folder / ADAPTER_CONFIG
     settings = read_settings(path)
     if settings.get("peft_type") != "LORA":

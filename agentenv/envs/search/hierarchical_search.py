@@ -30,7 +30,13 @@ from agentenv.envs.search.synonyms import SIMILARITY
 from agentenv.errors import ConfigurationError, EnvFault
 from agentenv.policies.card import read_card
 from agentenv.policies.extractive import EXTRACTIVE, ExtractivePolicy
-from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy, policy_folder
+from agentenv.policies.policy_spec import (
+    check_reached,
+    is_endpoint,
+    make_endpoint_policy,
+    make_policy,
+    policy_folder,
+)
 from agentenv.retrievers.part import PartRetriever
 from agentenv.retrievers.rerank import Reranker, make_reranker
 from agentenv.retrievers.retriever_spec import make_retriever
@@ -140,6 +146,7 @@ _TRAINED = ("prompt", "k", "max_turns", "observation_tokens", "turn_tokens", "co
 def _opened(policy: str) -> tuple[Policy, ChatFormat]:
     """A policy that all environments of this process share, and how it is asked."""
     if is_endpoint(policy):
+        check_reached(policy)
         served = make_endpoint_policy(policy)
         return served, served.chat
     opened = make_policy(policy)

@@ -20,6 +20,7 @@ from agentenv.envs.search.search_tools import FoundPassages, SearchTool
 from agentenv.errors import ContextTooSmall, EndpointRefusal, EnvFault, Fault
 from agentenv.policies.endpoint import Chat
 from agentenv.policies.model_chat import make_chat
+from agentenv.policies.policy_spec import check_reached
 
 CONTEXT_CHARS = 1024
 """Characters of a page before and behind the sentence that fits best."""
@@ -169,6 +170,7 @@ def make_summarizer(spec: str) -> Summarizer:
         ConfigurationError: no such address, service or option.
         MissingExtra: what it needs is not installed.
     """
+    check_reached(spec)
     return ExtractiveSummarizer() if spec == EXTRACTIVE else ModelSummarizer(make_chat(spec))
 
 

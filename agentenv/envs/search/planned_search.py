@@ -42,7 +42,7 @@ from agentenv.errors import (
 )
 from agentenv.policies.extractive import EXTRACTIVE, ExtractivePolicy
 from agentenv.policies.model_chat import make_chat
-from agentenv.policies.policy_spec import is_endpoint, make_endpoint_policy, make_policy
+from agentenv.policies.policy_spec import check_reached, is_endpoint, make_endpoint_policy, make_policy
 
 _MEMORY = 100_000  # answers that a generator remembers
 _ANSWER_TOKENS = 64  # of a generator
@@ -119,6 +119,7 @@ def make_generator(spec: str) -> Generator:
     """
     if spec == EXTRACTIVE:
         return Generator(ExtractivePolicy())
+    check_reached(spec)
     return Generator(make_endpoint_policy(spec) if is_endpoint(spec) else make_policy(spec))
 
 
@@ -268,6 +269,7 @@ def planner_reward(
 
 def _model_writer(spec: str) -> ModelWriter:
     """The model that ``spec`` names, which decides greedily."""
+    check_reached(spec)
     return ModelWriter(make_chat(spec), temperature=0.0, tokens=_VERDICT_TOKENS)
 
 

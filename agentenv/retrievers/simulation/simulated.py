@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 from agentenv.core.types import Passage, Query, QueryContext, RetrieverInfo
 from agentenv.core.validation import Frozen
 from agentenv.errors import ConfigurationError, Fault, RetrieverFault
+from agentenv.policies.policy_spec import check_reached
 from agentenv.retrievers.base import texts_of
 from agentenv.retrievers.simulation.lossy import chance_of
 from agentenv.retrievers.simulation.simulators import (
@@ -115,6 +116,7 @@ class SimulatedRetriever:
         Raises:
             ConfigurationError: no such option, or its value is wrong.
             UnknownName: no such simulator.
+            ConfigurationError: nobody takes connections at its address.
         """
         head, at, tail = rest.partition("@")
         given = at and "=" in head and ":" not in head
@@ -127,6 +129,7 @@ class SimulatedRetriever:
                 f"simulated:{head}: {first['loc'][0]}: {first['msg']}; got {first['input']!r}."
             ) from error
         draw = SamplingOptions(config.tokens, config.temperature)
+        check_reached(tail if given else rest)
         return cls(make_simulator(tail if given else rest, draw, config.form), config)
 
     def at(self, progress: float) -> Self:

@@ -15,7 +15,8 @@ from agentenv.errors import ConfigurationError
 from agentenv.evaluation.contents import environment_digest, part_digest
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.compute import set_process_compute
-from agentenv.policies.policy_spec import make_policy, policy_digest
+from agentenv.policies.policy_spec import check_reached, make_policy, policy_digest
+from agentenv.policies.vllm import VLLMPolicy
 from agentenv.progress import Display
 from agentenv.tracking import ForgivingTracker, Tracker, make_tracker
 from agentenv.trainers.config.identity import named_files, named_parts, named_policies
@@ -104,6 +105,8 @@ def open_run(folder: RunFolder, display: Display) -> Run:
         policy = open_policy(folder.config)
         # From here on, whatever fails closes engines and workers, which would outlive the process otherwise.
         opened.callback(policy.close)
+        if isinstance(policy, VLLMPolicy):
+            policy.replicas.warn = display.warn
         worker_pool = _open_worker_pool(folder.config.cluster, partial(open_group_runner, folder.config))
         if worker_pool is not None:
             opened.callback(worker_pool.close)
@@ -143,6 +146,7 @@ def _make_run(
     )
     second = _open_second(config, policy, objective)
     config = with_declared_scorers(config)
+    _check_judges(config)
     chat = make_chat_format(config.format, config.chat, policy)
     sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
     train = _open_train(config, policy, display)
@@ -186,6 +190,18 @@ def _make_run(
         if config.tracker
         else [],  # last: nothing after it can fail
     )
+
+
+def _check_judges(config: TrainConfig) -> None:
+    """Refuses judges at whose address nobody takes a connection: most are asked after hours only.
+
+    Raises:
+        ConfigurationError: one is not there.
+    """
+    options = config.rollout.strategy_options, config.evaluation.strategy_options
+    for judge in (config.evaluation.judge, *(one.get("judge") for one in options)):
+        if isinstance(judge, str):
+            check_reached(judge)
 
 
 def _temperatures(rollout: RolloutSettings) -> EntropyTemperatures | None:

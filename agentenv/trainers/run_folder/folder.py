@@ -32,6 +32,7 @@ from agentenv.core.io.files import (
     write_text,
 )
 from agentenv.core.io.strict_json import read_json_text
+from agentenv.core.io.weight_digests import DIGESTS, check_weight_digests, write_weight_digests
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.evaluation.records import RESULTS, read_evaluation, read_json
@@ -56,7 +57,6 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner
 from agentenv.trainers.run_folder.logs import RunLogs
 
-_DIGESTS = "sha256.json"
 _FOLDERS = ("checkpoints", "best", "trajectories", "league", "evaluation", "policy", "policy-second")
 _STEP = re.compile(r"step-\d{6,}(\.jsonl\.gz)?")
 TrainedPolicy = HFPolicy | VLLMPolicy
@@ -279,7 +279,7 @@ class RunFolder:
             _save(state, part / "trainer.pt")
             self.logs.keep(part)
             (part / IDENTITY).write_text(self._identity.text(), encoding="utf-8")
-            (part / _DIGESTS).write_text(json.dumps(_digests(part)), encoding="utf-8")
+            (part / DIGESTS).write_text(json.dumps(_digests(part)), encoding="utf-8")
         self._newest = folder / f"step-{step:06d}"
         self._drop_needless()
 
@@ -309,6 +309,7 @@ class RunFolder:
         refuse_diverged(policy.model, f"the weights after step {step}")
         with new_folder(self.path / folder / f"step-{step:06d}", replace=True) as part:
             write_weights(policy.model, part)
+            write_weight_digests(part)
             write_readers(policy, part)
             if card is not None:
                 write_card(part, card)
@@ -324,10 +325,23 @@ class RunFolder:
         except ConfigurationError as error:
             warn(f"{error} It is made again.")
             return None
-        if not any((self.path / "policy").glob("*.safetensors")):
-            warn(f"{self.path / 'policy'} holds no weights; it is written again from the last checkpoint")
-            return None
+        for policy in ("policy", "policy-second"):
+            if flaw := self._flaw_of(self.path / policy):
+                warn(f"{flaw}; it is written again from the last checkpoint")
+                return None
         return held
+
+    def _flaw_of(self, policy: Path) -> str:
+        """What is wrong with the folder of a trained policy; empty where nothing is, or the run has no such policy."""
+        if policy.name != "policy" and not policy.exists():
+            return ""
+        if not any(policy.glob("*.safetensors")):
+            return f"{policy} holds no weights"
+        try:
+            check_weight_digests(policy)
+        except CheckpointMismatch:
+            return f"{policy} holds other weights than were written there"
+        return ""
 
     def versions(self) -> list[Path]:
         """The folders of the kept versions, oldest first."""
@@ -466,13 +480,13 @@ def _save(state: dict[str, Any], path: Path) -> None:
 def _digests(checkpoint: Path) -> dict[str, str]:
     """SHA-256 of each file of ``checkpoint`` but their list."""
     held = file_digests(checkpoint, whole=sys.maxsize)
-    return {name: digest for name, digest in held.items() if name != _DIGESTS}
+    return {name: digest for name, digest in held.items() if name != DIGESTS}
 
 
 def _intact(checkpoint: Path) -> bool:
     """Whether every file of ``checkpoint`` holds what was written."""
     try:
-        wanted = read_json_text((checkpoint / _DIGESTS).read_text(encoding="utf-8"))
+        wanted = read_json_text((checkpoint / DIGESTS).read_text(encoding="utf-8"))
         return bool(wanted == _digests(checkpoint))
     except (OSError, ValueError):
         return False

@@ -9,6 +9,7 @@ from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.policy_spec import (
+    check_reached,
     is_endpoint,
     is_program,
     make_endpoint_policy,
@@ -88,6 +89,7 @@ def other_policy(spec: str) -> tuple[Policy, ChatFormat]:
 @lru_cache(maxsize=2)
 def _loaded(spec: str, state: PathState) -> tuple[Policy, ChatFormat]:
     if is_endpoint(spec):
+        check_reached(spec)
         endpoint = make_endpoint_policy(spec)
         return endpoint, endpoint.chat
     policy = make_policy(spec)

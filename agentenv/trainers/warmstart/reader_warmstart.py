@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agentenv.core.io.files import new_folder
+from agentenv.core.io.weight_digests import write_weight_digests
 from agentenv.errors import Diverged
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.compute import process_compute
@@ -84,6 +85,7 @@ def _untaught(config: ReaderWarmstartConfig) -> ReaderPolicy:
 
 def _write(policy: ReaderPolicy, metrics: Metrics, config: ReaderWarmstartConfig, folder: Path) -> None:
     write_weights(policy.model, folder)
+    write_weight_digests(folder)
     write_readers(policy, folder)
     write_card(folder, replace(EPISODES, k=config.k))
     (folder / WARMSTART_RECORD).write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")

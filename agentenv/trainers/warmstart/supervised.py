@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
 from agentenv.core.io.files import new_folder
+from agentenv.core.io.weight_digests import write_weight_digests
 from agentenv.errors import Diverged
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.compute import multiplies_bfloat16
@@ -229,5 +230,6 @@ def write_folder(policy: HFPolicy, out: Path, cards: Callable[[Path], None]) -> 
     refuse_diverged(held, "the trained weights, of which nothing is written,")
     with new_folder(out) as part:
         write_model(held, part)
+        write_weight_digests(part)
         policy.tokenizer.save_pretrained(part)
         cards(part)

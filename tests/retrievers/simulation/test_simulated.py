@@ -23,6 +23,7 @@ from agentenv.errors import (
     UnknownName,
 )
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_task_env
+from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.policies.wires import ChatMessage, Reply
 from agentenv.retrievers.mixed import MixedRetriever, at_progress
@@ -260,13 +261,16 @@ def test_the_grammar_states_the_answer_where_it_is_useful_and_never_where_it_is_
 
 
 def test_specs_name_simulator_and_options(tmp_path: Path) -> None:
-    retriever = make_retriever(
-        "simulated:noise_end=0.25,gold=no,tokens=64@openai:m@http://127.0.0.1:1/v1#retries=0"
-    )
+    with FakeEndpoint(lambda body: Answer()) as server:
+        model = f"openai:m@{server.url}"
+        retriever = make_retriever(f"simulated:noise_end=0.25,gold=no,tokens=64@{model}#retries=0")
+        plain = make_retriever(f"simulated:{model}")
+        assert server.bodies == []
+    with pytest.raises(ConfigurationError, match=server.url):
+        make_retriever(f"rerank:overlap@simulated:tokens=9@{model}")
     assert isinstance(retriever, SimulatedRetriever)
     assert retriever.config == SimulationConfig(noise_end=0.25, gold=False, tokens=64)
-    assert "m@http://127.0.0.1:1/v1" in retriever.simulator.id
-    plain = make_retriever("simulated:openai:m@http://127.0.0.1:1/v1")
+    assert f"m@{server.url}" in retriever.simulator.id
     assert isinstance(plain, SimulatedRetriever)
     assert plain.config == SimulationConfig()
     with pytest.raises(ConfigurationError, match="noise_end"):

@@ -1,0 +1,55 @@
+"""Digests beside the weights in a folder: a bit that a disk or a copy has flipped is noticed when the folder is opened."""
+
+import json
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from agentenv.core.io.digests import PathState, file_digest, path_state
+from agentenv.core.io.strict_json import read_json_text
+from agentenv.errors import CheckpointMismatch
+
+DIGESTS = "sha256.json"
+"""The SHA-256 of each file by its name; a checkpoint lists all of its files, any other folder its weights."""
+_WEIGHTS = (".safetensors", ".safetensors.index.json")
+
+
+def write_weight_digests(folder: Path) -> None:
+    """Writes the digests of the weights in ``folder``, which is put in place as a whole afterwards."""
+    held = {path.name: file_digest(path, whole=sys.maxsize) for path in _weights(folder)}
+    (folder / DIGESTS).write_text(json.dumps(held), encoding="utf-8")
+
+
+def check_weight_digests(folder: Path) -> None:
+    """Compares the weights in ``folder`` with their digests; a folder without them, such as another program's, is believed.
+
+    Files are read again only where they have changed since this process has read them.
+
+    Raises:
+        CheckpointMismatch: a file has another content than was written, or is gone.
+    """
+    if not (folder / DIGESTS).is_file():
+        return
+    try:
+        wanted = dict(read_json_text((folder / DIGESTS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointMismatch(
+            f"{folder / DIGESTS} is damaged, so the weights beside it may be too: copy the folder again"
+        ) from error
+    found = {path.name: path for path in _weights(folder)}
+    for name in sorted(name for name in wanted if name.endswith(_WEIGHTS)):
+        path = found.get(name)
+        if path is None or _digest(path, path_state(path)) != wanted[name]:
+            raise CheckpointMismatch(
+                f"{folder / name} {'is gone' if path is None else 'is not what was written there'}, by {DIGESTS} beside it: "
+                f"copy the folder again, or remove {DIGESTS} if you have changed the weights yourself"
+            )
+
+
+def _weights(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name.endswith(_WEIGHTS) and path.is_file())
+
+
+@lru_cache(maxsize=256)
+def _digest(path: Path, state: PathState) -> str:
+    return file_digest(path, whole=sys.maxsize)
