@@ -129,7 +129,7 @@ def logits_at(
         return decoder.logits_at(ids, rows, places, cache=cache, **inputs)
     base = model.get_base_model() if is_adapted(model) else model
     if cache is not None:
-        inputs[cache_argument(type(base))] = cache
+        inputs[cache_argument(base.__class__)] = cache
     calls, own = 0, threading.get_ident()
 
     def pick(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -290,7 +290,7 @@ def _cache_shape(model: Any) -> CacheShape:
         attention_mask=attention(model, visible, positions, positions),
         position_ids=positions,
         use_cache=True,
-        **{cache_argument(type(base)): witness},
+        **{cache_argument(base.__class__): witness},
     )
     shapes = {shape for pair in witness.seen.values() for shape in pair}
     layers = len(witness.seen)
