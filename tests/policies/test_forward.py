@@ -41,13 +41,13 @@ def test_a_pass_of_another_thread_gets_all_its_logits() -> None:
 def test_the_cache_is_handed_over_under_whichever_name_a_model_has_for_it() -> None:
     """Transformers calls it ``cache`` from 5.24 on, and before that ``past_key_values``."""
     model = tiny_model("llama").eval()
-    home = type(model)
+    home: Any = type(model)
 
-    class Cache(home):  # type: ignore[misc, valid-type]
+    class Cache(home):  # type: ignore[misc]
         def forward(self, cache: Any = None, **inputs: Any) -> Any:
             return super().forward(**{cache_argument(home): cache}, **inputs)
 
-    class PastKeyValues(home):  # type: ignore[misc, valid-type]
+    class PastKeyValues(home):  # type: ignore[misc]
         def forward(self, past_key_values: Any = None, **inputs: Any) -> Any:
             return super().forward(**{cache_argument(home): past_key_values}, **inputs)
 
