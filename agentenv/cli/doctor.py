@@ -46,7 +46,7 @@ class Doctor:
                 sys.version_info >= (3, 11), platform.python_version(), "use Python 3.11 or newer"
             ),
             "cores": Finding(True, str(cores())),
-            "memory": Finding(True, f"{memory_bytes() / 2**30:.1f} GiB"),
+            "memory": memory_finding(),
             "disk": Finding(True, f"{shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB free here"),
             "torch": torch_finding(),
             **gpu_findings(),
@@ -90,10 +90,17 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def memory_finding() -> Finding:
+    """How much memory there is, where the system tells."""
+    if sys.platform == "win32":
+        return Finding(True, "not known on Windows")
+    return Finding(True, f"{memory_bytes() / 2**30:.1f} GiB")
+
+
 def memory_bytes(limit_file: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
     """The machine's memory, or the limit of the container that we are in where that is lower."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = limit_file.read_text().strip() if limit_file.is_file() else "max"
+    limit = limit_file.read_text(encoding="utf-8").strip() if limit_file.is_file() else "max"
     return physical if limit == "max" else min(physical, int(limit))
 
 

@@ -18,6 +18,7 @@ from agentenv.core.chat import TEXT_ALONE, content_of, encode_with_images, end_o
 from agentenv.core.conversation import Conversation, Unrenderable
 from agentenv.core.images import ImageReader, refuse_images
 from agentenv.core.model_families import Family, family_of, get_family
+from agentenv.core.template_dates import ASKS, dated
 from agentenv.core.token_texts import control_tokens, defused, template_tags
 from agentenv.core.tool_replies import call_id
 from agentenv.core.types import Message
@@ -62,9 +63,9 @@ class NativeFormat:
                 "this tokenizer has no chat template, so its model has no native form: use the inline format"
             )
         self._tokenizer = tokenizer
-        self._template = _default_template(tokenizer)
+        self._template = _template(tokenizer)
         self.family: Family = get_family(family) if family else family_of(self._template)
-        self._options = _template_options(options or {})
+        self._options, self._day = _template_options(options or {})
         self.image_reader = image_reader
         self._control, self._tags = control_tokens(tokenizer, image_reader), template_tags(tokenizer)
         self._ends = set(ends)
@@ -169,7 +170,11 @@ class NativeFormat:
         if self._declares and tools and self.family.declare is not None:
             form = _with_system(form, self.family.declare(declared), self.family.declares_after)
         rendered = declared or None
-        named = {"xml_tools": rendered} if "xml_tools" in self._template else {}  # SmolLM3 calls them so
+        named: dict[str, Any] = (
+            {"xml_tools": rendered} if "xml_tools" in self._template else {}
+        )  # SmolLM3 calls them so
+        if ASKS in (template := _template(self._tokenizer, rendered)):
+            named["chat_template"] = dated(template, self._day)
         try:
             text: str = self._tokenizer.apply_chat_template(
                 form,
@@ -447,13 +452,16 @@ def _with_system(form: Sequence[dict[str, Any]], text: str, between: str) -> lis
     return [{"role": "system", "content": text}, *form]
 
 
-def _default_template(tokenizer: Any) -> str:
+def _template(tokenizer: Any, tools: Sequence[Any] | None = None) -> str:
+    """The template that ``tokenizer`` takes for a conversation with these tools."""
     template = tokenizer.chat_template
-    return str(template.get("default", "")) if isinstance(template, Mapping) else str(template)
+    if not isinstance(template, Mapping):
+        return str(template)
+    return str(template.get("tool_use" if tools and "tool_use" in template else "default", ""))
 
 
-def _template_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What is handed to the template: ``options``, and a day that is the same whenever a run goes on.
+def _template_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], date]:
+    """What of ``options`` is handed to the template, and the day that it writes, which is the same whenever a run goes on.
 
     Raises:
         ConfigurationError: ``date`` is no date, or an option is one that the format fills itself.
@@ -469,4 +477,4 @@ def _template_options(options: Mapping[str, Any]) -> dict[str, Any]:
     except ValueError:
         raise ConfigurationError(f"chat.options.date is {day!r}; write it as 2026-01-31") from None
     rest = {name: value for name, value in options.items() if name != "date"}
-    return {"strftime_now": today.strftime, **rest}
+    return rest, today

@@ -8,9 +8,11 @@ Shapes: B rows, Q tokens that are fed, K positions that they may look at, N pick
 keys and values, D size of a head.
 """
 
+import inspect
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache as cached
 from typing import Any, NamedTuple
 
 import torch
@@ -103,6 +105,7 @@ def logits_at(
     rows: Tensor,
     places: Tensor,
     *,
+    cache: Any = None,
     decoder: FusedDecoder | None = None,
     **inputs: Any,
 ) -> Tensor:
@@ -115,6 +118,7 @@ def logits_at(
         ids: int64[B, T], what is fed.
         rows: int64[N].
         places: int64[N], of the tokens in what is fed.
+        cache: Keys and values of what was fed before; None is without.
         decoder: The model's, where one is at hand; None makes one of the present weights where the model allows it.
         inputs: What else ``forward`` takes.
     """
@@ -122,8 +126,10 @@ def logits_at(
     # Without a mask transformers reads from the positions where rows of a line begin, which the fused pass does not.
     line = inputs.get("position_ids") is not None and inputs.get("attention_mask") is None
     if decoder is not None and len(rows) and not line:
-        return decoder.logits_at(ids, rows, places, **inputs)
+        return decoder.logits_at(ids, rows, places, cache=cache, **inputs)
     base = model.get_base_model() if is_adapted(model) else model
+    if cache is not None:
+        inputs[cache_argument(base.__class__)] = cache
     calls, own = 0, threading.get_ident()
 
     def pick(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -139,6 +145,12 @@ def logits_at(
     finally:
         hook.remove()
     return logits[0] if calls else logits[rows, places]
+
+
+@cached
+def cache_argument(kind: type) -> str:
+    """What ``forward`` of this class calls its cache: ``past_key_values``, or ``cache`` in transformers from 5.24 on."""
+    return "cache" if "cache" in inspect.signature(kind.forward).parameters else "past_key_values"  # type: ignore[attr-defined]
 
 
 def attention(model: Any, visible: Tensor, queries: Tensor, keys: Tensor) -> Attention:
@@ -185,7 +197,7 @@ def text_config(model: Any) -> Any:
 def caps_scores(model: Any) -> bool:
     """Whether the attention of ``model`` soft-caps its scores, as that of Gemma 2 does.
 
-    transformers takes sdpa for such a model unless told otherwise, which leaves the caps out without a word.
+    transformers before 5.24 takes sdpa for such a model unless told otherwise, which leaves the caps out without a word.
     """
     return bool(getattr(text_config(model), "attn_logit_softcapping", None))
 
@@ -272,12 +284,13 @@ def _cache_shape(model: Any) -> CacheShape:
     witness = _Witness()
     positions = torch.arange(2, device=model.device)[None]
     visible = torch.ones((1, 1, 2, 2), dtype=torch.bool, device=model.device).tril()
-    model.forward(
+    base = model.get_base_model() if is_adapted(model) else model
+    base.forward(
         input_ids=probe(model)[None, :2],
         attention_mask=attention(model, visible, positions, positions),
         position_ids=positions,
-        past_key_values=witness,
         use_cache=True,
+        **{cache_argument(base.__class__): witness},
     )
     shapes = {shape for pair in witness.seen.values() for shape in pair}
     layers = len(witness.seen)
@@ -386,7 +399,7 @@ def step(
         rows,
         torch.full_like(rows, ids.shape[1] - 1) if last is None else last,
         attention_mask=attention(model, visible, positions, keys[None]),
-        past_key_values=view,
+        cache=view,
         use_cache=True,
         decoder=decoder,
         **{"position_ids": positions, **(vision or {})},

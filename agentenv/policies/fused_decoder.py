@@ -110,7 +110,7 @@ class FusedDecoder:
         *,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         use_cache: bool = False,
     ) -> Tensor:
         """Logits [N, V]; see ``agentenv.policies.forward.logits_at``."""
@@ -124,12 +124,12 @@ class FusedDecoder:
             mask = zeros.masked_fill_(~attention_mask, float("-inf"))
         *before, last = enumerate(self.layers)
         for number, layer in before:
-            hidden = _whole(layer, number, hidden, turns, mask, past_key_values)
+            hidden = _whole(layer, number, hidden, turns, mask, cache)
         # While a batch is decoded every token is wanted, and to pick them would only cost operations.
         if ids.shape[1] == 1 and len(rows) == len(ids):
-            hidden = _whole(last[1], last[0], hidden, turns, mask, past_key_values)[rows, places]
+            hidden = _whole(last[1], last[0], hidden, turns, mask, cache)[rows, places]
         else:
-            hidden = _at_places(*last, hidden, turns, mask, past_key_values, rows, places)
+            hidden = _at_places(*last, hidden, turns, mask, cache, rows, places)
         logits: Tensor = self.model.lm_head(self.model.model.norm(hidden))
         return logits
 

@@ -5,7 +5,6 @@ norms, activations and attention hardly are, and threads wait for each other aft
 of a batch of episodes, need not wait.
 """
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -15,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+from agentenv.core.concurrency.forks import in_forked_processes
 from agentenv.core.concurrency.threads import DaemonThreads
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class _Pools:
 
 
 _POOLS = _Pools()
-os.register_at_fork(after_in_child=_POOLS.forget)
+in_forked_processes(_POOLS.forget)
 
 
 def parts_at_once(most: int = MOST_PARTS) -> int:

@@ -5,7 +5,6 @@ import functools
 import importlib
 import tempfile
 from collections.abc import Callable
-from resource import RLIMIT_NPROC
 from typing import Any
 
 from agentenv.errors import MissingExtra
@@ -36,6 +35,7 @@ The network namespace is empty. The kernel spends time on every rule of a filter
 BINARY_TREE = 2
 """What libseccomp calls the order of a filter in which few rules are gone through for each call."""
 PR_SET_MM = 35
+RLIMIT_NPROC = 6  # of Linux, where the filter is; other systems have another number, or none
 MADV_PAGEOUT = 21
 """Where the machine has swap, a program could put there what it holds, and the memory watch would not see it."""
 MADV_DONTFORK, MADV_WIPEONFORK = 10, 18

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from agentenv.core.concurrency.signals import HANGUP
 from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.web.connections import ConnectionLimits, bounded_protocol
 from agentenv.web.gate import STOPPING, Gate
@@ -98,15 +99,15 @@ def run_app(
 @contextmanager
 def _on_hangup(stop: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Within the block SIGHUP, of a terminal that closes, stops as SIGTERM does; one that is ignored stays so."""
-    before = signal.getsignal(signal.SIGHUP)
-    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
+    before = signal.getsignal(HANGUP) if HANGUP else signal.SIG_IGN
+    if not HANGUP or threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
         yield
         return
-    signal.signal(signal.SIGHUP, stop)
+    signal.signal(HANGUP, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(HANGUP, before)
 
 
 def _make_server(app: Any, gate: Gate, failures: Sequence[Exception], options: Mapping[str, Any]) -> Any:

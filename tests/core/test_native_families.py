@@ -34,7 +34,7 @@ SCHEMA = {
 TOOLS = [
     {"type": "function", "function": {"name": "search", "description": "Finds pages.", "parameters": SCHEMA}}
 ]
-DATE = {"strftime_now": date(2026, 1, 1).strftime}
+TODAY = re.compile(r"""strftime_now\((["'])(.*?)\1\)""")
 
 
 _TOKENS = re.compile(r"<[|｜][^<>'\"{}\s]*[|｜]>|</?s>|\[/?[A-Z_]+\]|<(?:start|end)_of_turn>")  # noqa: RUF001
@@ -349,12 +349,13 @@ def oracle(model: Model, tokenizer: Any, case: Case, options: Mapping[str, Any],
     if not case.turns[-1].shown:
         messages.pop()
     tools = TOOLS if case.tools else None
+    template = tokenizer.get_chat_template(tools=tools)
     text = tokenizer.apply_chat_template(
         messages,
         tools=tools,
         tokenize=False,
         add_generation_prompt=True,
-        **DATE,
+        chat_template=TODAY.sub(lambda asked: repr(date(2026, 1, 1).strftime(asked[2])), template),
         **options,
     )
     for turn in case.turns if plain and case.tools else ():

@@ -82,12 +82,11 @@ def asked(
 
 def test_a_prompt_holds_the_messages_the_tools_and_the_options() -> None:
     tokenizer = Told()
-    form = NativeFormat(tokenizer, options={"enable_thinking": False, "date": "2026-01-31"})
+    form = NativeFormat(tokenizer, options={"enable_thinking": False})
     conversation, ids = form.open([Message("system", "Be brief."), ASKED], [TOOL])
     messages, tools, opens, options = tokenizer.given[-1]
     assert messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
     assert (tools, opens) == ([TOOL], True)
-    assert options.pop("strftime_now")("%d.%m.%Y") == "31.01.2026"
     assert options == {"enable_thinking": False}
     assert tokenizer.decode(ids) == conversation.prompt
     assert conversation.prompt.startswith(json.dumps([TOOL]))
@@ -288,7 +287,7 @@ def test_tools_stand_under_another_name_too_where_the_template_asks_for_it() -> 
     assert tokenizer.given[-1][3]["xml_tools"] == [TOOL]
     plain = Told()
     NativeFormat(plain).open([ASKED], [TOOL])
-    assert plain.given[-1][3].keys() == {"strftime_now"}
+    assert plain.given[-1][3] == {}
 
 
 def test_where_a_turn_has_one_text_thinking_before_a_call_takes_the_place_of_the_content() -> None:

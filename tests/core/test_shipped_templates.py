@@ -96,8 +96,14 @@ def written(tokenizer: Any, chat: NativeFormat, prompt: str) -> str:
         "content": "",
         "tool_calls": [{"type": "function", "id": CALL.id, "function": function}],
     }
-    today = date(2026, 1, 1).strftime
-    text = tokenizer.apply_chat_template([*asked, called], tools=[TOOL], tokenize=False, strftime_now=today)
+    template = re.sub(
+        r"""strftime_now\((["'])(.*?)\1\)""",
+        lambda asks: repr(date(2026, 1, 1).strftime(asks[2])),
+        tokenizer.get_chat_template(tools=[TOOL]),
+    )
+    text = tokenizer.apply_chat_template(
+        [*asked, called], tools=[TOOL], tokenize=False, chat_template=template
+    )
     text = text[len(prompt) :] if text.startswith(prompt) else text.partition("Who is it?")[2]
     ends = [text.rfind(tokenizer.decode([end])) for end in ends_of_turn(tokenizer)]
     return str(text[: max(ends)] if max(ends) >= 0 else text)

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the train extra")
 
 from agentenv.policies.fake_architectures import tiny_model  # noqa: E402
-from agentenv.policies.forward import logits_at  # noqa: E402
+from agentenv.policies.forward import cache_argument, logits_at, require_support  # noqa: E402
 
 
 def test_a_pass_of_another_thread_gets_all_its_logits() -> None:
@@ -36,3 +36,21 @@ def test_a_pass_of_another_thread_gets_all_its_logits() -> None:
     assert len(others) == 2
     torch.testing.assert_close(others[1], plain)
     torch.testing.assert_close(found, wanted[[0, 1], [5, 2]])
+
+
+def test_the_cache_is_handed_over_under_whichever_name_a_model_has_for_it() -> None:
+    """Transformers calls it ``cache`` from 5.24 on, and before that ``past_key_values``."""
+    model = tiny_model("llama").eval()
+    home: Any = type(model)
+
+    class Cache(home):  # type: ignore[misc]
+        def forward(self, cache: Any = None, **inputs: Any) -> Any:
+            return super().forward(**{cache_argument(home): cache}, **inputs)
+
+    class PastKeyValues(home):  # type: ignore[misc]
+        def forward(self, past_key_values: Any = None, **inputs: Any) -> Any:
+            return super().forward(**{cache_argument(home): past_key_values}, **inputs)
+
+    for kind in (Cache, PastKeyValues):
+        model.__class__ = kind
+        assert require_support(model, 32).layers == model.config.num_hidden_layers

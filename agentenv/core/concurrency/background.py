@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
-import os
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakSet
+
+from agentenv.core.concurrency.forks import in_forked_processes
 
 T = TypeVar("T")
 
@@ -110,4 +111,4 @@ def _forget_all() -> None:
         loop.forget()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+in_forked_processes(_forget_all)

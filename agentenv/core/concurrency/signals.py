@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
+"""The signal of a terminal that closes, which Windows does not have."""
+_STOPPING = (signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else []))
 
 
 class Interrupted(KeyboardInterrupt):
@@ -45,8 +47,8 @@ class Interruptible:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             # A shell without job control lets what it starts in the background ignore SIGINT, which nobody has asked for.
-            hung_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-            heard = [number for number in _STOPPING if number != signal.SIGHUP or hung_up]
+            ignored = HANGUP and signal.getsignal(HANGUP) is signal.SIG_IGN
+            heard = [number for number in _STOPPING if number != HANGUP or not ignored]
             self._before = {number: signal.signal(number, self._ask) for number in heard}
         return self
 
@@ -99,4 +101,4 @@ class Interruptible:
             self._waits = before
 
 
-__all__ = ["Interrupted", "Interruptible"]
+__all__ = ["HANGUP", "Interrupted", "Interruptible"]

@@ -6,7 +6,6 @@ place either: those that it waits for may still wait for a thread.
 """
 
 import atexit
-import os
 import threading
 import time
 import weakref
@@ -16,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from agentenv.core.concurrency.deadlines import Hold, current_deadline
+from agentenv.core.concurrency.forks import in_forked_processes
 from agentenv.errors import EnvFault
 
 _GLANCE_S = 0.01  # between two looks at what still runs
@@ -264,4 +264,4 @@ def _forget_all() -> None:
 
 
 atexit.register(wait_until_idle, _SETTLE_S)
-os.register_at_fork(after_in_child=_forget_all)
+in_forked_processes(_forget_all)

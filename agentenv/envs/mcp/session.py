@@ -6,7 +6,6 @@ Connections live on an event loop of their own: a session belongs to one loop, w
 import asyncio
 import atexit
 import json
-import os
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from agentenv.core.concurrency.background import BackgroundLoop
+from agentenv.core.concurrency.forks import in_forked_processes
 from agentenv.core.grammar import encodable, shortened
 from agentenv.core.types import ToolResult, ToolStatus
 from agentenv.envs.mcp.server import McpServer
@@ -432,7 +432,7 @@ def _forget_all() -> None:
     _sharing = asyncio.Lock()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+in_forked_processes(_forget_all)
 
 
 @atexit.register

@@ -140,8 +140,8 @@ class RunFolder:
         Raises:
             ConfigurationError: another process runs in it.
         """
-        with _alone(self.path) as place:
-            self._locked = os.fstat(place)
+        with _alone(self.path):
+            self._locked = self.path.stat()
             try:
                 yield
             finally:
@@ -440,7 +440,7 @@ class RunFolder:
                     remove(path)
 
 
-def _alone(path: Path) -> AbstractContextManager[int]:
+def _alone(path: Path) -> AbstractContextManager[None]:
     return claim(path, f"another process trains in {path}; wait for it, or choose another --out")
 
 

@@ -1,0 +1,35 @@
+"""The day that a chat template writes when it asks for today's, so that a prompt is the same whenever a run goes on."""
+
+import re
+from datetime import date
+from functools import cache
+
+ASKS = "strftime_now"
+"""The function by which chat templates ask for the present time."""
+_DIRECTIVES = re.compile(r"%-?[aAbBcdeFHIjmMpSUVwWxXyYZz]")
+
+
+@cache
+def dated(template: str, day: date) -> str:
+    """``template`` with a ``strftime_now`` of its own, a macro that writes ``day``; the same text where it asks for no time.
+
+    To hand the template a function of that name does not do: from transformers 5.24 on it gets plain data alone.
+
+    Args:
+        template: In Jinja, as `transformers` sets it up: the end of the line behind a block is left out.
+        day: What is written; the time is midnight.
+    """
+    if ASKS not in template:
+        return template
+    written = {directive: _written(directive, day) for directive in sorted({*_DIRECTIVES.findall(template)})}
+    replaced = "".join(f" | replace({directive!r}, {text!r})" for directive, text in written.items())
+    return f"{{% macro {ASKS}(format) %}}{{{{ format{replaced} }}}}{{% endmacro %}}\n{template}"
+
+
+def _written(directive: str, day: date) -> str:
+    """What ``strftime`` makes of a directive; not every system knows those without leading zeros, such as ``%-d``."""
+    text = day.strftime(directive.replace("-", ""))
+    return text.lstrip("0") or "0" if "-" in directive else text
+
+
+__all__ = ["ASKS", "dated"]
