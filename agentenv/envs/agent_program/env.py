@@ -156,7 +156,7 @@ class AgentProgram(AsyncEnv[ProgramState]):
         """
         if self.native and request.stop:
             raise ConfigurationError(
-                f"the agent asks to stop at {request.stop[0]!r:.40}, which the format native does not: take the format template"
+                f"the agent asks to stop at {request.stop[0]!r:.40}, which the format native does not: take template"
             )
         self.state.request = request
 

@@ -142,10 +142,7 @@ def with_openai(task: Task, *, base_url: str, api_key: str, stream: bool = False
     import openai
 
     messages: list[Any] = [{"role": "user", "content": task.question}]
-    with (
-        httpx.Client(trust_env=False) as http,
-        openai.OpenAI(base_url=base_url, api_key=api_key, http_client=http) as client,
-    ):
+    with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
         asked: dict[str, Any] = {"model": "any", "messages": messages, "tools": [ADD], "temperature": 0.3}
         while True:
             if stream:
