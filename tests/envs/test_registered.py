@@ -35,11 +35,10 @@ def missing(id: str) -> str:
 
 
 MCP_SERVER = f"stdio:{sys.executable} {Path(__file__).with_name('mcp') / 'servers.py'} stdio"
-AGENTS = Path(__file__).with_name("agent_program") / "agents.py"
 # A page is opened a hundred times: one that loads fast, and short episodes.
 SMALLER: dict[str, dict[str, Any]] = {
     "agentenv/Browser-v0": {"tasks": [miniwob_task("click-test")], "max_steps": 2},
-    "agentenv/AgentProgram-v0": {"agent": f"stdio:{sys.executable} {AGENTS} plain", "variables": ["PATH"]},
+    "agentenv/AgentProgram-v0": {"agent": "python:tests.envs.agent_program.agents:plain"},
     "agentenv/MCP-v0": {"server": MCP_SERVER, "server_state": "none"},
 }
 ONE_SEED = ("agentenv/Browser-v0",)
