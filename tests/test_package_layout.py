@@ -50,7 +50,7 @@ ORDER = (
     "retrievers.storage", "retrievers", "retrievers.simulation", "retrievers.retriever_spec", "retrievers.service",
     "retrievers.building",
     "envs.gui", "envs.domsim", "envs.domsim.apps", "envs.domsim.tasks", "envs.domsim.env", "envs.browser",
-    "envs.mcp", "envs.search", "envs",
+    "envs.agent_program", "envs.mcp", "envs.search", "envs",
     "evaluation.statistics", "evaluation", "evaluation.report", "evaluation.benchmark", "evaluation.suite",
     "serving",
     "trainers.credit", "trainers.learner", "trainers.strategies", "trainers.task_sampling", "trainers.selfplay",

@@ -16,7 +16,7 @@ from agentenv.core.scene import TurnScene
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.tool_replies import replies
 from agentenv.core.trajectory import Turn
-from agentenv.core.types import EndReason, Info, Observation, Step, Task
+from agentenv.core.types import EndReason, Info, Observation, Step, Task, is_context
 from agentenv.errors import EnvFault, SnapshotRefused
 
 _ESCAPED = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F]{2}")
@@ -81,7 +81,7 @@ async def act(
     except Exception as error:
         state.fail(EndReason.ENV_FAULT, error)
         return None
-    if turn is not None:
+    if turn is not None and not is_context(step.observation):
         step = step._replace(observation=replies(turn, step.observation))
     _record_turn(state, action, step, key, scene, time.perf_counter() - began)
     if step.terminated or step.truncated:

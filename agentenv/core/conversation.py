@@ -1,11 +1,13 @@
 """A conversation in the format ``native``, as an episode carries it from turn to turn."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
-from agentenv.core.assistant_turns import AssistantTurn
+from agentenv.core.assistant_turns import AssistantTurn, NativeCall
 from agentenv.core.model_families import Family
+from agentenv.core.tool_replies import call_id
 from agentenv.core.types import Message
 from agentenv.errors import AgentEnvError
 
@@ -62,3 +64,21 @@ class ConversationFormat(Protocol):
         Raises:
             Unrenderable: what the policy wrote cannot be part of a prompt.
         """
+
+
+def as_turns(messages: Sequence[Message]) -> tuple[Message | AssistantTurn, ...]:
+    """``messages`` in which each one with tool calls is a turn of the policy, as a whole context shows earlier ones."""
+    return tuple(_as_turn(message) if message.calls else message for message in messages)
+
+
+def _as_turn(message: Message) -> AssistantTurn:
+    named = enumerate(message.calls)
+    calls = tuple(call if call.id else replace(call, id=call_id(place)) for place, call in named)
+    sent = {"role": "assistant", "content": message.text, "tool_calls": [openai_call(call) for call in calls]}
+    return AssistantTurn(None, message.text, calls, as_sent=sent)
+
+
+def openai_call(call: NativeCall) -> dict[str, Any]:
+    """A call as a message of OpenAI's chat completions holds it, with its arguments as JSON in a text."""
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
 from agentenv.core.chat import TEXT_ALONE, content_of, encode_with_images, end_of_turn
-from agentenv.core.conversation import Conversation, Unrenderable
+from agentenv.core.conversation import Conversation, Unrenderable, as_turns
 from agentenv.core.images import ImageReader, refuse_images
 from agentenv.core.model_families import Family, family_of, get_family
 from agentenv.core.template_dates import ASKS, dated
@@ -108,9 +108,10 @@ class NativeFormat:
             ConfigurationError: the template cannot show these tools, or cannot go on after a call.
         """
         self._check(tools)
-        text = self._render(messages, tools)
-        self._check_shown(messages, tools, text)
-        return Conversation(self.family, tuple(messages), tuple(tools), text), self._encode(text, messages)
+        said = as_turns(messages)
+        text = self._render(said, tools)
+        self._check_shown(said, tools, text)
+        return Conversation(self.family, said, tuple(tools), text), self._encode(text, said)
 
     def go_on(
         self, ids: Sequence[int], conversation: Conversation, new: Sequence[Message]
@@ -270,14 +271,19 @@ class NativeFormat:
         self._checked.add(key)
 
     def _check_shown(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prompt: str
+        self,
+        messages: Sequence[Message | AssistantTurn],
+        tools: Sequence[Mapping[str, Any]],
+        prompt: str,
     ) -> None:
-        """Whether the opening messages are in the prompt, each as it is or in another form.
+        """Whether the messages are in the prompt, each as it is or in another form; turns with calls may be rewritten.
 
         Raises:
             ConfigurationError: the template leaves one out.
         """
         for place, message in enumerate(messages):
+            if isinstance(message, AssistantTurn):
+                continue
             probe = (
                 *messages[:place],
                 replace(message, content=_MARK.format("said")),

@@ -16,8 +16,8 @@ from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, nev
 from agentenv.core.images import ImageReader, PlacedImage, image_kwargs, images_of, placed
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.trajectory import SegmentKind, Trajectory
-from agentenv.core.types import Completion, EndReason, Observation, Sampling
-from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault, PolicyRefusal
+from agentenv.core.types import Completion, EndReason, Observation, Sampling, as_shown, is_context
+from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault, PolicyFault, PolicyRefusal
 
 
 async def run_episode(
@@ -74,6 +74,18 @@ def _opened(state: EpisodeState, chat: ChatFormat, messages: Observation) -> lis
     tools = [tool.to_openai() for tool in state.spec.env.native_tools()]
     state.conversation, ids = chat.open(messages, tools)
     return ids
+
+
+def _new_context(state: EpisodeState, chat: ChatFormat, messages: Observation) -> list[int]:
+    """The ids of a context that replaces the one before.
+
+    Raises:
+        EnvFault: the format cannot render it. It took the opening of this run, so that this context alone is wrong.
+    """
+    try:
+        return _opened(state, chat, messages)
+    except ConfigurationError as error:
+        raise EnvFault(f"the environment's new context cannot be shown to the policy: {error}") from error
 
 
 def _placed(chat: ChatFormat, ids: Sequence[int], messages: Sequence[object]) -> tuple[PlacedImage, ...]:
@@ -188,7 +200,8 @@ async def _generate(
 def observe(state: EpisodeState, chat: ChatFormat, observation: Observation, limit: int) -> None:
     """Appends the observation, and opens a new row if the chat format did not extend the ids so far.
 
-    An observation that begins with a system message replaces the whole context: the policy continues from it alone. An
+    An observation that begins with a system message replaces the whole context: the policy continues from it alone. An empty
+    system message is not shown. An
     observation that would exceed the context is not appended; the next turn then has no room, and the episode ends. An
     observation that the format cannot render ends the episode as a failure of the environment.
 
@@ -211,9 +224,10 @@ def _append(state: EpisodeState, chat: ChatFormat, observation: Observation, lim
     turn = len(state.turns) - 1
     format_tokens = chat.closing(state.ids)
     held = [*state.ids, *format_tokens]
-    whole = observation and observation[0].role == "system"
+    whole = is_context(observation)
     if whole:
-        extended = _opened(state, chat, observation)
+        observation = as_shown(observation)
+        extended = _new_context(state, chat, observation)
     elif isinstance(chat, ConversationFormat) and state.conversation is not None:
         state.conversation, extended = chat.go_on(held, state.conversation, observation)
     else:

@@ -307,11 +307,7 @@ class ToolEnv(AsyncEnv[StateT]):
 
     def tool_prompt(self) -> str:
         """The tools in OpenAI's form and how to call them, for the opening message; nothing where the template says so."""
-        if self.native:
-            return ""
-        listed = "\n".join(json.dumps(made.to_openai(), ensure_ascii=False) for made in self.tools.values())
-        example = '<tool_call>{"name": <name>, "arguments": <object>}</tool_call>'
-        return f"These tools can be called:\n<tools>\n{listed}\n</tools>\nTo call one, write {example}.\n"
+        return "" if self.native else calls_prompt([made.to_openai() for made in self.tools.values()])
 
     def native_tools(self) -> Sequence[Tool]:
         """All tools of the environment."""
@@ -319,9 +315,7 @@ class ToolEnv(AsyncEnv[StateT]):
 
     def native_action(self, turn: AssistantTurn) -> str:
         """The calls of ``turn``, or its text, which is the final answer."""
-        return "".join(f"<tool_call>{_call_body(call)}</tool_call>" for call in turn.calls) or _unmarked(
-            turn.content
-        )
+        return called_text("" if turn.calls else turn.content, turn.calls)
 
     async def astep(self, action: str) -> Step:
         """Runs the calls in ``action``; without one, ``action`` is the final answer.
@@ -335,7 +329,7 @@ class ToolEnv(AsyncEnv[StateT]):
         if not calls:
             return self.answer(action)
         results = [await self._call(call) for call in calls]
-        texts = (result.text if self.native else tool_response(result) for result in results)
+        texts = (result.text if self.native else response_text(result.text) for result in results)
         observation = tuple(Message("tool", text) for text in texts)
         valid = all(result.status is not ToolStatus.FORMAT_ERROR for result in results)
         over = self._turn + 1 >= self.max_turns
@@ -394,6 +388,18 @@ def _unmarked(text: str) -> str:
     return text.replace("tool_call>", "tool_call\\u003e")
 
 
-def tool_response(result: ToolResult) -> str:
-    """What the policy sees of ``result``."""
-    return f"\n<tool_response>\n{result.text}\n</tool_response>\n"
+def calls_prompt(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Tells a policy that writes plain text which ``tools``, in OpenAI's form, it has and how it calls them."""
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    example = '<tool_call>{"name": <name>, "arguments": <object>}</tool_call>'
+    return f"These tools can be called:\n<tools>\n{listed}\n</tools>\nTo call one, write {example}.\n"
+
+
+def called_text(content: str, calls: Sequence[Call]) -> str:
+    """``content`` and ``calls`` as `read_calls` reads them; no mark in ``content`` begins a call."""
+    return _unmarked(content) + "".join(f"<tool_call>{_call_body(call)}</tool_call>" for call in calls)
+
+
+def response_text(text: str) -> str:
+    """The result of a tool as a policy sees it that writes plain text."""
+    return f"\n<tool_response>\n{text}\n</tool_response>\n"

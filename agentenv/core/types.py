@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, Literal, NamedTuple
 
-from agentenv.core.assistant_turns import AssistantTurn
+from agentenv.core.assistant_turns import AssistantTurn, NativeCall
 from agentenv.errors import ConfigurationError
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -80,6 +80,8 @@ class Message:
     """Of the tool whose result this is; empty where no tool was called by name."""
     call_id: str = ""
     """Of the call that this answers."""
+    calls: tuple[NativeCall, ...] = ()
+    """Tool calls of an earlier turn of the assistant, where a whole context shows it."""
 
     @property
     def text(self) -> str:
@@ -92,12 +94,20 @@ class Message:
 Observation = tuple[Message, ...]
 
 
+def is_context(observation: Observation) -> bool:
+    """Whether ``observation`` replaces all that was said before: it begins with a system message, which may be empty."""
+    return bool(observation) and observation[0].role == "system"
+
+
+def as_shown(context: Observation) -> Observation:
+    """A whole context without the empty system message that only marks it as one."""
+    return context[1:] if is_context(context) and not context[0].text else context
+
+
 class Step(NamedTuple):
     """What ``Env.step`` returns; unpacks as Gymnasium's five."""
 
-    observation: (
-        Observation  # new since the last action; a whole context where it begins with a system message
-    )
+    observation: Observation  # new since the last action; a whole context where `is_context`
     reward: float  # reward of this turn
     terminated: bool  # the task itself ended
     truncated: bool  # a budget of ours ended it

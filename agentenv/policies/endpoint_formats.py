@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
-from agentenv.core.conversation import Conversation
+from agentenv.core.conversation import Conversation, as_turns
 from agentenv.core.model_families import get_family
 from agentenv.core.tool_replies import NOT_RUN
 from agentenv.core.types import Message, Role
@@ -192,7 +192,7 @@ class ToolFormat:
             ConfigurationError: a tool that no service takes, or a picture for a model that takes none.
         """
         check_tools(tools)
-        conversation = Conversation(get_family("text"), tuple(messages), tuple(tools), "")
+        conversation = Conversation(get_family("text"), as_turns(messages), tuple(tools), "")
         return conversation, self._whole(conversation)
 
     def go_on(

@@ -36,6 +36,7 @@ MIB = 1 << 20
 CONFIG = RolloutConfig(context_tokens=1 << 40, turn_tokens=1 << 30, deadline_s=60.0)
 SMALLER: dict[str, dict[str, Any]] = {
     "agentenv/Browser-v0": {"tasks": [miniwob_task("click-test")], "max_steps": 50},
+    "agentenv/AgentProgram-v0": {"agent": "python:tests.envs.agent_program.agents:with_tools"},
     "agentenv/MCP-v0": {
         "server": f"stdio:{sys.executable} {Path(__file__).with_name('mcp') / 'servers.py'} stdio",
         "server_state": "none",

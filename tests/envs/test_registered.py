@@ -38,6 +38,7 @@ MCP_SERVER = f"stdio:{sys.executable} {Path(__file__).with_name('mcp') / 'server
 # A page is opened a hundred times: one that loads fast, and short episodes.
 SMALLER: dict[str, dict[str, Any]] = {
     "agentenv/Browser-v0": {"tasks": [miniwob_task("click-test")], "max_steps": 2},
+    "agentenv/AgentProgram-v0": {"agent": "python:tests.envs.agent_program.agents:plain"},
     "agentenv/MCP-v0": {"server": MCP_SERVER, "server_state": "none"},
 }
 ONE_SEED = ("agentenv/Browser-v0",)

@@ -1,0 +1,135 @@
+"""The endpoint at which agents find their model: one server in a process, and a key for each episode."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from agentenv.core.concurrency.background import BackgroundLoop
+from agentenv.core.types import Message
+from agentenv.envs.agent_program.requests import Asked, completion, read_request, stream_of
+from agentenv.errors import EnvFault, needs_extra
+from agentenv.web.gate import Gate, Refusal
+from agentenv.web.hosts import HostCheck
+from agentenv.web.http import body_within
+from agentenv.web.server import address_of, listen
+
+LOOP = BackgroundLoop("agentenv-agent-programs")
+"""Where the endpoint, the agents and their waits live, while episodes are stepped from several loops."""
+_BODY_BYTES, _BODY_S = 32 * 2**20, 30.0
+_START_S = 30.0
+_UNAUTHORISED, _GONE = 401, 410
+_GLANCE_S = 0.5  # between two looks at whether a client still waits
+
+
+class Answering(Protocol):
+    """An episode, as the endpoint sees it."""
+
+    async def asked(self, asked: Asked) -> Message:
+        """The model's turn.
+
+        Raises:
+            Refusal: the episode is over.
+        """
+
+
+class AgentEndpoint:
+    """Serves the chat completions of all episodes of this process, on the loopback interface alone."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Starts anew with the next episode."""
+        self._episodes: dict[str, Answering] = {}
+        self._url = ""
+        self._starting: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def open(self, episode: Answering) -> tuple[str, str]:
+        """The address and the key under which ``episode`` is asked; the server starts with the first one.
+
+        Raises:
+            MissingExtra: FastAPI or uvicorn is not installed.
+            EnvFault: the server does not start.
+        """
+        if self._starting is None or (self._starting.done() and self._starting.exception()):
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
+        key = f"agentenv-{secrets.token_urlsafe(24)}"
+        self._episodes[key] = episode
+        return self._url, key
+
+    def close(self, key: str) -> None:
+        """Forgets an episode; whoever still asks with its key is told that it is over."""
+        self._episodes.pop(key, None)
+
+    async def _start(self) -> None:
+        with needs_extra("serve"):
+            import uvicorn
+        listening = listen("127.0.0.1", 0)
+        config = uvicorn.Config(
+            HostCheck(self._app()), log_config=None, access_log=False, lifespan="off", ws="none"
+        )
+        server = uvicorn.Server(config)
+        self._serving = asyncio.create_task(server.serve(sockets=[listening]))
+        async with asyncio.timeout(_START_S):
+            while not server.started:
+                if self._serving.done():
+                    raise EnvFault("the endpoint of the agents did not start")
+                await asyncio.sleep(0.01)
+        self._url = f"{address_of(listening)}/v1"
+
+    def _app(self) -> Any:
+        with needs_extra("serve"):
+            from fastapi import FastAPI, Request
+            from starlette.responses import JSONResponse, Response
+        app, gate = FastAPI(title="agentenv agent programs"), Gate()
+
+        @app.post("/v1/chat/completions")
+        async def complete(request: Request) -> Response:
+            try:
+                episode = self._episode(request.headers.get("authorization", ""))
+                asked = read_request(await body_within(request, gate, _BODY_BYTES, _BODY_S))
+                turn = await _unless_gone(episode.asked(asked), request.is_disconnected)
+            except Refusal as error:
+                said = {"error": {"message": str(error), "type": error.kind, "code": error.kind}}
+                return JSONResponse(said, error.status)
+            if asked.stream:
+                return Response(stream_of(asked, turn), media_type="text/event-stream")
+            return JSONResponse(completion(asked, turn))
+
+        @app.get("/v1/models")
+        async def models() -> dict[str, Any]:
+            return {"object": "list", "data": [{"id": "policy", "object": "model", "owned_by": "agentenv"}]}
+
+        return app
+
+    def _episode(self, authorization: str) -> Answering:
+        # The key is the name of the episode: 24 random bytes, of which a guess has no hope.
+        episode = self._episodes.get(authorization.strip().removeprefix("Bearer "))
+        if episode is None:
+            raise Refusal(_UNAUTHORISED, "no episode that is being played has this key", "invalid_api_key")
+        return episode
+
+
+async def _unless_gone(turn: Awaitable[Message], gone: Callable[[], Awaitable[bool]]) -> Message:
+    """The turn, which may take as long as a batch of the policy does.
+
+    Raises:
+        Refusal: the client has closed the connection.
+    """
+    waiting = asyncio.ensure_future(turn)
+    try:
+        while not (await asyncio.wait([waiting], timeout=_GLANCE_S))[0]:
+            if await gone():
+                raise Refusal(_GONE, "the connection was closed", "gone")
+        return waiting.result()
+    finally:
+        waiting.cancel()
+
+
+endpoint = AgentEndpoint()
+# A process that was forked has an endpoint of its own.
+os.register_at_fork(after_in_child=endpoint.forget)

@@ -1,0 +1,209 @@
+"""``agentenv/AgentProgram-v0``: an agent program of somebody's own works on tasks, and the policy is its model.
+
+The program is not changed. It asks an endpoint in the form of OpenAI's chat completions, where each of its requests becomes
+an observation and each action of the policy a reply.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall, ToolForm
+from agentenv.core.env import AsyncEnv
+from agentenv.core.scoring.scorers import load_scorer
+from agentenv.core.tools import called_text, calls_prompt, read_calls, response_text
+from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult
+from agentenv.envs.agent_program.program import Program, known_errors
+from agentenv.envs.agent_program.requests import NOTHING_ASKED, ChatRequest
+from agentenv.envs.agent_program.session import AgentSession, Ended
+from agentenv.errors import ConfigurationError, EnvFault
+
+AgentState = Literal["replayed", "kept"]
+_NEW_CONTEXT = Message("system", "")
+
+
+@dataclass
+class ProgramState:
+    """All that changes within an episode."""
+
+    task: Task
+    session: AgentSession
+    request: ChatRequest = NOTHING_ASKED
+    """The one that waits for the policy."""
+    turns: int = 0
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """A tool as the agent declares it to its model."""
+
+    form: Mapping[str, Any]
+
+    def to_openai(self) -> dict[str, Any]:
+        return dict(self.form)
+
+
+class AgentProgram(AsyncEnv[ProgramState]):
+    """Poses tasks to an agent; the policy answers what the agent asks its model, and the agent's answer is scored.
+
+    An agent that fails is an infrastructure failure unless ``policy_errors`` says otherwise.
+    """
+
+    refuses_half_escapes = True
+    call_markers = ("<tool_call>",)
+    no_expert = "what the agent asks its model is not known beforehand"
+
+    def __init__(
+        self,
+        *,
+        agent: str = "",
+        agent_state: AgentState = "replayed",
+        scorer: str = "em_squad",
+        max_turns: int = 16,
+        timeout_s: float = 120.0,
+        policy_errors: Sequence[str] = (),
+        variables: Sequence[str] = (),
+        render_mode: str | None = None,
+    ) -> None:
+        """Looks the agent up; it is started by ``reset``.
+
+        Args:
+            agent: ``python:MODULE:FUNCTION``, called as ``function(task, base_url=..., api_key=...)``, or ``stdio:COMMAND``,
+                which reads the question from stdin and writes its answer to stdout, and finds address and key in
+                ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``.
+            agent_state: ``replayed``: a snapshot is gone back to by starting the agent anew and answering it as before;
+                ``kept``: the agent must not work twice, so that snapshots are refused after the first answer.
+            scorer: Name of the scorer that gives the reward.
+            max_turns: Answers of the policy, after which the episode is cut.
+            timeout_s: Seconds that the agent may take between two requests.
+            policy_errors: Names of exceptions, or codes such as ``exit 3``, with which the agent ends where the policy has
+                answered badly: such an episode earns 0.
+            variables: Environment variables that a command gets.
+            render_mode: As in Gymnasium.
+
+        Raises:
+            ConfigurationError: an argument, or an agent that cannot be found.
+        """
+        super().__init__(render_mode=render_mode)
+        if max_turns < 1 or not timeout_s > 0:
+            raise ConfigurationError(
+                f"max_turns is {max_turns} and timeout_s {timeout_s}; both have to be above 0"
+            )
+        self.program = Program(agent, tuple(variables), known_errors(policy_errors))
+        self.agent_state = agent_state
+        self.scorer = load_scorer(scorer)
+        self.max_turns, self.timeout_s = max_turns, timeout_s
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Poses ``options["task"]``, by default a sum, and waits for the agent's first request."""
+        await super().areset(seed=seed, options=options)
+        task: Task = (options or {}).get("task") or Task("sum", "What is 2 + 3?", ("5",))
+        if (ended := self.__dict__.get("state")) is not None:
+            await ended.session.aclose()
+        replays = self.agent_state == "replayed"
+        session = AgentSession(self.program, task, timeout_s=self.timeout_s, replays=replays)
+        self.state = ProgramState(task, session)
+        event = await session.begin()
+        if isinstance(event, Ended):
+            raise EnvFault(f"the agent ended before it asked its model: {_ending(event)}")
+        self._take(event)
+        return self._shown(event.messages, opens=True), {"task_id": task.id}
+
+    def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of the run and those that the agent asks for."""
+        return (*stop, *self.state.request.stop)
+
+    def native_tools(self) -> Sequence[ToolForm]:
+        """The tools that the agent declares to its model in the present context."""
+        return tuple(_Declared(tool) for tool in self.state.request.tools)
+
+    def native_action(self, turn: AssistantTurn) -> str:
+        """The text of ``turn`` and its calls; one with a call that cannot be read is text alone, as services return it."""
+        unread = [call.text for call in turn.calls if isinstance(call, MalformedCall)]
+        if unread:
+            return "\n".join(part for part in (turn.content, *unread) if part)
+        return called_text(turn.content, [call for call in turn.calls if isinstance(call, NativeCall)])
+
+    async def astep(self, action: str) -> Step:
+        """Gives ``action`` to the agent as the answer of its model, and waits for what it does next.
+
+        Raises:
+            EpisodeOver: the episode has ended or was never reset.
+            EnvFault: the agent failed.
+        """
+        self.check_running(action)
+        state = self.state
+        turn, valid = _turn_of(without_stop(action, state.request.stop), state.turns)
+        event = await state.session.reply(turn)
+        state.turns += 1
+        if isinstance(event, Ended):
+            return self._ended(event, valid)
+        asked = state.request
+        self._take(event)
+        new = event.new_after((*asked.messages, turn), asked.tools)
+        observation = self._shown(new) if new else (_NEW_CONTEXT, *self._shown(event.messages, opens=True))
+        over = state.turns >= self.max_turns
+        end = EndReason.TURN_LIMIT if over else None
+        return self.result(observation, end=end, truncated=over, valid=valid)
+
+    def _take(self, request: ChatRequest) -> None:
+        """Lets ``request`` wait for the policy.
+
+        Raises:
+            ConfigurationError: it has stop strings, and the tokens of the model's own form end a turn.
+        """
+        if self.native and request.stop:
+            raise ConfigurationError(
+                f"the agent asks to stop at {request.stop[0]!r:.40}, which the format native does not: take template"
+            )
+        self.state.request = request
+
+    def _ended(self, event: Ended, valid: bool) -> Step:
+        if event.mistake:
+            return self.result((), end=EndReason.PARSE_ERROR, valid=False, answer="", error=event.mistake)
+        score = self.scorer(event.answer, self.state.task.answers).value
+        return self.result((), reward=score, end=EndReason.ANSWERED, valid=valid, answer=event.answer)
+
+    def _shown(self, messages: Sequence[Message], *, opens: bool = False) -> Observation:
+        """``messages`` as the chat format takes them: without a native form, tools and calls are written into the texts."""
+        if self.native:
+            return tuple(messages)
+        texts = [_with_tags(message) for message in messages]
+        if opens and self.state.request.tools:
+            told = calls_prompt(self.state.request.tools)
+            texts[0] = replace(texts[0], content=f"{told}{texts[0].text}")
+        return tuple(texts)
+
+    def render(self) -> str:
+        """The question, and how often the policy has answered."""
+        return f"{self.state.task.question} [{self.state.turns} answers]"
+
+
+def without_stop(action: str, stop: Sequence[str]) -> str:
+    """``action`` as a service returns it, which leaves out the text that has ended it."""
+    ended = next((text for text in stop if action.endswith(text)), "")
+    return action.removesuffix(ended)
+
+
+def _turn_of(action: str, number: int) -> tuple[Message, bool]:
+    """The turn that ``action`` is, and whether all that looks like a call in it could be read."""
+    calls = read_calls(action)
+    if not calls or any(isinstance(call, ToolResult) for call in calls):
+        return Message("assistant", action), not calls
+    made = [call for call in calls if not isinstance(call, ToolResult)]
+    named = tuple(
+        NativeCall(call.name, call.arguments, f"call_{number}_{place}") for place, call in enumerate(made)
+    )
+    return Message("assistant", action.partition("<tool_call>")[0].strip(), calls=named), True
+
+
+def _with_tags(message: Message) -> Message:
+    if message.role == "tool":
+        return Message("tool", response_text(message.text))
+    return Message(message.role, called_text(message.text, message.calls))
+
+
+def _ending(event: Ended) -> str:
+    return event.mistake or f"its answer is {event.answer!r:.80}"

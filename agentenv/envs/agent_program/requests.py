@@ -1,0 +1,199 @@
+"""What an agent asks of its model in the form of OpenAI's chat completions, and what it is answered."""
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from agentenv.core.assistant_turns import NativeCall
+from agentenv.core.conversation import openai_call
+from agentenv.core.grammar import encodable
+from agentenv.core.types import Message, Role
+from agentenv.core.validation import sentence
+from agentenv.web.gate import Refusal
+
+_BAD_REQUEST = 400
+_SYSTEM = {"developer": "system"}
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One request of an agent. Two are equal where they show a model the same."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    """In OpenAI's form."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer, and are no part of it."""
+
+    def new_after(
+        self, earlier: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[Message, ...]:
+        """The messages with which it goes on from ``earlier``; none where it does not, and is a context of its own.
+
+        A context of its own is also what answers some calls of the last turn and not others, and what puts words into the
+        model's mouth.
+
+        Args:
+            earlier: The messages of the request before, and the model's turn.
+            tools: Those of the request before.
+        """
+        old, new = self.messages[: len(earlier)], self.messages[len(earlier) :]
+        goes_on = [*map(_said, old)] == [*map(_said, earlier)] and [*self.tools] == [*tools]
+        asked = [call.id for call in earlier[-1].calls]
+        answered = [message.call_id for message in new if message.role == "tool"]
+        if not goes_on or sorted(asked) != sorted(answered) or any(m.role == "assistant" for m in new):
+            return ()
+        results = {message.call_id: message for message in new if message.role == "tool"}
+        return (*(results[id_] for id_ in asked), *(m for m in new if m.role != "tool"))
+
+
+NOTHING_ASKED = ChatRequest((), ())
+
+
+def _said(message: Message) -> tuple[Any, ...]:
+    """What a message says, however an agent has spelled it: frameworks strip texts and write the JSON of calls anew."""
+    calls = [(call.name, json.dumps(call.arguments, sort_keys=True)) for call in message.calls]
+    return message.role, message.text.strip(), calls
+
+
+class _Function(BaseModel):
+    name: str
+    arguments: str = "{}"
+
+
+class _Call(BaseModel):
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: _Function
+
+    @property
+    def read(self) -> NativeCall:
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = self.function.arguments
+        return NativeCall(self.function.name, arguments, self.id)
+
+
+class _TextPart(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class _ChatMessage(BaseModel):
+    role: Role | Literal["developer"]
+    content: str | list[_TextPart] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str = ""
+
+    def message(self, names: Mapping[str, str]) -> Message:
+        """Args: ``names``: of the tools that were called so far, by the ids of the calls."""
+        text = self.content if isinstance(self.content, str) else "".join(p.text for p in self.content or ())
+        role: Any = _SYSTEM.get(self.role, self.role)
+        calls = tuple(call.read for call in self.tool_calls or ()) if role == "assistant" else ()
+        id_ = self.tool_call_id if role == "tool" else ""
+        return Message(role, encodable(text), names.get(id_, ""), id_, calls)
+
+
+class _Tool(BaseModel):
+    type: Literal["function"]
+    function: dict[str, Any]
+
+
+_Stop = Annotated[str, Field(min_length=1)]
+
+
+class _Body(BaseModel):
+    """What changes a reply and is not served is refused; sampling is the trainer's, so that its settings are ignored."""
+
+    messages: list[_ChatMessage] = Field(min_length=1)
+    model: str = ""
+    tools: list[_Tool] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    n: Literal[1] | None = None
+    stop: _Stop | list[_Stop] | None = None
+    logprobs: Literal[False] | None = None
+    response_format: dict[str, Any] | None = None
+    functions: list[Any] | None = Field(None, max_length=0)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request with what only its reply has to know."""
+
+    request: ChatRequest
+    model: str
+    stream: bool
+    usage: bool
+    """Whether a stream ends with counts of tokens."""
+
+
+def read_request(body: bytes) -> Asked:
+    """The request in ``body``.
+
+    Raises:
+        Refusal: it is none, or asks for what is not served: several choices, log-probs, a forced call, a form of the
+            response, or messages other than texts.
+    """
+    try:
+        found = _Body.model_validate_json(body)
+    except ValidationError as error:
+        raise Refusal(_BAD_REQUEST, sentence(error), "bad_request") from None
+    if (found.response_format or {}).get("type", "text") != "text":
+        raise Refusal(_BAD_REQUEST, "response_format is not served: the policy writes text", "bad_request")
+    names = {call.id: call.function.name for message in found.messages for call in message.tool_calls or ()}
+    tools = () if found.tool_choice == "none" else found.tools or ()
+    for tool in tools:
+        if not isinstance(tool.function.get("name"), str):
+            raise Refusal(_BAD_REQUEST, "a tool has no name", "bad_request")
+    request = ChatRequest(
+        tuple(message.message(names) for message in found.messages),
+        tuple({"type": "function", "function": tool.function} for tool in tools),
+        (found.stop,) if isinstance(found.stop, str) else tuple(found.stop or ()),
+    )
+    usage = bool((found.stream_options or {}).get("include_usage"))
+    return Asked(request, found.model, bool(found.stream), usage)
+
+
+_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+"""The episode counts tokens; the endpoint sees text alone."""
+
+
+def completion(asked: Asked, turn: Message) -> dict[str, Any]:
+    """The body of the reply that gives ``turn``."""
+    message: dict[str, Any] = {"role": "assistant", "content": turn.text or None}
+    if turn.calls:
+        message["tool_calls"] = [openai_call(call) for call in turn.calls]
+    choice = {"index": 0, "message": message, "finish_reason": _finish(turn), "logprobs": None}
+    return _head(asked, "chat.completion") | {"choices": [choice], "usage": _USAGE}
+
+
+def stream_of(asked: Asked, turn: Message) -> str:
+    """The same reply as the events of a stream; the turn comes in one piece, as it was sampled before."""
+    delta: dict[str, Any] = {"role": "assistant", "content": turn.text or None}
+    if turn.calls:
+        delta["tool_calls"] = [{"index": place} | openai_call(call) for place, call in enumerate(turn.calls)]
+    head = _head(asked, "chat.completion.chunk")
+    chunks: list[dict[str, Any]] = [
+        head | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        head | {"choices": [{"index": 0, "delta": {}, "finish_reason": _finish(turn)}]},
+    ]
+    if asked.usage:
+        chunks.append(head | {"choices": [], "usage": _USAGE})
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+
+def _finish(turn: Message) -> str:
+    return "tool_calls" if turn.calls else "stop"
+
+
+def _head(asked: Asked, kind: str) -> dict[str, Any]:
+    id_ = f"chatcmpl-{uuid.uuid4().hex}"
+    return {"id": id_, "object": kind, "created": int(time.time()), "model": asked.model}

@@ -1,0 +1,204 @@
+"""Agents for the tests: functions, and the same as a command (``python agents.py NAME``)."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from typing import Any
+
+import httpx
+
+from agentenv.core.types import Task
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+
+
+def ask(
+    base_url: str, api_key: str, messages: list[Any], *, seconds: float = 60, **body: Any
+) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {api_key}"}
+    reply = httpx.post(
+        f"{base_url}/chat/completions",
+        json={"model": "any", "messages": messages} | body,
+        headers=headers,
+        timeout=seconds,
+        trust_env=False,
+    )
+    if reply.is_error:
+        raise RuntimeError(reply.text)
+    message: dict[str, Any] = reply.json()["choices"][0]["message"]
+    return message
+
+
+def plain(task: Task, *, base_url: str, api_key: str) -> str:
+    """One question, one answer."""
+    return str(ask(base_url, api_key, [{"role": "user", "content": task.question}])["content"])
+
+
+def with_tools(task: Task, *, base_url: str, api_key: str) -> str:
+    """Calls tools until the model answers without a call."""
+    messages: list[Any] = [
+        {"role": "system", "content": "Use the tool."},
+        {"role": "user", "content": task.question},
+    ]
+    while True:
+        turn = ask(base_url, api_key, messages, tools=[ADD])
+        messages.append(turn)
+        if "tool_calls" not in turn:
+            return str(turn["content"])
+        # Services may be answered in any order.
+        for call in reversed(turn["tool_calls"]):
+            numbers = json.loads(call["function"]["arguments"])
+            said = str(numbers["a"] + numbers["b"])
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": said})
+
+
+async def forgetful(task: Task, *, base_url: str, api_key: str) -> str:
+    """Asks for notes until there are none, with a context of its own each time."""
+    said = ""
+    for place in range(3):
+        turn = await asyncio.to_thread(
+            ask, base_url, api_key, [{"role": "user", "content": f"{task.question} Note {place}: {said}"}]
+        )
+        said = str(turn["content"])
+    return said
+
+
+def react(task: Task, *, base_url: str, api_key: str) -> str:
+    """Lets the model stop where it would make up what it sees."""
+    messages: list[Any] = [{"role": "user", "content": task.question}]
+    said = ask(base_url, api_key, messages, stop=["Observation:"])
+    messages += [said, {"role": "user", "content": "Observation: sunny"}]
+    return str(ask(base_url, api_key, messages, stop="Observation:")["content"])
+
+
+def by_chance(task: Task, *, base_url: str, api_key: str) -> str:
+    return str(ask(base_url, api_key, [{"role": "user", "content": uuid.uuid4().hex}])["content"])
+
+
+def raises(task: Task, *, base_url: str, api_key: str) -> str:
+    plain(task, base_url=base_url, api_key=api_key)
+    raise KeyError("city")
+
+
+def gives_a_number(task: Task, *, base_url: str, api_key: str) -> int:
+    return int(plain(task, base_url=base_url, api_key=api_key))
+
+
+def leaves(task: Task, *, base_url: str, api_key: str) -> None:
+    plain(task, base_url=base_url, api_key=api_key)
+    sys.exit(3)
+
+
+def sleeps(task: Task, *, base_url: str, api_key: str) -> str:
+    time.sleep(3)
+    return "5"
+
+
+def knows(task: Task, *, base_url: str, api_key: str) -> str:
+    return "5"
+
+
+def with_child(task: Task, *, base_url: str, api_key: str) -> str:
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    return plain(task, base_url=base_url, api_key=api_key)
+
+
+def impatient(task: Task, *, base_url: str, api_key: str) -> str:
+    """A client with a timeout of a second."""
+    return str(ask(base_url, api_key, [{"role": "user", "content": "?"}], seconds=1)["content"])
+
+
+def impatient_twice(task: Task, *, base_url: str, api_key: str) -> str:
+    with suppress(httpx.TimeoutException):
+        impatient(task, base_url=base_url, api_key=api_key)
+    return plain(Task("", "?"), base_url=base_url, api_key=api_key)
+
+
+async def twins(task: Task, *, base_url: str, api_key: str) -> str:
+    """Two requests at the same time, the same to the letter."""
+    body = (base_url, api_key, [{"role": "user", "content": "?"}])
+    left, right = await asyncio.gather(*(asyncio.to_thread(ask, *body) for _ in range(2)))
+    return " and ".join(sorted((left["content"], right["content"])))
+
+
+def with_openai(task: Task, *, base_url: str, api_key: str, stream: bool = False) -> str:
+    """What a user of OpenAI's client writes."""
+    import openai
+
+    messages: list[Any] = [{"role": "user", "content": task.question}]
+    with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
+        asked: dict[str, Any] = {"model": "any", "messages": messages, "tools": [ADD], "temperature": 0.3}
+        while True:
+            if stream:
+                with client.chat.completions.stream(**asked) as events:
+                    message: Any = events.get_final_completion().choices[0].message
+            else:
+                message = client.chat.completions.create(**asked).choices[0].message
+            if not message.tool_calls:
+                return str(message.content)
+            messages.append(message)
+            for call in message.tool_calls:
+                numbers = json.loads(call.function.arguments)
+                said = str(numbers["a"] + numbers["b"])
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": said})
+
+
+def with_openai_stream(task: Task, *, base_url: str, api_key: str) -> str:
+    """The same over streams, which the client puts together."""
+    return with_openai(task, base_url=base_url, api_key=api_key, stream=True)
+
+
+def asks_for_more(task: Task, *, base_url: str, api_key: str) -> str:
+    body = {"messages": [{"role": "user", "content": "?"}]} | json.loads(os.environ["AGENT_BODY"])
+    return str(ask(base_url, api_key, **body)["content"])
+
+
+def with_a_wrong_key(task: Task, *, base_url: str, api_key: str) -> str:
+    """Is refused, says so, and then asks as it should."""
+    try:
+        ask(base_url, api_key[:-1], [{"role": "user", "content": "?"}])
+    except RuntimeError as error:
+        return plain(Task("", str(error)), base_url=base_url, api_key=api_key)
+    return "nobody looked at the key"
+
+
+def changing(task: Task, *, base_url: str, api_key: str) -> str:
+    """Writes its system prompt anew before each request, so that each is a context with the calls before it."""
+    messages: list[Any] = [{"role": "user", "content": task.question}]
+    for number in range(2):
+        head = {"role": "system", "content": f"Request {number}."}
+        turn = ask(base_url, api_key, [head, *messages], tools=[ADD])
+        messages.append(turn)
+        for call in turn.get("tool_calls", []):
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": "5"})
+    return str(messages[-1]["content"])
+
+
+def main() -> None:
+    question = sys.stdin.read()
+    answer = globals()[sys.argv[1]](
+        Task(os.environ["AGENTENV_TASK_ID"], question),
+        base_url=os.environ["OPENAI_BASE_URL"],
+        api_key=os.environ["OPENAI_API_KEY"],
+    )
+    print(answer)
+
+
+if __name__ == "__main__":
+    main()
