@@ -1,4 +1,4 @@
-"""Trains the shipped policy inside a search agent that is no environment: a loop around an endpoint, with a search of its own.
+"""Trains the shipped policy inside a search agent that is no environment: a loop around an endpoint, with its own search.
 
 Run it with ``python examples/train_inside_an_agent.py``. It takes some minutes on two cores.
 """
@@ -15,7 +15,11 @@ from agentenv.data.world_config import WorldConfig
 from agentenv.retrievers.bm25 import BM25Retriever
 
 STOP = ["</search>", "</answer>"]
-WORLDS = {"train": (1, 2000), "dev": (2, 1000), "test": (3, 1000)}  # seed and documents, as laptop-search has them
+WORLDS = {
+    "train": (1, 2000),
+    "dev": (2, 1000),
+    "test": (3, 1000),
+}  # seed and documents, as laptop-search has them
 
 
 @cache

@@ -413,7 +413,12 @@ def test_a_judge_that_hangs_ends_the_command_after_its_first_requests_and_can_be
     write_run(tmp_path / "run", [record(str(number), f"City {number}") for number in range(60)])
     delay = [30.0]
     with FakeEndpoint(lambda body: Answer("VERDICT: TRUE", delay_s=delay[0])) as server:
-        words = ["rescore", str(tmp_path / "run"), "--judge", f"openai:any@{server.url}#concurrency=1&deadline_s="]
+        words = [
+            "rescore",
+            str(tmp_path / "run"),
+            "--judge",
+            f"openai:any@{server.url}#concurrency=1&deadline_s=",
+        ]
         assert main([*words[:-1], f"{words[-1]}1"]) == 1
         assert len(server.bodies) == 4
         assert "none of" in (said := " ".join(capsys.readouterr().err.split()))
