@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 _ROUNDED = (torch.bfloat16, torch.float16)
+_LEAST = 1e-6  # added to the norm, as torch does, so that none is divided by 0
 
 
 def clip_gradients(weights: Iterable[Tensor], most: float) -> Tensor:
@@ -18,14 +19,11 @@ def clip_gradients(weights: Iterable[Tensor], most: float) -> Tensor:
     Norm and factor of gradients in 16 bits are in float32, without a copy of the gradients.
     """
     weights = list(weights)
-    norm = _norm([weight.grad for weight in weights if weight.grad is not None])
-    torch.nn.utils.clip_grads_with_norm_(weights, most, norm)
-    return norm
-
-
-def _norm(gradients: list[Any]) -> Tensor:
+    gradients: list[Any] = [weight.grad for weight in weights if weight.grad is not None]
     if not any(gradient.dtype in _ROUNDED for gradient in gradients):
-        return torch.nn.utils.get_total_norm(gradients)
+        return torch.nn.utils.clip_grad_norm_(weights, most)
     norms = torch._foreach_norm(gradients, 2.0, dtype=torch.float32)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    # By hand, because torch has a function for this step alone from 2.6 on only.
+    torch._foreach_mul_(gradients, (most / (norm + _LEAST)).clamp(max=1.0))
     return norm
