@@ -6,7 +6,7 @@ from functools import cache
 
 ASKS = "strftime_now"
 """The function by which chat templates ask for the present time."""
-_DIRECTIVES = re.compile(r"%-?[aAbBcdeFHIjmMpSUVwWxXyYZz]")
+_DIRECTIVES = re.compile(r"%-?[aAbBcCdDefFgGhHIjmMprRSTuUVwWxXyYzZ]")
 
 
 @cache

@@ -25,6 +25,10 @@ def rendered(template: str, **options: str) -> str:
         ("%d. %B %Y", "04. May 2026"),
         ("%A, %b %-d", "Monday, May 4"),
         ("%-m/%y %H:%M", "5/26 00:00"),
+        (
+            "%D %T, %Cth century, %h, day %u of week %V in %G",
+            "05/04/26 00:00:00, 20th century, May, day 1 of week 19 in 2026",
+        ),
         ("day", "day"),
     ],
 )
