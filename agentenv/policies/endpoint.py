@@ -161,8 +161,8 @@ class ChatClient:
         body, since = self._wire.body(self._manner, asked), time.monotonic()
         try:
             async with self._slot():
-                if self._silence.hopeless(since):
-                    raise self._unanswered()
+                if (last := self._silence.hopeless(since)) is not None:
+                    raise self._unasked(last)
                 with self._silence.request() as request:
                     return await self._retry_policy.run(partial(self._attempt, body, len(messages), request))
         except EndpointRefusal:
@@ -184,23 +184,24 @@ class ChatClient:
                 "that runs"
             )
         if silence.lasting and not silence.heard:
-            return self._unanswered()
+            within = f" within {self.endpoint.deadline_s:g} s each" if error.late else ""
+            return ConfigurationError(
+                f"{address} takes requests and has answered none of {silence.count}{within}; the last time: {error.reason}; "
+                "see what its server does, or raise deadline_s of the address"
+            )
         said = f"gave no reply within {self.endpoint.deadline_s:g} s; the last time: {error.reason}"
         return EndpointFault(
             f"{address} "
             + (said if error.late else f"failed {error.tries} times; the last time: {error.reason}")
         )
 
-    def _unanswered(self) -> ConfigurationError | EndpointFault:
-        """What is raised where the service takes requests and answers none: of one that never has, the run ends."""
-        address, count, seconds = self.endpoint.address, self._silence.count, self.endpoint.deadline_s
-        if self._silence.heard:
-            return EndpointFault(
-                f"{address} was not asked: it has not answered the last {count} requests, and another one is tried"
-            )
-        return ConfigurationError(
-            f"{address} takes requests and has answered none of {count} within {seconds:g} s each; see what its server "
-            "does, or raise deadline_s of the address"
+    def _unasked(self, last: GaveUp) -> ConfigurationError | EndpointFault:
+        """What is raised for a request that is not sent, as the service is silent: where it always was, the run ends."""
+        if not self._silence.heard:
+            return self._given_up(last)
+        return EndpointFault(
+            f"{self.endpoint.address} was not asked: it has not answered the last {self._silence.count} requests, and "
+            "another one is tried"
         )
 
     async def _start(self) -> None:

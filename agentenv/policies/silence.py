@@ -31,10 +31,14 @@ class Silence:
     heard: bool = False
     """Whether it has ever answered."""
     count: int = 0
+    _answered: float = 0.0
+    """When the last answer came."""
     _began: float = 0.0
-    """When the first of those that are counted began."""
+    """When the first of those that are counted began, or the last answer before their end came."""
     _given_up: float = 0.0
     """When the last of them was given up."""
+    _last: GaveUp | None = None
+    """How the last of them ended."""
     _under_way: int = 0
 
     @property
@@ -43,16 +47,17 @@ class Silence:
         patience = self.patience_s if self.heard else 0.0
         return self.count >= _FIRST and time.monotonic() - self._began >= patience
 
-    def hopeless(self, since: float) -> bool:
-        """Whether a request that waits ``since`` then is not worth its time: in the silence one is tried after the other.
+    def hopeless(self, since: float) -> GaveUp | None:
+        """How the last request ended, where one that waits ``since`` then is not worth its time; None where it is.
 
-        Those that wait meanwhile would wait for as many deadlines as there are requests.
+        In the silence one is tried after the other. Those that wait meanwhile would wait for as many deadlines as there are
+        requests.
         """
-        return self.lasting and (self._under_way > 0 or since < self._given_up)
+        return self._last if self.lasting and (self._under_way > 0 or since < self._given_up) else None
 
     def end(self) -> None:
         """Notes an answer."""
-        self.heard, self.count = True, 0
+        self.heard, self.count, self._answered = True, 0, time.monotonic()
 
     @contextmanager
     def request(self) -> Iterator[SentRequest]:
@@ -61,10 +66,11 @@ class Silence:
         self._under_way += 1
         try:
             yield request
-        except GaveUp:
+        except GaveUp as error:
             if request.unanswered:
-                self._began = min(self._began, request.began) if self.count else request.began
-                self._given_up = time.monotonic()
+                began = max(request.began, self._answered)
+                self._began = min(self._began, began) if self.count else began
+                self._given_up, self._last = time.monotonic(), error
                 self.count += 1
             raise
         finally:

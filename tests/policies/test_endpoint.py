@@ -4,6 +4,7 @@ import asyncio
 import email.utils
 import itertools
 import json
+import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import nullcontext
@@ -289,8 +290,27 @@ def test_a_server_that_hangs_from_the_start_is_not_asked_further() -> None:
     assert all(word in str(found[-1]) for word in (server.url, "none of", "1 s", "deadline_s"))
 
 
+def test_an_address_at_which_nobody_listens_is_never_said_to_take_requests() -> None:
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unheard.getsockname()[1]}/v1"
+        asked = ChatClient(Endpoint("any", url, retries=0, concurrency=2))
+        found = ask_many(asked, 10)
+    assert {type(error) for error in found} == {ConfigurationError}
+    assert all("cannot be reached" in str(error) for error in found)
+
+
 DROPPED = Answer("a", cut=0)
 """The connection is closed without an answer."""
+
+
+def test_why_a_service_answers_nothing_is_told() -> None:
+    with FakeEndpoint(lambda body: DROPPED) as server:
+        found = ask_many(client(server, retries=0, concurrency=1, deadline_s=60.0), 8)
+    assert {type(error) for error in found[3:]} == {ConfigurationError}
+    for error in found:
+        assert "Error" in str(error)  # of the connection
+        assert "60 s" not in str(error)
 
 
 def test_the_next_request_finds_out_that_a_silent_server_is_there_again() -> None:
