@@ -148,7 +148,8 @@ class Eval:
         self._check_samples()
         if self.judge:
             check_judge(self.judge, self.rubric)  # refused before anything is played
-            check_reached(self.judge)
+            if self.retry_faults or any(one.needs_judge() for one in self._rescores()):
+                check_reached(self.judge)
         with use_compute(self.compute):
             found = self._run(fields)
         if not self.judge:
@@ -158,12 +159,15 @@ class Eval:
 
     def _judged(self) -> dict[str, Any]:
         """What a judge adds to the results; of several samples it stands in their folders, and what all cost here."""
-        folders = [self.out] if self.samples == 1 else self._sample_folders()
         chat = open_judge(self.judge, self.rubric)
-        judged = [Rescore(folder, judge=self.judge, rubric=self.rubric).run_with(chat) for folder in folders]
+        judged = [one.run_with(chat) for one in self._rescores()]
         if self.samples == 1:
             return judged[0]
         return {"judge_usage": chat.usage_report(), "ok": all(one["ok"] for one in judged)}
+
+    def _rescores(self) -> list[Rescore]:
+        folders = [self.out] if self.samples == 1 else self._sample_folders()
+        return [Rescore(folder, judge=self.judge, rubric=self.rubric) for folder in folders]
 
     def _sample_folders(self) -> list[Path]:
         return [self.out / f"sample-{number}" for number in range(self.samples)]

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.errors import ConfigurationError
+from agentenv.core.env import run_sync
+from agentenv.errors import ConfigurationError, JudgeFault
 from agentenv.evaluation.compare import rescore
 from agentenv.evaluation.endpoint_usage import describe_usage
 from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder, open_judge
-from agentenv.evaluation.records import EPISODES, SUITE, read_records, read_suite_summary
+from agentenv.evaluation.records import EPISODES, RESULTS, SUITE, read_records, read_suite_summary
 from agentenv.evaluation.report.flat_tables import interval_text
 from agentenv.evaluation.rubrics import get_rubric
 from agentenv.evaluation.suite import summarize_suite
+from agentenv.policies.endpoint_spec import Endpoint
 from agentenv.policies.policy_spec import check_reached
 from agentenv.streams import make_console
 
@@ -51,17 +53,16 @@ class Rescore:
         if not self.scorer and not self.judge:
             raise ConfigurationError("Give --scorer NAME or --judge openai:MODEL@URL.")
         # Opened first, so that a wrong address is refused before anything is written.
-        if not self.offline:
+        if self.judge and not self.offline and self.needs_judge():
             check_reached(self.judge)
         return self.run_with(open_judge(self.judge, self.rubric) if self.judge else None)
 
     def run_with(self, chat: "ChatClient | None") -> dict[str, Any]:
         """Does what ``run`` does with a judge that is open already, whose budget several folders may share."""
-        suite = (self.directory / SUITE).is_file()
-        names = read_suite_summary(self.directory)["sets"] if suite else []
+        names = self._names()
         if chat is not None and not self.offline:
-            self._announce([self.directory / name for name in names] or [self.directory], chat)
-        if suite:
+            self._announce(self._folders(), chat)
+        if names:
             parts = {name: self._one(self.directory / name, chat) for name in names}
             result = {"suite": parts, **summarize_suite(self.directory, names)}
         else:
@@ -70,6 +71,27 @@ class Rescore:
             return result
         heard = chat.answered or not chat.usage.requests
         return result | {"judge_usage": chat.usage_report(), "ok": heard and result.get("ok", True)}
+
+    def needs_judge(self) -> bool:
+        """Whether an answer has no grade in its folder, or nothing is played to its end there; nobody is asked."""
+        if not all((folder / RESULTS).is_file() for folder in self._folders()):
+            return True
+        model = Endpoint.of(self.judge).name
+        return any(self._ungraded(folder, model) for folder in self._folders())
+
+    def _ungraded(self, folder: Path, model: str) -> bool:
+        known = Judge(get_rubric(self.rubric), model, None, GradeCache(folder / GRADES))
+        answered = [record for record in read_records(folder / EPISODES) if record["valid"]]
+        return any(isinstance(grade, JudgeFault) for grade in run_sync(known.grade_all(answered)))
+
+    def _names(self) -> list[str]:
+        """The sets of a suite; none of a single evaluation."""
+        if not (self.directory / SUITE).is_file():
+            return []
+        return list(read_suite_summary(self.directory)["sets"])
+
+    def _folders(self) -> list[Path]:
+        return [self.directory / name for name in self._names()] or [self.directory]
 
     def _announce(self, folders: Sequence[Path], chat: "ChatClient") -> None:
         """Says on standard error how many requests the judge may get."""

@@ -103,6 +103,12 @@ def test_a_judge_says_of_every_answer_whether_it_is_right(
         assert re.search(r"judge_equivalence +1\.000", shown)
         assert "without a grade" not in shown
         assert len(judge.bodies) == 2  # the grades are in the folder
+    # Nor does anybody have to be there.
+    assert main(words(tmp_path, retriever, server, *asked)) == 0
+    assert main(["rescore", str(tmp_path / "run"), *asked[-2:]]) == 0
+    assert "judge_equivalence" in capsys.readouterr().out
+    assert main(["rescore", str(tmp_path / "run"), *asked[-2:], "--rubric", "simpleqa"]) == 1
+    assert "nobody answers" in capsys.readouterr().err
     assert results["scores"]["em_squad"]["mean"] == 0.5
     assert results["judged"]["judge_equivalence"]["mean"] == 1.0
     written = json.loads((tmp_path / "run" / "results.json").read_text())
