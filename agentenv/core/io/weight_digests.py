@@ -31,15 +31,16 @@ def check_weight_digests(folder: Path) -> None:
     if not (folder / DIGESTS).is_file():
         return
     try:
-        wanted = dict(read_json_text((folder / DIGESTS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        wanted = read_json_text((folder / DIGESTS).read_text(encoding="utf-8"))
+        listed = sorted((name, digest) for name, digest in wanted.items() if name.endswith(_WEIGHTS))
+    except (OSError, ValueError, AttributeError) as error:
         raise CheckpointMismatch(
             f"{folder / DIGESTS} is damaged, so the weights beside it may be too: copy the folder again"
         ) from error
     found = {path.name: path for path in _weights(folder)}
-    for name in sorted(name for name in wanted if name.endswith(_WEIGHTS)):
+    for name, digest in listed:
         path = found.get(name)
-        if path is None or _digest(path, path_state(path)) != wanted[name]:
+        if path is None or _digest(path, path_state(path)) != digest:
             raise CheckpointMismatch(
                 f"{folder / name} {'is gone' if path is None else 'is not what was written there'}, by {DIGESTS} beside it: "
                 f"copy the folder again, or remove {DIGESTS} if you have changed the weights yourself"

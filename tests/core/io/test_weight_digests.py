@@ -56,7 +56,9 @@ def test_a_missing_file_of_weights_is_named(folder: Path) -> None:
         check_weight_digests(folder)
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{", '{"model.safetensors": 1}', "3", "\x00"])
+@pytest.mark.parametrize(
+    "content", ["", "[1]", "[[1, 2]]", "[]", "{", '{"model.safetensors": 1}', "3", "\x00"]
+)
 def test_digests_that_are_damaged_are_no_digests_that_fit(folder: Path, content: str) -> None:
     (folder / "model.safetensors").touch()
     (folder / DIGESTS).write_text(content)
