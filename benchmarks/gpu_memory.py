@@ -6,8 +6,8 @@
 The learner of each row of the section ``training`` is made and makes two steps, of one micro-batch and of two, with tensors
 that have shapes and no numbers (``FakeTensorMode``); the storages that are alive after each operation are added up.
 Attention is counted as the fused kernels of a card hold it: heads, output, and one float32 number a token and head.
-Beside each figure stands what an H200 measured (``results/gpu.json``). What is not counted: workspaces of kernels, what an operation holds
-within itself, and the rounding of torch's allocator. Nor are compiled layers.
+Beside each figure stands what an H200 measured (``results/gpu.json``). What is not counted: workspaces of
+kernels, what an operation holds within itself, and the rounding of torch's allocator. Nor are compiled layers.
 """
 
 import argparse
