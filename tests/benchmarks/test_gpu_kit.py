@@ -482,3 +482,32 @@ def test_the_whole_kit_with_tiny_shapes(
     turns = [row for name, row in sections["sampling"].items() if name.startswith("turns of 2 episodes, ")]
     assert len(turns) == 4
     assert all(row["tokens_per_second"] > 0 for row in turns)
+
+
+def test_storages_are_counted_for_as_long_as_they_live() -> None:
+    counter = module("gpu_memory").Peak()
+    with counter:
+        first = torch.zeros(1000)  # 4,000 bytes
+        second = first[:10] + 1  # a view holds nothing of its own, and the sum 40
+        assert counter.now == 4040
+        del first
+        assert counter.now == 40
+        third = second.clone()
+    assert (counter.now, counter.most) == (80, 4040)
+    assert third.sum() == 10
+
+
+def test_memory_of_the_learner_is_computed_without_numbers() -> None:
+    found = module("gpu_memory")
+    plan = module("gpu_models").Plan.of(
+        "cpu", tiny=True, threads=1, keep=lambda _: None, cells="", held=frozenset()
+    )
+    counted = {}
+    for kind in ("full", "lora", "qlora"):
+        setup = next(one for one in found.setups(plan) if one.kind == kind)
+        counted[kind] = found.bytes_of(plan, setup, 256)
+        assert counted[kind][1] > counted[kind][0]
+    assert counted["lora"][0] > counted["qlora"][0]  # weights in 4 bits
+    assert counted["full"][1] - counted["full"][0] > counted["lora"][1] - counted["lora"][0]  # Adam's moments
+    numbers = torch.zeros(2, setup.shape.hidden)  # which are numbers again
+    assert float(numbers.sum()) == 0
