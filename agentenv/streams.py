@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_DIRECTIONS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_ESCAPES = _CONTROLS | _DIRECTIONS
 
 
 class _Forgiving:
@@ -34,12 +36,12 @@ def forgiving(stream: TextIO) -> TextIO:
 
 
 def visible(text: str) -> str:
-    """``text`` with an escape for each control character but line ends and tabs.
+    """``text`` with an escape for each control character but line ends and tabs, and for those of the direction of writing.
 
     A terminal obeys them: what a program, a policy or a file of somebody else says could hide or overwrite what the command
-    itself says, or fill the clipboard.
+    itself says, show it in another order, or fill the clipboard.
     """
-    return text.translate(_CONTROLS)
+    return text.translate(_ESCAPES)
 
 
 def make_console(*, stderr: bool = False, soft_wrap: bool = True, **options: Any) -> "Console":

@@ -17,3 +17,7 @@ def test_a_path_or_a_command_is_one_line_whatever_the_width(terminal: bool) -> N
 
 def test_control_characters_are_shown_and_ends_of_lines_kept() -> None:
     assert visible("a\x1b]52;c;x\x07\x9b\x00\r\n\tb\u00e9") == "a\\x1b]52;c;x\\x07\\x9b\\x00\\x0d\n\tb\u00e9"
+
+
+def test_no_text_turns_the_direction_of_what_stands_beside_it() -> None:
+    assert visible("a\u202eb\u2066c\u05d0") == "a\\u202eb\\u2066c\u05d0"

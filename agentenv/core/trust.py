@@ -26,7 +26,10 @@ _SHOWN = 100
 
 
 def risks(values: Any, above: str = "") -> Iterator[str]:
-    """The settings among plain values that run code without a sandbox or contact a host, as ``key = value``."""
+    """The settings among plain values that run code without a sandbox or contact a host, as ``key = value``.
+
+    Control characters are shown as escapes in both, because whoever is asked reads them at a terminal.
+    """
     if isinstance(values, dict):
         for key, value in values.items():
             yield from risks(value, f"{above}.{key}" if above else str(key))
@@ -36,7 +39,7 @@ def risks(values: Any, above: str = "") -> Iterator[str]:
     elif isinstance(values, str) and (
         _OUTWARD.search(values.strip()) or _is_host(above, values) or names_module(above, values)
     ):
-        yield f"{above} = {values[:_SHOWN]!r}"
+        yield f"{repr(above[:_SHOWN])[1:-1]} = {values[:_SHOWN]!r}"
 
 
 def _is_host(key: str, value: str) -> bool:

@@ -129,6 +129,14 @@ def test_long_values_are_shortened_and_each_is_named_once() -> None:
     assert len(one) < 150
 
 
+def test_neither_keys_nor_values_command_the_terminal_at_which_they_are_confirmed() -> None:
+    """The options of an environment have any key, and one of them could hide the line that names the others."""
+    (one,) = risks({"env": {"options": {"a\x1b[2J\n\u202e": "http://\x1b]0;x\x07"}}})
+    assert one == r"env.options.a\x1b[2J\n\u202e = 'http://\x1b]0;x\x07'"
+    (one,) = risks({"a" * 10_000: "http://x"})
+    assert len(one) < 150
+
+
 class Terminal(io.StringIO):
     """Somebody who types and reads."""
 

@@ -160,11 +160,23 @@ def test_the_sanitised_records_of_mbpp(tmp_path: Path) -> None:
         "math.isclose(g(1), b=2)",
         "isclose(g(1), 2)",
         "math.isclose(2, g(1))",
+        "math.isclose(a=g(1), b=2)",
+        "str(object=g(1)) == '3'",
+        "sorted(g(1), reverse=True) == [3]",
     ],
 )
-def test_closeness_of_another_form_is_an_exception(tmp_path: Path, test: str) -> None:
+def test_a_comparison_of_another_form_is_an_exception(tmp_path: Path, test: str) -> None:
     loaded = read(tmp_path, f"def check(g):\n    assert {test.replace('g(1)', 'candidate(1)')}\n")
     assert "another form" in loaded.exceptions["humaneval/7"]
+
+
+@pytest.mark.parametrize(
+    "test", ["candidate(iter([1])) == 3", "candidate(1) == iter([3])", "candidate(1) == {}.keys()"]
+)
+def test_a_test_over_an_iterator_is_an_exception(tmp_path: Path, test: str) -> None:
+    """It would be empty for the second program that is graded, and equal what no program returns."""
+    loaded = read(tmp_path, f"def check(candidate):\n    assert {test}\n")
+    assert "builtin" in loaded.exceptions["humaneval/7"]
 
 
 PLUS = {
@@ -277,6 +289,8 @@ def test_of_a_match_the_truth_is_expected(tmp_path: Path) -> None:
         ({"plus_input": [["a"]]}, "TypeError"),  # "a" / 2
         ({"task_id": "HumanEval/32"}, "root"),
         ({"canonical_solution": "    return object()\n"}, "object"),
+        ({"canonical_solution": "    return iter([1])\n"}, "iterator"),
+        ({"canonical_solution": "    return {1: x}.keys()\n"}, "no builtin"),
     ],
 )
 def test_a_record_of_evalplus_without_an_expected_value_is_left_out(

@@ -18,13 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigurationError, SandboxFault, UnknownName
+from agentenv.sandbox.encoding import packed_call
 from agentenv.sandbox.fakes import FakeExecutor
 from agentenv.sandbox.grading import CallTest, CaseOutcome, StdioTest, Test, grade, judge_call, matches_text
 from agentenv.sandbox.jail import confine, frames, plain, trees
 from agentenv.sandbox.jail.output import Bounded
 from agentenv.sandbox.jail.signal_filter import SignalFilter
 from agentenv.sandbox.jail.worker import answer_call, digest
-from agentenv.sandbox.types import ExecResult, ExecStatus
+from agentenv.sandbox.types import ExecResult, ExecStatus, FunctionCall
 
 atoms = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 keys = st.integers() | st.text() | st.tuples(st.integers(), st.text())
@@ -80,7 +81,7 @@ def test_other_objects_do_not_cross(value: Any) -> None:
 def test_too_many_items_do_not_cross() -> None:
     for value in ([0] * (plain.MAX_ITEMS + 1), itertools.count()):
         with pytest.raises(plain.NotPlain, match="items"):
-            plain.dump(value)
+            plain.dump(value, returned=True)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,8 @@ def test_too_many_items_do_not_cross() -> None:
     [(x for x in "ab"), map(str, "ab"), {"a": 1, "b": 2}.keys(), collections.deque("ab"), reversed("ba")],
 )
 def test_what_is_gone_through_equals_no_list_and_becomes_one_where_asked(value: Any) -> None:
-    document = {"v": plain.dump(value)}
+    sized = hasattr(value, "__len__")
+    document = {"v": plain.dump(value, returned=True)}
     for expected, via in (
         (["a", "b"], "list"),
         (("a", "b"), "tuple"),
@@ -98,7 +100,25 @@ def test_what_is_gone_through_equals_no_list_and_becomes_one_where_asked(value: 
         assert judge_call(CallTest("f", (), expected, via=via), document) is CaseOutcome.PASSED
     assert judge_call(CallTest("f", (), ["b", "a"], via="list"), document) is CaseOutcome.WRONG
     assert judge_call(CallTest("f", (), ["a", "b"]), document) is CaseOutcome.WRONG
-    assert judge_call(CallTest("f", (), 2, via="len"), document) is CaseOutcome.WRONG
+    length = judge_call(CallTest("f", (), 2, via="len"), document)
+    assert length is (CaseOutcome.PASSED if sized else CaseOutcome.WRONG)
+
+
+@pytest.mark.parametrize(
+    ("empty", "truth"),
+    [({}.keys(), False), ({}.values(), False), (collections.deque(), False), (iter([]), True)],
+)
+def test_what_is_gone_through_is_as_true_as_python_has_it(empty: Any, truth: bool) -> None:
+    document = {"v": plain.dump(empty, returned=True)}
+    assert judge_call(CallTest("f", (), None, "true" if truth else "false"), document) is CaseOutcome.PASSED
+    assert judge_call(CallTest("f", (), None, "false" if truth else "true"), document) is CaseOutcome.WRONG
+
+
+@pytest.mark.parametrize("argument", [iter([1, 2]), {1: 2}.keys(), collections.deque([1])])
+def test_what_is_gone_through_is_no_argument(argument: Any) -> None:
+    """An iterator would be empty for the second program, and a right one would fail."""
+    with pytest.raises(ConfigurationError, match="arguments of f"):
+        packed_call(FunctionCall("f", ([argument],)))
 
 
 def test_numbers_of_numpy_become_pythons() -> None:

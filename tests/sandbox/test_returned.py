@@ -61,6 +61,8 @@ RETURNED = {
     "endless objects": FORGED + "say('{\"v\":' + '{\"l\":[' * 1_000_000)",
     "millions of lists": FORGED + "say('{\"v\":{\"l\":[' + '[],' * 2_500_000 + '[]]}}')",
     "millions of objects": FORGED + "say('{\"v\":{\"l\":[' + '{\"\":0},' * 1_100_000 + '0]}}')",
+    "iterators": FORGED + "say('{\"v\":{\"l\":[' + '{\"g\":[0]},' * 390_000 + '0]}}')",
+    "views": FORGED + "say('{\"v\":{\"l\":[' + '{\"q\":[0]},' * 390_000 + '0]}}')",
     "millions of texts": FORGED
     + "say('{\"v\":{\"l\":[' + ','.join(f'\"{i:x}\"' for i in range(800_000)) + ']}}')",
     "a text of quotes": FORGED + "say('{\"v\":\"' + '\\\\\"' * 4_000_000)",

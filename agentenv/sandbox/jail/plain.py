@@ -17,7 +17,8 @@ MAX_MARKS = 12 * MAX_ITEMS
 MAX_SAME_HASH = 64
 """Different values of one hash that a set or dict may have: beyond, filling it takes the square of their number."""
 _ATOMS = (type(None), bool, int, str)
-_GONE_THROUGH = (Iterator, KeysView, ValuesView, ItemsView, deque)
+_SIZED = (KeysView, ValuesView, ItemsView, deque)
+_GONE_THROUGH = (Iterator, *_SIZED)
 """What equals no list, and becomes one where a test asks for a list, a set or the like of it."""
 
 
@@ -25,19 +26,23 @@ class NotPlain(Exception):
     """A value that is no builtin one, or too large."""
 
 
-def dump(value: Any) -> Any:
+def dump(value: Any, *, returned: bool = False) -> Any:
     """``value`` as a JSON document.
 
-    Instances of subclasses (a Counter, a named tuple) and numbers of numpy become the builtin value inside them; a generator
-    and its like become an iterator of their items.
+    Instances of subclasses (a Counter, a named tuple) and numbers of numpy become the builtin value inside them.
+
+    Args:
+        value: What is to cross the wall.
+        returned: Whether a function returned it. A generator and its like then become an iterator of their items, a deque
+            and the views of a dict a view. Arguments are sent once for every program and can be none of these.
 
     Raises:
         NotPlain: anything else, or more than ``MAX_ITEMS`` items.
     """
-    return _dump(value, [MAX_ITEMS])
+    return _dump(value, [MAX_ITEMS], _GONE_THROUGH if returned else ())
 
 
-def _dump(value: Any, room: list[int]) -> Any:
+def _dump(value: Any, room: list[int], through: Any) -> Any:
     room[0] -= 1
     if room[0] < 0:
         raise NotPlain(f"more than {MAX_ITEMS} items")
@@ -47,18 +52,20 @@ def _dump(value: Any, room: list[int]) -> Any:
     if isinstance(value, float):
         return {"f": float.__repr__(value)}
     if isinstance(value, list):
-        return {"l": [_dump(item, room) for item in list.__iter__(value)]}
+        return {"l": [_dump(item, room, through) for item in list.__iter__(value)]}
     if isinstance(value, tuple):
-        return {"t": [_dump(item, room) for item in tuple.__iter__(value)]}
+        return {"t": [_dump(item, room, through) for item in tuple.__iter__(value)]}
     if isinstance(value, dict):
-        return {"d": [[_dump(key, room), _dump(item, room)] for key, item in dict.items(value)]}
-    return _dump_rare(value, room)
+        return {
+            "d": [[_dump(key, room, through), _dump(item, room, through)] for key, item in dict.items(value)]
+        }
+    return _dump_rare(value, room, through)
 
 
-def _dump_rare(value: Any, room: list[int]) -> Any:
+def _dump_rare(value: Any, room: list[int], through: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         kind: Any = set if isinstance(value, set) else frozenset
-        return {"s" if kind is set else "z": [_dump(item, room) for item in kind.__iter__(value)]}
+        return {"s" if kind is set else "z": [_dump(item, room, through) for item in kind.__iter__(value)]}
     if isinstance(value, (bytes, bytearray)):
         whole: Any = bytes.__getitem__ if isinstance(value, bytes) else bytearray.__getitem__
         return {"b": bytes(whole(value, slice(None))).hex()}
@@ -70,11 +77,11 @@ def _dump_rare(value: Any, room: list[int]) -> Any:
         return {"i": hex(int.__int__(value))}
     if type(value) is range:
         return {"r": [value.start, value.stop, value.step]}
-    if isinstance(value, _GONE_THROUGH):
-        return {"g": [_dump(item, room) for item in value]}
+    if isinstance(value, through):
+        return {"q" if isinstance(value, _SIZED) else "g": [_dump(item, room, through) for item in value]}
     number = getattr(sys.modules.get("numpy"), "generic", ())
     if isinstance(value, number) and not isinstance(inner := value.item(), number):
-        return _dump(inner, room)
+        return _dump(inner, room, through)
     raise NotPlain(f"{type(value).__name__} is no builtin type")
 
 
@@ -146,6 +153,7 @@ _LOADERS: dict[str, Any] = {
     "d": lambda body: _dict([load(key) for key, _ in body], [load(item) for _, item in body]),
     "s": lambda body: set(apart([load(item) for item in body])),
     "g": lambda body: iter([load(item) for item in body]),
+    "q": lambda body: {number: load(item) for number, item in enumerate(body)}.values(),
     "z": lambda body: frozenset(apart([load(item) for item in body])),
     "b": bytes.fromhex,
     "c": lambda body: complex(float.fromhex(body[0]), float.fromhex(body[1])),

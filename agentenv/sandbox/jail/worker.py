@@ -173,7 +173,7 @@ def answer_call(
     try:
         value = _find(scope, name)(*plain.load(arguments))
         try:
-            return {"v": plain.dump(value)}
+            return {"v": plain.dump(value, returned=True)}
         except plain.NotPlain as error:
             return {"e": f"the returned value cannot be compared: {error}", "truth": bool(value)}
     except MemoryError:
