@@ -95,6 +95,23 @@ def test_a_request_that_does_not_go_on_from_the_one_before_is_a_context_of_its_o
         assert env.step("5").reward == 1
 
 
+def test_a_message_of_the_system_within_a_conversation_leaves_nothing_out() -> None:
+    for said, shown in (("Five, I think.", []), (CALL, ["<tool_response>\n5\n</tool_response>"])):
+        with playing("reminding") as env:
+            step = env.step(said)
+            assert is_context(step.observation)
+            assert step.observation[1].text.endswith(SUM.question)
+            assert texts(step)[2:] == [said, *shown, "One word."]
+            assert env.step("5").reward == 1
+
+
+def test_a_turn_without_text_is_scored() -> None:
+    with playing("as_it_came") as env:
+        step = env.step("")
+        assert (step.reward, step.info["answer"]) == (0, "")
+        assert step.info["end_reason"] is EndReason.ANSWERED
+
+
 def test_stop_strings_of_the_agent_end_a_turn_and_are_no_part_of_it() -> None:
     with playing("react") as env:
         assert env.turn_stop(("</a>",)) == ("</a>", "Observation:")
