@@ -134,6 +134,13 @@ def with_child(task: Task, *, base_url: str, api_key: str) -> str:
     return plain(task, base_url=base_url, api_key=api_key)
 
 
+def leaves_a_child(task: Task, *, base_url: str, api_key: str) -> str:
+    """Ends before the child, which holds its output open."""
+    answer = plain(task, base_url=base_url, api_key=api_key)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    return answer
+
+
 def impatient(task: Task, *, base_url: str, api_key: str) -> str:
     """A client with a timeout of a second."""
     return str(ask(base_url, api_key, [{"role": "user", "content": "?"}], seconds=1)["content"])

@@ -1,5 +1,6 @@
 """Agent programs whose model is the policy: replies, contexts, time travel, and which failures are whose."""
 
+import gc
 import json
 import os
 import sys
@@ -209,6 +210,23 @@ def test_a_command_ends_with_its_episode_and_so_does_what_it_has_started() -> No
         before = psutil.Process().children(recursive=True)
         assert len([one for one in before if "agents.py" in " ".join(one.cmdline())]) == 1
     _, alive = psutil.wait_procs(before, timeout=20)
+    assert not alive
+
+
+def test_a_command_has_answered_when_it_ends_although_a_child_holds_its_output() -> None:
+    options = {"variables": ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    with playing(command("leaves_a_child"), **options, timeout_s=20) as env:
+        assert env.step("5").reward == 1
+
+
+def test_the_agent_of_an_environment_that_nobody_has_any_more_ends() -> None:
+    variables = [name for name in ("PYTHONPATH",) if name in os.environ]
+    env = AgentProgram(agent=command("plain"), variables=variables)
+    env.reset(seed=0)
+    agents = psutil.Process().children()
+    del env
+    gc.collect()
+    _, alive = psutil.wait_procs(agents, timeout=20)
     assert not alive
 
 
