@@ -97,7 +97,8 @@ class _ChatMessage(BaseModel):
 
     def message(self, names: Mapping[str, str]) -> Message:
         """Args: ``names``: of the tools that were called so far, by the ids of the calls."""
-        text = self.content if isinstance(self.content, str) else "".join(p.text for p in self.content or ())
+        parts = self.content or ()  # joined as vLLM joins them
+        text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
         role: Any = _SYSTEM.get(self.role, self.role)
         calls = tuple(call.read for call in self.tool_calls or ()) if role == "assistant" else ()
         id_ = self.tool_call_id if role == "tool" else ""

@@ -312,6 +312,13 @@ def test_what_is_not_served_is_refused_in_a_sentence_that_reaches_the_log(
     env.close()
 
 
+def test_parts_of_a_text_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [{"type": "text", "text": text} for text in ("Read.", "Answer.")]
+    monkeypatch.setenv("AGENT_BODY", json.dumps({"messages": [{"role": "user", "content": parts}]}))
+    with playing("asks_for_more") as env:
+        assert env.state.request.messages[0].text == "Read.\nAnswer."
+
+
 def test_a_key_of_another_time_is_refused() -> None:
     with playing("plain") as env:
         env.step("5")
