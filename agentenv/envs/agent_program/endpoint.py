@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.types import Message
@@ -26,12 +27,8 @@ _GLANCE_S = 0.5  # between two looks at whether a client still waits
 class Answering(Protocol):
     """An episode, as the endpoint sees it."""
 
-    async def asked(self, asked: Asked) -> Message:
-        """The model's turn.
-
-        Raises:
-            Refusal: the episode is over.
-        """
+    def asked(self, asked: Asked) -> "asyncio.Future[Message]":
+        """The model's turn, to be waited for; a ``Refusal`` once the episode is over."""
 
 
 class AgentEndpoint:
@@ -42,7 +39,8 @@ class AgentEndpoint:
 
     def forget(self) -> None:
         """Starts anew with the next episode."""
-        self._episodes: dict[str, Answering] = {}
+        # Held by their environments alone, so that the agent of one that was never closed ends with it.
+        self._episodes: WeakValueDictionary[str, Answering] = WeakValueDictionary()
         self._url = ""
         self._starting: asyncio.Task[None] | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -90,9 +88,10 @@ class AgentEndpoint:
         @app.post("/v1/chat/completions")
         async def complete(request: Request) -> Response:
             try:
-                episode = self._episode(request.headers.get("authorization", ""))
+                key = request.headers.get("authorization", "")
+                self._episode(key)  # before the body, which only an agent of an episode may send
                 asked = read_request(await body_within(request, gate, _BODY_BYTES, _BODY_S))
-                turn = await _unless_gone(episode.asked(asked), request.is_disconnected)
+                turn = await _unless_gone(self._episode(key).asked(asked), request.is_disconnected)
             except Refusal as error:
                 said = {"error": {"message": str(error), "type": error.kind, "code": error.kind}}
                 return JSONResponse(said, error.status)
@@ -114,20 +113,19 @@ class AgentEndpoint:
         return episode
 
 
-async def _unless_gone(turn: Awaitable[Message], gone: Callable[[], Awaitable[bool]]) -> Message:
+async def _unless_gone(turn: "asyncio.Future[Message]", gone: Callable[[], Awaitable[bool]]) -> Message:
     """The turn, which may take as long as a batch of the policy does.
 
     Raises:
         Refusal: the client has closed the connection.
     """
-    waiting = asyncio.ensure_future(turn)
     try:
-        while not (await asyncio.wait([waiting], timeout=_GLANCE_S))[0]:
+        while not (await asyncio.wait([turn], timeout=_GLANCE_S))[0]:
             if await gone():
                 raise Refusal(_GONE, "the connection was closed", "gone")
-        return waiting.result()
+        return turn.result()
     finally:
-        waiting.cancel()
+        turn.cancel()
 
 
 endpoint = AgentEndpoint()

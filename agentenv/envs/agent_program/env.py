@@ -4,11 +4,12 @@ The program is not changed. It asks an endpoint in the form of OpenAI's chat com
 an observation and each action of the policy a reply.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall, ToolForm
+from agentenv.core.assistant_turns import AssistantTurn, Call, MalformedCall, NativeCall, ToolForm
 from agentenv.core.env import AsyncEnv
 from agentenv.core.scoring.scorers import load_scorer
 from agentenv.core.tools import called_text, calls_prompt, read_calls, response_text
@@ -121,10 +122,10 @@ class AgentProgram(AsyncEnv[ProgramState]):
 
     def native_action(self, turn: AssistantTurn) -> str:
         """The text of ``turn`` and its calls; one with a call that cannot be read is text alone, as services return it."""
-        unread = [call.text for call in turn.calls if isinstance(call, MalformedCall)]
-        if unread:
-            return "\n".join(part for part in (turn.content, *unread) if part)
-        return called_text(turn.content, [call for call in turn.calls if isinstance(call, NativeCall)])
+        read = [call for call in turn.calls if isinstance(call, NativeCall)]
+        if len(read) == len(turn.calls):
+            return called_text(turn.content, read)
+        return "\n".join(part for part in (turn.content, *map(_as_text, turn.calls)) if part)
 
     async def astep(self, action: str) -> Step:
         """Gives ``action`` to the agent as the answer of its model, and waits for what it does next.
@@ -193,10 +194,17 @@ def _turn_of(action: str, number: int) -> tuple[Message, bool]:
     if not calls or any(isinstance(call, ToolResult) for call in calls):
         return Message("assistant", action), not calls
     made = [call for call in calls if not isinstance(call, ToolResult)]
+    # Nine letters and digits, which Mistral's templates ask for where a context of its own shows the call again.
     named = tuple(
-        NativeCall(call.name, call.arguments, f"call_{number}_{place}") for place, call in enumerate(made)
+        NativeCall(call.name, call.arguments, f"c{number:05d}{place:03d}") for place, call in enumerate(made)
     )
     return Message("assistant", action.partition("<tool_call>")[0].strip(), calls=named), True
+
+
+def _as_text(call: Call) -> str:
+    if isinstance(call, MalformedCall):
+        return call.text
+    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
 
 
 def _with_tags(message: Message) -> Message:

@@ -25,6 +25,7 @@ _INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USE
 _OUTPUT_BYTES = 2**20
 _STDERR_LINES, _LINE_CHARS = 8, 200
 _PARTING_S = 2.0  # between SIGTERM and SIGKILL
+_GLANCE_S = 0.05  # between two looks at whether a process has ended
 _COROUTINES = BackgroundLoop("agentenv-agents")
 """Where coroutines run: not on the loop of their endpoint, which one that blocks would hold up."""
 _THREADS = DaemonThreads(1024, "agentenv-agent-program")
@@ -134,21 +135,35 @@ class Program:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
+        chunks: list[bytes] = []
         said = asyncio.create_task(_last_lines(process.stderr))
+        reading = asyncio.create_task(_read(process.stdout, chunks))
+        exited = asyncio.create_task(_exit_of(process))
         written = asyncio.create_task(_write(process.stdin, question))
         try:
-            output = await _read(process.stdout)
-            code = await process.wait()
-            # A process that it has left behind may hold the pipe open.
-            await asyncio.wait([said], timeout=_PARTING_S)
+            await asyncio.wait([reading, exited], return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                reading.result()
+            code = await exited
+            # A process that it has left behind may hold the pipes open.
+            await asyncio.wait([said, reading], timeout=_PARTING_S)
+            if reading.done():
+                reading.result()
         finally:
-            said.cancel()
-            written.cancel()
+            for task in (said, reading, exited, written):
+                task.cancel()
         if code:
             line = said.result() if said.done() and not said.cancelled() else ""
             why = f"the agent ended with code {code}" + (f": {shortened(line, 300)}" if line else "")
             raise (AgentMistake if f"exit {code}" in self.policy_errors else EnvFault)(why)
-        return output
+        return b"".join(chunks).decode(errors="replace").strip()
+
+
+async def _exit_of(process: asyncio.subprocess.Process) -> int:
+    """The code with which it ends. In Python 3.11 ``wait`` waits for the pipes too, which a child may hold open."""
+    while process.returncode is None:
+        await asyncio.sleep(_GLANCE_S)
+    return process.returncode
 
 
 async def _write(stream: asyncio.StreamWriter, text: str) -> None:
@@ -158,8 +173,8 @@ async def _write(stream: asyncio.StreamWriter, text: str) -> None:
         stream.close()
 
 
-async def _read(stream: asyncio.StreamReader) -> str:
-    chunks, size = [], 0
+async def _read(stream: asyncio.StreamReader, chunks: list[bytes]) -> None:
+    size = 0
     while chunk := await stream.read(65_536):
         size += len(chunk)
         if size > _OUTPUT_BYTES:
@@ -167,7 +182,6 @@ async def _read(stream: asyncio.StreamReader) -> str:
                 f"the agent wrote more than {_OUTPUT_BYTES} bytes to stdout, where its answer belongs"
             )
         chunks.append(chunk)
-    return b"".join(chunks).decode(errors="replace").strip()
 
 
 async def _last_lines(stream: asyncio.StreamReader) -> str:
@@ -185,7 +199,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, sent)
         with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), seconds)
+            await asyncio.wait_for(_exit_of(process), seconds)
         if process.returncode is not None and not _group_lives(process.pid):
             return
 

@@ -35,8 +35,8 @@ class ChatRequest:
     ) -> tuple[Message, ...]:
         """The messages with which it goes on from ``earlier``; none where it does not, and is a context of its own.
 
-        A context of its own is also what answers some calls of the last turn and not others, and what puts words into the
-        model's mouth.
+        A context of its own is also what answers some calls of the last turn and not others, what puts words into the
+        model's mouth, and what goes on with a system message: many templates take one at the beginning alone.
 
         Args:
             earlier: The messages of the request before, and the model's turn.
@@ -46,7 +46,11 @@ class ChatRequest:
         goes_on = [*map(_said, old)] == [*map(_said, earlier)] and [*self.tools] == [*tools]
         asked = [call.id for call in earlier[-1].calls]
         answered = [message.call_id for message in new if message.role == "tool"]
-        if not goes_on or sorted(asked) != sorted(answered) or any(m.role == "assistant" for m in new):
+        if (
+            not goes_on
+            or sorted(asked) != sorted(answered)
+            or any(m.role in ("assistant", "system") for m in new)
+        ):
             return ()
         results = {message.call_id: message for message in new if message.role == "tool"}
         return (*(results[id_] for id_ in asked), *(m for m in new if m.role != "tool"))
@@ -93,7 +97,8 @@ class _ChatMessage(BaseModel):
 
     def message(self, names: Mapping[str, str]) -> Message:
         """Args: ``names``: of the tools that were called so far, by the ids of the calls."""
-        text = self.content if isinstance(self.content, str) else "".join(p.text for p in self.content or ())
+        parts = self.content or ()  # joined as vLLM joins them
+        text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
         role: Any = _SYSTEM.get(self.role, self.role)
         calls = tuple(call.read for call in self.tool_calls or ()) if role == "assistant" else ()
         id_ = self.tool_call_id if role == "tool" else ""
@@ -168,7 +173,7 @@ _USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
 def completion(asked: Asked, turn: Message) -> dict[str, Any]:
     """The body of the reply that gives ``turn``."""
-    message: dict[str, Any] = {"role": "assistant", "content": turn.text or None}
+    message: dict[str, Any] = {"role": "assistant", "content": _content(turn)}
     if turn.calls:
         message["tool_calls"] = [openai_call(call) for call in turn.calls]
     choice = {"index": 0, "message": message, "finish_reason": _finish(turn), "logprobs": None}
@@ -177,7 +182,7 @@ def completion(asked: Asked, turn: Message) -> dict[str, Any]:
 
 def stream_of(asked: Asked, turn: Message) -> str:
     """The same reply as the events of a stream; the turn comes in one piece, as it was sampled before."""
-    delta: dict[str, Any] = {"role": "assistant", "content": turn.text or None}
+    delta: dict[str, Any] = {"role": "assistant", "content": _content(turn)}
     if turn.calls:
         delta["tool_calls"] = [{"index": place} | openai_call(call) for place, call in enumerate(turn.calls)]
     head = _head(asked, "chat.completion.chunk")
@@ -188,6 +193,11 @@ def stream_of(asked: Asked, turn: Message) -> str:
     if asked.usage:
         chunks.append(head | {"choices": [], "usage": _USAGE})
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+
+def _content(turn: Message) -> str | None:
+    # An agent that returns the text of a turn without calls has to get one: the policy may write none, and be scored for it.
+    return turn.text or (None if turn.calls else "")
 
 
 def _finish(turn: Message) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import atexit
 import os
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -93,6 +93,7 @@ class AgentSession:
         if running is not None and not running.done():
             with suppress(RuntimeError):  # the loop has ended, and its tasks with it
                 running.get_loop().call_soon_threadsafe(running.cancel)
+                running.get_loop().call_soon_threadsafe(_refuse, self._unanswered())
 
     async def begin(self) -> Event:
         """Starts the agent; gives what it does first.
@@ -111,15 +112,11 @@ class AgentSession:
         """
         return await LOOP.join(self._reply(turn))
 
-    async def asked(self, asked: Asked) -> Message:
-        """What the endpoint calls for a request of the agent.
-
-        Raises:
-            Refusal: the episode is over.
-        """
+    def asked(self, asked: Asked) -> "asyncio.Future[Message]":
+        """What the endpoint calls for a request of the agent; gives the model's turn, or a ``Refusal`` at the end."""
         waiting = _Waiting(asked)
         self._waiting.put_nowait(waiting)
-        return await waiting.turn
+        return waiting.turn
 
     def snapshot(self) -> Handle:
         """What was asked and answered so far.
@@ -276,22 +273,28 @@ class AgentSession:
         _sessions.discard(self)
         endpoint.close(self._key)
         running, self._running = self._running, None
-        over = Refusal(_OVER, "this episode is over", "episode_over")
-        waiting = [] if self._current is None else [self._current]
-        while not self._waiting.empty():
-            waiting.append(self._waiting.get_nowait())
-        for one in waiting:
-            if not one.turn.done():
-                one.turn.set_exception(over)
+        _refuse(self._unanswered())
         if running is not None and not running.done():
             running.cancel()
             await asyncio.wait([running], timeout=_CLOSE_S / 2)
         if running is not None and running.done() and not running.cancelled():
             running.exception()  # which is of nobody's interest any more
 
+    def _unanswered(self) -> list[_Waiting]:
+        waiting = [] if self._current is None else [self._current]
+        while not self._waiting.empty():
+            waiting.append(self._waiting.get_nowait())
+        return waiting
+
     def _fault(self, why: str) -> EnvFault:
         self._sound = False
         return EnvFault(why)
+
+
+def _refuse(unanswered: Sequence[_Waiting]) -> None:
+    for waiting in unanswered:
+        if not waiting.turn.done():
+            waiting.turn.set_exception(Refusal(_OVER, "this episode is over", "episode_over"))
 
 
 def _described(event: Event | None) -> str:

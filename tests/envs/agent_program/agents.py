@@ -87,6 +87,21 @@ def react(task: Task, *, base_url: str, api_key: str) -> str:
     return str(ask(base_url, api_key, messages, stop="Observation:")["content"])
 
 
+def reminding(task: Task, *, base_url: str, api_key: str) -> str:
+    """Goes on with a message of the system, behind the results of tools where some were called."""
+    messages: list[Any] = [{"role": "user", "content": task.question}]
+    messages.append(ask(base_url, api_key, messages, tools=[ADD]))
+    for call in messages[-1].get("tool_calls", []):
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": "5"})
+    messages.append({"role": "system", "content": "One word."})
+    return str(ask(base_url, api_key, messages, tools=[ADD])["content"])
+
+
+def as_it_came(task: Task, *, base_url: str, api_key: str) -> Any:
+    """Returns the content as the endpoint gave it."""
+    return ask(base_url, api_key, [{"role": "user", "content": task.question}])["content"]
+
+
 def by_chance(task: Task, *, base_url: str, api_key: str) -> str:
     return str(ask(base_url, api_key, [{"role": "user", "content": uuid.uuid4().hex}])["content"])
 
@@ -117,6 +132,13 @@ def knows(task: Task, *, base_url: str, api_key: str) -> str:
 def with_child(task: Task, *, base_url: str, api_key: str) -> str:
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     return plain(task, base_url=base_url, api_key=api_key)
+
+
+def leaves_a_child(task: Task, *, base_url: str, api_key: str) -> str:
+    """Ends before the child, which holds its output open."""
+    answer = plain(task, base_url=base_url, api_key=api_key)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    return answer
 
 
 def impatient(task: Task, *, base_url: str, api_key: str) -> str:

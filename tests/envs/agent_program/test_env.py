@@ -1,5 +1,6 @@
 """Agent programs whose model is the policy: replies, contexts, time travel, and which failures are whose."""
 
+import gc
 import json
 import os
 import sys
@@ -93,6 +94,23 @@ def test_a_request_that_does_not_go_on_from_the_one_before_is_a_context_of_its_o
         step = env.step("two")
         assert texts(step)[1:] == [f"{SUM.question} Note 2: two"]
         assert env.step("5").reward == 1
+
+
+def test_a_message_of_the_system_within_a_conversation_leaves_nothing_out() -> None:
+    for said, shown in (("Five, I think.", []), (CALL, ["<tool_response>\n5\n</tool_response>"])):
+        with playing("reminding") as env:
+            step = env.step(said)
+            assert is_context(step.observation)
+            assert step.observation[1].text.endswith(SUM.question)
+            assert texts(step)[2:] == [said, *shown, "One word."]
+            assert env.step("5").reward == 1
+
+
+def test_a_turn_without_text_is_scored() -> None:
+    with playing("as_it_came") as env:
+        step = env.step("")
+        assert (step.reward, step.info["answer"]) == (0, "")
+        assert step.info["end_reason"] is EndReason.ANSWERED
 
 
 def test_stop_strings_of_the_agent_end_a_turn_and_are_no_part_of_it() -> None:
@@ -195,6 +213,23 @@ def test_a_command_ends_with_its_episode_and_so_does_what_it_has_started() -> No
     assert not alive
 
 
+def test_a_command_has_answered_when_it_ends_although_a_child_holds_its_output() -> None:
+    options = {"variables": ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    with playing(command("leaves_a_child"), **options, timeout_s=20) as env:
+        assert env.step("5").reward == 1
+
+
+def test_the_agent_of_an_environment_that_nobody_has_any_more_ends() -> None:
+    variables = [name for name in ("PYTHONPATH",) if name in os.environ]
+    env = AgentProgram(agent=command("plain"), variables=variables)
+    env.reset(seed=0)
+    agents = psutil.Process().children()
+    del env
+    gc.collect()
+    _, alive = psutil.wait_procs(agents, timeout=20)
+    assert not alive
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -275,6 +310,13 @@ def test_what_is_not_served_is_refused_in_a_sentence_that_reaches_the_log(
     with pytest.raises(EnvFault, match=named):
         env.reset(seed=0)
     env.close()
+
+
+def test_parts_of_a_text_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [{"type": "text", "text": text} for text in ("Read.", "Answer.")]
+    monkeypatch.setenv("AGENT_BODY", json.dumps({"messages": [{"role": "user", "content": parts}]}))
+    with playing("asks_for_more") as env:
+        assert env.state.request.messages[0].text == "Read.\nAnswer."
 
 
 def test_a_key_of_another_time_is_refused() -> None:

@@ -117,6 +117,26 @@ def test_a_call_that_cannot_be_read_is_text_to_the_agent(tokenizer: Any) -> None
     assert "{broken" in played.info["answer"]
 
 
+def test_a_call_beside_one_that_cannot_be_read_is_text_too(tokenizer: Any) -> None:
+    played = play("with_tools", [f"Hm. {CALL}\n<tool_call>\n{{broken\n</tool_call>"], tokenizer)
+    assert played.end_reason is EndReason.ANSWERED
+    first, second = played.info["answer"].index('"add"'), played.info["answer"].index("{broken")
+    assert 0 < first < second
+
+
+def test_a_context_of_its_own_shows_calls_to_templates_that_are_strict_about_ids() -> None:
+    template = Path(__file__).parents[2] / "core" / "templates" / "mistral_small_3_2.jinja"
+    strict = chat_tokenizer(
+        template.read_text(encoding="utf-8"),
+        eos="</s>",
+        special=["<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[TOOL_RESULTS]"],
+    )
+    call = '[TOOL_CALLS]add[CALL_ID]call00000[ARGS]{"a": 2, "b": 3}'
+    played = play("changing", [call, "5"], strict)
+    assert (played.end_reason, played.reward) == (EndReason.ANSWERED, 1)
+    assert '[ARGS]{"a": 2, "b": 3}' in rows_of(played, strict)[1]
+
+
 def test_an_endpoint_is_sent_the_calls_of_a_context_of_its_own() -> None:
     def answer(body: Any) -> Answer:
         calls = (("c1", "add", '{"a": 2, "b": 3}'),) if len(body["messages"]) < 3 else ()
