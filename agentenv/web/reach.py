@@ -9,7 +9,12 @@ from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.web.client import through_proxy
 
 _CONNECT_S = 3.0
-_PAUSES_S = (0.5, 1.5, 3.0, 3.0)  # between the tries: a server that is started beside this process takes a moment
+_PAUSES_S = (
+    0.5,
+    1.5,
+    3.0,
+    3.0,
+)  # between the tries: a server that is started beside this process takes a moment
 _PORTS = {"http": 80, "https": 443}
 
 
