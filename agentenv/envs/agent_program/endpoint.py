@@ -20,6 +20,7 @@ LOOP = BackgroundLoop("agentenv-agent-programs")
 """Where the endpoint, the agents and their waits live, while episodes are stepped from several loops."""
 _BODY_BYTES, _BODY_S = 32 * 2**20, 30.0
 _START_S = 30.0
+_KEEPALIVE_S = 300  # far longer than clients keep an idle connection: one that is closed as they ask breaks off the agent
 _UNAUTHORISED, _GONE = 401, 410
 _GLANCE_S = 0.5  # between two looks at whether a client still waits
 
@@ -68,7 +69,12 @@ class AgentEndpoint:
             import uvicorn
         listening = listen("127.0.0.1", 0)
         config = uvicorn.Config(
-            HostCheck(self._app()), log_config=None, access_log=False, lifespan="off", ws="none"
+            HostCheck(self._app()),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=_KEEPALIVE_S,
         )
         server = uvicorn.Server(config)
         self._serving = asyncio.create_task(server.serve(sockets=[listening]))

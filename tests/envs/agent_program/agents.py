@@ -1,6 +1,7 @@
 """Agents for the tests: functions, and the same as a command (``python agents.py NAME``)."""
 
 import asyncio
+import http.client
 import json
 import os
 import subprocess
@@ -100,6 +101,21 @@ def reminding(task: Task, *, base_url: str, api_key: str) -> str:
 def as_it_came(task: Task, *, base_url: str, api_key: str) -> Any:
     """Returns the content as the endpoint gave it."""
     return ask(base_url, api_key, [{"role": "user", "content": task.question}])["content"]
+
+
+def pausing(task: Task, *, base_url: str, api_key: str) -> str:
+    """Two requests over one connection, with more than the usual five seconds between them."""
+    host = httpx.URL(base_url)
+    connection = http.client.HTTPConnection(host.host, host.port)
+    body = json.dumps({"messages": [{"role": "user", "content": task.question}]})
+    for seconds in (0, 6):
+        time.sleep(seconds)
+        connection.request(
+            "POST", f"{host.path}/chat/completions", body, {"Authorization": f"Bearer {api_key}"}
+        )
+        reply = json.loads(connection.getresponse().read())
+    connection.close()
+    return str(reply["choices"][0]["message"]["content"])
 
 
 def by_chance(task: Task, *, base_url: str, api_key: str) -> str:

@@ -274,6 +274,12 @@ def test_a_client_that_has_given_up_is_no_failure_of_the_policy() -> None:
             env.step("5")
 
 
+def test_a_connection_that_is_idle_for_some_seconds_serves_again() -> None:
+    with playing("pausing") as env:
+        env.step("4")
+        assert env.step("5").reward == 1
+
+
 def test_requests_at_the_same_time_are_answered_one_after_the_other() -> None:
     with playing("twins") as env:
         first = env.step("left")
