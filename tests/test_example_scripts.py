@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import agentenv
+from agentenv.data.world import FictionalWorld
+from agentenv.data.world_config import WorldConfig
 from agentenv.sandbox import unavailable
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
@@ -38,7 +40,7 @@ def printed(name: str, folder: Path) -> str:
 
 
 def test_each_is_short_and_named_in_the_readme() -> None:
-    assert len(SCRIPTS) == 5
+    assert len(SCRIPTS) == 6
     listed = (FOLDER / "README.md").read_text(encoding="utf-8")
     for name in SCRIPTS:
         assert len((FOLDER / name).read_text(encoding="utf-8").splitlines()) < MAX_LINES
@@ -103,3 +105,19 @@ def test_programs_run_and_are_rewound_in_the_sandbox(tmp_path: Path) -> None:
     assert "rewound: ([1, 2], 'first')" in said
     assert "{'twin': '[]', 'original': '[1, 2]'}" in said
     assert len(re.findall("the (?:greedy|endless|curious) one: (?!ok)", said)) == 3
+
+
+def test_the_agent_that_is_no_environment_searches_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="needs the train extra")
+    pytest.importorskip("bm25s", reason="needs the retrieval extra")
+    pytest.importorskip("fastapi", reason="needs the serve extra")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    world = FictionalWorld.generate(WorldConfig(seed=3, documents=1000, questions=40, families=("lookup",)))
+    result = agentenv.evaluate(
+        "tiny",
+        env="agentenv/AgentProgram-v0",
+        options={"agent": "python:train_inside_an_agent:solve", "max_turns": 3},
+        tasks=world.questions[:16],
+    )
+    assert result.n == 16
+    assert result.score.mean > 0  # nobody guesses a fact of an invented world
