@@ -120,4 +120,4 @@ def test_the_agent_that_is_no_environment_searches_and_answers(monkeypatch: pyte
         tasks=world.questions[:16],
     )
     assert result.n == 16
-    assert result.score.mean > 0  # nobody guesses a fact of an invented world
+    assert result.score.mean  # nobody guesses a fact of an invented world
