@@ -1,13 +1,13 @@
 """The endpoint at which agents find their model: one server in a process, and a key for each episode."""
 
 import asyncio
-import os
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from agentenv.core.concurrency.background import BackgroundLoop
+from agentenv.core.concurrency.forks import in_forked_processes
 from agentenv.core.types import Message
 from agentenv.envs.agent_program.requests import Asked, completion, read_request, stream_of
 from agentenv.errors import EnvFault, needs_extra
@@ -136,4 +136,4 @@ async def _unless_gone(turn: "asyncio.Future[Message]", gone: Callable[[], Await
 
 endpoint = AgentEndpoint()
 # A process that was forked has an endpoint of its own.
-os.register_at_fork(after_in_child=endpoint.forget)
+in_forked_processes(endpoint.forget)

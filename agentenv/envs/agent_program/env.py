@@ -173,8 +173,8 @@ class AgentProgram(AsyncEnv[ProgramState]):
             return tuple(messages)
         texts = [_with_tags(message) for message in messages]
         if opens and self.state.request.tools:
-            told = calls_prompt(self.state.request.tools)
-            texts[0] = replace(texts[0], content=f"{told}{texts[0].text}")
+            declared = calls_prompt(self.state.request.tools)
+            texts[0] = replace(texts[0], content=f"{declared}{texts[0].text}")
         return tuple(texts)
 
     def render(self) -> str:

@@ -2,13 +2,13 @@
 
 import asyncio
 import atexit
-import os
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from agentenv.core.concurrency.forks import in_forked_processes
 from agentenv.core.grammar import shortened
 from agentenv.core.types import Message, Task
 from agentenv.envs.agent_program.endpoint import LOOP, endpoint
@@ -199,7 +199,10 @@ class AgentSession:
         while waiting is not None and waiting.turn.done() and not self._waiting.empty():
             again = self._waiting.get_nowait()
             waiting = again if again.asked.request == waiting.asked.request else None
-        if self._running is not None and self._running.done() and (failure := self._running.exception()):
+        running = self._running
+        if running is None or running.cancelled():
+            raise self._fault("the agent was ended while its model wrote")
+        if running.done() and (failure := running.exception()):
             raise self._fault(f"the agent ended while its model wrote: {failure}")
         if waiting is None or waiting.turn.done():
             raise self._fault(
@@ -314,7 +317,7 @@ def _forget_all() -> None:
     _sessions.clear()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+in_forked_processes(_forget_all)
 
 
 @atexit.register
