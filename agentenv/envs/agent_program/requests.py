@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from agentenv.core.assistant_turns import NativeCall
 from agentenv.core.conversation import openai_call
+from agentenv.core.episodes import replace_surrogates
 from agentenv.core.grammar import encodable
 from agentenv.core.types import Message, Role
 from agentenv.core.validation import sentence
@@ -148,7 +149,7 @@ def read_request(body: bytes) -> Asked:
             response, or messages other than texts.
     """
     try:
-        found = _Body.model_validate_json(body)
+        found = _Body.model_validate_json(_whole_characters(body))
     except ValidationError as error:
         raise Refusal(_BAD_REQUEST, sentence(error), "bad_request") from None
     if (found.response_format or {}).get("type", "text") != "text":
@@ -165,6 +166,16 @@ def read_request(body: bytes) -> Asked:
     )
     usage = bool((found.stream_options or {}).get("include_usage"))
     return Asked(request, found.model, bool(found.stream), usage)
+
+
+def _whole_characters(body: bytes) -> bytes | str:
+    """``body`` with a question mark for half of a surrogate pair, as clients send it that cut a text within a character."""
+    if b"\\ud" not in body.lower():
+        return body
+    try:
+        return replace_surrogates(json.dumps(json.loads(body), ensure_ascii=False))
+    except (ValueError, RecursionError):  # which is refused with its reason later
+        return body
 
 
 _USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}

@@ -118,6 +118,16 @@ def pausing(task: Task, *, base_url: str, api_key: str) -> str:
     return str(reply["choices"][0]["message"]["content"])
 
 
+def cuts_a_character(task: Task, *, base_url: str, api_key: str) -> str:
+    """Sends half of a surrogate pair, as a client in JavaScript does that cuts a text."""
+    body = b'{"messages": [{"role": "user", "content": "Go on: \\ud83d \\\\ud83d \\ud83d\\ude00"}]}'
+    headers = {"Authorization": f"Bearer {api_key}"}
+    reply = httpx.post(
+        f"{base_url}/chat/completions", content=body, headers=headers, trust_env=False, timeout=60
+    )
+    return str(reply.raise_for_status().json()["choices"][0]["message"]["content"])
+
+
 def by_chance(task: Task, *, base_url: str, api_key: str) -> str:
     return str(ask(base_url, api_key, [{"role": "user", "content": uuid.uuid4().hex}])["content"])
 

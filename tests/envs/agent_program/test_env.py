@@ -280,6 +280,12 @@ def test_a_connection_that_is_idle_for_some_seconds_serves_again() -> None:
         assert env.step("5").reward == 1
 
 
+def test_half_a_character_of_a_request_is_replaced() -> None:
+    with playing("cuts_a_character") as env:
+        assert env.state.request.messages[0].text == "Go on: ? \\ud83d \U0001f600"
+        assert env.step("5").reward == 1
+
+
 def test_requests_at_the_same_time_are_answered_one_after_the_other() -> None:
     with playing("twins") as env:
         first = env.step("left")
