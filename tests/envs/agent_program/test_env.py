@@ -45,6 +45,11 @@ def playing(agent: str, **options: Any) -> Iterator[AgentProgram]:
         env.close()
 
 
+def running_agents() -> list[psutil.Process]:
+    """The commands that this process has started; of other tests it may have children that live longer."""
+    return [one for one in psutil.Process().children() if "agents.py" in " ".join(one.cmdline())]
+
+
 def texts(step: Step) -> list[str]:
     return [message.text.strip() for message in step.observation]
 
@@ -207,8 +212,9 @@ def test_an_agent_that_never_asks_cannot_be_trained() -> None:
 def test_a_command_ends_with_its_episode_and_so_does_what_it_has_started() -> None:
     options = {"variables": ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
     with playing(command("with_child"), **options):
-        before = psutil.Process().children(recursive=True)
-        assert len([one for one in before if "agents.py" in " ".join(one.cmdline())]) == 1
+        (agent,) = running_agents()
+        before = [agent, *agent.children(recursive=True)]
+        assert len(before) == 2
     _, alive = psutil.wait_procs(before, timeout=20)
     assert not alive
 
@@ -223,7 +229,8 @@ def test_the_agent_of_an_environment_that_nobody_has_any_more_ends() -> None:
     variables = [name for name in ("PYTHONPATH",) if name in os.environ]
     env = AgentProgram(agent=command("plain"), variables=variables)
     env.reset(seed=0)
-    agents = psutil.Process().children()
+    agents = running_agents()
+    assert len(agents) == 1
     del env
     gc.collect()
     _, alive = psutil.wait_procs(agents, timeout=20)
