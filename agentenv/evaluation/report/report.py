@@ -240,6 +240,9 @@ def read_lines(path: Path, kind: str) -> list[Json]:
 def _curves(lines: Sequence[Json], scorer: str) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
     """The curves of a run: title, last value and chart of each that moves, title and value of each that never does."""
     found = {key for line in lines for key, value in line.items() if _number(value)} - {"step"}
+    # A step has no entry for an end that none of its episodes had.
+    ends = dict.fromkeys((key for key in found if key.startswith("end_")), 0)
+    lines = [ends | line if "faults" in line else line for line in lines]
     order = [key for key in CURVES if key in found] + sorted(found - set(CURVES))
     curves, constants = [], []
     for key in order:

@@ -16,7 +16,7 @@ from agentenv.cli.report import Report
 from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.report.page import PAGE_BYTES, TEXT_CHARS
-from agentenv.evaluation.report.report import write_report
+from agentenv.evaluation.report.report import _curves, write_report
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 12345 * 3 }}\u2028"
 
@@ -296,3 +296,12 @@ def test_an_endless_question_of_self_play_is_cut_in_its_table(training_folder: P
     assert "begin q" in words
     assert "q end" in words
     assert "q" * 301 not in words
+
+
+def test_an_end_that_a_step_did_not_have_is_drawn_as_none() -> None:
+    steps = [{"step": step, "faults": 0, "reward_mean": 0.1 * step} for step in range(1, 5)]
+    steps[1] |= {"end_env_fault": 80}
+    curves, constants = _curves([*steps, {"step": 4, "dev_score": 0.5}], "em")
+    (drawn,) = [chart for title, last, chart in curves if title == "end env fault" and last == "0"]
+    assert drawn.count(",") > 3  # four points, and not the one of the step that had it
+    assert not [title for title, _ in constants if title == "end env fault"]
