@@ -24,8 +24,6 @@ class TablePolicy(nn.Module):
 
     def __init__(self, length: int, seed: int = 0) -> None:
         super().__init__()
-        text = SimpleNamespace(_attn_implementation="eager")
-        self.config = SimpleNamespace(get_text_config=lambda *, decoder: text)
         self.histories = 2 ** (length + 1)
         self.head = nn.Linear(self.histories, 2, bias=False, dtype=torch.float64)
         with torch.no_grad():
