@@ -63,11 +63,19 @@ class MemoryEstimate:
     """Activations of the micro-batches that are computed at once, and the joined weights and gradients that each has."""
     engines: int
     """Engines that the run starts: weights, keys and values, and the file through which they get new weights."""
+    in_turns: bool = False
+    """Whether caches are given back before there are activations, as on a GPU where no episode goes on while it learns."""
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by part."""
+        return {name: value for name, value in asdict(self).items() if name != "in_turns"}
 
     @property
     def total(self) -> int:
-        """The sum, with an allowance for everything else."""
-        return int(_ASIDE * sum(asdict(self).values()))
+        """What is needed at once, with an allowance for everything else."""
+        spared = min(self.caches, self.activations) if self.in_turns else 0
+        return int(_ASIDE * (sum(self.parts.values()) - spared))
 
 
 def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, Any]:
@@ -119,7 +127,7 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
         "sampled_tokens_per_step": sampled,
         "memory_gib": _gib(memory.total),
         "available_gib": _gib(free),
-        "memory_parts_gib": {name: _gib(value) for name, value in asdict(memory).items()},
+        "memory_parts_gib": {name: _gib(value) for name, value in memory.parts.items()},
         "trained_tokens_per_s": round(trained_speed),
         "sampled_tokens_per_s": round(sampled_speed),
         "seconds_per_step": round(step_seconds, 2),
@@ -221,6 +229,7 @@ def memory_of(
         caches=_caches(config, model) if sampled_here else 0,
         activations=int(token_bytes * tokens) + pass_bytes,
         engines=0 if sampled_here else _engines(config, model),
+        in_turns=model.device.type != "cpu" and not config.asynchronous.staleness,
     )
 
 
@@ -353,17 +362,17 @@ def _refusal(config: TrainConfig, memory: MemoryEstimate, free: int, token_bytes
     if left < least:
         engines = "lower engine.kv_gib or engine.replicas, or " if memory.engines else ""
         return needs + f"weights and optimiser leave no room for one episode; {engines}take a smaller policy"
-    micro = int((left - memory.caches) / token_bytes)
-    if micro >= config.rollout.context_tokens:
+    beside = (0.0, 0.0) if memory.in_turns else (memory.caches, least)
+    micro = int((left - beside[0]) / token_bytes)
+    if micro >= config.rollout.context_tokens and memory.caches <= left:
         saving = "" if config.memory.gradient_checkpointing else ", or gradient_checkpointing to true"
         return needs + f"set memory.micro_tokens to at most {micro}{saving}"
     episode = memory.caches / (config.rollout.questions * config.rollout.group_size)
-    most = int((left - least) / episode / config.rollout.group_size)
+    most = int((left - beside[1]) / episode / config.rollout.group_size)
     if most < 1:
         return needs + "lower rollout.context_tokens and memory.micro_tokens"
-    return needs + (
-        f"set rollout.questions to at most {most} and memory.micro_tokens to {config.rollout.context_tokens}"
-    )
+    fitting = min(micro, tokens) if memory.in_turns else config.rollout.context_tokens
+    return needs + f"set rollout.questions to at most {most} and memory.micro_tokens to {fitting}"
 
 
 def _gib(size: float) -> float:
