@@ -50,13 +50,20 @@ class BackgroundLoop:
         self._lock, self._loop, self._thread = threading.Lock(), None, None
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Starts ``coroutine``; tasks that it makes go on after it."""
+        """Starts ``coroutine``; tasks that it makes go on after it.
+
+        Raises:
+            OSError: there is no loop yet, and the system gives none: too many files are open, for example.
+            RuntimeError: the same, because no thread can be started.
+        """
         with self._lock:
             # Under the lock, because several threads may submit first, and each would start a loop of its own.
-            if self._loop is None:
-                self._start()
-            assert self._loop is not None
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            try:
+                loop = self._loop or self._start()
+            except BaseException:
+                coroutine.close()
+                raise
+            return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """The result of ``coroutine``, waited for; tasks that it makes go on afterwards.
@@ -66,11 +73,11 @@ class BackgroundLoop:
         """
         # The loop says so itself, unless something blocks it.
         limit_s = None if timeout_s is None else timeout_s + _GRACE_S
-        return self.submit(asyncio.wait_for(coroutine, timeout_s)).result(limit_s)
+        return self._submit_within(coroutine, timeout_s).result(limit_s)
 
     async def join(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Does what ``run`` does, for a caller on another event loop. Cancelling the caller cancels ``coroutine``."""
-        return await asyncio.wrap_future(self.submit(asyncio.wait_for(coroutine, timeout_s)))
+        return await asyncio.wrap_future(self._submit_within(coroutine, timeout_s))
 
     def is_current(self) -> bool:
         """Whether the caller runs on this loop, where to wait for a result would be to wait for ever."""
@@ -88,16 +95,29 @@ class BackgroundLoop:
         loop.call_soon_threadsafe(loop.call_soon, loop.stop)
         thread.join(timeout_s)
 
-    def _start(self) -> None:
-        begun = threading.Event()
-        self._thread = threading.Thread(target=self._main, args=(begun,), name=self._name, daemon=True)
-        self._thread.start()
-        begun.wait()
+    def _submit_within(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None) -> "Future[T]":
+        try:
+            return self.submit(asyncio.wait_for(coroutine, timeout_s))
+        except BaseException:
+            coroutine.close()  # which `wait_for` has not begun
+            raise
 
-    def _main(self, begun: threading.Event) -> None:
-        with asyncio.Runner() as runner:
+    def _start(self) -> asyncio.AbstractEventLoop:
+        begun: Future[asyncio.AbstractEventLoop] = Future()
+        thread = threading.Thread(target=self._main, args=(begun,), name=self._name, daemon=True)
+        thread.start()
+        loop, self._thread = begun.result(), thread
+        return loop
+
+    def _main(self, begun: "Future[asyncio.AbstractEventLoop]") -> None:
+        runner = asyncio.Runner()
+        try:
             loop = self._loop = runner.get_loop()
-            begun.set()
+        except BaseException as error:
+            begun.set_exception(error)  # for the caller, who waits
+            return
+        with runner:
+            begun.set_result(loop)
             while self._loop is loop:  # a task that raises SystemExit stops the loop, and others wait on it
                 with contextlib.suppress(BaseException):
                     loop.run_forever()

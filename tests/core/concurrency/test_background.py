@@ -1,6 +1,9 @@
 """A loop in a thread of its own: results, deadlines, callers on several loops, callers that give up."""
 
 import asyncio
+import gc
+import os
+import resource
 import threading
 from collections.abc import Iterator
 
@@ -116,3 +119,21 @@ def test_what_was_submitted_before_closing_begins_and_is_cancelled(background: B
     background.run(begin())
     background._thread.join(10)  # type: ignore[union-attr]
     assert told == ["began"] * 3 + ["ended"] * 3
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function BaseEventLoop"
+)  # of Python's own half-made loop
+def test_a_loop_that_the_system_does_not_give_is_an_error_of_the_caller(background: BackgroundLoop) -> None:
+    """A process that has as many files open as it may have gets no loop; the caller must not wait for it for ever."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.open(os.devnull, os.O_RDONLY))  # the lowest number that no open file has
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, most[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files") as failed:
+            background.run(thread(), 5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+    del failed
+    gc.collect()
+    assert background.run(thread(), 5) == "background-loop"  # once there is room again
