@@ -13,7 +13,7 @@ from agentenv.core.types import FinishReason, Message, Role, Sampling
 from agentenv.core.validation import sentence
 from agentenv.errors import ContextTooSmall, needs_extra
 from agentenv.web.gate import Gate, Refusal
-from agentenv.web.http import body_within
+from agentenv.web.http import body_within, unless_gone
 
 _OVERLOADED, _TOO_MANY, _BAD_REQUEST = 503, 429, 400
 _BODY_BYTES, _BODY_S = 2**20, 10.0
@@ -142,7 +142,8 @@ def make_chat_app(
                 raise Refusal(_TOO_MANY, f"{at_once} requests are being answered; try again.", "rate_limited")
             async with places:
                 asked = ChatRequest.model_validate_json(body)
-                return JSONResponse(await chat_completion(policy, name, asked))
+                answer = asyncio.ensure_future(chat_completion(policy, name, asked))
+                return JSONResponse(await unless_gone(answer, request))
         except Refusal as error:
             return refused(error.status, str(error), error.kind)
         except ValidationError as error:

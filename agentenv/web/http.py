@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentenv.web.gate import READY, Gate, Refusal
 from agentenv.web.memory import LARGE_BYTES, trim_soon
@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+T = TypeVar("T")
+
 PART_BYTES = 1 << 18
 """Of an answer that is sent in parts."""
 SMALL_BODY = 1 << 16
 """Bytes of a body that has room however many large ones arrive at the same time."""
+_GLANCE_S = 0.5  # between two looks at whether a client still waits
 _SHOWN = 200  # characters of a path that a refusal repeats
 _DRAINED = 8  # a body this many times too long is still read to its end, so that the caller gets our reason
 
@@ -82,6 +85,25 @@ async def body_within(request: "Request", gate: Gate, most_bytes: int, seconds: 
         raise Refusal(408, f"The body did not arrive within {seconds:g} s.", "TooSlow") from error
     except ClientDisconnect as error:  # nobody reads this answer
         raise Refusal(400, "The connection ended before the body did.", "Gone") from error
+
+
+async def unless_gone(answer: "asyncio.Future[T]", request: "Request") -> T:
+    """``answer``, which may take as long as a batch of a model does; cancelled once nobody waits for it.
+
+    Args:
+        answer: is waited for.
+        request: what it answers; its body has been read.
+
+    Raises:
+        Refusal: the client has closed the connection.
+    """
+    try:
+        while not (await asyncio.wait([answer], timeout=_GLANCE_S))[0]:
+            if await request.is_disconnected():
+                raise Refusal(410, "The connection was closed.", "gone")
+        return answer.result()
+    finally:
+        answer.cancel()
 
 
 async def _read(request: "Request", gate: Gate, limit: int) -> bytes:

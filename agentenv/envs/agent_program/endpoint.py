@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -13,7 +12,7 @@ from agentenv.envs.agent_program.requests import Asked, completion, read_request
 from agentenv.errors import EnvFault, needs_extra
 from agentenv.web.gate import Gate, Refusal
 from agentenv.web.hosts import HostCheck
-from agentenv.web.http import body_within
+from agentenv.web.http import body_within, unless_gone
 from agentenv.web.server import address_of, listen
 
 LOOP = BackgroundLoop("agentenv-agent-programs")
@@ -21,8 +20,7 @@ LOOP = BackgroundLoop("agentenv-agent-programs")
 _BODY_BYTES, _BODY_S = 32 * 2**20, 30.0
 _START_S = 30.0
 _KEEPALIVE_S = 300  # far longer than clients keep an idle connection: one that is closed as they ask breaks off the agent
-_UNAUTHORISED, _GONE = 401, 410
-_GLANCE_S = 0.5  # between two looks at whether a client still waits
+_UNAUTHORISED = 401
 
 
 class Answering(Protocol):
@@ -97,7 +95,7 @@ class AgentEndpoint:
                 key = request.headers.get("authorization", "")
                 self._episode(key)  # before the body, which only an agent of an episode may send
                 asked = read_request(await body_within(request, gate, _BODY_BYTES, _BODY_S))
-                turn = await _unless_gone(self._episode(key).asked(asked), request.is_disconnected)
+                turn = await unless_gone(self._episode(key).asked(asked), request)
             except Refusal as error:
                 said = {"error": {"message": str(error), "type": error.kind, "code": error.kind}}
                 return JSONResponse(said, error.status)
@@ -117,21 +115,6 @@ class AgentEndpoint:
         if episode is None:
             raise Refusal(_UNAUTHORISED, "no episode that is being played has this key", "invalid_api_key")
         return episode
-
-
-async def _unless_gone(turn: "asyncio.Future[Message]", gone: Callable[[], Awaitable[bool]]) -> Message:
-    """The turn, which may take as long as a batch of the policy does.
-
-    Raises:
-        Refusal: the client has closed the connection.
-    """
-    try:
-        while not (await asyncio.wait([turn], timeout=_GLANCE_S))[0]:
-            if await gone():
-                raise Refusal(_GONE, "the connection was closed", "gone")
-        return turn.result()
-    finally:
-        turn.cancel()
 
 
 endpoint = AgentEndpoint()
