@@ -13,6 +13,7 @@ from agentenv.core.protocols import ChatFormat
 from agentenv.data.overlap import refuse_overlap
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.contents import environment_digest, part_digest
+from agentenv.evaluation.records import RESULTS
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.compute import set_process_compute
 from agentenv.policies.policy_spec import check_reached, make_policy, policy_digest
@@ -146,7 +147,8 @@ def _make_run(
     )
     second = _open_second(config, policy, objective)
     config = with_declared_scorers(config)
-    _check_judges(config)
+    if not _is_finished(folder):
+        _check_judges(config)
     chat = make_chat_format(config.format, config.chat, policy)
     sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
     train = _open_train(config, policy, display)
@@ -190,6 +192,13 @@ def _make_run(
         if config.tracker
         else [],  # last: nothing after it can fail
     )
+
+
+def _is_finished(folder: RunFolder) -> bool:
+    """Whether results are there and no step is left, so that nobody will be asked any more."""
+    steps, history = folder.config.optimizer.steps, folder.history()
+    over = any("stopped" in line or line["step"] >= steps for line in history)
+    return over and (folder.path / RESULTS).exists()
 
 
 def _check_judges(config: TrainConfig) -> None:

@@ -1,11 +1,14 @@
-"""What a training run holds: all of it is closed, in its order, whatever fails."""
+"""What a training run holds: all of it is closed, in its order, whatever fails; and when nobody will be asked any more."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentenv.trainers.loop.run import Run
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.loop.run import Run, _is_finished
+from agentenv.trainers.run_folder.folder import RunFolder
 
 
 class Held:
@@ -40,3 +43,18 @@ def test_every_part_is_closed_though_another_one_fails(fails: str) -> None:
     else:
         run_of(closed).close()
     assert closed == ["tracker", "scheduler", "policy"]
+
+
+@pytest.mark.parametrize(
+    ("last", "stopped", "finished"), [(3, False, True), (2, False, False), (2, True, True)]
+)
+def test_a_run_is_finished_with_its_last_step_or_by_the_guard_once_results_are_there(
+    tmp_path: Path, last: int, stopped: bool, finished: bool
+) -> None:
+    config = TrainConfig.model_validate({"optimizer": {"steps": 3}})
+    folder = RunFolder.create(tmp_path / "run", config)
+    for step in range(1, last + 1):
+        folder.log({"step": step} | ({"stopped": "collapsed"} if stopped and step == last else {}), {})
+    assert not _is_finished(folder)
+    (folder.path / "results.json").write_text("{}")
+    assert _is_finished(folder) is finished
