@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from contextlib import suppress
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -20,7 +21,8 @@ LOOP = BackgroundLoop("agentenv-agent-programs")
 _BODY_BYTES, _BODY_S = 32 * 2**20, 30.0
 _START_S = 30.0
 _KEEPALIVE_S = 300  # far longer than clients keep an idle connection: one that is closed as they ask breaks off the agent
-_UNAUTHORISED = 401
+_UNAUTHORISED, _NOT_FOUND, _NOT_ALLOWED = 401, 404, 405
+_SERVED = "POST /v1/chat/completions and GET /v1/models"
 
 
 class Answering(Protocol):
@@ -28,6 +30,9 @@ class Answering(Protocol):
 
     def asked(self, asked: Asked) -> "asyncio.Future[Message]":
         """The model's turn, to be waited for; a ``Refusal`` once the episode is over."""
+
+    def refused(self, why: str) -> None:
+        """Is told why a request of its agent is not served."""
 
 
 class AgentEndpoint:
@@ -94,11 +99,14 @@ class AgentEndpoint:
             try:
                 key = request.headers.get("authorization", "")
                 self._episode(key)  # before the body, which only an agent of an episode may send
-                asked = read_request(await body_within(request, gate, _BODY_BYTES, _BODY_S))
+                try:
+                    asked = read_request(await body_within(request, gate, _BODY_BYTES, _BODY_S))
+                except Refusal as error:
+                    self._episode(key).refused(str(error))
+                    raise
                 turn = await unless_gone(self._episode(key).asked(asked), request)
             except Refusal as error:
-                said = {"error": {"message": str(error), "type": error.kind, "code": error.kind}}
-                return JSONResponse(said, error.status)
+                return JSONResponse(_said(error), error.status)
             if asked.stream:
                 return Response(stream_of(asked, turn), media_type="text/event-stream")
             return JSONResponse(completion(asked, turn))
@@ -107,6 +115,14 @@ class AgentEndpoint:
         async def models() -> dict[str, Any]:
             return {"object": "list", "data": [{"id": "policy", "object": "model", "owned_by": "agentenv"}]}
 
+        async def unknown(request: Request, _: Exception) -> Response:
+            why = f"{request.method} {request.url.path[:200]} is not served, but {_SERVED} alone"
+            with suppress(Refusal):
+                self._episode(request.headers.get("authorization", "")).refused(why)
+            return JSONResponse(_said(Refusal(_NOT_FOUND, why, "not_found")), _NOT_FOUND)
+
+        for status in (_NOT_FOUND, _NOT_ALLOWED):
+            app.add_exception_handler(status, unknown)
         return app
 
     def _episode(self, authorization: str) -> Answering:
@@ -115,6 +131,10 @@ class AgentEndpoint:
         if episode is None:
             raise Refusal(_UNAUTHORISED, "no episode that is being played has this key", "invalid_api_key")
         return episode
+
+
+def _said(error: Refusal) -> dict[str, Any]:
+    return {"error": {"message": str(error), "type": error.kind, "code": error.kind}}
 
 
 endpoint = AgentEndpoint()

@@ -13,7 +13,7 @@ from agentenv.core.assistant_turns import AssistantTurn, Call, MalformedCall, Na
 from agentenv.core.env import AsyncEnv
 from agentenv.core.scoring.scorers import load_scorer
 from agentenv.core.tools import called_text, calls_prompt, read_calls, response_text
-from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult
+from agentenv.core.types import EndReason, Info, Message, Observation, StateCapability, Step, Task, ToolResult
 from agentenv.envs.agent_program.program import Program, known_errors
 from agentenv.envs.agent_program.requests import NOTHING_ASKED, ChatRequest
 from agentenv.envs.agent_program.session import AgentSession, Ended
@@ -92,6 +92,9 @@ class AgentProgram(AsyncEnv[ProgramState]):
             )
         self.program = Program(agent, tuple(variables), known_errors(policy_errors))
         self.agent_state = agent_state
+        if agent_state == "kept":
+            # Strategies that go back would otherwise play the actions once more where a snapshot is refused.
+            self.capability = StateCapability.NONE  # type: ignore[misc]
         self.scorer = load_scorer(scorer)
         self.max_turns, self.timeout_s = max_turns, timeout_s
 
@@ -183,9 +186,8 @@ class AgentProgram(AsyncEnv[ProgramState]):
 
 
 def without_stop(action: str, stop: Sequence[str]) -> str:
-    """``action`` as a service returns it, which leaves out the text that has ended it."""
-    ended = next((text for text in stop if action.endswith(text)), "")
-    return action.removesuffix(ended)
+    """``action`` as a service returns it: what comes before the first of ``stop``, which not every sampler knows of."""
+    return action[: min((action.index(text) for text in stop if text in action), default=None)]
 
 
 def _turn_of(action: str, number: int) -> tuple[Message, bool]:

@@ -84,6 +84,8 @@ class AgentSession:
         self._key = ""
         self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._current: _Waiting | None = None
+        self._refused = ""
+        """Why its last request was refused; empty where it was not."""
         self._running: asyncio.Task[str] | None = None
         self._sound = True
 
@@ -116,7 +118,12 @@ class AgentSession:
         """What the endpoint calls for a request of the agent; gives the model's turn, or a ``Refusal`` at the end."""
         waiting = _Waiting(asked)
         self._waiting.put_nowait(waiting)
+        self._refused = ""
         return waiting.turn
+
+    def refused(self, why: str) -> None:
+        """What the endpoint calls for a request that is not served: an agent that hides it is not to be scored."""
+        self._refused = why
 
     def snapshot(self) -> Handle:
         """What was asked and answered so far.
@@ -124,20 +131,18 @@ class AgentSession:
         Raises:
             SnapshotRefused: the agent must not work again, and the model has answered.
         """
-        if self.exchanges and not self._replays:
-            raise SnapshotRefused(
-                "the agent has gone on from an answer, and agent_state='kept' says that it must not work again; 'replayed' "
-                "goes back by starting it anew"
-            )
+        self._check_repeats()
         return Handle(tuple(self.exchanges), self.event)
 
     def restore(self, handle: Handle) -> None:
         """Goes back to ``handle``.
 
         Raises:
+            SnapshotRefused: the agent must not work again, and the model has answered.
             SnapshotError: the agent asks otherwise than before, or fails.
         """
         if handle != Handle(tuple(self.exchanges), self.event) or not self._is_sound:
+            self._check_repeats()
             self._go_to(handle)
 
     def fork(self) -> "AgentSession":
@@ -170,6 +175,13 @@ class AgentSession:
     def _is_sound(self) -> bool:
         return self._sound and self._running is not None
 
+    def _check_repeats(self) -> None:
+        if self.exchanges and not self._replays:
+            raise SnapshotRefused(
+                "the agent has gone on from an answer, and agent_state='kept' says that it must not work again; 'replayed' "
+                "goes back by starting it anew"
+            )
+
     def _run(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
         return LOOP.run(work, seconds)
 
@@ -178,7 +190,7 @@ class AgentSession:
 
     async def _begin(self) -> Event:
         _sessions.add(self)
-        self._waiting, self._current, self._sound = asyncio.Queue(), None, True
+        self._waiting, self._current, self._refused, self._sound = asyncio.Queue(), None, "", True
         url, self._key = await endpoint.open(self)
         self._running = asyncio.create_task(self.program.run(self.task, url, self._key))
         return await self._next()
@@ -196,40 +208,56 @@ class AgentSession:
             EnvFault: nobody waits for an answer.
         """
         waiting = self._current
-        while waiting is not None and waiting.turn.done() and not self._waiting.empty():
-            again = self._waiting.get_nowait()
-            waiting = again if again.asked.request == waiting.asked.request else None
+        if waiting is not None and waiting.turn.done():
+            waiting = self._asked_again(waiting.asked.request)
         running = self._running
         if running is None or running.cancelled():
             raise self._fault("the agent was ended while its model wrote")
         if running.done() and (failure := running.exception()):
             raise self._fault(f"the agent ended while its model wrote: {failure}")
-        if waiting is None or waiting.turn.done():
+        if waiting is None:
             raise self._fault(
                 "the agent did not wait for the answer of its model: give its client a longer timeout"
             )
         return waiting
 
+    def _asked_again(self, request: ChatRequest) -> _Waiting | None:
+        """One that waits with the same ``request``; the others stay in the queue."""
+        queued = self._queued()
+        again = next((one for one in queued if one.asked.request == request and not one.turn.done()), None)
+        for one in queued:
+            if one is not again:
+                self._waiting.put_nowait(one)
+        return again
+
+    async def _next_waiting(self) -> _Waiting:
+        """The next request whose client still waits."""
+        while (waiting := await self._waiting.get()).turn.done():
+            pass
+        return waiting
+
     async def _next(self) -> Event:
-        """What the agent does next.
+        """What the agent does next. What others have asked in its name counts no more once it has ended.
 
         Raises:
             EnvFault: it fails, or does nothing for too long.
         """
         assert self._running is not None
-        asking = asyncio.create_task(self._waiting.get())
+        asking = asyncio.create_task(self._next_waiting())
         try:
             done, _ = await asyncio.wait(
                 [asking, self._running], timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
             if asking in done:
                 self._current = asking.result()
-                self.event = self._current.asked.request
-            elif self._running in done:
+            if self._running in done:
                 self.event = self._ended(self._running)
+            elif self._current is not None and asking in done:
+                self.event = self._current.asked.request
             else:
+                why = f"; its last request was refused: {self._refused}" if self._refused else ""
                 raise self._fault(
-                    f"the agent has neither asked its model nor ended for {self._timeout_s:g} s"
+                    f"the agent has neither asked its model nor ended for {self._timeout_s:g} s{why}"
                 )
         finally:
             asking.cancel()
@@ -237,7 +265,10 @@ class AgentSession:
 
     def _ended(self, running: "asyncio.Task[str]") -> Ended:
         try:
-            return Ended(running.result())
+            answer = running.result()
+            if self._refused:
+                raise EnvFault(f"the agent hid that its last request was refused: {self._refused}")
+            return Ended(answer)
         except AgentMistake as error:
             return Ended(mistake=str(error))
         except EnvFault:
@@ -284,10 +315,11 @@ class AgentSession:
             running.exception()  # which is of nobody's interest any more
 
     def _unanswered(self) -> list[_Waiting]:
-        waiting = [] if self._current is None else [self._current]
-        while not self._waiting.empty():
-            waiting.append(self._waiting.get_nowait())
-        return waiting
+        return [*([] if self._current is None else [self._current]), *self._queued()]
+
+    def _queued(self) -> list[_Waiting]:
+        """What is in the queue, which is empty afterwards."""
+        return [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
 
     def _fault(self, why: str) -> EnvFault:
         self._sound = False

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from agentenv.core.grammar import shortened
 from agentenv.core.scoring.scorers import load_scorer
 from agentenv.core.tools import Tool, ToolEnv
-from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult
+from agentenv.core.types import EndReason, Info, Message, Observation, StateCapability, Step, Task, ToolResult
 from agentenv.envs.mcp.server import McpServer
 from agentenv.envs.mcp.session import McpSession, listed_tools, shared_session
 from agentenv.errors import ConfigurationError, check_known
@@ -75,6 +75,9 @@ class McpTools(ToolEnv[McpState]):
             )
         self.server = McpServer(server, token_variable, tuple(variables), timeout_s)
         self.server_state = server_state
+        if server_state == "kept":
+            # Strategies that go back would otherwise make the calls once more where a snapshot is refused.
+            self.capability = StateCapability.NONE  # type: ignore[misc]
         self.scorer = load_scorer(scorer)
         self.max_turns = max_turns  # type: ignore[misc]
         self.result_chars = result_chars

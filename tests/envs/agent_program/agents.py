@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from contextlib import suppress
@@ -183,6 +184,76 @@ async def twins(task: Task, *, base_url: str, api_key: str) -> str:
     body = (base_url, api_key, [{"role": "user", "content": "?"}])
     left, right = await asyncio.gather(*(asyncio.to_thread(ask, *body) for _ in range(2)))
     return " and ".join(sorted((left["content"], right["content"])))
+
+
+def leaves_requests(task: Task, *, base_url: str, api_key: str) -> str:
+    """Ends before two threads of its own have an answer."""
+
+    def asks() -> None:
+        with suppress(RuntimeError):  # the refusal of what nobody answers any more
+            ask(base_url, api_key, [{"role": "user", "content": "?"}])
+
+    for _ in range(2):
+        threading.Thread(target=asks, daemon=True).start()
+    time.sleep(0.5)
+    return "5"
+
+
+async def impatient_beside_another(task: Task, *, base_url: str, api_key: str) -> str:
+    """Asks once more what it has given up to wait for, while another request waits."""
+
+    async def one(question: str, seconds: float) -> str:
+        messages = [{"role": "user", "content": question}]
+        return str((await asyncio.to_thread(ask, base_url, api_key, messages, seconds=seconds))["content"])
+
+    async def twice() -> str:
+        with suppress(httpx.TimeoutException):
+            await one("left", 1.5)
+        return await one("left", 60)
+
+    async def later() -> str:
+        await asyncio.sleep(0.5)
+        return await one("right", 60)
+
+    return " and ".join(await asyncio.gather(twice(), later()))
+
+
+def gives_up_one(task: Task, *, base_url: str, api_key: str) -> str:
+    """Of two requests at the same time, it waits for the first alone."""
+    first: list[str] = []
+    body = (base_url, api_key, [{"role": "user", "content": "first"}])
+    thread = threading.Thread(target=lambda: first.append(ask(*body)["content"]))
+    thread.start()
+    time.sleep(0.5)
+    with suppress(httpx.TimeoutException):
+        ask(base_url, api_key, [{"role": "user", "content": "second"}], seconds=1)
+    thread.join()
+    return str(ask(base_url, api_key, [{"role": "user", "content": f"after {first[0]}"}])["content"])
+
+
+def hides_a_refusal(task: Task, *, base_url: str, api_key: str) -> str:
+    """Answers nothing where its second request fails."""
+    messages = [{"role": "user", "content": task.question}]
+    said = ask(base_url, api_key, messages)["content"]
+    try:
+        return str(ask(base_url, api_key, messages, tool_choice="required")["content"])
+    except RuntimeError:
+        return str(said)
+
+
+def does_without(task: Task, *, base_url: str, api_key: str) -> str:
+    """Asks without what is refused."""
+    messages = [{"role": "user", "content": task.question}]
+    try:
+        return str(ask(base_url, api_key, messages, response_format={"type": "json_object"})["content"])
+    except RuntimeError:
+        return str(ask(base_url, api_key, messages)["content"])
+
+
+def asks_elsewhere(task: Task, *, base_url: str, api_key: str) -> str:
+    """Takes another interface than chat completions, as some frameworks do unless they are told."""
+    headers = {"Authorization": f"Bearer {api_key}"}
+    return httpx.post(f"{base_url}/responses", json={"input": "?"}, headers=headers, trust_env=False).text
 
 
 def with_openai(task: Task, *, base_url: str, api_key: str, stream: bool = False) -> str:

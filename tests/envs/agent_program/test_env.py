@@ -16,9 +16,11 @@ pytest.importorskip("fastapi", reason="needs the serve extra")
 
 import psutil
 
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.types import EndReason, Step, Task, is_context
 from agentenv.envs.agent_program.env import AgentProgram
 from agentenv.errors import ConfigurationError, EnvFault, SnapshotError, SnapshotRefused
+from agentenv.trainers.strategies.rewind import Rewinder
 
 HERE = Path(__file__).parent
 SUM = Task("sum", "What is 2 + 3?", ("5",))
@@ -48,6 +50,10 @@ def playing(agent: str, **options: Any) -> Iterator[AgentProgram]:
 def running_agents() -> list[psutil.Process]:
     """The commands that this process has started; of other tests it may have children that live longer."""
     return [one for one in psutil.Process().children() if "agents.py" in " ".join(one.cmdline())]
+
+
+def texts_of(env: AgentProgram) -> list[str]:
+    return [message.text for message in env.state.request.messages]
 
 
 def texts(step: Step) -> list[str]:
@@ -121,7 +127,8 @@ def test_a_turn_without_text_is_scored() -> None:
 def test_stop_strings_of_the_agent_end_a_turn_and_are_no_part_of_it() -> None:
     with playing("react") as env:
         assert env.turn_stop(("</a>",)) == ("</a>", "Observation:")
-        step = env.step("Look it up. Observation:")
+        step = env.step("Look it up. Observation: rain, and more that a sampler without the string writes")
+        assert env.state.session.exchanges[0].turn.text == "Look it up. "
         assert texts(step) == ["Observation: sunny"]
         assert env.step("5").reward == 1
         env.native = True
@@ -160,10 +167,15 @@ def test_an_agent_that_asks_otherwise_the_second_time_cannot_go_back() -> None:
 
 def test_an_agent_that_must_not_work_twice_refuses_snapshots_after_the_first_answer() -> None:
     with playing("with_tools", agent_state="kept") as env:
-        env.snapshot()
+        before = env.snapshot()
         env.step(CALL)
         with pytest.raises(SnapshotRefused, match="agent_state='kept'"):
             env.snapshot()
+        with pytest.raises(SnapshotError, match="agent_state='kept'"):
+            env.restore(before)
+        # A strategy that goes back would otherwise play the actions again in place of a snapshot.
+        with pytest.raises(ConfigurationError, match="neither be captured nor replayed"):
+            Rewinder(EpisodeSpec(env, SUM, 0), RolloutConfig())
 
 
 @pytest.mark.parametrize(
@@ -298,6 +310,43 @@ def test_requests_at_the_same_time_are_answered_one_after_the_other() -> None:
         first = env.step("left")
         assert is_context(first.observation)
         assert env.step("right").info["answer"] == "left and right"
+
+
+def test_what_an_agent_that_has_ended_still_asks_is_nobodys_concern() -> None:
+    with playing("leaves_requests") as env:
+        time.sleep(1.5)
+        step = env.step("6")
+        assert (step.terminated, step.info["answer"]) == (True, "5")
+
+
+def test_a_request_that_waits_is_not_lost_where_another_one_is_asked_again() -> None:
+    with playing("impatient_beside_another") as env:
+        time.sleep(3)
+        step = env.step("one")
+        assert texts(step) == ["", "right"]
+        assert env.step("two").info["answer"] == "one and two"
+
+
+def test_a_request_that_was_given_up_before_its_turn_is_not_posed() -> None:
+    with playing("gives_up_one") as env:
+        assert texts_of(env) == ["first"]
+        time.sleep(3)
+        assert texts(env.step("one")) == ["", "after one"]
+        assert env.step("5").reward == 1
+
+
+def test_an_agent_that_hides_a_refusal_is_not_scored_and_one_that_does_without_is() -> None:
+    with playing("hides_a_refusal") as env, pytest.raises(EnvFault, match="refused: tool_choice"):
+        env.step("5")
+    with playing("does_without") as env:
+        assert env.step("5").reward == 1
+
+
+def test_an_interface_that_is_not_served_is_named() -> None:
+    env = AgentProgram(agent="python:agents:asks_elsewhere")
+    with pytest.raises(EnvFault, match="POST /v1/responses is not served, but POST /v1/chat/completions"):
+        env.reset(seed=0)
+    env.close()
 
 
 @pytest.mark.parametrize("agent", ["with_openai", "with_openai_stream"])

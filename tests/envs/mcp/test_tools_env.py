@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("mcp", reason="needs the mcp extra")
 
-from agentenv.core.types import Step, Task, ToolStatus
+from agentenv.core.types import StateCapability, Step, Task, ToolStatus
 from agentenv.envs.mcp.session import shown
 from agentenv.envs.mcp.tools_env import McpTools
 from agentenv.errors import (
@@ -105,6 +105,8 @@ def test_calls_that_must_not_be_made_again_refuse_snapshots() -> None:
     call(env, "read_notes")
     with pytest.raises(SnapshotRefused, match="server_state='replayed'"):
         env.snapshot()
+    # Otherwise strategies that go back would make the calls again in place of a snapshot.
+    assert env.capability is StateCapability.NONE
     env.close()
 
 
