@@ -147,8 +147,7 @@ def _make_run(
     )
     second = _open_second(config, policy, objective)
     config = with_declared_scorers(config)
-    if not _is_finished(folder):
-        _check_judges(config)
+    _check_judges(config, folder)
     chat = make_chat_format(config.format, config.chat, policy)
     sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
     train = _open_train(config, policy, display)
@@ -201,12 +200,14 @@ def _is_finished(folder: RunFolder) -> bool:
     return over and (folder.path / RESULTS).exists()
 
 
-def _check_judges(config: TrainConfig) -> None:
-    """Refuses judges at whose address nobody takes a connection: most are asked after hours only.
+def _check_judges(config: TrainConfig, folder: RunFolder) -> None:
+    """Refuses judges at whose address nobody takes a connection: most are asked after hours only, and none in the end.
 
     Raises:
         ConfigurationError: one is not there.
     """
+    if _is_finished(folder):
+        return
     options = config.rollout.strategy_options, config.evaluation.strategy_options
     for judge in (config.evaluation.judge, *(one.get("judge") for one in options)):
         if isinstance(judge, str):
