@@ -15,6 +15,7 @@ from agentenv.envs.search.long_search import CERTAIN, DOUBTFUL
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.fakes import random_policy
+from agentenv.policies.tiny import shipped_weights
 from agentenv.sandbox.backends import unavailable
 from agentenv.trainers import plan as planner
 from agentenv.trainers.config.config_files import load_config, override
@@ -167,12 +168,18 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "_probe_sampling", lambda policy, config: 1000.0)
 
 
+def shipped_context() -> int:
+    """Tokens that the shipped policy reads."""
+    return int(json.loads((shipped_weights() / "config.json").read_text())["max_position_embeddings"])
+
+
 @each
 @pytest.mark.usefixtures("unmeasured")
 def test_it_loads_and_plans(path: Path) -> None:
     config = load_config(str(path))
     assert config.name == path.stem
     assert config.policy == "tiny"
+    assert config.rollout.context_tokens <= shipped_context()  # as it stands, where the words below lower it
     words = [
         "--threads",
         "1",
