@@ -63,19 +63,19 @@ class MemoryEstimate:
     """Activations of the micro-batches that are computed at once, and the joined weights and gradients that each has."""
     engines: int
     """Engines that the run starts: weights, keys and values, and the file through which they get new weights."""
-    in_turns: bool = False
-    """Whether caches are given back before there are activations, as on a GPU where no episode goes on while it learns."""
+    caches_freed: bool = False
+    """Whether the caches are freed before the learner runs, as on a GPU in synchronous training."""
 
     @property
     def parts(self) -> dict[str, int]:
         """Bytes by part."""
-        return {name: value for name, value in asdict(self).items() if name != "in_turns"}
+        return {name: value for name, value in asdict(self).items() if name != "caches_freed"}
 
     @property
     def total(self) -> int:
-        """What is needed at once, with an allowance for everything else."""
-        spared = min(self.caches, self.activations) if self.in_turns else 0
-        return int(_ASIDE * (sum(self.parts.values()) - spared))
+        """The most that is held at once, with an allowance for everything else."""
+        never_together = min(self.caches, self.activations) if self.caches_freed else 0
+        return int(_ASIDE * (sum(self.parts.values()) - never_together))
 
 
 def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def memory_of(
         caches=_caches(config, model) if sampled_here else 0,
         activations=int(token_bytes * tokens) + pass_bytes,
         engines=0 if sampled_here else _engines(config, model),
-        in_turns=model.device.type != "cpu" and not config.asynchronous.staleness,
+        caches_freed=model.device.type != "cpu" and not config.asynchronous.staleness,
     )
 
 
@@ -362,16 +362,15 @@ def _refusal(config: TrainConfig, memory: MemoryEstimate, free: int, token_bytes
     if left < least:
         engines = "lower engine.kv_gib or engine.replicas, or " if memory.engines else ""
         return needs + f"weights and optimiser leave no room for one episode; {engines}take a smaller policy"
-    beside = (0.0, 0.0) if memory.in_turns else (memory.caches, least)
-    micro = int((left - beside[0]) / token_bytes)
+    micro = int((left if memory.caches_freed else left - memory.caches) / token_bytes)
     if micro >= config.rollout.context_tokens and memory.caches <= left:
         saving = "" if config.memory.gradient_checkpointing else ", or gradient_checkpointing to true"
         return needs + f"set memory.micro_tokens to at most {micro}{saving}"
     episode = memory.caches / (config.rollout.questions * config.rollout.group_size)
-    most = int((left - beside[1]) / episode / config.rollout.group_size)
+    most = int((left if memory.caches_freed else left - least) / episode / config.rollout.group_size)
     if most < 1:
         return needs + "lower rollout.context_tokens and memory.micro_tokens"
-    fitting = min(micro, tokens) if memory.in_turns else config.rollout.context_tokens
+    fitting = min(micro, tokens) if memory.caches_freed else config.rollout.context_tokens
     return needs + f"set rollout.questions to at most {most} and memory.micro_tokens to {fitting}"
 
 

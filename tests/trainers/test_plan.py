@@ -203,16 +203,16 @@ def test_what_is_far_too_large_is_refused_before_anything_is_computed(
         plan_run(SMALL, available=int(share * size))
 
 
-def test_a_card_that_gives_caches_back_before_it_learns_holds_the_larger_of_both_alone(
+def test_caches_that_are_freed_before_the_learner_runs_are_not_added_to_its_activations(
     qwen: Callable[..., Any],
 ) -> None:
     """On the CPU slots stay for the next batch, and in asynchronous training episodes go on while the learner works."""
-    assert MemoryEstimate(100, 200, 300, 400, 0, in_turns=True).total == 1.2 * (100 + 200 + 400)
+    assert MemoryEstimate(100, 200, 300, 400, 0, caches_freed=True).total == 1.2 * (100 + 200 + 400)
     assert MemoryEstimate(100, 200, 300, 400, 0).total == 1.2 * 1000
     words = "--asynchronous.staleness 1 --rollout.deterministic false"
-    assert memory_of(SMALL, qwen().to("meta"), 10.0).in_turns
-    assert not memory_of(SMALL, qwen(), 10.0).in_turns
-    assert not memory_of(override(SMALL, words.split()), qwen().to("meta"), 10.0).in_turns
+    assert memory_of(SMALL, qwen().to("meta"), 10.0).caches_freed
+    assert not memory_of(SMALL, qwen(), 10.0).caches_freed
+    assert not memory_of(override(SMALL, words.split()), qwen().to("meta"), 10.0).caches_freed
 
 
 @pytest.mark.parametrize(
@@ -223,12 +223,12 @@ def test_a_card_that_gives_caches_back_before_it_learns_holds_the_larger_of_both
         (1600, 4000, "set rollout.questions to at most 1 and memory.micro_tokens to 250"),
     ],
 )
-def test_what_such_a_card_is_told_to_change_fits_beside_the_weights_alone(
+def test_the_advice_where_caches_are_freed_counts_the_larger_of_both(
     caches: int, activations: int, change: str
 ) -> None:
     """Of 1440 bytes a sixth is set aside and weights take 200: 1000 tokens of 4 bytes or 8 episodes of 200 are too many."""
     config = override(SMALL, ["--memory.micro_tokens", "1000"])
-    memory = MemoryEstimate(200, 0, caches, activations, 0, in_turns=True)
+    memory = MemoryEstimate(200, 0, caches, activations, 0, caches_freed=True)
     assert change in planner._refusal(config, memory, 1440, activations / 1000)
 
 

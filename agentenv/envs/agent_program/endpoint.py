@@ -32,7 +32,7 @@ class Answering(Protocol):
         """The model's turn, to be waited for; a ``Refusal`` once the episode is over."""
 
     def refused(self, why: str) -> None:
-        """Is told why a request of its agent is not served."""
+        """Takes note of the reason for which a request of its agent was refused."""
 
 
 class AgentEndpoint:
@@ -91,6 +91,7 @@ class AgentEndpoint:
     def _app(self) -> Any:
         with needs_extra("serve"):
             from fastapi import FastAPI, Request
+            from starlette.exceptions import HTTPException
             from starlette.responses import JSONResponse, Response
         app, gate = FastAPI(title="agentenv agent programs"), Gate()
 
@@ -115,11 +116,12 @@ class AgentEndpoint:
         async def models() -> dict[str, Any]:
             return {"object": "list", "data": [{"id": "policy", "object": "model", "owned_by": "agentenv"}]}
 
-        async def unknown(request: Request, _: Exception) -> Response:
+        async def unknown(request: Request, error: Exception) -> Response:
+            assert isinstance(error, HTTPException)
             why = f"{request.method} {request.url.path[:200]} is not served, but {_SERVED} alone"
             with suppress(Refusal):
                 self._episode(request.headers.get("authorization", "")).refused(why)
-            return JSONResponse(_said(Refusal(_NOT_FOUND, why, "not_found")), _NOT_FOUND)
+            return JSONResponse(_said(Refusal(error.status_code, why, "not_found")), error.status_code)
 
         for status in (_NOT_FOUND, _NOT_ALLOWED):
             app.add_exception_handler(status, unknown)

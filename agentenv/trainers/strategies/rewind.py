@@ -34,8 +34,8 @@ class Rewinder:
     def __post_init__(self) -> None:
         if self.start.env.capability is StateCapability.NONE:
             raise ConfigurationError(
-                f"{type(self.start.env).__name__} can neither be captured nor replayed; a strategy that goes back needs "
-                "the capability replay at least"
+                f"{type(self.start.env).__name__} can neither be captured nor replayed with the options of this run; "
+                "a strategy that goes back needs the capability replay at least"
             )
 
     async def mark(self, state: EpisodeState) -> None:

@@ -121,9 +121,8 @@ def test_what_was_submitted_before_closing_begins_and_is_cancelled(background: B
     assert told == ["began"] * 3 + ["ended"] * 3
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <function BaseEventLoop"
-)  # of Python's own half-made loop
+# Python warns of its own loop that it could make only in part.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <function BaseEventLoop")
 def test_a_loop_that_the_system_does_not_give_is_an_error_of_the_caller(background: BackgroundLoop) -> None:
     """A process that has as many files open as it may have gets no loop; the caller must not wait for it for ever."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)

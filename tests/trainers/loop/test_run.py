@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.loop.run import Run, _is_finished
+from agentenv.trainers.loop import run as loop_run
+from agentenv.trainers.loop.run import Run
 from agentenv.trainers.run_folder.folder import RunFolder
 
 
@@ -48,13 +49,19 @@ def test_every_part_is_closed_though_another_one_fails(fails: str) -> None:
 @pytest.mark.parametrize(
     ("last", "stopped", "finished"), [(3, False, True), (2, False, False), (2, True, True)]
 )
-def test_a_run_is_finished_with_its_last_step_or_by_the_guard_once_results_are_there(
-    tmp_path: Path, last: int, stopped: bool, finished: bool
+def test_judges_are_looked_for_until_the_last_step_or_the_guard_has_ended_a_run_with_results(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, last: int, stopped: bool, finished: bool
 ) -> None:
-    config = TrainConfig.model_validate({"optimizer": {"steps": 3}})
+    config = TrainConfig.model_validate(
+        {"optimizer": {"steps": 3}, "evaluation": {"judge": "openai:judge@http://judge/v1"}}
+    )
+    asked: list[str] = []
+    monkeypatch.setattr(loop_run, "check_reached", asked.append)
     folder = RunFolder.create(tmp_path / "run", config)
     for step in range(1, last + 1):
         folder.log({"step": step} | ({"stopped": "collapsed"} if stopped and step == last else {}), {})
-    assert not _is_finished(folder)
+    loop_run._check_judges(config, folder)
+    assert asked == ["openai:judge@http://judge/v1"]
     (folder.path / "results.json").write_text("{}")
-    assert _is_finished(folder) is finished
+    loop_run._check_judges(config, folder)
+    assert len(asked) == (1 if finished else 2)
