@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+from agentenv.syntax_trees import parse_python
+
 
 def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package, so that importing it loads none of its modules.
@@ -36,7 +38,7 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
 def _homes(package: str) -> Mapping[str, str]:
     """For each name that ``package`` imports under ``TYPE_CHECKING`` the module that defines it."""
     loader: Any = sys.modules[package].__loader__
-    body = ast.parse(loader.get_source(package)).body
+    body = parse_python(loader.get_source(package)).body
     blocks = [node for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     lines = [line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom)]
     return {alias.name: str(line.module) for line in lines for alias in line.names}

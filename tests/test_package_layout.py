@@ -40,7 +40,7 @@ MAX_FUNCTION_LINES = 60
 # A module is of the longest name here that it begins with, and imports what is of the same name or of an earlier one.
 # fmt: off
 ORDER = (
-    "errors", "lazy", "tracking", "streams", "progress",
+    "errors", "syntax_trees", "lazy", "tracking", "streams", "progress",
     "core.concurrency", "core.io", "core",
     "core.scoring",  # pure functions of text, which environments reward with
     "web",

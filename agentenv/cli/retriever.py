@@ -1,6 +1,5 @@
 """``agentenv retriever``: build a searchable folder from a corpus, take one over, and ask it."""
 
-import asyncio
 import shlex
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.errors import ConfigurationError
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.retrievers.bm25 import K1, B, BM25Retriever
@@ -183,7 +183,7 @@ class Query:
             retriever = open_retriever(self.folder)
             if self.rerank:
                 retriever = RerankRetriever(retriever, make_reranker(self.rerank))
-        (passages,) = asyncio.run(retriever.search([self.text], self.k))
+        (passages,) = run_to_completion(retriever.search([self.text], self.k))
         return {
             "query": self.text,
             "retriever": asdict(retriever.info()),

@@ -12,6 +12,7 @@ from typing import Any
 
 from agentenv.core.assistant_turns import Call, MalformedCall, NativeCall, Schemas
 from agentenv.core.grammar import encodable, read_json, shortened
+from agentenv.syntax_trees import parse_python
 
 CallReader = Callable[[str, Schemas], tuple[str, list[Call]]]
 """From the text of a turn after its thinking, and the schemas of the tools, to content and calls."""
@@ -282,7 +283,7 @@ def _python_calls(body: str) -> list[Call]:
             raise ValueError("it names a path of hundreds of names")
         with warnings.catch_warnings():  # of escapes that Python does not know
             warnings.simplefilter("ignore")
-            lines = ast.parse(body.strip()).body
+            lines = parse_python(body.strip()).body
         values = [line.value for line in lines if isinstance(line, ast.Expr)]
         calls = [
             call for value in values for call in (value.elts if isinstance(value, ast.List) else [value])

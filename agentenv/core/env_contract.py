@@ -4,7 +4,6 @@ Every check plays whole episodes through ``make()`` environments. The actions ar
 one, and random samples of the action space.
 """
 
-import asyncio
 import random
 import re
 import unittest
@@ -21,6 +20,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from gymnasium.utils.passive_env_checker import env_render_passive_checker
 
 from agentenv.core.check_time import CheckHung, in_check_time
+from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.env import Env
 from agentenv.core.env_contract_tasks import check_splits, check_task, require
 from agentenv.core.env_outputs import checked_opening, checked_step, most_chars
@@ -207,7 +207,9 @@ def check_async(make: MakeEnv) -> None:
         with closing(make()) as env, closing(make()) as other:
             env.reset(seed=seed)
             _same(
-                _play(env, actions), asyncio.run(play(other, seed, actions)), f"sync and async, seed {seed}"
+                _play(env, actions),
+                run_to_completion(play(other, seed, actions)),
+                f"sync and async, seed {seed}",
             )
 
 

@@ -23,6 +23,7 @@ from agentenv.errors import DatasetError, UnknownName
 from agentenv.sandbox.grading import VIA, CallTest
 from agentenv.sandbox.jail import plain
 from agentenv.sandbox.types import ExecutionLimits, Executor, FunctionCall
+from agentenv.syntax_trees import parse_python
 
 LIMITS = ExecutionLimits(wall_s=30.0, cpu_s=20.0, memory_mb=512)
 
@@ -272,9 +273,9 @@ def _run(executor: Executor, solution: str, body: str, name: str) -> list[CallTe
 
 
 def _parse(source: str) -> ast.Module:
-    """``ast.parse`` without warnings about what the sets' authors wrote."""
+    """``parse_python`` without warnings about what the sets' authors wrote."""
     with warnings.catch_warnings(action="ignore"):
-        return ast.parse(source)
+        return parse_python(source)
 
 
 def instrument(source: str, name: str) -> str:

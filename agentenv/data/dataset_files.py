@@ -20,6 +20,7 @@ from agentenv.core.grammar import shortened
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.io.tables import UTF_8, open_text, reason_of
 from agentenv.errors import DatasetError, MissingExtra
+from agentenv.syntax_trees import parse_expression
 
 DATA_VARIABLE = "AGENTENV_DATA"
 _QUESTION = "question"
@@ -140,7 +141,7 @@ def _is_written_list(text: str) -> bool:
         return False
     try:
         with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
-            found = ast.literal_eval(text)
+            found = ast.literal_eval(parse_expression(text))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # TypeError: a list as a key
         return False
     return bool(found) and all(isinstance(one, str) for one in found)

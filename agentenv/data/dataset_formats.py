@@ -16,6 +16,7 @@ from agentenv.core.types import Task
 from agentenv.data.dataset_files import RawRow, number_text
 from agentenv.data.sealed import unseal
 from agentenv.errors import DatasetError
+from agentenv.syntax_trees import parse_expression
 
 Reader = Callable[[RawRow], Iterator[Task]]
 
@@ -190,7 +191,7 @@ def simpleqa(record: RawRow) -> Iterator[Task]:
     data = record.value("metadata")
     if isinstance(data, str):
         try:
-            data = ast.literal_eval(data)
+            data = ast.literal_eval(parse_expression(data.lstrip(" \t")))
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
             raise DatasetError(f"{record.place}: metadata is no dictionary ({error}).") from error
     if not isinstance(data, dict):

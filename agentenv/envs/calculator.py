@@ -11,6 +11,7 @@ import numpy as np
 from agentenv.core.tools import ToolEnv, tool
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
 from agentenv.data.splits import in_split
+from agentenv.syntax_trees import parse_expression
 
 OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -95,7 +96,7 @@ def evaluate(expression: str) -> int:
     if len(expression) > MAX_CHARACTERS:
         raise ValueError(f"the expression has {len(expression)} characters, {MAX_CHARACTERS} at most")
     try:
-        return _value(ast.parse(expression.strip(), mode="eval").body)
+        return _value(parse_expression(expression.strip()))
     except SyntaxError as error:
         raise ValueError(f"{expression!r} is no arithmetic") from error
 

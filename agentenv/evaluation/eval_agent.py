@@ -5,7 +5,6 @@ batch that was not finished is played again as a whole. A policy behind a servic
 at a time, and each is kept as soon as it is finished.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.chat import InlineFormat
-from agentenv.core.concurrency.tasks import gather_all
+from agentenv.core.concurrency.tasks import gather_all, run_to_completion
 from agentenv.core.env_lifecycle import reason_of
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig, never_fitted, rollout
@@ -254,9 +253,9 @@ def play_missing(
             chunk = tasks[begin : begin + agent.batch]
             if not all(task in journal for task in chunk):
                 ready = agent.on(task_env, chunk, begin, seed, phase)
-                finished.add(asyncio.run(_batch(ready, task_env, chunk, begin, seed, phase)))
+                finished.add(run_to_completion(_batch(ready, task_env, chunk, begin, seed, phase)))
     else:
-        asyncio.run(_one_by_one(agent, task_env, journal, seed, phase, finished))
+        run_to_completion(_one_by_one(agent, task_env, journal, seed, phase, finished))
     finished.end()
     return journal.finish(tasks)
 

@@ -1,6 +1,5 @@
 """Running an evaluation: every question once, greedily, through the same episode loop as training."""
 
-import asyncio
 import reprlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -9,6 +8,7 @@ from typing import Any
 
 from agentenv.core.acting import step_env
 from agentenv.core.chat import InlineFormat
+from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.env import Env
 from agentenv.core.env_calls import call_plain
 from agentenv.core.env_lifecycle import (
@@ -83,7 +83,7 @@ def play(
     done: list[Trajectory] = []
     for begin in range(0, len(tasks), BATCH):
         chunk = tasks[begin : begin + BATCH]
-        done += asyncio.run(
+        done += run_to_completion(
             play_batch(policy, chat, make_env, chunk, config, begin, seed=seed, name=name, roll=roll)
         )
     return done
@@ -188,7 +188,7 @@ def play_expert(
         )
         failed += policy.failures.values()
         chat, budgets = InlineFormat(policy.tokenizer, unread=True), with_byte_budgets(config)
-        done += asyncio.run(
+        done += run_to_completion(
             play_batch(policy, chat, make_env, chunk, budgets, begin, seed=seed, name="expert")
         )
         progress(len(done))
@@ -242,7 +242,7 @@ def expert_policy(
                 scripts[episode] = actions
         return ScriptedPolicy(scripts, failures=failures)
 
-    return asyncio.run(written())
+    return run_to_completion(written())
 
 
 async def _script(

@@ -5,6 +5,7 @@ import math
 from collections.abc import Coroutine, Sequence
 from typing import Any, ClassVar, TypeVar
 
+from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.protocols import Policy
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError
@@ -13,7 +14,7 @@ T = TypeVar("T")
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(asyncio.wait_for(work, 60))
+    return run_to_completion(asyncio.wait_for(work, 60))
 
 
 class PolicyContract:

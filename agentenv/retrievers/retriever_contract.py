@@ -8,6 +8,7 @@ class TestMine(RetrieverContract):
 import asyncio
 from collections.abc import Sequence
 
+from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage, Query, QueryContext
 
@@ -31,7 +32,7 @@ class RetrieverContract:
 
     def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
         """One search of a fresh retriever over `DOCUMENTS`."""
-        return asyncio.run(self.make(DOCUMENTS).search(queries, k))
+        return run_to_completion(self.make(DOCUMENTS).search(queries, k))
 
     def test_it_is_a_retriever(self) -> None:
         """It has the methods of the protocol."""
@@ -67,7 +68,7 @@ class RetrieverContract:
     def test_ties_past_k_are_broken_by_corpus_order(self) -> None:
         """Of many equal documents the first k of the corpus are returned, in order."""
         documents = [Document(f"{99 - n}", "Same", "One text of wool and clocks") for n in range(60)]
-        passages = asyncio.run(self.make(documents).search(["wool and clocks"], 3))[0]
+        passages = run_to_completion(self.make(documents).search(["wool and clocks"], 3))[0]
         assert [passage.id for passage in passages] == ["99", "98", "97"]
 
     def test_several_queries_are_answered_in_order(self) -> None:
@@ -112,8 +113,8 @@ class RetrieverContract:
         async def together() -> list[list[list[Passage]]]:
             return await asyncio.gather(*(retriever.search([text], k) for text, k in requests))
 
-        for (text, k), (shared,) in zip(requests, asyncio.run(together()), strict=True):
-            alone = asyncio.run(retriever.search([text], k))[0]
+        for (text, k), (shared,) in zip(requests, run_to_completion(together()), strict=True):
+            alone = run_to_completion(retriever.search([text], k))[0]
             assert [passage.id for passage in shared] == [passage.id for passage in alone]
             assert all(abs(a.score - b.score) <= 2e-5 for a, b in zip(shared, alone, strict=True))
 

@@ -4,11 +4,11 @@ One version poses once; all solvers get the same accepted questions, so a row co
 shows how the questions grew harder.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.env_lifecycle import open_envs
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
@@ -116,7 +116,7 @@ def play_proposers(
             ]
             return await play_groups(starts, strategy, context)
 
-    played = asyncio.run(games_of())
+    played = run_to_completion(games_of())
     return [outcome["task"] for outcome in outcomes(played) if outcome["admitted"]]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.env_options import checked_arguments
 from agentenv.core.io.model_files import read_settings
 from agentenv.core.registry import env_class
@@ -471,9 +472,9 @@ def _probe_sampling(policy: HFPolicy, config: TrainConfig) -> float:
             ids.extend(answer)
         return sum(map(len, answers))
 
-    asyncio.run(turn())
+    run_to_completion(turn())
     began = time.perf_counter()
-    sampled = asyncio.run(turn())
+    sampled = run_to_completion(turn())
     spent = time.perf_counter() - began
     for place in range(count):
         policy.release(f"probe-{place}")

@@ -5,7 +5,6 @@ succeeds neither hardly ever nor nearly always, and from that to a configuration
 lets the model choose among them.
 """
 
-import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.grammar import shortened
 from agentenv.core.io.files import write_text
 from agentenv.core.registry import load_own
@@ -205,7 +205,7 @@ def lacking(
         labels = label_by_skills(records, values, {name: one.skill for name, one in capabilities.items()})
     else:
         known = {name: one.description for name, one in capabilities.items()}
-        labels, proposed = asyncio.run(_asked(chat, evaluation, values, known, passes))
+        labels, proposed = run_to_completion(_asked(chat, evaluation, values, known, passes))
     if not any(not one.solved for one in labels):
         raise ConfigurationError(
             f"none of the {len(labels)} labelled episodes of {evaluation.directory} failed; no label of the others came"

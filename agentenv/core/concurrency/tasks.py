@@ -1,9 +1,9 @@
-"""Coroutines that run at once, where the first error ends the others and is raised as it is."""
+"""Coroutines that run to their end or to the first error, which is raised as it is and said once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -34,3 +34,26 @@ async def gather_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     async with task_group() as group:
         tasks = [group.create_task(one) for one in work]
     return [task.result() for task in tasks]
+
+
+def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
+    """``asyncio.run``, which an interrupt ends without a word of its own.
+
+    What a signal's handler raises amid a task ends the event loop. The task that waits for that one then ends with the same
+    error, which nobody takes from it any more: asyncio logs "Task exception was never retrieved" with a long traceback, at
+    whatever moment the task is collected as garbage.
+
+    Raises:
+        BaseException: whatever ``work`` raises.
+    """
+
+    async def caught() -> tuple[T, None] | tuple[None, BaseException]:
+        try:
+            return await work, None
+        except (KeyboardInterrupt, SystemExit) as error:
+            return None, error
+
+    result, interrupt = asyncio.run(caught())
+    if interrupt is not None:
+        raise interrupt
+    return cast("T", result)

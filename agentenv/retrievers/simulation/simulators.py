@@ -4,7 +4,6 @@ A simulator is told what is searched, why, and whether the documents shall be of
 nothing of curricula, splits or faults: that is `agentenv.retrievers.simulation.simulated`.
 """
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.concurrency.batching import Batcher
-from agentenv.core.concurrency.tasks import gather_all
+from agentenv.core.concurrency.tasks import gather_all, run_to_completion
 from agentenv.core.io.cassette import Cassette
 from agentenv.core.io.model_files import read_settings
 from agentenv.core.types import Message, Sampling
@@ -175,7 +174,7 @@ class LocalSimulator:
         return await self._batcher.submit(tuple(briefs))
 
     def _run(self, requests: list[tuple[Brief, ...]]) -> list[list[str]]:
-        pages = iter(asyncio.run(self._pages([brief for request in requests for brief in request])))
+        pages = iter(run_to_completion(self._pages([brief for request in requests for brief in request])))
         return [[next(pages) for _ in request] for request in requests]
 
     async def _pages(self, briefs: Sequence[Brief]) -> list[str]:

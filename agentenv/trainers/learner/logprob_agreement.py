@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.types import Completion, Sampling
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.learner.logprobs import token_logprobs
@@ -40,13 +41,13 @@ def logprob_gaps(policy: HFPolicy, *, tokens: int = 20, vocabulary: int | None =
     for seed in range(3):
         if seed == 2:  # back to the middle of the first turn, with another end
             ids = [[*prompt[: len(prompt) - 2], 3, 2] for prompt in prompts]
-        done = asyncio.run(_sampled(policy, ids, seed))
+        done = run_to_completion(_sampled(policy, ids, seed))
         turns += list(zip(ids, done, strict=True))
         ids = [[*before, *answer.ids, 4] for before, answer in zip(ids, done, strict=True)]
     sampler = max(_gap(policy, [*before, *a.ids], len(before), a.logprobs) for before, a in turns)
     rows = [row for before, a in turns for row in (_row(before, a), _row(before, a, shift=1))]
     scored = [[*row.ids.tolist()] for row in rows[:2]]
-    score = max(_gap(policy, one, 1, asyncio.run(policy.score(one))[1:]) for one in scored)
+    score = max(_gap(policy, one, 1, run_to_completion(policy.score(one))[1:]) for one in scored)
     return {"sampler": sampler, "learner": _learner_gap(policy, rows), "score": score}
 
 

@@ -4,13 +4,12 @@ The policy plays every training task. Where it fails, a verifier finds the turn 
 its advice is put into the context, and the expert goes on. Only what the expert does is imitated.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 
-from agentenv.core.concurrency.tasks import gather_all
+from agentenv.core.concurrency.tasks import gather_all, run_to_completion
 from agentenv.core.env_lifecycle import open_envs
 from agentenv.core.rollout import EpisodeSpec, play
 from agentenv.core.trajectory import Trajectory, Turn
@@ -49,7 +48,9 @@ def advised_episodes(config: TrainConfig, advisor: str) -> list[Trajectory]:
     task_env, context = open_expert_run(config, "advised")
     places = range(len(task_env.source.tasks))
     chunks = (places[first : first + _AT_ONCE] for first in places[::_AT_ONCE])
-    return [one for chunk in chunks for one in asyncio.run(_play_all(task_env, context, verifier, chunk))]
+    return [
+        one for chunk in chunks for one in run_to_completion(_play_all(task_env, context, verifier, chunk))
+    ]
 
 
 async def _play_all(

@@ -7,7 +7,6 @@ with what was kept, that a task is hard where this policy fails it at the end, a
 from the start anew. In the paper another model answers; here the expert of the environment does.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import TypeVar
 
 import torch
 
+from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.env_lifecycle import open_envs
 from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Trajectory
@@ -177,7 +177,7 @@ def failures(
     size, left = run.rollout.questions * run.rollout.group_size, []
     for start in range(0, len(taught), size):
         some = taught[start : start + size]
-        played = asyncio.run(_play(task_env, some, context))
+        played = run_to_completion(_play(task_env, some, context))
         left += [
             one
             for one, (episode,) in zip(some, played, strict=True)

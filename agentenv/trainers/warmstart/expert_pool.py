@@ -1,10 +1,10 @@
 """What the environment's expert does on the training tasks, written down as successes for the sampler ``dart``."""
 
-import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.env_lifecycle import open_envs
 from agentenv.core.io.files import write_text
 from agentenv.core.rollout import EpisodeSpec
@@ -52,7 +52,7 @@ def expert_episodes(config: TrainConfig) -> list[Trajectory]:
     """
     task_env, context = open_expert_run(config, "expert")
     places = range(len(task_env.source.tasks))
-    return [one for place in places for one in asyncio.run(_play(task_env, place, context))]
+    return [one for place in places for one in run_to_completion(_play(task_env, place, context))]
 
 
 def open_expert_run(config: TrainConfig, name: str) -> tuple[TaskEnv, RolloutContext]:

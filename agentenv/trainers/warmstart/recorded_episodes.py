@@ -6,7 +6,6 @@ learner's own tokenizer and chat format, exactly these are learned; otherwise th
 the chat format of the run.
 """
 
-import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.env import Env
 from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
@@ -228,7 +228,7 @@ def in_tokens(
                 fits = all(part.stop - part.start <= most for part in found.row_slices)
                 exact += fits
             elif run.format != "native" and is_plain(record):
-                found = asyncio.run(_spelt(record, context))
+                found = run_to_completion(_spelt(record, context))
                 fits = found.valid and [turn.action for turn in found.turns] == list(_actions(record))
             else:
                 unspelt += 1

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from agentenv.core.chat import InlineFormat
+from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.io.model_files import read_settings
 from agentenv.core.types import Sampling
 from agentenv.data.world import WorldConfig
@@ -301,7 +302,7 @@ def reading_accuracy(policy: HFPolicy, chat: InlineFormat, config: WarmstartConf
         prompts = [to_tokens(chat, demo[:-1])[0] for demo in demos]
         return await asyncio.gather(*map(answer, prompts))
 
-    written = asyncio.run(answers())
+    written = run_to_completion(answers())
     right = [text == demo[-1].text for text, demo in zip(written, demos, strict=True)]
     return sum(right) / len(right)
 

@@ -6,7 +6,6 @@ teaches it to do the same without the examples, so that reinforcement learning s
 expert and no stronger model is needed.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.env_lifecycle import open_envs
 from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Trajectory
@@ -101,7 +101,7 @@ def self_distillation(run: TrainConfig, settings: DistillationConfig, display: D
     if shots is None:
         tasks = tasks[SHOTS:]
         seconds = rollout_config(run.rollout, run.env, temperature=0.0).deadline_s
-        shots = asyncio.run(expert_shots(task_env, seconds))
+        shots = run_to_completion(expert_shots(task_env, seconds))
     kept = own_best(run, task_env, policy, tasks, shots, settings, display)
     if not kept:
         raise ConfigurationError(
@@ -204,7 +204,7 @@ def _play_tier(
     """The episodes with the numbers ``slots`` of the tasks at ``places``."""
     named = replace(context, name=f"{context.name}-tier-{tier}") if tier else context
     posed = [(tasks[place], seed + place, f"task-{place}") for place in places]
-    return asyncio.run(_play(task_env, posed, shots, slots, named))
+    return run_to_completion(_play(task_env, posed, shots, slots, named))
 
 
 async def _play(

@@ -1,10 +1,11 @@
 """Coroutines at once: results in order, and the first error alone, which ends the rest."""
 
 import asyncio
+import gc
 
 import pytest
 
-from agentenv.core.concurrency.tasks import gather_all, task_group
+from agentenv.core.concurrency.tasks import gather_all, run_to_completion, task_group
 
 
 async def answer(number: int) -> int:
@@ -58,3 +59,30 @@ def test_cancelling_the_caller_is_no_error_of_the_tasks() -> None:
 
     with pytest.raises(TimeoutError):
         asyncio.run(work())
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_interrupt_amid_a_task_is_raised_and_not_logged(
+    nested: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def interrupted() -> None:
+        await asyncio.sleep(0)
+        raise KeyboardInterrupt("now")
+
+    async def several() -> None:
+        await gather_all([interrupted(), asyncio.sleep(60)])
+
+    with pytest.raises(KeyboardInterrupt, match="now"):
+        run_to_completion(several() if nested else interrupted())
+    gc.collect()
+    assert not caplog.records
+
+
+def test_a_result_and_an_error_come_through() -> None:
+    async def doubled(number: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * number // (number != 3)
+
+    assert run_to_completion(doubled(4)) == 8
+    with pytest.raises(ZeroDivisionError):
+        run_to_completion(doubled(3))
