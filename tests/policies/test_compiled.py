@@ -26,6 +26,17 @@ COMPILER = pytest.mark.skipif(
 )
 
 
+@pytest.fixture
+def traced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets layers be traced and differentiated as always, and run without C++ made of them, which takes a minute."""
+    compile_module = torch.nn.Module.compile
+
+    def traced(self: torch.nn.Module, **options: Any) -> None:
+        compile_module(self, backend="aot_eager", **options)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", traced)
+
+
 def sampled(policy: object, prompts: list[list[int]]) -> list[Completion]:
     """Two turns of each episode, the second on the cache of the first."""
 
@@ -97,10 +108,10 @@ def test_what_enters_the_first_of_compiled_layers_may_be_written_to() -> None:
         assert not model.get_input_embeddings()(torch.arange(5, 12)[None]).requires_grad
 
 
-@COMPILER
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.usefixtures("traced_alone")
 def test_layers_with_adapters_take_one_version_for_all_layers_and_lengths() -> None:
     """The first one too, whose input comes from frozen embeddings; and rows as long as the model is wide."""
     model = adapt(random_model(257, layers=3, width=16, inner=24), rank=2, alpha=4)
@@ -115,10 +126,10 @@ def test_layers_with_adapters_take_one_version_for_all_layers_and_lengths() -> N
     assert versions["unique_graphs"] - before == 1
 
 
-@COMPILER
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.usefixtures("traced_alone")
 def test_layers_that_keep_their_inputs_alone_are_compiled_too() -> None:
     versions = torch._dynamo.utils.counters["stats"]
     model, plain = (random_model(257, layers=2, spread=0.2, seed=3) for _ in range(2))
