@@ -72,6 +72,19 @@ def binds() -> list[tuple[str, str]]:
     return [*system, *prefix, *packages().items()]
 
 
+def library_path() -> dict[str, str]:
+    """The variable by which the jail's loader finds the shared library of the running interpreter, where it has one.
+
+    Outside ``/usr`` the loader knows that library by the path that it was built for or by the host's cache of libraries, and
+    the jail has neither: it would take the system's library of the same version, or none.
+    """
+    name = sysconfig.get_config_var("INSTSONAME") if sysconfig.get_config_var("Py_ENABLE_SHARED") else None
+    if not name or sys.base_prefix == "/usr":
+        return {}
+    folders = [folder for folder in ("lib", "lib64") if Path(sys.base_prefix, folder, name).is_file()]
+    return {"LD_LIBRARY_PATH": ":".join(f"{PYTHON}/{folder}" for folder in folders)} if folders else {}
+
+
 def plan(name: str) -> dict[str, object]:
     """What ``launch`` needs to become the jail."""
     program = shutil.which("bwrap")
@@ -93,7 +106,7 @@ def plan(name: str) -> dict[str, object]:
         "--chdir",
         "/",
     ]
-    for key, value in ENVIRONMENT.items():
+    for key, value in (ENVIRONMENT | library_path()).items():
         arguments += ["--setenv", key, value]
     for link in ("/bin", "/lib", "/lib64", "/lib32"):
         if Path(link).is_symlink():
