@@ -16,6 +16,7 @@ from agentenv.data.sources import OWN
 from agentenv.errors import ConfigurationError, UnknownName, needs_extra
 from agentenv.evaluation.benchmark import Benchmark, BenchmarkParts, run_benchmark
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation
+from agentenv.evaluation.report.page import require_renderer
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.suite import make_suite, read_suite
 from agentenv.evaluation.task_env import env_id_of
@@ -134,6 +135,7 @@ def train(
 
     Raises:
         AgentEnvError: The configuration cannot be used.
+        MissingExtra: torch, or jinja2 for the report, is not installed.
         Fault: Every episode of a step failed through an infrastructure failure; what was learned is kept.
         Diverged: The weights or the loss are not finite any more.
 
@@ -143,6 +145,7 @@ def train(
         print(result.before.mean, result.after.mean, result.report)
         ```
     """
+    require_renderer()
     loaded = _configuration(config, out, resume=resume, trusted=trust_config)
     loaded = changed(loaded, _dotted(overrides or {}, settings))
     folder = Path(out) if out is not None else Path("runs") / loaded.name

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import agentenv
 from agentenv.cli.main import main
 from agentenv.core.types import Document, Message, MessagePart, Sampling, Task
-from agentenv.errors import AgentEnvError, ConfigurationError, DatasetError, Fault, UnknownName
+from agentenv.errors import AgentEnvError, ConfigurationError, DatasetError, Fault, MissingExtra, UnknownName
 from agentenv.policies.agent import AgentPolicy
 from agentenv.policies.fakes import ByteTokenizer, random_policy
 from agentenv.policies.scripted import complete
@@ -404,4 +405,14 @@ def test_a_configuration_is_read_changed_and_checked(tmp_path: Path) -> None:
     path.write_text('[env]\nid = "remote:http://127.0.0.1:9"')
     with pytest.raises(ConfigurationError, match=r"remote:http://127\.0\.0\.1:9"):
         agentenv.train(path)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("begin", [functools.partial(evaluated, solve), agentenv.train])
+def test_without_jinja2_nothing_is_begun_whose_report_could_not_be_written(
+    begin: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(MissingExtra, match=r"agentenv-suite\[report\]"):
+        begin(out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

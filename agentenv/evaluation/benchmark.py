@@ -33,6 +33,7 @@ from agentenv.evaluation.eval_agent import (
 from agentenv.evaluation.journal import CONFIG, CONTENTS, evaluating, forget_contents, lock_folder, release
 from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
 from agentenv.evaluation.records import EPISODES, RESULTS, read_results, write_results
+from agentenv.evaluation.report.page import require_renderer
 from agentenv.evaluation.report.report import PAGE, write_report
 from agentenv.evaluation.results import RECORDED, load_measure
 from agentenv.evaluation.runner import SAMPLES, first_seed, roll_of
@@ -214,9 +215,11 @@ def run_benchmark(
 
     Raises:
         AgentEnvError: an unknown name, unreadable questions, a policy that cannot be loaded.
+        MissingExtra: the page cannot be written, because jinja2 is not installed.
         ConfigurationError: ``out`` holds another evaluation, or another process evaluates there.
         Fault, Interrupted: everything fails, or SIGINT, SIGTERM or SIGHUP came; what was finished is kept.
     """
+    require_renderer()
     check_names(benchmark, given)
     with evaluating(Path(out)):
         return _run(benchmark, Path(out), display, given, retry_faults)

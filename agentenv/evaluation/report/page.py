@@ -65,16 +65,27 @@ class Page:
         return level_chart(self.levels)
 
 
+def require_renderer() -> None:
+    """Makes sure that a page can be written, before hours are spent on what it shows.
+
+    Raises:
+        MissingExtra: jinja2 is not installed.
+    """
+    try:
+        import jinja2  # noqa: F401
+    except ImportError:
+        raise MissingExtra.of("jinja2", "report") from None
+
+
 def render(page: Page) -> str:
     """The HTML of a page.
 
     Raises:
         MissingExtra: jinja2 is not installed.
     """
-    try:
-        import jinja2
-    except ImportError:
-        raise MissingExtra.of("jinja2", "report") from None
+    require_renderer()
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
