@@ -1,8 +1,9 @@
 """Whether a predicted action is the expert's: rules as data, with the presets of ``MATCHERS``.
 
-All places are compared on the unit square: predictions are divided by the size at which the screen was shown, the
-expert's action and boxes by the size of the original. A mismatch has a reason, and nothing that a policy writes is an
-exception. ``docs/gui.md`` lists what each preset lets pass that it should not.
+Predictions are in pixels of the screen as it was shown, the expert's action and boxes in pixels of the original. Places are
+compared in the latter, and lengths as shares of its sides: what lies on the very edge of a box or just as far away as is
+allowed counts, which shares that are rounded before they are compared would leave to chance. A mismatch has a reason, and
+nothing that a policy writes is an exception. ``docs/gui.md`` lists what each preset lets pass that it should not.
 """
 
 import math
@@ -147,19 +148,15 @@ class Matcher:
         # A box says where the element ends, and a click beyond it may be on the next one.
         if self.box == "smallest" and self._trusted(gold):
             return "other place"
-        place, target = _on_unit(predicted.point, display_size), _on_unit(gold.action.point, gold.size)
-        return "" if self._distance(place, target, gold.size) <= self.radius else "other place"
+        place = _on_original(predicted.point, display_size, gold.size)
+        return "" if self._distance(place, gold.action.point, gold.size) <= self.radius else "other place"
 
     def _in_box(self, point: Point, gold: Gold, display_size: Size) -> bool:
         """Whether a point lies in a box that counts, enlarged unless it is of what is scrolled."""
         # A fifth of most of the screen would reach over what stands beside it.
         factor = 1.0 if gold.action.kind is ActionKind.SCROLL else self.enlarge
-        boxes = (
-            Box(*_on_unit(box[:2], gold.size), *_on_unit(box[2:], gold.size)).enlarged(factor)
-            for box in self._trusted(gold)
-        )
-        place = _on_unit(point, display_size)
-        return any(box.holds(place) for box in boxes)
+        place = _on_original(point, display_size, gold.size)
+        return any(box.enlarged(factor).holds(place) for box in self._trusted(gold))
 
     def _trusted(self, gold: Gold) -> list[Box]:
         if self.box == "any":
@@ -175,14 +172,14 @@ class Matcher:
     def _distance(self, one: Point, other: Point, size: Size) -> float:
         dx, dy = one[0] - other[0], one[1] - other[1]
         if self.radius_of == "unit_square":
-            return math.hypot(dx, dy)
-        return math.hypot(dx * size[0], dy * size[1]) / min(size)
+            return math.hypot(dx / size[0], dy / size[1])
+        return math.hypot(dx, dy) / min(size)
 
     def _drops_elsewhere(self, predicted: Action, gold: Gold, display_size: Size) -> str:
         if predicted.end is None or gold.action.end is None:
             return "no place"
-        ends = _on_unit(predicted.end, display_size), _on_unit(gold.action.end, gold.size)
-        return "" if self._distance(*ends, gold.size) <= self.radius else "other place"
+        end = _on_original(predicted.end, display_size, gold.size)
+        return "" if self._distance(end, gold.action.end, gold.size) <= self.radius else "other place"
 
     def _other_way(self, predicted: Action, gold: Gold, display_size: Size) -> str:
         if self.swipe == "any":
@@ -221,8 +218,8 @@ def _swept(action: Action, size: Size) -> Point:
     """How far the finger of a swipe goes, across and down, in shares of the screen; nowhere without two places."""
     if action.point is None or action.end is None:
         return 0.0, 0.0
-    (x1, y1), (x2, y2) = _on_unit(action.point, size), _on_unit(action.end, size)
-    return x2 - x1, y2 - y1
+    (x1, y1), (x2, y2) = action.point, action.end
+    return (x2 - x1) / size[0], (y2 - y1) / size[1]
 
 
 def words_match(predicted: str, gold: str, rule: str) -> bool:
@@ -259,8 +256,9 @@ def token_f1(one: str, other: str) -> float:
     return 2 * common / (len(a) + len(b)) if a or b else 1.0
 
 
-def _on_unit(point: tuple[float, ...], size: Size) -> Point:
-    return point[0] / size[0], point[1] / size[1]
+def _on_original(point: Point, shown: Size, original: Size) -> Point:
+    """A place on the shown screen in pixels of the original one."""
+    return point[0] * original[0] / shown[0], point[1] * original[1] / shown[1]
 
 
 MATCHERS: Mapping[str, Matcher] = {

@@ -67,6 +67,33 @@ def test_the_radius_counts_only_where_no_box_can_be_trusted() -> None:
     assert not exact("agentenv", click(541, 1000), large)
 
 
+@pytest.mark.parametrize("x", [37, 113, 359, 540])
+def test_a_click_on_the_edge_of_a_box_is_in_it(x: int) -> None:
+    """Edges belong to a box; the screen is one on which shares of its sides are no round numbers."""
+    size = (1080, 2400)
+    box = Box(x - 35, 473, x + 35, 2337)
+    inside = [click(x, 473), click(x, 2337), click(x - 35, 1405), click(x + 35, 1405)]
+    gold = Gold(click(x, 1405), size, (box,))
+    assert all(MATCHERS["odyssey"](one, gold, size).exact for one in inside)
+    assert not MATCHERS["odyssey"](click(x, 472), gold, size).exact
+    # agentenv enlarges it 1.2 times: 42 pixels to either side
+    edges = [click(x - 42, 1405), click(x + 42, 1405)]
+    assert all(MATCHERS["agentenv"](one, gold, size).exact for one in edges)
+    assert not MATCHERS["agentenv"](click(x + 43, 1405), gold, size).exact
+
+
+def test_what_is_just_as_far_or_as_long_as_allowed_counts() -> None:
+    size = (1080, 2400)
+    gold = Gold(click(540, 1296), size)
+    assert MATCHERS["ui_s1"](click(540, 1200), gold, size).exact  # .04 of the height is 96 pixels
+    assert not MATCHERS["ui_s1"](click(540, 1199), gold, size).exact
+    across = Gold(swipe(270, 1200, 810, 1200), size)
+    assert MATCHERS["agentenv"](
+        swipe(270, 1200, 324, 1200), across, size
+    ).exact  # .05 of the width is 54 pixels
+    assert MATCHERS["agentenv"](swipe(270, 1200, 323, 1200), across, size).reason == "too short a swipe"
+
+
 def test_four_boxes_are_four_boxes_except_as_released() -> None:
     boxes = tuple(Box(i * 10, 0, i * 10 + 10, 10) for i in range(4))
     gold = Gold(click(5, 5), SIZE, boxes)
