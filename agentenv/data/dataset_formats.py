@@ -38,8 +38,8 @@ def flashrag(record: RawRow) -> Iterator[Task]:
 _IDS = ("id", "_id", "question_id", "qid")
 _QUESTIONS = ("question", "query", "problem")
 _ANSWERS = (*GOLDS, "gold_answers", "ground_truth", "target")
-_LISTED_BY = ("family", "hops", "cluster")
-"""Fields by which scores are listed or put together; an empty one is none."""
+_OPTIONAL = ("supporting_ids", "gold", "family", "hops", "cluster")
+"""Fields with a meaning that a question may lack; an empty one is none, as a table cannot leave one out in a single row."""
 
 
 def own_questions(record: RawRow) -> Iterator[Task]:
@@ -50,6 +50,7 @@ def own_questions(record: RawRow) -> Iterator[Task]:
     """
     data = _rest(record, "metadata", *_IDS, *_QUESTIONS, *_ANSWERS)
     data = {**_mapping(record, "metadata"), **data}
+    data = {name: value for name, value in data.items() if name not in _OPTIONAL or value not in (None, "")}
     if "gold" in data:
         data["supporting_ids"] = data.pop("gold")
     if isinstance(data.get("supporting_ids"), str):
@@ -60,7 +61,6 @@ def own_questions(record: RawRow) -> Iterator[Task]:
         data["hops"] = int(data["hops"])
     for name in ("family", "cluster"):
         data |= {name: number_text(data[name])} if name in data else {}
-    data = {name: value for name, value in data.items() if name not in _LISTED_BY or value not in (None, "")}
     question = record.text(*_QUESTIONS)
     answers = _own_answers(record)
     named = [name for name in _IDS if record.fields.get(name) not in (None, "")]

@@ -58,6 +58,23 @@ def test_every_format_gives_the_same_tasks(name: str, tmp_path: Path) -> None:
     assert source.name == "q"
 
 
+@pytest.mark.parametrize("field", ["supporting_ids", "gold"])
+@pytest.mark.parametrize(
+    ("name", "none"), [("q.csv", ""), ("q.tsv", ""), ("q.parquet", None), ("q.jsonl", None), ("q.json", "")]
+)
+def test_a_question_may_lack_the_passages_that_others_name(
+    name: str, none: str | None, field: str, tmp_path: Path
+) -> None:
+    """A table has the column in every row, and a cell that holds nothing names no passage."""
+    rows: list[dict[str, Any]] = [
+        {"id": "1", "question": "Who?", "answer": "Ada", field: ["d1", "d2"]},
+        {"id": "2", "question": "When?", "answer": "1843", field: none},
+    ]
+    named, bare = load_dataset("jsonl", write(tmp_path / name, rows)).tasks
+    assert named.data["supporting_ids"] == ("d1", "d2")
+    assert not {"supporting_ids", "gold"} & bare.data.keys()
+
+
 @pytest.mark.parametrize("name", ["q.csv", "q.tsv.gz", "q.parquet", "q.jsonl"])
 def test_relevant_passages_stand_beside_any_format(name: str, tmp_path: Path) -> None:
     file = write(tmp_path / name, ROWS)
