@@ -330,7 +330,8 @@ def _checked(test: StdioTest, text: str) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+    # Not splitlines(): it would take a form feed, U+2028 and their like for the end of a line.
+    return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
 def _same_lines(found: str, wanted: str) -> bool:
