@@ -56,3 +56,15 @@ class ToolForm(Protocol):
 
     def to_openai(self) -> dict[str, Any]:
         """Name, description and JSON Schema in the form of OpenAI's chat completions."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTool:
+    """A tool of somebody else's, which is known by its declaration alone."""
+
+    form: Mapping[str, Any]
+    """As in OpenAI's chat completions."""
+
+    def to_openai(self) -> dict[str, Any]:
+        """The declaration as it was given."""
+        return dict(self.form)

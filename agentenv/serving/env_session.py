@@ -12,8 +12,9 @@ from agentenv.core.concurrency.deadlines import Deadline, deadline_of
 from agentenv.core.env import Env
 from agentenv.core.episodes import cut_reward
 from agentenv.core.snapshot import Snapshot
-from agentenv.core.types import Step
+from agentenv.core.types import Step, is_context
 from agentenv.errors import EnvFault, EpisodeOver, Fault, SnapshotError
+from agentenv.serving.asking import asking_out, turn_in
 from agentenv.serving.limits import ServerLimits
 from agentenv.serving.toolbox import readable
 from agentenv.serving.wire import (
@@ -135,8 +136,11 @@ class EnvSession:
         options = self._service.options(data.options)
 
         async def work(env: Env[Any]) -> dict[str, Any]:
+            env.native = data.native
             observation, info = await env.areset(seed=data.seed, options=options)
-            return opening_out(observation, info, env.anchor_key(), _cut_reward(env))
+            opening = opening_out(observation, info, env.anchor_key(), _cut_reward(env))
+            opening["metadata"] |= asking_out(env, opens=True)
+            return opening
 
         reply = await self._run("reset", work)
         self._episode, self._steps = data.episode_id or uuid.uuid4().hex, 0
@@ -150,15 +154,23 @@ class EnvSession:
             EpisodeOver: the episode has ended or never begun.
             Fault: the environment broke or missed the deadline; there is no reward then, not even 0.
         """
-        return await self.act(lambda env: env.astep(readable(env, data.text)))
+        turn = None if data.turn is None else turn_in(data.turn)
+
+        def acted(env: Env[Any]) -> Coroutine[Any, Any, Step]:
+            said = data.text if turn is None else env.native_action(turn)
+            return env.astep(readable(env, said))
+
+        return await self.act(acted)
 
     async def act(self, action: Callable[[Env[Any]], Coroutine[Any, Any, Step]]) -> dict[str, Any]:
         """Acts as `step` does, by an action that is more than its text."""
 
         async def work(env: Env[Any]) -> dict[str, Any]:
             step = await action(env)
-            further = 0.0 if step.terminated or step.truncated else _cut_reward(env)
-            return step_out(step, env.anchor_key(), further)
+            over = step.terminated or step.truncated
+            reply = step_out(step, env.anchor_key(), 0.0 if over else _cut_reward(env))
+            reply["metadata"] |= {} if over else asking_out(env, opens=is_context(step.observation))
+            return reply
 
         reply = await self._run("step", work)
         self._steps += 1

@@ -13,10 +13,12 @@ from typing import Any, Literal, NamedTuple
 import httpx
 from pydantic import BaseModel, FiniteFloat, ValidationError
 
+from agentenv.core.assistant_turns import AssistantTurn, ToolForm
 from agentenv.core.env import AsyncEnv
 from agentenv.core.types import Info, Observation, StateCapability, Step, Task
 from agentenv.core.validation import sentence
 from agentenv.errors import ConfigurationError, EnvFault
+from agentenv.serving.asking import Asking, TurnAction, asking_in, turn_out
 from agentenv.serving.link import CONNECT_S, Link, LinkTimeouts, headers, reason
 from agentenv.serving.wire import VERSION, info_in, observation_in, options_out, step_in
 from agentenv.web.client import HTTPClient, Request, run_in_thread
@@ -38,6 +40,8 @@ class RemoteState:
     anchor: str | None
     cut_reward: float | None
     """What the episode earns further where it is cut now; None where the environment cannot say."""
+    asking: Asking
+    """How the policy is asked next."""
 
 
 class RemoteEnv(AsyncEnv[RemoteState]):
@@ -52,6 +56,8 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         ConfigurationError: there is no such server, or it does not let us in.
         EnvFault: there was one before in this process, and it does not answer now.
     """
+
+    refuses_half_escapes = True  # the server deals with them, for an environment that does not
 
     def __init__(
         self, url: str, *, timeouts: LinkTimeouts | None = None, render_mode: str | None = None
@@ -73,7 +79,6 @@ class RemoteEnv(AsyncEnv[RemoteState]):
             no_expert=self.card["no_expert"],
             call_markers=self.card["call_markers"],
             reports_searches=self.card["reports_searches"],
-            refuses_half_escapes=self.card["refuses_half_escapes"],
         )
 
     async def areset(
@@ -92,10 +97,12 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         fresh = before is None or not before.link.standing
         link = Link(self.url, self._timeouts) if before is None or fresh else before.link
         try:
-            data = await link.ask("reset", "observation", seed=seed, options=self._sent(options))
+            native = {"native": True} if self.native else {}
+            data = await link.ask("reset", "observation", seed=seed, options=self._sent(options), **native)
             with _decoding(self.url):
                 opening = observation_in(data["observation"]), info_in(data["metadata"]["info"])
-                self.state = RemoteState(link, data["metadata"]["anchor_key"], _cut_reward(data))
+                asking = asking_in(data["metadata"])
+                self.state = RemoteState(link, data["metadata"]["anchor_key"], _cut_reward(data), asking)
         except BaseException:
             if fresh:
                 await asyncio.to_thread(link.close)
@@ -123,13 +130,36 @@ class RemoteEnv(AsyncEnv[RemoteState]):
             Fault: the server, or what is behind it, failed; there is no reward then.
         """
         self.check_running(action)
-        data = await self.state.link.ask("step", "observation", text=action)
+        turn = {"turn": turn_out(action.turn)} if isinstance(action, TurnAction) else {}
+        data = await self.state.link.ask("step", "observation", text=action, **turn)
         with _decoding(self.url):
             step = step_in(data)
             self.state.anchor, self.state.cut_reward = data["metadata"]["anchor_key"], _cut_reward(data)
+            self.state.asking = asking_in(data["metadata"], self.state.asking)
         self._turn += 1
         self._over = step.terminated or step.truncated
         return step
+
+    def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
+        """As the environment at the server wants them for the turn that comes."""
+        return self.state.asking.turn_stop(stop, self.card["stop"])
+
+    def native_tools(self) -> Sequence[ToolForm]:
+        """Those of the environment at the server in the present context.
+
+        Raises:
+            ConfigurationError: the server does not serve policies that speak in their model's form.
+        """
+        if self.state.asking.tools is None:
+            raise ConfigurationError(
+                f"{self.url} does not say which tools to declare to a model in its native form, as servers of this version "
+                "do: update the server, or take the format template"
+            )
+        return self.state.asking.tools
+
+    def native_action(self, turn: AssistantTurn) -> str:
+        """``turn`` itself, which the environment at the server reads."""
+        return TurnAction(turn)
 
     def anchor_key(self) -> str | None:
         """The key that came with the last answer: asking for it costs no call."""
@@ -244,7 +274,6 @@ class _Card(BaseModel):
     call_markers: tuple[str, ...]
     stop: tuple[str, ...] = ()
     reports_searches: bool = False
-    refuses_half_escapes: bool = False
     client_tasks: bool = False
     client_data: tuple[str, ...] = ()
 

@@ -3,7 +3,8 @@
 A frame is ``{"type": ..., "data": {...}}``. OpenEnv's types are ``reset``, ``step``, ``state``, ``mcp`` and ``close``;
 the answers are ``observation``, ``state``, ``mcp`` and ``error``. Time travel and the rest of our contract go under the
 one further type ``agentenv``, which a plain client never sends. Everything that OpenEnv has no field for stands in
-``metadata``: ``terminated``, ``truncated``, ``anchor_key``, ``cut_reward`` and the whole ``info``.
+``metadata``: ``terminated``, ``truncated``, ``anchor_key``, ``cut_reward``, the whole ``info``, and how the policy is to be
+asked next (``agentenv.serving.asking``).
 """
 
 import base64
@@ -18,6 +19,8 @@ from typing import Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 import agentenv.errors
+from agentenv.core.assistant_turns import NativeCall
+from agentenv.core.conversation import openai_call
 from agentenv.core.types import (
     EndReason,
     Info,
@@ -63,6 +66,9 @@ class ResetData(BaseModel):
     options: dict[str, Any] | None = None
     """What the client chooses: a ``task`` by its ``id``, or as a whole where the server takes whole tasks, with ``id``,
     ``question``, ``answers``, ``split`` and ``data``; and what the environment lets clients set."""
+    native: bool = False
+    """Whether the policy calls tools in the form that its model was trained in. ``metadata`` then has the tools to declare,
+    and the steps come as turns."""
 
 
 class TaskData(BaseModel):
@@ -126,6 +132,9 @@ class ActionData(BaseModel):
 
     text: str
     """What the policy wrote."""
+    turn: dict[str, Any] | None = None
+    """What it wrote as its model's form has it, after a reset with ``native``: ``thinking``, ``content``, ``calls`` and
+    ``closed``. It is acted on in place of ``text``."""
     metadata: dict[str, Any] = {}
     """OpenEnv's; not read."""
 
@@ -144,7 +153,8 @@ class ObservationData(BaseModel):
     text: str
     """The messages' texts, one after the other."""
     messages: list[dict[str, Any]]
-    """``role`` and ``content``: a string, or parts of type text or image (base64); ``name`` and ``call_id`` where set."""
+    """``role`` and ``content``: a string, or parts of type text or image (base64); ``name``, ``call_id`` and ``calls`` where
+    set."""
 
 
 class ExtensionData(BaseModel):
@@ -220,7 +230,13 @@ def observation_out(observation: Observation) -> dict[str, Any]:
 def observation_in(data: Any) -> Observation:
     """An observation as it was before it was sent."""
     return tuple(
-        Message(entry["role"], _content_in(entry["content"]), entry.get("name", ""), entry.get("call_id", ""))
+        Message(
+            entry["role"],
+            _content_in(entry["content"]),
+            entry.get("name", ""),
+            entry.get("call_id", ""),
+            tuple(map(call_in, entry.get("calls", ()))),
+        )
         for entry in data["messages"]
     )
 
@@ -228,7 +244,14 @@ def observation_in(data: Any) -> Observation:
 def _message_out(message: Message) -> dict[str, Any]:
     # Left out where they are empty, as nearly always.
     of_call = {name: value for name in ("name", "call_id") if (value := getattr(message, name))}
-    return {"role": message.role, "content": _content_out(message.content), **of_call}
+    made = {"calls": [*map(openai_call, message.calls)]} if message.calls else {}
+    return {"role": message.role, "content": _content_out(message.content), **of_call, **made}
+
+
+def call_in(data: Any) -> NativeCall:
+    """A call that was sent in OpenAI's form: its arguments are JSON in a text, which may hold what a frame does not."""
+    function = data["function"]
+    return NativeCall(function["name"], json.loads(function["arguments"]), data["id"])
 
 
 def _content_out(content: str | tuple[MessagePart, ...]) -> Any:

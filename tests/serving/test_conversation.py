@@ -57,6 +57,7 @@ def test_an_episode_has_openenvs_shape(serving: Any, house: Any) -> None:
                     "truncated": False,
                     "anchor_key": None,
                     "cut_reward": 0.0,
+                    "turn_stop": [],
                     "info": {"options": None},
                 },
             },

@@ -5,11 +5,18 @@ an observation and each action of the policy a reply.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from agentenv.core.assistant_turns import AssistantTurn, Call, MalformedCall, NativeCall, ToolForm
+from agentenv.core.assistant_turns import (
+    AssistantTurn,
+    Call,
+    DeclaredTool,
+    MalformedCall,
+    NativeCall,
+    ToolForm,
+)
 from agentenv.core.env import AsyncEnv
 from agentenv.core.scoring.scorers import load_scorer
 from agentenv.core.tools import called_text, calls_prompt, read_calls, response_text
@@ -32,16 +39,6 @@ class ProgramState:
     request: ChatRequest = NOTHING_ASKED
     """The one that waits for the policy."""
     turns: int = 0
-
-
-@dataclass(frozen=True)
-class _Declared:
-    """A tool as the agent declares it to its model."""
-
-    form: Mapping[str, Any]
-
-    def to_openai(self) -> dict[str, Any]:
-        return dict(self.form)
 
 
 class AgentProgram(AsyncEnv[ProgramState]):
@@ -121,7 +118,7 @@ class AgentProgram(AsyncEnv[ProgramState]):
 
     def native_tools(self) -> Sequence[ToolForm]:
         """The tools that the agent declares to its model in the present context."""
-        return tuple(_Declared(tool) for tool in self.state.request.tools)
+        return tuple(DeclaredTool(tool) for tool in self.state.request.tools)
 
     def native_action(self, turn: AssistantTurn) -> str:
         """The text of ``turn`` and its calls; one with a call that cannot be read is text alone, as services return it."""
