@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.grammar import written_block
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Passage, Task, ToolResult, ToolStatus
@@ -266,10 +265,6 @@ class AgentSearch(SearchEnv):
             tools["graph_search"] = GraphSearch(search, graph)
             tools["get_adjacent_passages"] = AdjacentPassages(search.format, graph, search.k)
         return tools
-
-    def native_action(self, turn: AssistantTurn) -> str:
-        """The text of ``turn`` with its thinking in tags, which the reward asks for."""
-        return turn.with_thinking
 
     def expert(self) -> Sequence[str] | None:
         """Thinks and searches for every hop with its first tool where the task carries its path, then answers."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.chat import InlineFormat
 from agentenv.core.grammar import shortened, written_block
 from agentenv.core.options import bind_options
@@ -338,10 +337,6 @@ class HierarchicalSearch(SearchEnv):
         tools = {tag: AgentsTool(some, refiner, pages) for tag, some in asked.items()}
         opening = QuestionPrompt(prompt.replace("information>", f"{frame}>"))
         self.parts = hierarchical_parts(self, opening, tools, tuple(tools), far)
-
-    def native_action(self, turn: AssistantTurn) -> str:
-        """The text of ``turn`` with its thinking in tags, which the reward asks for."""
-        return turn.with_thinking
 
     def expert(self) -> Sequence[str] | None:
         """Thinks and asks for every hop where the task carries its path, then answers.

@@ -233,6 +233,7 @@ class JudgedSearch(LocalSearch):
             self.parts,
             submit=SubmitAfterUse(self.max_turns) if search_again else submit_answer,
             beside=self.judge,
+            native=None,  # a verdict stands beside an action, which a call has no place for
             reward=partial(
                 judged_reward, answer=self.answer_reward, unit=judge_reward, total=total, false_yes=false_yes
             ),

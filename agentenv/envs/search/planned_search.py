@@ -355,6 +355,7 @@ class PlannedSearch(LocalSearch):
                 max_turns=self.max_turns,
             ),
             state=PlannedState,
+            native=None,  # the message explains the tags, in which a plan ends without an answer
         )
 
     @classmethod

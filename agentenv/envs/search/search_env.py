@@ -193,9 +193,9 @@ class SearchEnv(AsyncEnv[SearchState]):
         return () if self.parts.native is None else self.parts.native.tools
 
     def native_action(self, turn: AssistantTurn) -> str:
-        """The first call of ``turn`` as an action in tags, or its text where the environment has no tools."""
+        """The first call of ``turn`` as an action in tags; where there are no tools, its text and thinking in tags."""
         native = self.parts.native
-        return super().native_action(turn) if native is None else action_of(turn, native.tags)
+        return turn.with_thinking if native is None else action_of(turn, native.tags)
 
     async def astep(self, action: str) -> Step:
         """Runs the call in ``action``, and rewards what came of them.

@@ -6,8 +6,6 @@ import pytest
 
 from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.types import Document, EndReason, Task
-from agentenv.envs.search.agent_search import AgentSearch
-from agentenv.envs.search.hierarchical_search import HierarchicalSearch
 from agentenv.envs.search.rewrite import Rewrite, as_conversation, curriculum_reward, rank_reward
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.retrievers.fakes import InMemoryRetriever
@@ -136,10 +134,3 @@ def test_a_thought_in_a_models_native_form_counts(thinking: str | None, reward: 
     """Thinking models open every turn with one, which their form holds apart from the content."""
     turn = AssistantTurn(thinking, "<rewrite>3</rewrite>")
     assert act(Rewrite().native_action(turn))[0] == reward
-
-
-@pytest.mark.parametrize("env", [HierarchicalSearch, AgentSearch])
-def test_hiersearch_reads_thoughts_of_a_native_form_too(env: Any) -> None:
-    turn = AssistantTurn("a", "<answer>b</answer>")
-    assert env.native_action(object(), turn) == "<think>a</think>\n<answer>b</answer>"
-    assert env.native_action(object(), AssistantTurn(None, "b")) == "b"
