@@ -90,6 +90,9 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     refuses_half_escapes: ClassVar[bool] = False
     r"""Whether it deals itself with an action that holds an escape of half a surrogate pair, such as ``\ud83d``. Otherwise
     ``step`` is given ``\ufffd`` in its place, so that no policy can make it fail by one."""
+    reads_thoughts: ClassVar[bool] = False
+    """Whether a thought between ``<think>`` tags is part of an action, as its messages or rewards have it. What a model has
+    thought in its native form is then in the action too."""
     client_data: ClassVar[Mapping[str, Any]] = {}
     """What ``Task.data`` of a client of a server may hold, and the type of each entry. An entry must never name a file, an
     address or a class, because whoever reaches the server may choose its value."""
@@ -178,8 +181,8 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         return ()
 
     def native_action(self, turn: AssistantTurn) -> str:
-        """The action that a turn in a model's native form stands for: its text without the thinking."""
-        return turn.content
+        """The action that a turn in the native form stands for: its text, with the thinking if it ``reads_thoughts``."""
+        return turn.with_thinking if self.reads_thoughts else turn.content
 
     def held_tasks(self) -> Sequence[Task]:
         """The tasks that it draws from, which clients may name by their ids; empty where it makes each one up."""

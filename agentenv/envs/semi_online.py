@@ -68,6 +68,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
     """Imitate on recorded screens; each turn earns format, type and exactness, and ``valid`` says whether it matched."""
 
     stop: ClassVar[tuple[str, ...]] = STOP
+    reads_thoughts: ClassVar[bool] = True
     scorers: ClassVar[tuple[str, ...]] = ("sop", "sop_pg", "sop_tsr", "reward")
     reward_options: ClassVar[frozenset[str]] = frozenset({"weights"})
     client_options: ClassVar[Mapping[str, Any]] = {"patch_budget": int, "patch_variant": Patch}

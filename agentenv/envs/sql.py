@@ -71,6 +71,7 @@ class Sql(Env[SqlState]):
     tags: ClassVar[tuple[str, str]] = ("sql", "submit")
     """Of a query that is tried out, and of the one that is handed in."""
     call_markers: ClassVar[tuple[str, ...]] = ("<sql>",)
+    reads_thoughts: ClassVar[bool] = True
     stop: ClassVar[tuple[str, ...]] = ("</sql>", "</submit>")
     scorers: ClassVar[tuple[str, ...]] = ("solved", "reward")
     """Right queries are the headline: most rewards also pay form, parts or length, and a run is not judged by those."""

@@ -93,6 +93,7 @@ class Browser(AsyncEnv[BrowserState]):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # type: ignore[misc]
     capability: ClassVar[StateCapability] = StateCapability.REPLAY
     stop: ClassVar[tuple[str, ...]] = STOP
+    reads_thoughts: ClassVar[bool] = True
     no_expert: ClassVar[str] = "not every page has an expert; EXPERTS lists those that do"
 
     def __init__(

@@ -52,6 +52,7 @@ class DomSim(Env[DomSimState]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # type: ignore[misc]
     stop: ClassVar[tuple[str, ...]] = STOP
+    reads_thoughts: ClassVar[bool] = True
     client_data: ClassVar[Mapping[str, Any]] = {"template": str, "seed": str | int}
 
     def __init__(

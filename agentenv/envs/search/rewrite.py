@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
-from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.env import AsyncEnv
 from agentenv.core.grammar import written_block
 from agentenv.core.protocols import Retriever
@@ -91,6 +90,7 @@ class Rewrite(AsyncEnv[RewriteState]):
 
     reward_ceiling: float = 2.0
     reports_searches: ClassVar[bool] = True
+    reads_thoughts: ClassVar[bool] = True
     client_data: ClassVar[Mapping[str, Any]] = {
         "supporting_ids": tuple[str, ...],
         "history": tuple[tuple[str, str], ...],
@@ -198,10 +198,6 @@ class Rewrite(AsyncEnv[RewriteState]):
             answer=rewrite,
             rank=self.state.rank,
         )
-
-    def native_action(self, turn: AssistantTurn) -> str:
-        """The text of ``turn`` with its thinking in tags, which the reward asks for."""
-        return turn.with_thinking
 
     def expert(self) -> Sequence[str] | None:
         """The search of the last hop where the task carries its path, else the rewriting of a person where it has one."""

@@ -91,6 +91,7 @@ class SearchEnv(AsyncEnv[SearchState]):
     """Base of the environments that search; a subclass sets ``parts`` in its constructor."""
 
     reports_searches: ClassVar[bool] = True
+    reads_thoughts: ClassVar[bool] = True
     scorers: ClassVar[tuple[str, ...]] = ("em_squad", "f1_squad")
     reward_options: ClassVar[frozenset[str]] = frozenset(
         {"scorer", "found_reward", "outcome", "outcome_options"}
@@ -193,9 +194,9 @@ class SearchEnv(AsyncEnv[SearchState]):
         return () if self.parts.native is None else self.parts.native.tools
 
     def native_action(self, turn: AssistantTurn) -> str:
-        """The first call of ``turn`` as an action in tags; where there are no tools, its text and thinking in tags."""
+        """The first call of ``turn`` as an action in tags, or its text where the environment has no tools."""
         native = self.parts.native
-        return turn.with_thinking if native is None else action_of(turn, native.tags)
+        return super().native_action(turn) if native is None else action_of(turn, native.tags)
 
     async def astep(self, action: str) -> Step:
         """Runs the call in ``action``, and rewards what came of them.

@@ -1,12 +1,10 @@
 """Search environments whose actions are called as tools: the same rewards as by tags, and observations without tags."""
 
 import asyncio
-import re
 from typing import Any
 
 import pytest
 
-import agentenv
 from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
 from agentenv.core.types import EndReason, Step, ToolStatus
 from agentenv.envs.search.judged_search import JudgedSearch
@@ -48,33 +46,6 @@ def test_calls_do_what_tags_do() -> None:
     assert steps[-1][1].reward == 1.0
     shown = steps[0][1].observation[0].text
     assert steps[0][0].observation[0].text == f"\n\n<information>{shown}</information>\n\n"
-
-
-def in_native_form(env: SearchEnv, action: str) -> AssistantTurn:
-    """``action`` as a model writes it that thinks in a part of its own, and calls tools where some are declared."""
-    thought, _, content = action.removeprefix("<think>").partition("</think>")
-    said = AssistantTurn(thought, content) if action.startswith("<think>") else AssistantTurn(None, action)
-    for tool in env.native_tools():
-        if (written := re.search(f"<{tool.name}>(.*?)</{tool.name}>", action, re.DOTALL)) is not None:
-            return turn(tool.name, **{tool.argument: written[1]})
-    return said
-
-
-@pytest.mark.parametrize("id", [id for id in agentenv.registered() if re.match(r"agentenv/\w*Search-v0", id)])
-def test_an_expert_earns_by_the_models_form_what_it_earns_by_tags(id: str) -> None:
-    rewards = []
-    for native in (False, True):
-        env = agentenv.make(id)
-        assert isinstance(env, SearchEnv)
-        env.native = native
-        env.reset(seed=3)
-        actions = env.expert() or ("<search> it </search>", "<answer> ready </answer>")
-        said = [env.native_action(in_native_form(env, action)) if native else action for action in actions]
-        steps = [asyncio.run(env.astep(action)) for action in said]
-        rewards.append([(step.reward, step.info.get("end_reason")) for step in steps])
-        env.close()
-    assert rewards[0][-1][1] is not None
-    assert rewards[0] == rewards[1]
 
 
 @pytest.mark.parametrize("env", [JudgedSearch(), PlannedSearch(), SelfSearch()])
