@@ -137,6 +137,8 @@ class AgentProgram(AsyncEnv[ProgramState]):
         self.check_running(action)
         state = self.state
         turn, valid = _turn_of(without_stop(action, state.request.stop), state.turns)
+        if state.request.one_call:
+            turn = replace(turn, calls=turn.calls[:1])
         event = await state.session.reply(turn)
         state.turns += 1
         if isinstance(event, Ended):

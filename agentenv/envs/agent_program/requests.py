@@ -30,6 +30,8 @@ class ChatRequest:
     """In OpenAI's form."""
     stop: tuple[str, ...] = ()
     """Texts that end the answer, and are no part of it."""
+    one_call: bool = False
+    """Whether the answer may call one tool at most."""
 
     def new_after(
         self, earlier: Sequence[Message], tools: Sequence[Mapping[str, Any]]
@@ -121,6 +123,7 @@ class _Body(BaseModel):
     model: str = ""
     tools: list[_Tool] | None = None
     tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     n: Literal[1] | None = None
@@ -163,6 +166,7 @@ def read_request(body: bytes) -> Asked:
         tuple(message.message(names) for message in found.messages),
         tuple({"type": "function", "function": tool.function} for tool in tools),
         (found.stop,) if isinstance(found.stop, str) else tuple(found.stop or ()),
+        found.parallel_tool_calls is False,
     )
     usage = bool((found.stream_options or {}).get("include_usage"))
     return Asked(request, found.model, bool(found.stream), usage)

@@ -70,6 +70,16 @@ def with_tools(task: Task, *, base_url: str, api_key: str) -> str:
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": said})
 
 
+def one_at_a_time(task: Task, *, base_url: str, api_key: str) -> str:
+    """Takes one call of a turn, and says how many it got."""
+    messages: list[Any] = [{"role": "user", "content": task.question}]
+    turn = ask(base_url, api_key, messages, tools=[ADD], parallel_tool_calls=False)
+    calls = turn.get("tool_calls", [])
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": f"{len(calls)}"} for call in calls]
+    turn = ask(base_url, api_key, [*messages, turn, *results], tools=[ADD], parallel_tool_calls=False)
+    return str(turn["content"])
+
+
 async def forgetful(task: Task, *, base_url: str, api_key: str) -> str:
     """Asks for notes until there are none, with a context of its own each time."""
     said = ""

@@ -392,3 +392,13 @@ def test_a_key_of_another_time_is_refused() -> None:
         env.step("5")
     with playing("with_a_wrong_key") as env:
         assert "no episode that is being played has this key" in env.state.request.messages[0].text
+
+
+def test_an_agent_that_takes_one_call_gets_the_first() -> None:
+    with playing("one_at_a_time") as env:
+        step = env.step(CALL * 2)
+        assert (texts(step), is_context(step.observation)) == (
+            ["<tool_response>\n1\n</tool_response>"],
+            False,
+        )
+        assert env.step("5").reward == 1

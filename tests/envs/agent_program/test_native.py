@@ -15,6 +15,7 @@ from agentenv.api import evaluate, train
 from agentenv.core.chat import ends_of_turn
 from agentenv.core.chat_formats import make_chat_format
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
+from agentenv.core.tool_replies import NOT_RUN
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.envs.agent_program.env import AgentProgram
@@ -122,6 +123,13 @@ def test_a_call_beside_one_that_cannot_be_read_is_text_too(tokenizer: Any) -> No
     assert played.end_reason is EndReason.ANSWERED
     first, second = played.info["answer"].index('"add"'), played.info["answer"].index("{broken")
     assert 0 < first < second
+
+
+def test_an_agent_that_takes_one_call_gets_the_first(tokenizer: Any) -> None:
+    played = play("one_at_a_time", [f"{CALL}\n{CALL}", "5"], tokenizer)
+    assert (played.reward, played.end_reason) == (1.0, EndReason.ANSWERED)
+    assert [message.text for message in played.turns[0].observation] == ["1", NOT_RUN]
+    assert len(rows_of(played, tokenizer)) == 1
 
 
 def test_a_context_of_its_own_shows_calls_to_templates_that_are_strict_about_ids() -> None:
