@@ -273,8 +273,10 @@ def _model_writer(spec: str) -> ModelWriter:
     return ModelWriter(make_chat(spec), temperature=0.0, tokens=_VERDICT_TOKENS)
 
 
-def _make_judge(judge: PlanJudge | Generator | str) -> PlanJudge:
-    """The judge of plans that is given, or over the model that a spec names."""
+def _make_judge(process: Process, judge: PlanJudge | Generator | str) -> PlanJudge | None:
+    """The judge of plans that is given, or over the model that a spec names; none where ``process`` asks for none."""
+    if process != "judge":
+        return None
     if isinstance(judge, PlanJudge):
         return judge
     if not isinstance(judge, str) or judge == EXTRACTIVE:
@@ -342,8 +344,7 @@ class PlannedSearch(LocalSearch):
         super().__init__(prompt=prompt, tasks=tasks, retriever=retriever, **options)
         terms = PlanTerms(gain, found_reward, process, process_weight, cost, search_cost)
         made = make_generator(generator) if isinstance(generator, str) else generator
-        rater = _make_judge(judge or generator) if process == "judge" else None
-        asked = _make_answer_judge(answer_judge)
+        rater, asked = _make_judge(process, judge or generator), _make_answer_judge(answer_judge)
         self.parts = replace(
             self.parts,
             submit=GeneratedAnswer(made, self.search, self.scorer, gain, rater, asked),
