@@ -188,7 +188,12 @@ class _Order:
 
 
 class _EnvLoop:
-    """An event loop in a daemon thread."""
+    """An event loop in a daemon thread.
+
+    Raises:
+        OSError: the system gives none, because too many files are open, for example.
+        RuntimeError: it gives no thread.
+    """
 
     def __init__(self, home: asyncio.AbstractEventLoop) -> None:
         self.posted: dict[_Order, float] = {}
@@ -205,7 +210,11 @@ class _EnvLoop:
         self._ends = False
         _env_loops.add(self.loop)
         self.thread = threading.Thread(target=self._run, name=_LOOP_THREAD, daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except BaseException:
+            self.loop.close()
+            raise
 
     @property
     def abandoned(self) -> int:
@@ -332,9 +341,7 @@ class _Host:
     def _flush(self) -> None:
         orders, self._outbox = self._outbox, []
         if sum(loop.blocked for loop in self.loops) >= MAX_ABANDONED:
-            for order in orders:
-                if not order.answer.done():
-                    order.answer.set_exception(EnvFault(f"{MAX_ABANDONED} event loops are blocked already"))
+            _fail(orders, f"{MAX_ABANDONED} event loops are blocked already")
             return
         loop, delay_s = self.loops[-1], min(_BLOCKED_S, *(order.seconds / 2 for order in orders))
         loop.post(orders)
@@ -345,8 +352,14 @@ class _Host:
         loop.answer()
         oldest = min(list(loop.posted.values()), default=math.inf)
         if loop is self.loops[-1] and oldest <= time.monotonic() - delay_s:
-            self.loops.append(_EnvLoop(self._home))
-            self._send(loop.drain())
+            try:
+                self.loops.append(_EnvLoop(self._home))
+            except (OSError, RuntimeError) as error:
+                # The time of these calls stands still until they begin: they would wait for ever.
+                said = f"another call blocks their event loop, and the system gives no other one ({error})"
+                _fail(loop.drain(), said)
+            else:
+                self._send(loop.drain())
 
     async def _keep(self) -> AsyncGenerator[None]:
         try:
@@ -360,6 +373,13 @@ class _Host:
             deadline = time.monotonic() + _CLOSE_S
             while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
                 await asyncio.sleep(_GLANCE_S)
+
+
+def _fail(orders: Sequence[_Order], reason: str) -> None:
+    """Tells those who wait that their calls are not made."""
+    for order in orders:
+        if not order.answer.done():
+            order.answer.set_exception(EnvFault(reason))
 
 
 _hosts: dict[asyncio.AbstractEventLoop, _Host] = {}

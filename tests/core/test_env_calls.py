@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -50,6 +50,35 @@ def test_calls_that_a_blocked_loop_has_not_begun_are_all_taken_away_from_it() ->
         return taken
 
     assert asyncio.run(run()) == ["first", "second"]
+
+
+@pytest.mark.parametrize("refused", [OSError("too many open files"), RuntimeError("can't start new thread")])
+def test_calls_behind_a_blocked_loop_fail_where_the_system_gives_no_other_loop(
+    refused: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = threading.Event()
+
+    def none(*given: object, **named: object) -> NoReturn:
+        raise refused
+
+    async def blocks() -> None:
+        monkeypatch.setattr(env_calls, "_EnvLoop", none)
+        free.wait(30)
+
+    async def work() -> None: ...
+
+    async def run() -> None:
+        blocking = asyncio.ensure_future(env_calls.call("the first call", 30, blocks))
+        await asyncio.sleep(0.1)
+        with pytest.raises(EnvFault, match=str(refused)):
+            await asyncio.wait_for(env_calls.call("the second call", 1, work), 20)
+        free.set()
+        await blocking
+
+    try:
+        asyncio.run(run())
+    finally:
+        free.set()
 
 
 def test_a_loop_that_has_begun_its_calls_before_they_are_taken_away_leaves_nothing_to_send() -> None:

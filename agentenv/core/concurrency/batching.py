@@ -181,7 +181,7 @@ class Batcher(Generic[In, Out]):
                 waiter.hold.end()
         try:
             async with asyncio.timeout(self._timeout_s):
-                results = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, items)
+                results = await asyncio.get_running_loop().run_in_executor(self._thread, self._results, items)
             if len(results) != len(items):
                 raise RuntimeError(f"A batch of {len(items)} items came back with {len(results)} results.")
         except Exception as error:
@@ -196,6 +196,21 @@ class Batcher(Generic[In, Out]):
                     waiter.answer.set_exception(result)
                 else:
                     waiter.answer.set_result(result)
+
+    def _results(self, items: list[In]) -> Sequence[Out | Exception]:
+        """What ``run`` gives for ``items``; called in the thread of the batcher.
+
+        Raises:
+            RuntimeError: it raised what is no ``Exception``, as ``SystemExit`` or the panic of a library in Rust. That must
+                reach those who wait, as any other error does, and not the event loop, where nobody would be told.
+            Exception: it raised that.
+        """
+        try:
+            return self._run(items)
+        except Exception:
+            raise
+        except BaseException as error:
+            raise RuntimeError(f"a batch raised {type(error).__name__}: {error}") from error
 
 
 @dataclass(slots=True, eq=False)

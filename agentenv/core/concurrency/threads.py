@@ -89,27 +89,35 @@ class _Pool:
             if self.abandoned >= MAX_ABANDONED:
                 raise EnvFault(f"{self.abandoned} calls hang already and hold a thread each")
             self._waiting.append(call)
-            self._staff()
+            try:
+                self._staff()
+            except BaseException:
+                self._waiting.remove(call)  # whoever asked is told, and would not wait for it
+                raise
 
     def give_up(self, call: _Call) -> None:
         """Takes the thread of ``call`` out of the pool, if it still runs; another one takes its place."""
         with self._ready:
+            refused: list[_Call] = []
             if self._replaces and call in self._running:
                 self._leave(call)
                 self._threads -= 1
                 self.abandoned += 1
-                self._staff()
+                refused = self._staffed()
+        _refuse(refused)
 
     def look_at(self, call: _Call) -> None:
         """Takes note of whether ``call`` waits for others; another one has its place meanwhile."""
         with self._ready:
             if not self._replaces or call not in self._running or call.deadline is None:
                 return
+            refused: list[_Call] = []
             if call.deadline.held:
                 self._held.add(call)
-                self._staff()
+                refused = self._staffed()
             else:
                 self._held.discard(call)
+        _refuse(refused)
 
     def close(self) -> None:
         with self._ready:
@@ -133,8 +141,27 @@ class _Pool:
         """Places for further calls."""
         return self._size - len(self._running) + len(self._held)
 
+    def _staffed(self) -> "list[_Call]":
+        """Does what ``_staff`` does, for nobody who could be told an error.
+
+        Returns:
+            The calls that are taken out of what waits, because the system gives no thread for them: their time stands still
+            until they begin, so that they would wait for ever.
+        """
+        try:
+            self._staff()
+        except RuntimeError:
+            refused = [call for call in self._waiting if call.set_running_or_notify_cancel()]
+            self._waiting.clear()
+            return refused
+        return []
+
     def _staff(self) -> None:
-        """Wakes or starts threads for what waits, as far as there are places."""
+        """Wakes or starts threads for what waits, as far as there are places.
+
+        Raises:
+            RuntimeError: the system gives no thread; the next call tries again.
+        """
         wanted = min(len(self._waiting), self._free)
         if wanted <= 0:
             return
@@ -144,7 +171,11 @@ class _Pool:
             self._threads += 1
             self._started += 1
             name = f"{self._name}_{self._started}"
-            threading.Thread(target=self._work, name=name, daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+            except BaseException:
+                self._threads -= 1
+                raise
 
     def _leave(self, call: _Call) -> None:
         self._running.remove(call)
@@ -176,6 +207,13 @@ class _Pool:
                     return call
 
 
+def _refuse(calls: list[_Call]) -> None:
+    """Lets calls fail for which the system gives no thread; not under the lock of their pool."""
+    for call in calls:
+        call.hold.end()
+        call.set_exception(EnvFault("the system gives no further thread for this call"))
+
+
 class DaemonThreads(ThreadPoolExecutor):
     """At most ``size`` calls at a time, each in a daemon thread.
 
@@ -198,7 +236,12 @@ class DaemonThreads(ThreadPoolExecutor):
         return self._pool.abandoned
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Runs ``function`` when a thread is free."""
+        """Runs ``function`` when a thread is free.
+
+        Raises:
+            EnvFault: too many calls of this pool hang.
+            RuntimeError: the system gives no thread, or the pool is closed.
+        """
         call = _Call(self._pool, lambda: function(*args, **kwargs))
         try:
             self._pool.add(call)

@@ -179,6 +179,37 @@ def test_a_failing_batch_fails_all_its_waiters_and_the_next_batch_runs() -> None
     play(main())
 
 
+class Panic(BaseException):
+    """What a library in Rust raises, which is no ``Exception``."""
+
+
+@pytest.mark.parametrize("raised", [Panic("boom"), SystemExit("boom"), KeyboardInterrupt("boom")])
+def test_a_batch_that_raises_what_is_no_exception_fails_its_waiters_and_is_not_repeated(
+    raised: BaseException,
+) -> None:
+    calls = []
+
+    def run(items: list[int]) -> list[int]:
+        calls.append(items)
+        raise raised
+
+    async def main() -> None:
+        batcher, deterministic_batcher = Batcher(run), DeterministicBatcher()
+
+        async def episode(index: int) -> int:
+            with deterministic_batcher.episode(index):
+                return await batcher.submit(index)
+
+        for asked in ([batcher.submit(n) for n in range(2)], [episode(n) for n in range(2)]):
+            waiting = asyncio.gather(*asked, return_exceptions=True)
+            answers = await asyncio.wait_for(waiting, 10)
+            assert [type(answer) for answer in answers] == [RuntimeError] * 2
+            assert "boom" in str(answers[0])
+        assert calls == [[0, 1], [0, 1]]
+
+    play(main())
+
+
 def test_a_batch_with_too_few_results_is_an_error() -> None:
     async def main() -> None:
         batcher = Batcher[int, int](lambda items: items[1:])

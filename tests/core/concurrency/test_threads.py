@@ -1,5 +1,6 @@
 """Daemon threads: what is called, how many at a time, calls that are given up, and waiting for what still runs."""
 
+import contextvars
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agentenv.core.concurrency import threads
+from agentenv.core.concurrency.deadlines import deadline_of, waiting_for_others
 from agentenv.core.concurrency.threads import DaemonThreads, in_time, wait_until_idle
 from agentenv.errors import EnvFault
 
@@ -127,6 +129,62 @@ def test_a_closed_pool_and_one_whose_threads_all_hang_take_no_call(
     pool.shutdown()
     with pytest.raises(RuntimeError, match="closed"):
         pool.submit(lambda: None)
+
+
+def no_thread(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_pool_whose_thread_could_not_be_started_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = DaemonThreads(1, "some")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="thread"):
+            pool.submit(lambda: "never")
+    calls: list[str] = []
+    assert pool.submit(lambda: calls.append("next")).result(5) is None
+    assert calls == ["next"]
+
+
+def test_what_waits_fails_where_a_thread_that_hangs_cannot_be_replaced(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+) -> None:
+    pool, began = DaemonThreads(1, "some"), threading.Event()
+    hanging = pool.submit(hang, began, gate)
+    assert began.wait(5)
+    with deadline_of(60) as deadline:
+        waiting = pool.submit(lambda: "never")
+    assert deadline.held
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        hanging.cancel()
+    with pytest.raises(EnvFault, match="thread"):
+        waiting.result(5)
+    assert not deadline.held
+    assert pool.submit(lambda: "next").result(5) == "next"
+
+
+def test_what_waits_fails_where_a_call_that_waits_for_it_gets_no_further_thread(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+) -> None:
+    pool, began = DaemonThreads(1, "some"), threading.Event()
+
+    def holds() -> str:
+        began.set()
+        gate.wait(5)
+        with waiting_for_others():
+            return "held"
+
+    with deadline_of(60):
+        holding = pool.submit(contextvars.copy_context().run, holds)
+    assert began.wait(5)
+    waiting = pool.submit(lambda: "never")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        gate.set()
+        assert holding.result(5) == "held"
+    with pytest.raises(EnvFault, match="thread"):
+        waiting.result(5)
 
 
 def test_what_waits_when_a_pool_is_closed_is_still_done(gate: threading.Event) -> None:
