@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -63,17 +64,34 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written, because the disk is full for example; ``path`` is then what it was before.
     """
-    part = path.with_name(path.name + _PART)
-    try:
-        with os_errors():
-            yield part
-        put_in_place(part, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename == str(part):
-            error.filename = str(path)  # the name that the user knows
-        raise
+    with contextlib.ExitStack() as stack:
+        part = path.with_name(path.name + _PART)
+        try:
+            part = stack.enter_context(_written_alone(part))
+            with os_errors():
+                yield part
+            put_in_place(part, path)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename == str(part):
+                error.filename = str(path)  # the name that the user knows
+            raise
+
+
+@contextlib.contextmanager
+def _written_alone(part: Path) -> Iterator[Path]:
+    """Yields ``part``, made or left by a dead process, or another sibling where somebody else writes it.
+
+    Of two who write the same name at once the second would go on writing into what the first has renamed into place.
+    """
+    with contextlib.ExitStack() as stack:
+        os.close(os.open(part, os.O_RDWR | os.O_CREAT, 0o666))
+        try:
+            stack.enter_context(claim(part, f"{part} is being written"))
+        except (ConfigurationError, FileNotFoundError):  # somebody writes it, or has just renamed it
+            part = part.with_name(f"{part.stem}.{os.getpid()}-{threading.get_ident()}{_PART}")
+        yield part
 
 
 def write_text(path: Path, text: str) -> None:

@@ -38,6 +38,33 @@ def test_a_failed_rename_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
 
+def test_of_two_who_write_a_file_at_once_each_puts_a_whole_one_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    with files.replacing(path) as first, first.open("wb", buffering=0) as file:
+        file.write(b"first, ")
+        files.write_text(path, "second")
+        file.write(b"and its end")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first, and its end"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_processes_that_write_a_file_again_and_again_never_meet(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    program = "import sys; from pathlib import Path; from agentenv.core.io.files import write_text\n"
+    program += "for _ in range(100): write_text(Path(sys.argv[1]), sys.argv[2] * 10_000)"
+    both = [subprocess.Popen([sys.executable, "-c", program, str(path), letter]) for letter in "ab"]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert path.read_text() in ("a" * 10_000, "b" * 10_000)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_process_left_of_a_file_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.part").write_text("half of something longer")
+    files.write_text(tmp_path / "a.txt", "new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.txt", "new")]
+
+
 def test_what_is_renamed_is_on_the_disk_before_and_its_folder_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
