@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.io.claims import claim
+from agentenv.core.io.claims import claim, require_place
 from agentenv.core.io.files import append_lines, write_text
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Task
@@ -63,6 +63,7 @@ class Journal:
     def append(self, records: Iterable[EpisodeRecord]) -> None:
         """Adds those that are not there yet, and waits until they are on the disk."""
         new = [record for record in records if record["id"] not in self._records]
+        require_place(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = lines_of(new)
         announce(self.path, lines.encode())
@@ -76,6 +77,7 @@ class Journal:
         return ordered
 
     def _rewrite(self, records: Iterable[EpisodeRecord]) -> None:
+        require_place(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = lines_of(records)
         announce(self.path, lines.encode())
@@ -188,7 +190,13 @@ def forget_contents(directory: Path, keys: Sequence[str]) -> None:
 
 
 def release(directory: Path) -> None:
-    """Takes the configuration back from a folder in which no episode was finished."""
+    """Takes the configuration back from a folder in which no episode was finished; nothing from one that took its place."""
+    with suppress(FileNotFoundError):
+        require_place(directory)
+        _release(directory)
+
+
+def _release(directory: Path) -> None:
     if (directory / EPISODES).is_file() and (directory / EPISODES).stat().st_size:
         return
     forget(directory / EPISODES)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Required
 from pydantic import BeforeValidator, Field, with_config
 from typing_extensions import TypedDict  # pydantic checks that of ``typing`` from Python 3.12 on
 
+from agentenv.core.io.claims import require_place
 from agentenv.core.io.files import write_text
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.scoring.scorers import check_answers
@@ -273,6 +274,7 @@ def redacted(record: EpisodeRecord) -> EpisodeRecord:
 
 def write_evaluation(directory: Path, results: Mapping[str, Any], records: Iterable[EpisodeRecord]) -> None:
     """Writes both files; ``results.json`` comes last, so its presence means that the folder is complete."""
+    require_place(directory)
     directory.mkdir(parents=True, exist_ok=True)
     forget(directory / EPISODES)
     write_text(directory / EPISODES, lines_of(records))

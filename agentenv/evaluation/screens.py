@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.env_calls import THREADS
+from agentenv.core.io.claims import require_place
 from agentenv.core.io.files import write_bytes
 from agentenv.core.scene import Mark, TurnScene
 from agentenv.core.trajectory import Trajectory
@@ -110,6 +111,7 @@ def _keep(picture: bytes, kind: str, directory: Path) -> str:
     folder = directory / FOLDER
     path = folder / f"{hashlib.sha256(picture).hexdigest()[:20]}.{kind}"
     if not path.is_file():
+        require_place(path)
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(path, picture)
     return path.name

@@ -1,6 +1,7 @@
 """What a killed evaluation leaves behind: whole lines, a configuration that is kept to, seconds in a file of their own."""
 
 import json
+import shutil
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +15,14 @@ from agentenv.evaluation.journal import (
     CONFIG,
     CONTENTS,
     Journal,
+    evaluating,
     is_of,
     lock_folder,
     log_seconds,
     read_seconds,
     release,
 )
-from agentenv.evaluation.records import EpisodeRecord
+from agentenv.evaluation.records import EPISODES, EpisodeRecord, write_results
 
 Maker = Callable[..., EpisodeRecord]
 TASKS = [Task(name, "Where?", ("Paris",)) for name in ("a", "b", "c")]
@@ -238,3 +240,29 @@ def test_a_damaged_line_of_seconds_is_left_out(tmp_path: Path, damage: str) -> N
         "seconds_per_question": 0.5,
         "median_seconds_of_an_episode": 3.0,
     }
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["removed", "replaced"])
+def test_an_evaluation_whose_folder_was_removed_writes_nothing_more(
+    record: Maker, tmp_path: Path, again: bool
+) -> None:
+    """Another evaluation may have begun under the name, and the episodes of both would be mixed."""
+    out = tmp_path / "out"
+    with evaluating(out):
+        lock_folder(out, ASKED, write=True)
+        journal = Journal(out / EPISODES)
+        journal.append([record("a")])
+        shutil.rmtree(out)
+        if again:
+            out.mkdir()
+            (out / CONFIG).write_text("another one")
+        writes: list[Callable[[], object]] = [
+            lambda: journal.append([record("b")]),
+            lambda: journal.finish(TASKS[:1]),
+            lambda: write_results(out, {}),
+        ]
+        for write in writes:
+            with pytest.raises(FileNotFoundError, match="removed"):
+                write()
+        release(out)
+    assert [path.name for path in out.iterdir()] == [CONFIG] if again else not out.exists()

@@ -28,7 +28,8 @@ def claim(path: Path, taken: str) -> Iterator[None]:
         OSError: it cannot be opened.
     """
     if sys.platform == "win32":
-        yield
+        with _held(path):
+            yield
         return
     import fcntl
 
@@ -45,16 +46,59 @@ def claim(path: Path, taken: str) -> Iterator[None]:
         # Whoever had it before may have removed it, and somebody may have made another.
         if not _is_at(place, path):
             raise ConfigurationError(taken)
-        yield
+        with _held(path):
+            yield
     finally:
         os.close(place)
 
 
-def _is_at(place: int, path: Path) -> bool:
+_claimed: dict[Path, os.stat_result] = {}
+"""The folders that this process has claimed, whatever lies under their names by now."""
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Within the block the folder ``path`` is looked for by ``require_place``."""
+    if not path.is_dir():
+        yield
+        return
+    name = path.absolute()
+    before = _claimed.get(name)
+    _claimed[name] = name.stat()
     try:
-        return os.path.samestat(os.fstat(place), path.stat())
-    except FileNotFoundError:
+        yield
+    finally:
+        del _claimed[name]
+        if before is not None:  # a claim of this process too, on a folder that was removed
+            _claimed[name] = before
+
+
+def require_place(path: Path) -> None:
+    """Refuses to go on under the name of a claimed folder that somebody has removed, where another's may be by now.
+
+    Args:
+        path: What is about to be written: such a folder, or anything below one.
+
+    Raises:
+        FileNotFoundError: a folder that this process has claimed is not there any more.
+    """
+    whole = path.absolute()
+    for name, found in [*_claimed.items()]:
+        if whole.is_relative_to(name) and not _stands(name, found):
+            said = "the folder was removed or replaced while it was worked in, and the work ends"
+            raise FileNotFoundError(errno.ENOENT, said, str(name))
+
+
+def _is_at(place: int, path: Path) -> bool:
+    return _stands(path, os.fstat(place))
+
+
+def _stands(path: Path, found: os.stat_result) -> bool:
+    """Whether what was ``found`` lies under the name ``path`` still."""
+    try:
+        return os.path.samestat(found, path.stat())
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
-__all__ = ["claim"]
+__all__ = ["claim", "require_place"]

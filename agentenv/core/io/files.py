@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from agentenv.core.io.claims import claim
+from agentenv.core.io.claims import claim, require_place
 from agentenv.errors import ConfigurationError
 
 _PART = ".part"
@@ -62,8 +62,10 @@ def replacing(path: Path) -> Iterator[Path]:
         path: The file; its folder exists.
 
     Raises:
-        OSError: it cannot be written, because the disk is full for example; ``path`` is then what it was before.
+        OSError: it cannot be written, because the disk is full for example, or because it lies in a claimed folder that was
+            removed; ``path`` is then what it was before.
     """
+    require_place(path)
     with contextlib.ExitStack() as stack:
         part = path.with_name(path.name + _PART)
         try:
@@ -114,6 +116,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
     Raises:
         OSError: they cannot be written.
     """
+    require_place(path)
     new = not path.exists()
     with path.open("ab", buffering=0) as file:  # a buffer writes what is left in it when it is closed
         before = file.tell()
@@ -145,6 +148,7 @@ def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """
     if not path.name:
         raise ConfigurationError(f"{path} cannot be put in place as a whole; give the folder by its name")
+    require_place(path)
     part = path.with_name(path.name + _PART)
     if not replace and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))

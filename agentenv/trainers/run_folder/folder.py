@@ -4,10 +4,8 @@ Whatever is written is complete or absent: files of a step come before its check
 back to its last checkpoint, so that the finished files equal those of a run that was never interrupted.
 """
 
-import errno
 import gzip
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from agentenv.core.images import keep_image
-from agentenv.core.io.claims import claim
+from agentenv.core.io.claims import claim, require_place
 from agentenv.core.io.digests import file_digests
 from agentenv.core.io.files import (
     append_lines,
@@ -87,7 +85,6 @@ class RunFolder:
         self._changes: list[Change] = []
         self._newest: Path | None = None
         self._looked = False
-        self._locked: os.stat_result | None = None  # the folder that is locked, whatever lies under its name
 
     @classmethod
     def create(cls, path: Path | str, config: TrainConfig) -> "RunFolder":
@@ -141,27 +138,7 @@ class RunFolder:
             ConfigurationError: another process runs in it.
         """
         with _alone(self.path):
-            self._locked = self.path.stat()
-            try:
-                yield
-            finally:
-                self._locked = None
-
-    def _require_place(self) -> None:
-        """Nothing is written under the name of a folder that somebody has removed, where another run may be by now.
-
-        Raises:
-            FileNotFoundError: the folder that was claimed is not there any more.
-        """
-        if self._replaced():
-            said = "the folder of this run was removed or replaced while it ran, and the run ends"
-            raise FileNotFoundError(errno.ENOENT, said, str(self.path))
-
-    def _replaced(self) -> bool:
-        try:
-            return self._locked is not None and not os.path.samestat(self._locked, self.path.stat())
-        except OSError:
-            return True
+            yield
 
     @property
     def begun(self) -> bool:
@@ -170,12 +147,14 @@ class RunFolder:
 
     def discard_unless_begun(self) -> None:
         """Removes the files of a run that failed before its first evaluation was written; for whoever has claimed it."""
-        if self.begun or self._replaced():
-            return
-        for name in (CONFIG, IDENTITY, "run.log"):
-            (self.path / name).unlink(missing_ok=True)
-        if not any(self.path.iterdir()):
-            self.path.rmdir()
+        with suppress(FileNotFoundError):  # somebody has removed the folder
+            require_place(self.path)
+            if self.begun:
+                return
+            for name in (CONFIG, IDENTITY, "run.log"):
+                (self.path / name).unlink(missing_ok=True)
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
 
     def compare_config(self, warn: Callable[[str], None]) -> None:
         """Looks whether the run may go on with its configuration.
@@ -236,7 +215,7 @@ class RunFolder:
         questions: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """Appends a line to ``metrics.jsonl`` and to ``timings.jsonl``, and one for each question to ``questions.jsonl``."""
-        self._require_place()
+        require_place(self.path)
         step = {"step": metrics["step"]}
         self.logs.append("metrics", metrics)
         self.logs.append("timings", step | dict(seconds))
@@ -249,7 +228,7 @@ class RunFolder:
 
     def dump(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Writes all trajectories of a step, and beside them the images that they name; equal ones give equal bytes."""
-        self._require_place()
+        require_place(self.path)
         folder = self.path / "trajectories"
         folder.mkdir(exist_ok=True)
         for image in (image for t in trajectories for row in t.row_images for image in row):
@@ -268,7 +247,7 @@ class RunFolder:
         Raises:
             Diverged: the weights, or the logits that they give, are not finite; nothing is written or dropped.
         """
-        self._require_place()
+        require_place(self.path)
         refuse_diverged(policy.model, f"the weights after step {step}")
         folder = self.path / "checkpoints"
         state = {"step": step, "version": policy.version, "optimizer": on_host(learner.optimizer_state())}
@@ -305,7 +284,7 @@ class RunFolder:
         self._keep("league", step, policy)
 
     def _keep(self, folder: str, step: int, policy: TrainedPolicy, card: EpisodeCard | None = None) -> None:
-        self._require_place()
+        require_place(self.path)
         refuse_diverged(policy.model, f"the weights after step {step}")
         with new_folder(self.path / folder / f"step-{step:06d}", replace=True) as part:
             write_weights(policy.model, part)

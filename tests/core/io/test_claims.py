@@ -3,14 +3,16 @@
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from agentenv.core.io.claims import claim
-from agentenv.core.io.files import new_folder
+from agentenv.core.io.files import append_lines, new_folder, write_text
 from agentenv.errors import ConfigurationError
 
 HOLDER = """
@@ -116,3 +118,39 @@ def test_a_folder_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ConfigurationError, match="by its name"), new_folder(Path()):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def fill_folder(path: Path) -> None:
+    with new_folder(path) as part:
+        (part / "made").touch()
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "a file": lambda path: write_text(path, "mine"),
+    "a line": lambda path: append_lines(path, ["mine"]),
+    "a folder": fill_folder,
+}
+
+
+@pytest.mark.parametrize("left", ["nothing", "another folder", "a file", "no parent"])
+@pytest.mark.parametrize("what", WRITERS)
+def test_nothing_is_written_where_a_claimed_folder_was_removed(what: str, left: str, tmp_path: Path) -> None:
+    mine = tmp_path / "parent" / "mine"
+    mine.mkdir(parents=True)
+    with claim(mine, "taken"):
+        WRITERS[what](mine / "before")
+        shutil.rmtree(mine if left != "no parent" else mine.parent)
+        if left == "another folder":
+            mine.mkdir()
+        elif left == "a file":
+            mine.touch()
+        there = sorted(tmp_path.rglob("*"))
+        with pytest.raises(FileNotFoundError) as caught:
+            WRITERS[what](mine / "after")
+        assert caught.value.filename == str(mine)
+        assert sorted(tmp_path.rglob("*")) == there
+        WRITERS[what](tmp_path / "elsewhere")
+    mine.parent.mkdir(exist_ok=True)
+    if left != "a file":
+        mine.mkdir(exist_ok=True)
+        WRITERS[what](mine / "after")
