@@ -66,19 +66,28 @@ def replacing(path: Path) -> Iterator[Path]:
             removed; ``path`` is then what it was before.
     """
     require_place(path)
-    with contextlib.ExitStack() as stack:
-        part = path.with_name(path.name + _PART)
+    part = path.with_name(path.name + _PART)
+    with _named(path, part), contextlib.ExitStack() as stack:
         try:
             part = stack.enter_context(_written_alone(part))
             with os_errors():
                 yield part
             put_in_place(part, path)
-        except BaseException as error:
+        except BaseException:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.filename == str(part):
-                error.filename = str(path)  # the name that the user knows
             raise
+
+
+@contextlib.contextmanager
+def _named(path: Path, part: Path) -> Iterator[None]:
+    """Within the block an error that names ``part``, or something in it, names ``path`` instead, which the user knows."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error.filename, str) and Path(error.filename).is_relative_to(part):
+            error.filename = str(path / Path(error.filename).relative_to(part))
+        raise
 
 
 @contextlib.contextmanager
@@ -152,6 +161,13 @@ def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     part = path.with_name(path.name + _PART)
     if not replace and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    with _named(path, part), _filled(part, path, replace=replace):
+        yield part
+
+
+@contextlib.contextmanager
+def _filled(part: Path, path: Path, *, replace: bool) -> Iterator[None]:
+    """Makes ``part`` anew for this process alone, and puts it in place of ``path`` when the block ends well."""
     taken = f"another process is writing {path}: wait for it, or choose another name"
     if part.is_dir():
         with claim(part, taken):  # whoever left it is dead
@@ -168,7 +184,7 @@ def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     with claim(part, taken):
         try:
             with os_errors():
-                yield part
+                yield
             sync_folder(part)
         except BaseException:
             with contextlib.suppress(OSError):

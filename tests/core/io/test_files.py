@@ -31,6 +31,17 @@ def test_an_error_names_the_file_and_not_its_sibling(tmp_path: Path) -> None:
     assert caught.value.filename == str(tmp_path / "missing" / "a.txt")
 
 
+def test_an_error_in_a_folder_names_the_folder_and_not_its_sibling(tmp_path: Path) -> None:
+    path = tmp_path / "made"
+    with pytest.raises(FileNotFoundError) as caught, files.new_folder(path) as part:
+        (part / "missing" / "a.txt").write_text("new")
+    assert caught.value.filename == str(path / "missing" / "a.txt")
+    long = tmp_path / ("x" * 253)  # with what is added to it the name is too long
+    with pytest.raises(OSError, match="long") as refused, files.new_folder(long):
+        pass
+    assert refused.value.filename == str(long)
+
+
 def test_a_failed_rename_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "results.json").mkdir()  # a rename onto a folder fails
     with pytest.raises(OSError, match="results"):
