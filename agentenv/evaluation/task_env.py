@@ -251,19 +251,29 @@ def open_task_env(
     return TaskEnv(_findable(opened, retriever, own, invented=invented), retriever, env, count_tokens)
 
 
+def refuse_without_corpus(opened: Source, search: SearchConfig, env: EnvConfig) -> None:
+    """Refuses questions without passages where these would be searched; nothing is read for that.
+
+    Raises:
+        ConfigurationError: there is no corpus, no retriever, and a turn to search in.
+    """
+    built = search.retriever in BUILT and takes(env.id, "retriever") and env.options.get("max_turns") != 0
+    if built and opened.documents is None and not opened.corpora and not opened.corpus:
+        raise ConfigurationError(
+            f"{opened.name} has no corpus of its own: give a retriever such as faiss:DIR or a corpus (--retriever or "
+            "--corpus, search.retriever or search.corpus of a run), or max_turns=0 to ask without a search"
+        )
+
+
 def _open_retriever(
     search: SearchConfig, opened: Source, env: EnvConfig, progress: Callable[[int, int], None] | None
 ) -> Retriever:
     if search.retriever not in BUILT:
         return make_retriever(search.retriever)
+    refuse_without_corpus(opened, search, env)
     corpus = corpus_of(opened)
-    if corpus is None and env.options.get("max_turns") == 0:  # only an answer is taken: nothing is searched
+    if corpus is None:  # only an answer is taken: nothing is searched
         return NoPassages()
-    if corpus is None:
-        raise ConfigurationError(
-            f"{opened.name} has no corpus of its own: give a retriever such as faiss:DIR or a corpus (--retriever or "
-            "--corpus, search.retriever or search.corpus of a run), or max_turns=0 to ask without a search"
-        )
     if search.retriever == BM25:
         return _words(corpus)
     _, _, folder = search.encoder.partition(":")

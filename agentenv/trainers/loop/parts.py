@@ -11,9 +11,17 @@ from agentenv.core.episodes import EpisodeBudgets
 from agentenv.core.protocols import ChatFormat
 from agentenv.core.registry import env_class
 from agentenv.core.rollout import RolloutConfig
-from agentenv.data.sources import SourceConfig
+from agentenv.data.sources import Source, SourceConfig
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.task_env import EnvConfig, SearchConfig, TaskEnv, open_task_env
+from agentenv.evaluation.task_env import (
+    EnvConfig,
+    SearchConfig,
+    TaskEnv,
+    checked_options,
+    open_task_env,
+    open_tasks,
+    refuse_without_corpus,
+)
 from agentenv.policies.card import read_card
 from agentenv.policies.compute import ComputeSettings
 from agentenv.policies.hf import HFPolicy
@@ -219,21 +227,48 @@ def rollout_config(budgets: EpisodeBudgets, env: EnvConfig, *, temperature: floa
     return RolloutConfig.of(budgets, temperature=temperature, stop=env_class(env.id).stop)
 
 
+def open_sources(config: TrainConfig, display: Display) -> dict[str, Source]:
+    """The tasks of training, dev and test, all read before the first index is built, which may take long.
+
+    Raises:
+        AgentEnvError: there are no such tasks, or they have no passages and nothing else to search.
+    """
+    display.phase("reading the questions", 0)
+    checked_options(config.env)
+    simulated = SearchConfig(retriever=config.simulation.retriever)
+    sources = {}
+    for name, source in {"train": config.train, "dev": config.dev, "test": config.test}.items():
+        sources[name] = open_tasks(source, config.search, config.env)
+        only_simulated = name == "train" and simulated.retriever and not any(config.simulation.real)
+        refuse_without_corpus(sources[name], simulated if only_simulated else config.search, config.env)
+    return sources
+
+
 def open_questions(
     source: SourceConfig,
     search: SearchConfig,
     env: EnvConfig,
     policy: TrainedPolicy,
     display: Display | None = None,
+    opened: Source | None = None,
 ) -> TaskEnv:
-    """The task environment of ``source``, with observations measured in tokens of ``policy``."""
+    """The task environment of ``source``, with observations measured in tokens of ``policy``.
+
+    Args:
+        source: Which tasks.
+        search: Which retriever.
+        env: Which environment.
+        policy: Whose tokens are counted.
+        display: Told what is prepared.
+        opened: What `open_sources` gave for ``source``, where that was called before.
+    """
     if display is not None:
         display.phase(f"preparing the {source.split or source.world.split} questions", 0)
 
     def count(text: str) -> int:
         return len(policy.tokenizer.encode(text, add_special_tokens=False))
 
-    return open_task_env(source, search, env, count)
+    return open_task_env(source, search, env, count, opened=opened)
 
 
 def open_training_questions(
@@ -243,14 +278,16 @@ def open_training_questions(
     env: EnvConfig,
     policy: TrainedPolicy,
     display: Display | None = None,
+    opened: Source | None = None,
 ) -> TaskEnv:
     """The training task environment, with the simulated search in place of ``search`` where one is configured."""
     if not simulation.retriever:
-        return open_questions(source, search, env, policy, display)
-    simulated = open_questions(source, SearchConfig(retriever=simulation.retriever), env, policy, display)
+        return open_questions(source, search, env, policy, display, opened)
+    pretended = SearchConfig(retriever=simulation.retriever)
+    simulated = open_questions(source, pretended, env, policy, display, opened)
     if not any(simulation.real):
         return simulated
-    real = open_questions(source, search, env, policy, display)
+    real = open_questions(source, search, env, policy, display, opened)
     start, end = simulation.real
     mixed = MixedRetriever(simulated.searched, real.searched, start=start, end=end)
     return simulated.varied(retriever=mixed)

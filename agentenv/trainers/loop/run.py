@@ -35,6 +35,7 @@ from agentenv.trainers.loop.parts import (
     open_policy,
     open_questions,
     open_second_policy,
+    open_sources,
     open_training_questions,
     rollout_config,
     trained_policy,
@@ -150,16 +151,7 @@ def _make_run(
     _check_judges(config, folder)
     chat = make_chat_format(config.format, config.chat, policy)
     sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
-    train = _open_train(config, policy, display)
-    dev = open_questions(config.dev, config.search, config.env, policy, display)
-    test = open_questions(config.test, config.search, config.env, policy, display)
-    # Before anything is played: scores on questions that were trained on would say nothing.
-    refuse_overlap(
-        train.source.tasks,
-        {"dev": dev.source.tasks, "test": test.source.tasks},
-        allowed=config.evaluation.on_training_tasks,
-        warn=display.warn,
-    )
+    train, dev, test = _open_task_envs(config, policy, display)
     runner = worker_pool or _make_group_runner(config, policy, chat, train, sampler, second)
     return Run(
         config=config,
@@ -220,13 +212,27 @@ def _temperatures(rollout: RolloutSettings) -> EntropyTemperatures | None:
     return strategy.temperature_control() if isinstance(strategy, TreeStrategy) else None
 
 
-def _open_train(config: TrainConfig, policy: TrainedPolicy, display: Display) -> TaskEnv:
-    """The training questions, all of which the strategy can play."""
-    train = open_training_questions(
-        config.train, config.search, config.simulation, config.env, policy, display
+def _open_task_envs(config: TrainConfig, policy: TrainedPolicy, display: Display) -> list[TaskEnv]:
+    """The questions of training, dev and test, with what is searched; whatever can be refused is refused first."""
+    opened = open_sources(config, display)
+    # Before anything is played: scores on questions that were trained on would say nothing.
+    refuse_overlap(
+        () if config.train.topics else opened["train"].tasks,  # topics are titles, and no questions
+        {"dev": opened["dev"].tasks, "test": opened["test"].tasks},
+        allowed=config.evaluation.on_training_tasks,
+        warn=display.warn,
     )
+    search, env = config.search, config.env
+    train = open_training_questions(
+        config.train, search, config.simulation, env, policy, display, opened["train"]
+    )
+    # All of which the strategy can play.
     check_tasks(get_strategy(config.rollout.strategy, config.rollout.strategy_options), train.source.tasks)
-    return train
+    return [
+        train,
+        open_questions(config.dev, search, env, policy, display, opened["dev"]),
+        open_questions(config.test, search, env, policy, display, opened["test"]),
+    ]
 
 
 def _make_group_runner(
