@@ -39,10 +39,7 @@ class Check:
         from agentenv.core.concurrency.threads import in_time
         from agentenv.core.env_contract import CHECK_S, check_env
 
-        given = read_options(self.option)
-        # As a run and an evaluation take them: by the types that the constructor declares.
-        options = checked_arguments(env_class(self.env), self.env, given) if given else {}
-        factory = factory_of(self.env, **options)
+        factory = factory_of(self.env, **read_options(self.option))
         try:
             in_time(CHECK_S, lambda: factory().close())
         except Fault as error:
@@ -98,9 +95,11 @@ def factory_of(env: str, /, **arguments: Any) -> Callable[[], Env[Any]]:
     """What makes an environment by its id, by ``remote:URL`` or by ``module:Class``, whose module may stand in this folder.
 
     Raises:
-        UnknownName: no such id.
-        ConfigurationError: no such module or class, or the class is no environment.
+        UnknownName: no such id, or no such argument of it.
+        ConfigurationError: no such module or class, the class is no environment, or an argument of another type.
     """
-    if not is_remote(env):  # a server may still be starting; making an environment of it waits
-        env_class(env)
+    # A server may still be starting, and making an environment of it waits; its class is wanted for arguments alone.
+    if arguments or not is_remote(env):
+        # As a run and an evaluation take them: by the types that the constructor declares.
+        arguments = checked_arguments(env_class(env), env, arguments)
     return partial(make, env, **arguments)
