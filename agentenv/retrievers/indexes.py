@@ -131,7 +131,10 @@ def new_index(spec: str, dim: int) -> Any:
     try:
         return faiss.index_factory(dim, spec, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        raise ConfigurationError(f"FAISS knows no index {spec!r} of {dim} dimensions.") from error
+        raise ConfigurationError(
+            f"FAISS knows no index {spec!r} of {dim} dimensions; it knows Flat, SQfp16, SQ8, HNSW32_SQ8 and IVF1024,SQ8, "
+            "for example. `agentenv retriever build --index` takes bm25 and hybrid as well."
+        ) from error
 
 
 def refuse_untrainable(spec: str, rows: int) -> None:
