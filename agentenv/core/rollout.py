@@ -63,7 +63,8 @@ async def open_episode(
         return state
     if len(state.ids) >= config.context_tokens:
         said = f"the prompt of task {spec.task.id!r} takes {len(state.ids)} tokens and context_tokens is "
-        state.refuse(ContextTooSmall(f"{said}{config.context_tokens}: raise it"))
+        where = "rollout.context_tokens in a training; in an evaluation an endpoint's option or the policy's episode.json"
+        state.refuse(ContextTooSmall(f"{said}{config.context_tokens}: raise it ({where})"))
     return state
 
 
