@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.io.model_files import LOCAL, check_model_files
+from agentenv.core.io.model_files import LOCAL, check_model_files, check_model_folder
 from agentenv.errors import CheckpointMismatch, ConfigurationError, first_line
 from agentenv.policies.attention import VARLEN, serve_masks
 from agentenv.policies.compute import Compute, ComputeSettings
@@ -32,8 +32,7 @@ def load_model(path: Path, settings: ComputeSettings) -> tuple[Any, Any]:
     """
     compute = settings.resolved()
     base, adapter = base_and_adapter(path)
-    if not base.is_dir():  # the libraries would look for it on the network
-        raise CheckpointMismatch(f"{path} holds no model that can be loaded: there is no folder {base}")
+    check_model_folder(path, base)
     if not (base / "config.json").exists() and (base / "policy").is_dir():
         raise CheckpointMismatch(f"{base} holds a run and no model; its trained policy is {base / 'policy'}")
     check_model_files(base)

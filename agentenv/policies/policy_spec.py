@@ -7,10 +7,11 @@ from urllib.parse import parse_qsl
 from pydantic import ValidationError
 
 from agentenv.core.io.digests import PathState, file_digests, path_state, value_digest
+from agentenv.core.io.model_files import check_model_folder
 from agentenv.core.io.weight_digests import DIGESTS
 from agentenv.core.options import own_part
 from agentenv.core.validation import sentence
-from agentenv.errors import CheckpointMismatch, ConfigurationError, UnknownName, check_known, needs_extra
+from agentenv.errors import ConfigurationError, UnknownName, check_known, needs_extra
 from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.policies.endpoint_spec import ANYLLM, OPENAI
 from agentenv.policies.lora import base_and_adapter
@@ -91,10 +92,7 @@ def check_policy(spec: str) -> None:
     elif spec not in KINDS or spec == "tiny":
         compute_of(spec, ComputeSettings())
         folder = policy_folder(spec)
-        if not folder.is_dir():
-            raise CheckpointMismatch(
-                f"{folder} holds no model that can be loaded: there is no folder {folder}"
-            )
+        check_model_folder(folder, folder)
 
 
 def check_reached(spec: str) -> None:

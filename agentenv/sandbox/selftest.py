@@ -10,20 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from agentenv.sandbox.bwrap import ENVIRONMENT
 from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor
 
 LIMITS = ExecutionLimits(wall_s=5.0, cpu_s=3.0, memory_mb=128, processes=16)
 
-COMMON = {
-    "PATH",
-    "HOME",
-    "TMPDIR",
-    "LANG",
-    "LC_CTYPE",
-    "PWD",
-    "PYTHONHASHSEED",
-    "PYTHONDONTWRITEBYTECODE",
-} | {f"{library}_NUM_THREADS" for library in ("OMP", "OPENBLAS", "MKL")}
+COMMON = {*ENVIRONMENT, "LD_LIBRARY_PATH", "PWD", "LC_CTYPE", "HOSTNAME", "MKL_NUM_THREADS"}
 """Variables that every jail sets for itself."""
 
 

@@ -237,6 +237,7 @@ def test_a22_environment(box: JailExecutor) -> None:
         "PYTHONDONTWRITEBYTECODE",
     }
     allowed |= {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "HOSTNAME"}
+    allowed |= {"LD_LIBRARY_PATH"}  # of a folder of the jail, where the interpreter has a shared library
     assert names <= allowed
 
 

@@ -419,9 +419,12 @@ def test_strict_isolation_refuses_a_backend_without_walls() -> None:
         _refuse([row.name for row in [selftest.CheckRow("network", False, "connected")]], "unsafe-local")
 
 
-def test_the_self_test_passes_here(doomed: JailExecutor) -> None:
+def test_the_self_test_passes_here(doomed: JailExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the owner has set what every jail sets for itself, to something else."""
     from agentenv.sandbox.selftest import probe
 
+    for name in ("LD_LIBRARY_PATH", "MALLOC_ARENA_MAX"):
+        monkeypatch.setenv(name, "of-the-owner")
     assert [row for row in probe(doomed) if not row.ok] == []
 
 

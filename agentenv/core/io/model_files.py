@@ -67,6 +67,23 @@ def _parsed(path: Path) -> Any:
         raise CheckpointMismatch(f"{path} is no file of settings: {str(error)[:120]}") from error
 
 
+def check_model_folder(named: Path, folder: Path) -> None:
+    """Refuses a folder that is not there, which the libraries would look for on the network.
+
+    Args:
+        named: What the user named: the folder, or that of an adapter for its model.
+        folder: Of the model.
+
+    Raises:
+        CheckpointMismatch: it is not there.
+    """
+    if not folder.is_dir():
+        raise CheckpointMismatch(
+            f"{named} holds no model that can be loaded: there is no folder {folder}. Nothing is downloaded here; "
+            "`hf download NAME --local-dir FOLDER` fetches a model of the Hugging Face Hub."
+        )
+
+
 def check_model_files(folder: Path) -> None:
     """Looks at the settings and the weights in ``folder`` and in the folders of its modules.
 
