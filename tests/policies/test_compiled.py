@@ -67,16 +67,21 @@ def learned(model: Any) -> dict[str, float]:
     return Learner(model, Objective(), learning_rate=1e-4).step(rows)
 
 
-@COMPILER
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
-)  # of the compiler
-def test_compiled_layers_compute_what_they_did_before(tmp_path: Path) -> None:
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Any, Any]:
+    """The same policy with compiled layers and without."""
     random_policy(tmp_path, ["Who wrote the opera, and where was its author born?"], layers=2, spread=0.3)
     plain = make_policy(f"hf:{tmp_path}", ComputeSettings(device="cpu"))
     compiled = make_policy(f"hf:{tmp_path}", ComputeSettings(device="cpu", compile=True))
+    return compiled, plain
+
+
+@COMPILER
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
+@pytest.mark.usefixtures("traced_alone")
+def test_compiled_layers_sample_what_they_did_before(pair: tuple[Any, Any]) -> None:
+    compiled, plain = pair
     layers = compiled.model.get_decoder().layers
     assert all(layer._compiled_call_impl is not None for layer in layers)
     assert all(
@@ -88,10 +93,21 @@ def test_compiled_layers_compute_what_they_did_before(tmp_path: Path) -> None:
     for one, other in zip(sampled(compiled, prompts), sampled(plain, prompts), strict=True):
         assert one.ids == other.ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-    between = versions["unique_graphs"]
+    assert (
+        0 < versions["unique_graphs"] - before <= 8
+    )  # one for each kind of pass, and not for each layer as well
+
+
+@COMPILER
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where its compiler is imported
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_compiled_layers_learn_what_they_did_before(pair: tuple[Any, Any]) -> None:
+    compiled, plain = pair
+    versions = torch._dynamo.utils.counters["stats"]
+    before = versions["unique_graphs"]
     found, wanted = learned(compiled.model), learned(plain.model)
-    assert before < between < versions["unique_graphs"]
-    assert between - before <= 8  # one version for each kind of pass, and not for each layer as well
+    assert before < versions["unique_graphs"]
     assert found["loss"] == pytest.approx(wanted["loss"], abs=1e-5)
     assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-4)
 

@@ -286,16 +286,22 @@ class Relay:
 
 @pytest.fixture
 def relay(docker: JailExecutor, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
-    """The engine, behind an address of the test's own."""
+    """The engine, behind an address of the test's own; what the SDK has left of it is collected at the end."""
     address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     if not address.startswith("unix://"):
         pytest.skip("the engine is not on this machine")
+    before = {*threading.enumerate()}
     with tempfile.TemporaryDirectory() as folder:
         made = Relay(Path(folder, "engine.sock"), address.removeprefix("unix://"))
         monkeypatch.setenv("DOCKER_HOST", f"unix://{made.address}")
         yield made
         if made.address.exists():
             made.end()
+    for thread in {
+        *threading.enumerate()
+    } - before:  # each may hold a socket still, by the error that it ended with
+        thread.join(10)
+    gc.collect()
 
 
 @SDK_LEAVES_SOCKETS
@@ -317,7 +323,6 @@ def test_an_engine_that_dies_is_a_result_and_one_that_comes_back_is_used(relay: 
         relay.begin()
         assert executor.run("print(6 * 7)").stdout == "42\n"
         assert session.run("6 * 7").value == "42"
-    gc.collect()
 
 
 @SDK_LEAVES_SOCKETS
@@ -326,7 +331,6 @@ def test_an_executor_can_be_closed_when_its_engine_is_gone(relay: Relay) -> None
     assert executor.run("1").ok
     relay.end()
     executor.close()
-    gc.collect()
 
 
 FORKS = """
