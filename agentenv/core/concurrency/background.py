@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -36,10 +36,11 @@ class BackgroundLoop:
 
     Args:
         name: of the thread.
+        threads: Where ``asyncio.to_thread`` runs its calls; None takes the standard library's pool of a few threads.
     """
 
-    def __init__(self, name: str = "background-loop") -> None:
-        self._name = name
+    def __init__(self, name: str = "background-loop", threads: ThreadPoolExecutor | None = None) -> None:
+        self._name, self._threads = name, threads
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -113,6 +114,8 @@ class BackgroundLoop:
         runner = asyncio.Runner()
         try:
             loop = self._loop = runner.get_loop()
+            if self._threads is not None:
+                loop.set_default_executor(self._threads)
         except BaseException as error:
             begun.set_exception(error)  # for the caller, who waits
             return

@@ -26,9 +26,11 @@ _OUTPUT_BYTES = 2**20
 _STDERR_LINES, _LINE_CHARS = 8, 200
 _PARTING_S = 2.0  # between SIGTERM and SIGKILL
 _GLANCE_S = 0.05  # between two looks at whether a process has ended
-_COROUTINES = BackgroundLoop("agentenv-agents")
-"""Where coroutines run: not on the loop of their endpoint, which one that blocks would hold up."""
-_THREADS = DaemonThreads(1024, "agentenv-agent-program")
+_MOST_THREADS = 1024
+_COROUTINES = BackgroundLoop("agentenv-agents", DaemonThreads(_MOST_THREADS, "agentenv-agent-call"))
+"""Where coroutines run: not on the loop of their endpoint, which one that blocks would hold up. What they call in threads
+waits for the model, which may wait for the requests of all other episodes: with few threads none would go on."""
+_THREADS = DaemonThreads(_MOST_THREADS, "agentenv-agent-program")
 """Where plain functions run, each for as long as its episode."""
 
 

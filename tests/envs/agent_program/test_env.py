@@ -312,6 +312,18 @@ def test_requests_at_the_same_time_are_answered_one_after_the_other() -> None:
         assert env.step("right").info["answer"] == "left and right"
 
 
+def test_coroutines_that_ask_in_threads_do_not_wait_for_each_other() -> None:
+    """More episodes than the standard library's pool has threads (32 at most), all of which ask before one is answered."""
+    envs = [AgentProgram(agent="python:agents:forgetful", timeout_s=20) for _ in range(40)]
+    try:
+        for env in envs:
+            env.reset(seed=0, options={"task": SUM})
+        assert [env.step("so").terminated for env in envs] == [False] * 40
+    finally:
+        for env in envs:
+            env.close()
+
+
 def test_what_an_agent_that_has_ended_still_asks_is_nobodys_concern() -> None:
     with playing("leaves_requests") as env:
         time.sleep(1.5)
