@@ -6,7 +6,7 @@ same benchmark on the same folder goes on where it stopped; the files are those 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -328,18 +328,19 @@ def _play_episodes(
     lock_folder(out, {"benchmark": _identity(benchmark), CONTENTS: contents, "opened": opened}, write=True)
     (out / RESULTS).unlink(missing_ok=True)
     usage = EndpointUsage(agent.policy, out) if isinstance(agent.policy, OpenAIPolicy) else None
-    records, bounds = play_evaluation(
-        agent,
-        task_env,
-        out,
-        display,
-        title="episodes",
-        scorer=benchmark.scorers[0],
-        seed=benchmark.episode_seed,
-        bounded=bool(benchmark.bounds) and benchmark.policy != EXPERT,
-        retry_faults=retry_faults,
-        usage=usage,
-    )
+    with nullcontext() if usage is None else usage.kept():
+        records, bounds = play_evaluation(
+            agent,
+            task_env,
+            out,
+            display,
+            title="episodes",
+            scorer=benchmark.scorers[0],
+            seed=benchmark.episode_seed,
+            bounded=bool(benchmark.bounds) and benchmark.policy != EXPERT,
+            retry_faults=retry_faults,
+            usage=usage,
+        )
     results = summarize_evaluation(
         agent,
         task_env,

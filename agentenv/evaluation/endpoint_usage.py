@@ -1,24 +1,24 @@
 """What an evaluation asks of a model behind an endpoint: how many requests it will make, and what it has used in all.
 
-Usage is written to ``usage.json`` while episodes finish, so that a run which is stopped and goes on counts what it has paid
-before.
+Usage is written to ``usage.json`` while episodes finish and when the evaluation fails, so that a run which is stopped and
+goes on counts what it has paid before.
 """
 
 import inspect
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.io.claims import require_place
 from agentenv.core.io.files import write_text
 from agentenv.core.registry import env_class
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.records import read_json
+from agentenv.evaluation.records import USAGE, read_json
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.openai import OpenAIPolicy
-
-USAGE = "usage.json"
 
 
 class EndpointUsage:
@@ -51,6 +51,17 @@ class EndpointUsage:
         if any(total[name] for name in ("prompt_tokens", "completion_tokens", "unmetered")):
             write_text(self._path, json.dumps(total) + "\n")
         return total
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Writes the usage down when the block fails as well, also of replies whose episode has not finished."""
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):  # what failed is said, and not that this did too
+                require_place(self._path.parent)
+                self.save()
+            raise
 
 
 def forecast(phases: Mapping[str, tuple[TaskEnv, int]]) -> tuple[int, int | None]:

@@ -17,7 +17,7 @@ from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.checksums import announce, forget, note, verify
-from agentenv.evaluation.records import EPISODES, RESULTS, EpisodeRecord, lines_of, parse_record
+from agentenv.evaluation.records import EPISODES, RESULTS, USAGE, EpisodeRecord, lines_of, parse_record
 
 CONFIG = "config.toml"
 TIMINGS = "timings.jsonl"
@@ -190,14 +190,18 @@ def forget_contents(directory: Path, keys: Sequence[str]) -> None:
 
 
 def release(directory: Path) -> None:
-    """Takes the configuration back from a folder in which no episode was finished; nothing from one that took its place."""
+    """Takes the configuration back from a folder in which no episode was finished and no reply was paid.
+
+    Nothing is taken from a folder that took its place.
+    """
     with suppress(FileNotFoundError):
         require_place(directory)
         _release(directory)
 
 
 def _release(directory: Path) -> None:
-    if (directory / EPISODES).is_file() and (directory / EPISODES).stat().st_size:
+    finished = (directory / EPISODES).is_file() and (directory / EPISODES).stat().st_size
+    if finished or (directory / USAGE).is_file():
         return
     forget(directory / EPISODES)
     for name in (CONFIG, EPISODES, TIMINGS):

@@ -24,6 +24,7 @@ from agentenv.evaluation.saved_forms import AS_WRITTEN, check_form
 
 EPISODES = "episodes.jsonl"
 RESULTS = "results.json"
+USAGE = "usage.json"
 SUITE = "suite.json"
 
 

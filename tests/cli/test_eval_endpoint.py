@@ -319,6 +319,19 @@ def test_a_spent_budget_ends_with_1_and_a_headline_that_says_of_how_many_questio
     assert "incomplete" not in json.loads((tmp_path / "run" / "results.json").read_text())
 
 
+def test_what_was_paid_before_any_episode_was_finished_is_counted_when_the_same_command_goes_on(
+    tmp_path: Path, retriever: str, questions: Path
+) -> None:
+    """Every question takes two requests: of one each, no episode is finished and two replies are paid."""
+    with FakeEndpoint(search_then_answer) as server:
+        argv = words(tmp_path, retriever, server, "--dataset", "jsonl", "--data", str(questions))
+        argv[2] += "&max_requests=2"
+        for begun in (1, 2):
+            assert main(argv) == 1
+            assert len(server.bodies) == 2 * begun
+            assert json.loads((tmp_path / "run" / "usage.json").read_text())["requests"] == 2 * begun
+
+
 def test_the_command_says_why_episodes_are_in_no_score(
     tmp_path: Path, retriever: str, questions: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
