@@ -70,7 +70,7 @@ class TurnRecord(TypedDict, total=False):
     reward: float
     tool_results: list[ToolRecord]
     policy_tokens: int  # sampled in this turn
-    observation_tokens: int  # shown after it
+    observation_tokens: int  # shown after it, unless that began a new row
     scene: SceneRecord  # where there is a screen
 
 

@@ -357,7 +357,11 @@ def _count_tokens(record: EpisodeRecord, trajectory: Trajectory) -> None:
     record["tokens"] = {"policy": trajectory.response_tokens, "total": tokens.total()}
     for index, turn in enumerate(record["turns"]):
         turn["policy_tokens"] = tokens[index, SegmentKind.POLICY]
-        turn["observation_tokens"] = tokens[index, SegmentKind.ENV]
+        if (
+            index + 1,
+            SegmentKind.PROMPT,
+        ) not in tokens:  # a new row holds the observation among all before it
+            turn["observation_tokens"] = tokens[index, SegmentKind.ENV]
 
 
 def _unusual_roles(trajectory: Trajectory) -> list[list[str]]:

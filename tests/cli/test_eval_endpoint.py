@@ -332,6 +332,21 @@ def test_what_was_paid_before_any_episode_was_finished_is_counted_when_the_same_
             assert json.loads((tmp_path / "run" / "usage.json").read_text())["requests"] == 2 * begun
 
 
+def test_a_result_that_began_a_new_row_is_not_counted_as_nothing_shown(
+    tmp_path: Path, retriever: str, questions: Path
+) -> None:
+    def call(body: Body) -> Answer:
+        return Answer(calls=(("c1", "search", '{"query": "Velandra"}'),), reasoning="let me look")
+
+    with FakeEndpoint(call) as server:
+        more = ("--dataset", "jsonl", "--data", str(questions), "--format", "native", "--limit", "1")
+        assert main(words(tmp_path, retriever, server, *more)) == 0
+    record = json.loads((tmp_path / "run" / "episodes.jsonl").read_text())
+    seen = [turn for turn in record["turns"] if turn["observation"]]
+    assert seen
+    assert all(turn.get("observation_tokens") != 0 for turn in seen)
+
+
 def test_the_command_says_why_episodes_are_in_no_score(
     tmp_path: Path, retriever: str, questions: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
