@@ -357,10 +357,8 @@ def _count_tokens(record: EpisodeRecord, trajectory: Trajectory) -> None:
     record["tokens"] = {"policy": trajectory.response_tokens, "total": tokens.total()}
     for index, turn in enumerate(record["turns"]):
         turn["policy_tokens"] = tokens[index, SegmentKind.POLICY]
-        if (
-            index + 1,
-            SegmentKind.PROMPT,
-        ) not in tokens:  # a new row holds the observation among all before it
+        in_new_row = (index + 1, SegmentKind.PROMPT) in tokens  # among all that came before it
+        if not in_new_row:
             turn["observation_tokens"] = tokens[index, SegmentKind.ENV]
 
 
