@@ -3,7 +3,6 @@
 An environment that ignores ``options["task"]`` would otherwise be scored on tasks that it never posed.
 """
 
-import asyncio
 import re
 import unittest
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from contextlib import closing, suppress
 from itertools import combinations
 from typing import Any
 
+from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.env import Env
 from agentenv.core.task_checks import checked_tasks
 from agentenv.core.types import Info, Observation, Step, Task
@@ -61,7 +61,7 @@ def check_task(make: Callable[[], Env[Any]]) -> str:
         )
         require(env.reset(seed=0) == drawn, "seed 0 without a task opens differently after tasks were given")
     with closing(make()) as env:
-        opening, info = asyncio.run(env.areset(seed=0, options={"task": tasks[-1]}))
+        opening, info = run_to_completion(env.areset(seed=0, options={"task": tasks[-1]}))
         _posed(tasks[-1], info, "areset()")
         require(opening == episodes[-1][0], f"areset() opens task {tasks[-1].id!r} differently than reset()")
     return f"{len(tasks)} {whose} tasks"
