@@ -48,10 +48,10 @@ def asking_out(env: Env[Any], *, opens: bool) -> dict[str, Any]:
         env: Within an episode.
         opens: Whether what it shows is a whole context, in which tools are declared.
     """
-    told: dict[str, Any] = {"turn_stop": list(env.turn_stop(tuple(env.stop)))}
+    metadata: dict[str, Any] = {"turn_stop": list(env.turn_stop(tuple(env.stop)))}
     if env.native and opens:
-        told["native_tools"] = plain([tool.to_openai() for tool in env.native_tools()])
-    return told
+        metadata["native_tools"] = plain([tool.to_openai() for tool in env.native_tools()])
+    return metadata
 
 
 def asking_in(metadata: Mapping[str, Any], before: Asking | None = None) -> Asking:

@@ -259,7 +259,7 @@ def open_questions(
         search: Which retriever.
         env: Which environment.
         policy: Whose tokens are counted.
-        display: Told what is prepared.
+        display: Gets the phase that is prepared.
         opened: What `open_sources` gave for ``source``, where that was called before.
     """
     if display is not None:
