@@ -130,12 +130,25 @@ def drivers() -> set[int]:
     return found
 
 
+def own_jails() -> dict[int, int]:
+    """The outer processes of this process's jails that are no containers, and the parent of each."""
+    mine = labels.owner_of(os.getpid())
+    return {
+        pid: parent_of(Path("/proc") / str(pid)) for pid, owner in labels.jails().items() if owner == mine
+    }
+
+
 def tree(backend: str = "") -> set[int]:
-    """Every process that descends from this one without its browser, or is in one of its containers."""
-    roots = {os.getpid()}
-    for name in containers() if backend == "docker" else ():
-        roots |= first_process(name)
-    return descendants(roots) - descendants(drivers()) - {os.getpid()}
+    """Every process that descends from this one without its browser, or is in one of its containers.
+
+    A test that uses containers leaves out the jails of other backends: they make their processes whenever they are idle.
+    """
+    roots, others = {os.getpid()}, drivers()
+    if backend == "docker":
+        others |= set(own_jails())
+        for name in containers():
+            roots |= first_process(name)
+    return descendants(roots) - descendants(others) - {os.getpid()}
 
 
 def jails_of(executor: JailExecutor) -> list[Any]:
@@ -167,15 +180,12 @@ def waiting() -> Callable[[JailExecutor], set[int]]:
 def at_rest(backend: str) -> int:
     """The fewest processes once all jails have made ready what they keep.
 
-    Each has a fork template and some supervisors, each of these with the process of a run. A test that uses containers does
-    not await the jails of bubblewrap: what an earlier test has killed in one of them comes back with its next run alone.
+    Each has a fork template and some supervisors, each of these with the process of a run.
     """
-    spares, parents = 1 + 2 * SPARES, {}
+    spares = 1 + 2 * SPARES
     if backend == "docker":
-        return len(tree()) + len(containers()) * (1 + spares)
-    for pid, owner in labels.jails().items():
-        mine = owner == labels.owner_of(os.getpid())
-        parents[pid] = parent_of(Path("/proc") / str(pid)) if mine else 0
+        return len(tree() - descendants(set(own_jails()))) + len(containers()) * (1 + spares)
+    parents = own_jails()
     own = [pid for pid, parent in parents.items() if parent == os.getpid()]
     # A jail without walls is its zygote alone, and what it forks bears its name.
     walled = sum(pid not in parents.values() for pid in own)
