@@ -135,4 +135,5 @@ def describe_usage(usage: Mapping[str, float]) -> dict[str, str]:
     }
     if unmetered:
         of["replies without a count"] = f"{unmetered:,}"
-    return of | {"cost": f"{usage['cost']:.4f}" if usage["cost"] else "not counted: no price was given"}
+    cost = f"{usage['cost']:.4f}" if usage["cost"] >= 0.0001 else "less than 0.0001"
+    return of | {"cost": cost if usage["cost"] else "not counted: no price was given"}

@@ -335,8 +335,8 @@ def _asked(held: Sequence[Trajectory]) -> list[Trajectory]:
 def _stopping(failed: Sequence[Trajectory]) -> Fault:
     environment = any(trajectory.end_reason is EndReason.ENV_FAULT for trajectory in failed)
     return (EnvFault if environment else PolicyFault)(
-        f"each of {len(failed)} episodes failed through an infrastructure failure ({reason_of(failed[-1])}); what was "
-        "finished before is kept, and the same evaluation goes on from there"
+        f"the evaluation stopped after {len(failed)} episodes in a row that failed and count in no score: "
+        f"{reason_of(failed[-1])}; what was finished before is kept, and the same evaluation goes on from there"
     )
 
 

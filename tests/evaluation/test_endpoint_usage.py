@@ -159,6 +159,7 @@ def test_usage_in_words_leaves_out_what_there_was_not() -> None:
     usage = {"requests": 1234, "retries": 5, "failures": 0, "prompt_tokens": 12000, "completion_tokens": 3456}
     shown = describe_usage(usage | {"cost": 1.23456})
     assert list(shown.values()) == ["1,234", "5", "0", "12,000", "3,456", "1.2346"]
+    assert describe_usage(usage | {"cost": 0.00002})["cost"] == "less than 0.0001"
     unmetered = describe_usage(usage | {"cost": 0, "unmetered": 2000})
     assert list(unmetered.values())[5] == "2,000"
     assert "no price" in unmetered["cost"]
