@@ -20,7 +20,8 @@ from agentenv.core.types import EndReason, Info, Message, Observation, Step, Tas
 from agentenv.errors import EnvFault, SnapshotError, SnapshotRefused
 
 TASK = Task("t", "Count.", ("3",))
-CONFIG = RolloutConfig(deadline_s=0.3)
+PATIENT_S, SHORT_S = 60.0, 0.3
+"""Deadlines of calls that are to succeed, and of those that hang."""
 _gate = threading.Event()
 
 
@@ -152,11 +153,11 @@ def test_a_snapshot_brings_the_environment_back_any_number_of_times() -> None:
     file = File()
     state = begun(Counter(nothing, file))
     assert said(state) == "1"
-    snapshot = asyncio.run(capture(state, CONFIG.deadline_s))
+    snapshot = asyncio.run(capture(state, PATIENT_S))
     assert snapshot is not None
     for _ in range(2):
         assert [said(state), said(state)] == ["2", "3"]
-        asyncio.run(rewind(state, snapshot, CONFIG.deadline_s))
+        asyncio.run(rewind(state, snapshot, PATIENT_S))
         assert file.lines == ("on",)
     assert state.ended is None
     assert state.reward == 5 * 0.25  # the record is the caller's to wind back
@@ -165,7 +166,7 @@ def test_a_snapshot_brings_the_environment_back_any_number_of_times() -> None:
 def test_forks_are_as_many_as_asked_for_and_go_their_own_ways() -> None:
     state = begun(Counter())
     assert said(state) == "1"
-    twins = asyncio.run(fork(state, 3, CONFIG.deadline_s))
+    twins = asyncio.run(fork(state, 3, PATIENT_S))
     assert len(twins) == 3
     assert [twin.step("on").observation[0].text for twin in twins] == ["2"] * 3
     assert twins[0].step("on").observation[0].text == "3"
@@ -175,11 +176,11 @@ def test_forks_are_as_many_as_asked_for_and_go_their_own_ways() -> None:
 Ask = Callable[[EpisodeState], Coroutine[Any, Any, object]]
 
 
-def asked(name: str, snapshot: Snapshot) -> Ask:
+def asked(name: str, snapshot: Snapshot, deadline_s: float = PATIENT_S) -> Ask:
     calls: dict[str, Ask] = {
-        "snapshot": lambda state: capture(state, CONFIG.deadline_s),
-        "restore": lambda state: rewind(state, snapshot, CONFIG.deadline_s),
-        "fork": lambda state: fork(state, 2, CONFIG.deadline_s),
+        "snapshot": lambda state: capture(state, deadline_s),
+        "restore": lambda state: rewind(state, snapshot, deadline_s),
+        "fork": lambda state: fork(state, 2, deadline_s),
     }
     return calls[name]
 
@@ -206,7 +207,8 @@ def test_a_failure_ends_the_episode_masked_and_named(
     state = begun(env)
     snapshot = env.snapshot()
     env.trouble = trouble
-    assert asyncio.run(asked(call, snapshot)(state)) == nothing_given
+    asking = asked(call, snapshot, SHORT_S if trouble is hang else PATIENT_S)
+    assert asyncio.run(asking(state)) == nothing_given
     assert state.ended is not None
     assert (state.ended.end_reason, state.ended.valid, state.ended.reward) == (
         EndReason.ENV_FAULT,
@@ -221,7 +223,7 @@ def test_going_back_to_what_was_released_is_a_failure_of_that_episode() -> None:
     state = begun(env)
     snapshot = env.snapshot()
     snapshot.release()
-    asyncio.run(rewind(state, snapshot, CONFIG.deadline_s))
+    asyncio.run(rewind(state, snapshot, PATIENT_S))
     assert state.ended is not None
     assert state.ended.end_reason is EndReason.ENV_FAULT
     assert SnapshotError.__name__ in state.ended.error
@@ -231,15 +233,15 @@ def test_a_release_frees_what_is_held_in_a_thread_of_the_environments() -> None:
     """Freeing files may take long, so that the loop of the run must not do it; without any there is nothing to wait for."""
     file = File()
     state = begun(Counter(nothing, file))
-    snapshot = asyncio.run(capture(state, CONFIG.deadline_s))
+    snapshot = asyncio.run(capture(state, PATIENT_S))
     assert snapshot is not None
     assert file.held == 1
-    asyncio.run(release(snapshot, CONFIG.deadline_s))
+    asyncio.run(release(snapshot, PATIENT_S))
     assert (file.held, snapshot.released) == (0, True)
     assert file.released_in != threading.current_thread().name
-    bare = asyncio.run(capture(begun(Counter()), CONFIG.deadline_s))
+    bare = asyncio.run(capture(begun(Counter()), PATIENT_S))
     assert bare is not None
-    asyncio.run(release(bare, CONFIG.deadline_s))
+    asyncio.run(release(bare, PATIENT_S))
     assert bare.released
 
 
@@ -247,9 +249,9 @@ def test_a_release_frees_what_is_held_in_a_thread_of_the_environments() -> None:
 def test_a_release_that_fails_or_hangs_hurts_nobody(trouble: Callable[[], None]) -> None:
     file = File(trouble)
     state = begun(Counter(nothing, file))
-    snapshot = asyncio.run(capture(state, CONFIG.deadline_s))
+    snapshot = asyncio.run(capture(state, PATIENT_S))
     assert snapshot is not None
-    asyncio.run(release(snapshot, CONFIG.deadline_s))
+    asyncio.run(release(snapshot, SHORT_S if trouble is hang else PATIENT_S))
     assert file.held == 1  # what could not be freed is left to the environment's close
     assert state.ended is None
 
@@ -266,7 +268,7 @@ class Sleepy(Counter):
 
 def test_a_reset_that_hangs_is_named() -> None:
     with pytest.raises(EnvFault, match=r"\breset\b.*\b0\.3\b"):
-        asyncio.run(opening_of(EpisodeSpec(Sleepy(), TASK, 0), CONFIG))
+        asyncio.run(opening_of(EpisodeSpec(Sleepy(), TASK, 0), RolloutConfig(deadline_s=SHORT_S)))
 
 
 def test_another_task_than_the_one_to_be_posed_is_refused_with_both_names() -> None:

@@ -208,9 +208,9 @@ class Sure(ScriptedPolicy):
         return Completion(made.ids, made.text, (-0.5,) * len(made.ids), made.finish, self.version)
 
 
-def ask(policy: Any, trajectory: Trajectory, *, trained: bool = True) -> Reflection:
+def ask(policy: Any, trajectory: Trajectory, *, trained: bool = True, deadline_s: float = 60.0) -> Reflection:
     reflector = PolicyReflector(
-        policy, InlineFormat(ByteTokenizer()), trained, max_tokens=900, deadline_s=0.2
+        policy, InlineFormat(ByteTokenizer()), trained, max_tokens=900, deadline_s=deadline_s
     )
     return asyncio.run(reflector.reflect(trajectory, 1.0, episode="base-reflection", seed=5))
 
@@ -268,7 +268,7 @@ def test_a_log_that_fills_the_context_is_no_report(failed: Trajectory) -> None:
 def test_an_engine_that_fails_or_hangs_is_a_fault(failed: Trajectory) -> None:
     for policy in (Failing(PolicyFault("down")), Failing(None)):
         with pytest.raises(PolicyFault, match=r"down|\b0\.2 s"):
-            ask(policy, failed)
+            ask(policy, failed, deadline_s=60.0 if policy.error else 0.2)
         assert policy.released == ["base-reflection"]
 
 

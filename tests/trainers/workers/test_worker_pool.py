@@ -168,7 +168,7 @@ def test_what_was_counted_once_is_not_counted_again() -> None:
 def test_a_late_worker_is_ended_and_what_it_delivers_then_is_dropped() -> None:
     cluster = Fakes()
     cluster.playing = {0: hangs}
-    delivered, metrics = played(cluster, 1, workers=1, deadline_s=0.05)
+    delivered, metrics = played(cluster, 1, workers=1, deadline_s=0.5)
     assert delivered == ["0 by 1"]
     assert (metrics["lost_workers"], metrics["lost_episodes"]) == (1, 2)
     assert cluster.workers[0].ended
