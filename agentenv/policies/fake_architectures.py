@@ -1,6 +1,5 @@
 """A small random model of any causal language model of transformers, for tests of what depends on the architecture."""
 
-import inspect
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +10,9 @@ CONTEXT = 64
 
 _WIDTH, _HEADS, _KEY_HEADS, _LAYERS = 32, 4, 2, 2
 _SIZES: dict[str, Any] = {
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "text_vocab_size"), VOCABULARY),
+    **dict.fromkeys(
+        ("vocab_size", "vocab_size_per_layer_input", "text_vocab_size", "audio_vocab_size"), VOCABULARY
+    ),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "embedding_size", "model_dim"), _WIDTH),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), _LAYERS),
     **dict.fromkeys(("encoder_layers", "num_encoder_layers", "num_decoder_layers"), _LAYERS),
@@ -101,13 +102,14 @@ def _parameters(model: Any) -> int:
 def _fits(name: str, standard: Any) -> bool:
     """Whether a size takes the place of the standard value."""
     if standard is None:
-        return name in ("head_dim", "num_key_value_heads")
+        return name in ("head_dim", "num_key_value_heads", "audio_vocab_size")
     return isinstance(standard, int | float)
 
 
 def _values(kind: Any) -> dict[str, Any]:
     """What makes a configuration of the class ``kind`` small."""
-    standard = kind().to_dict()
+    made = kind()
+    standard = made.to_dict()
     values = {name: _SIZES[name] for name in standard if name in _SIZES and _fits(name, standard[name])}
     if kinds := standard.get("layer_types"):
         both = list(dict.fromkeys(kinds))
@@ -115,7 +117,8 @@ def _values(kind: Any) -> dict[str, Any]:
         if "num_hidden_layers" in values:
             values["num_hidden_layers"] = len(values["layer_types"])
     values |= {name: 0 if name == "pad_token_id" else 1 for name in _SPECIAL if name in standard}
-    for name, part in getattr(kind, "sub_configs", {}).items():
-        if name in standard and inspect.isclass(part) and hasattr(part, "to_dict"):
-            values[name] = _values(part)
+    for name in getattr(kind, "sub_configs", {}):
+        part: Any = getattr(made, name, None)
+        if hasattr(part, "to_dict"):
+            values[name] = _values(type(part)) | {"model_type": part.model_type}
     return values
