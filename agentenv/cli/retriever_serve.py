@@ -12,12 +12,12 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from agentenv.core.env import run_sync
 from agentenv.core.protocols import Retriever
 from agentenv.data.datasets import load_dataset
 from agentenv.errors import ConfigurationError, RetrieverFault
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.retrievers.base import batching_parts
+from agentenv.retrievers.bulk import search_all
 from agentenv.retrievers.encoder import SentenceEncoder
 from agentenv.retrievers.metrics import recall_at_k
 from agentenv.retrievers.remote import TOKEN_VARIABLE, RemoteRetriever
@@ -135,7 +135,7 @@ class Serve:
         def checked() -> dict[str, Retriever]:
             opened = load()
             name, retriever = next(iter(opened.items()))
-            found = run_sync(retriever.search([task.question for task in tasks], _ASKED_K))
+            found = search_all(retriever, [task.question for task in tasks], _ASKED_K)
             ids = [[passage.id for passage in passages] for passages in found]
             recall = recall_at_k(ids, [task.data["supporting_ids"] for task in tasks], _ASKED_K)
             if recall < self.least_recall:

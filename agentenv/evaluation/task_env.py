@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
-from agentenv.core.env import Env, run_sync
+from agentenv.core.env import Env
 from agentenv.core.env_options import checked_arguments, parameters_of
 from agentenv.core.io.digests import PathState, path_state
 from agentenv.core.options import bind_options
@@ -37,6 +37,7 @@ from agentenv.data.sources import (
 from agentenv.data.synthesis.passage_questions import passage_questions
 from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault
 from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.retrievers.bulk import search_all
 from agentenv.retrievers.faiss import FaissRetriever
 from agentenv.retrievers.hybrid import HybridRetriever
 from agentenv.retrievers.metrics import all_at_k, recall_at_k
@@ -51,7 +52,6 @@ BM25, HYBRID = "bm25", "hybrid"
 BUILT = ("", BM25, HYBRID)
 """Specs of the indexes that are built over a corpus: FAISS, BM25, and both fused."""
 _RECALL_AT = (2, 3, 5, 10)
-_ASKED_AT_ONCE = 256  # a server has a deadline for each request
 _OWN_TASKS = 200
 _MAKING_S = 900.0  # for an environment to make its tasks, a data set being read among them
 _COMPARED = 256  # supporting documents that are compared with those of the questions' own corpus
@@ -484,11 +484,8 @@ def index_recall(task_env: TaskEnv) -> dict[str, float]:
     known = [task for task in task_env.source.tasks if task.data.get("supporting_ids")]
     if not known or task_env.retriever is None or task_env.retriever.info().contextual:
         return {}
-    ranked: list[list[str]] = []
-    for start in range(0, len(known), _ASKED_AT_ONCE):
-        asked = [task.question for task in known[start : start + _ASKED_AT_ONCE]]
-        found = run_sync(task_env.retriever.search(asked, max(_RECALL_AT)))
-        ranked += ([passage.id for passage in passages] for passages in found)
+    found = search_all(task_env.retriever, [task.question for task in known], max(_RECALL_AT))
+    ranked = [[passage.id for passage in passages] for passages in found]
     gold = [task.data["supporting_ids"] for task in known]
     return {f"recall@{k}": recall_at_k(ranked, gold, k) for k in _RECALL_AT} | {
         "all@5": all_at_k(ranked, gold, 5)

@@ -21,10 +21,10 @@ from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import Passage, Task
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.retrievers.base import passage_text
+from agentenv.retrievers.bulk import search_all
 from agentenv.retrievers.simulation.simulated import TRAINING, read_documents
 from agentenv.retrievers.simulation.simulators import Brief, Simulator
 
-_ASKED_AT_ONCE = 256
 _MOST_JUDGED = 100  # examples that the quality is measured on
 _DEEPER = 4  # times as many passages are searched as a page holds, for a noisy page beside the useful one
 
@@ -77,15 +77,13 @@ def collect_examples(tasks: Sequence[Task], retriever: Retriever, k: int) -> Ite
                 f"Question {task.id!r} is of the split {task.split!r}: simulators learn from {TRAINING!r} alone."
             )
     asked = [(task, query, wanted) for task in tasks for query, wanted in _queries(task)]
-    for start in range(0, len(asked), _ASKED_AT_ONCE):
-        part = asked[start : start + _ASKED_AT_ONCE]
-        found = run_sync(retriever.search([query for _, query, _ in part], _DEEPER * k))
-        for (task, query, wanted), passages in zip(part, found, strict=True):
-            holds = [contains(passage, wanted) for passage in passages]
-            noisy = [p for p, held in zip(passages, holds, strict=True) if not held][:k]
-            if any(holds[:k]) and len(noisy) == k:
-                pages = _page(passages[:k]), _page(noisy)
-                yield Example(query, task.question, task.answers[0], wanted, *pages)
+    found = search_all(retriever, [query for _, query, _ in asked], _DEEPER * k)
+    for (task, query, wanted), passages in zip(asked, found, strict=True):
+        holds = [contains(passage, wanted) for passage in passages]
+        noisy = [p for p, held in zip(passages, holds, strict=True) if not held][:k]
+        if any(holds[:k]) and len(noisy) == k:
+            pages = _page(passages[:k]), _page(noisy)
+            yield Example(query, task.question, task.answers[0], wanted, *pages)
 
 
 def contains(passage: Passage, answers: Sequence[str]) -> bool:

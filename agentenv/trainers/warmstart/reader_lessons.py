@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from agentenv.core.env import run_sync
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage, Task
 from agentenv.data.datasets import sample
@@ -24,6 +23,7 @@ from agentenv.data.sources import SourceConfig
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, corpus_of, open_tasks
 from agentenv.policies.reading import ANSWER, SEARCH, FoundPassage, Reading, action, bare, lowered
 from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.retrievers.bulk import search_all
 from agentenv.retrievers.storage.corpus import Corpus
 
 ONE_HOP = ("squad", "nq_oracle")
@@ -129,7 +129,7 @@ def _one_hop(name: str, config: ReaderWarmstartConfig, rng: Random) -> Iterator[
     retriever, held = BM25Retriever.build(corpus), held_out_titles(config)
     for task, found in zip(
         source.tasks,
-        _search(retriever, [t.question for t in source.tasks], config.others + 2),
+        search_all(retriever, [t.question for t in source.tasks], config.others + 2),
         strict=True,
     ):
         golds = [corpus[corpus.row_of(one)] for one in task.data["supporting_ids"][:1]]
@@ -187,7 +187,7 @@ def held_out_titles(config: ReaderWarmstartConfig) -> frozenset[str]:
 
 
 def _searched(retriever: Retriever, tasks: Sequence[Task], k: int) -> list[tuple[Task, list[Passage]]]:
-    return list(zip(tasks, _search(retriever, [task.question for task in tasks], k), strict=True))
+    return list(zip(tasks, search_all(retriever, [task.question for task in tasks], k), strict=True))
 
 
 def found_lesson(
@@ -229,7 +229,7 @@ def _several_hops(config: ReaderWarmstartConfig, rng: Random) -> Iterator[Lesson
     mine = taught(source.tasks, config)
     kept = {task.id for task in source.tasks} - {task.id for task in mine}
     tasks = [*mine, *_rule_made(given, kept, config, rng)]
-    firsts = _search(retriever, [task.question for task in tasks], config.k)
+    firsts = search_all(retriever, [task.question for task in tasks], config.k)
     for task, found in zip(tasks, firsts, strict=True):
         yield from episode_lessons(task, found, corpus, retriever, config, rng)
 
@@ -291,7 +291,7 @@ def episode_lessons(
         accepted = frozenset(lowered(action(SEARCH, bare(gold.title))) for gold in named)
         yield Lesson(Reading(task.question, tuple(shown), searches), accepted)
         query = bare(rng.choice(named).title)
-        found = _search(retriever, [query], config.k)[0]
+        (found,) = search_all(retriever, [query], config.k)
 
 
 def window_of(text: str, answers: Sequence[str], size: int, rng: Random) -> str:
@@ -314,10 +314,6 @@ def answer_lesson(task: Task, known: Reading, golds: Sequence[Document]) -> Less
     texts = [f"{found.title}\n{found.text}".lower() for found in known.found if found.title in titles]
     there = [answer for answer in answers if any(answer in text for text in texts)]
     return Lesson(known, frozenset(action(ANSWER, one) for one in there), titles) if there else None
-
-
-def _search(retriever: Retriever, queries: Sequence[str], k: int) -> list[list[Passage]]:
-    return run_sync(retriever.search(list(queries), k))
 
 
 def _others(found: Sequence[Passage], golds: Sequence[Document], rng: Random, count: int) -> list[Passage]:

@@ -1,0 +1,19 @@
+"""Many queries, asked a block at a time: a retriever has a deadline for each search, however many queries it has."""
+
+from collections.abc import Iterator, Sequence
+
+from agentenv.core.env import run_sync
+from agentenv.core.protocols import Retriever
+from agentenv.core.types import Passage
+
+_AT_ONCE = 256
+
+
+def search_all(retriever: Retriever, queries: Sequence[str], k: int) -> Iterator[list[Passage]]:
+    """At most ``k`` passages for each of ``queries``, in their order.
+
+    Raises:
+        RetrieverFault: a search failed or missed its deadline.
+    """
+    for start in range(0, len(queries), _AT_ONCE):
+        yield from run_sync(retriever.search(queries[start : start + _AT_ONCE], k))
