@@ -269,7 +269,7 @@ def _array(file: TextIO, path: Path) -> Iterator[tuple[str, Any]]:
 
 def _json(text: str, place: str) -> Any:
     try:
-        return read_json_text(text)
+        return read_json_text(text, distinct=True)
     except ValueError as error:
         raise DatasetError(f"{place} is no valid JSON: {str(error)[:200]}.") from error
 

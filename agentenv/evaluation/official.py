@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from agentenv.core.scoring import normalize
 from agentenv.data.dataset_files import RawRow, find_file, read_records
 from agentenv.data.dataset_formats import listed_facts
-from agentenv.data.datasets import SETS
+from agentenv.data.datasets import SETS, check_split
 from agentenv.errors import DatasetError, check_known
 
 Fact = tuple[str, int]
@@ -125,11 +125,13 @@ def score_file(dataset: str, gold: Path | None, predictions: Path, *, split: str
         ``n`` (all golds: a missing prediction counts 0), ``missing`` by part, and the ``scores``.
 
     Raises:
-        UnknownName: a set without official measures of its own.
-        DatasetError: a file that cannot be read or has another layout.
+        UnknownName: a set without official measures of its own, or no such split.
+        DatasetError: a file that cannot be read or has another layout, or no prediction of any question of the set.
     """
     check_known("official measure of the set", dataset, OFFICIAL)
     kind = SETS[dataset]
+    if split is not None:
+        check_split(dataset, split, gold)
     pattern = kind.files.get(split or "", next(iter(kind.files.values())))
     source = find_file(dataset, kind.folder, pattern, gold)
     return OFFICIAL[dataset](list(read_records(source)), list(read_records(predictions)), source)
@@ -149,7 +151,7 @@ def _hotpotqa(golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Pa
             else None,
         }
 
-    return _averaged([parts(gold) for gold in golds])
+    return _averaged([parts(gold) for gold in golds], source)
 
 
 def _wiki(golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Path) -> Report:
@@ -171,7 +173,7 @@ def _wiki(golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Path) 
             else None,
         }
 
-    return _averaged([parts(gold) for gold in golds]) | {"aliases": bool(aliases)}
+    return _averaged([parts(gold) for gold in golds], source) | {"aliases": bool(aliases)}
 
 
 def _accepted(gold: RawRow, key: str, aliases: Aliases) -> list[list[Triple]]:
@@ -285,8 +287,10 @@ def musique_answer(prediction: str, golds: Iterable[str]) -> tuple[float, float]
     return max(em for em, _ in pairs), max(f1 for _, f1 in pairs)
 
 
-def _averaged(rows: Sequence[Mapping[str, Match | None]]) -> Report:
+def _averaged(rows: Sequence[Mapping[str, Match | None]], source: Path) -> Report:
     """Means over all golds; a missing part counts 0, and so does the joint score of its question."""
+    if not any(part for row in rows for part in row.values()):
+        raise DatasetError(f"No prediction is of a question of {source}: its ids are others.")
     totals: Counter[str] = Counter()
     missing: Counter[str] = Counter()
     for row in rows:

@@ -125,6 +125,6 @@ def read_predictions(path: Path) -> list[RawRow]:
         DatasetError: it cannot be read or holds none.
     """
     found = list(read_records(path))
-    if not found:
+    if not any(row.fields for row in found):
         raise DatasetError(f"{path} holds no predictions.")
     return found

@@ -143,6 +143,24 @@ def test_the_split_names_the_file_of_the_golds_and_its_first_is_the_default(tmp_
     }
 
 
+def test_an_unknown_split_is_refused_before_the_first_is_scored_in_its_place(tmp_path: Path) -> None:
+    gold = hotpot_gold(tmp_path).parent
+    predictions = write(tmp_path / "pred.json", {"answer": {"1": "Beijing"}, "sp": {}})
+    assert score_file("hotpotqa", gold, predictions)["n"] == 4
+    with pytest.raises(UnknownName, match="validation"):
+        score_file("hotpotqa", gold, predictions, split="validation")
+
+
+def test_predictions_of_other_questions_alone_are_refused(tmp_path: Path) -> None:
+    gold = hotpot_gold(tmp_path)
+    said = refusal(tmp_path, "hotpotqa", gold, {"answer": {"x": "yes"}, "sp": {"x": [["A", 0]]}})
+    assert gold.name in said
+    (tmp_path / "2wiki").mkdir()
+    gold = write(tmp_path / "2wiki" / "dev.json", [WIKI_ROW])
+    said = refusal(tmp_path, "2wiki", gold, {"answer": {"x": "yes"}, "sp": {}, "evidence": {}})
+    assert gold.name in said
+
+
 def test_a_2wiki_file_takes_aliases_where_the_official_file_is(tmp_path: Path) -> None:
     row = {
         "_id": "w",

@@ -107,6 +107,9 @@ def test_a_set_with_official_measures_takes_plain_answers_too(
         ('{"id": "a", "answer": ["Rome"]}\n{"id": "b", "answer": "x"}\n', "'a'"),
         ('{"id": "a", "reply": "Rome"}\n{"id": "b", "reply": "x"}\n', "line 1"),
         ("", "p.jsonl"),
+        ("{}", "no predictions"),
+        ('{"a": "Rome", "b": "x", "a": "Oslo"}', "'a'"),
+        ('{"id": "a", "answer": "Rome", "answer": "Oslo"}', "'answer'"),
         ("no json\n", "line 1"),
     ],
 )

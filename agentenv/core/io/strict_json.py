@@ -2,20 +2,25 @@
 
 import json
 import re
+from collections import Counter
 from typing import Any
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of one half of a surrogate pair, or of both
 
 
-def read_json_text(text: str | bytes) -> Any:
+def read_json_text(text: str | bytes, *, distinct: bool = False) -> Any:
     """The value that ``text`` holds.
+
+    Args:
+        text: one JSON value.
+        distinct: refuses an object that has a name twice, of which only the last would be read.
 
     Raises:
         ValueError: it is no JSON, is nested too deeply to be read, or holds half of a surrogate pair, which is no text and
             can be written to no file; the message says which, in words that go behind "because".
     """
     try:
-        value = json.loads(text.rstrip())
+        value = json.loads(text.rstrip(), object_pairs_hook=_distinct if distinct else None)
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if len(text.strip().splitlines()) > 1 else ""
         raise ValueError(f"{error.msg} at {line}column {error.colno}") from error
@@ -28,3 +33,11 @@ def read_json_text(text: str | bytes) -> Any:
         except (UnicodeEncodeError, RecursionError):
             raise ValueError("it holds half of a surrogate pair, such as \\ud83d, which is no text") from None
     return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"an object has the name {twice!r} twice")
+    return found

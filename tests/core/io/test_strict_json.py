@@ -32,6 +32,13 @@ def test_whole_pairs_and_other_escapes_are_text() -> None:
     assert read_json_text('{"a": [1, null]}') == {"a": [1, None]}
 
 
+@pytest.mark.parametrize("text", ['{"a": 1, "b": 2, "a": 1}', '[{"c": {"a": 1, "a": 2}}]'])
+def test_a_name_twice_is_refused_where_it_is_asked_for(text: str) -> None:
+    with pytest.raises(ValueError, match="'a'"):
+        read_json_text(text, distinct=True)
+    assert read_json_text('[{"a": 1}, {"a": {"a": 2}}]', distinct=True) == [{"a": 1}, {"a": {"a": 2}}]
+
+
 @pytest.mark.parametrize(
     ("content", "named"), [(b"a = [", "settings"), (b"\xff", "settings"), (None, "settings.*No such file")]
 )
