@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.core.io import files
+from agentenv.errors import ConfigurationError
 
 
 def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path) -> None:
@@ -231,6 +232,19 @@ def test_a_library_that_names_the_system_s_error_gives_that_error() -> None:
     assert caught.value.errno == errno.ENOSPC
     with pytest.raises(RuntimeError, match="else"), files.os_errors():
         raise RuntimeError("something else")
+
+
+def test_an_error_that_names_what_failed_stays_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"other\.txt"), files.new_folder(tmp_path / "out"):
+        _fail_to_read(tmp_path / "other.txt")
+    assert not (tmp_path / "out").exists()
+
+
+def _fail_to_read(path: Path) -> None:
+    try:
+        path.read_text()
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read") from error
 
 
 def _as_torch_fails() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,16 @@ faiss = pytest.importorskip("faiss", reason="faiss-cpu is not installed")
 ROWS = 300
 ENCODER = HashEncoder(dim=64)
 THEIRS = '"{title}"\n{text}'
+
+
+class LettersEncoder(HashEncoder):
+    """Sees quotes, as a model does: every character is a word."""
+
+    def __init__(self) -> None:
+        super().__init__(dim=64)
+
+    def encode_passages(self, texts: Sequence[str]) -> Vectors:
+        return super().encode_passages([" ".join(f"c{ord(letter)}" for letter in text) for text in texts])
 
 
 @pytest.fixture
@@ -61,8 +72,15 @@ def test_an_adopted_index_is_searched_where_it_lies(corpus: Path, flat: Path, tm
     ]
 
 
+@pytest.mark.parametrize("layout", [THEIRS, "{title}\n{text}"])
+def test_vectors_of_quoted_and_of_bare_titles_are_adopted(corpus: Path, tmp_path: Path, layout: str) -> None:
+    texts = [laid_out(document, layout) for document in load_corpus(corpus)]
+    flat = write(faiss.IndexFlatIP(64), LettersEncoder().encode_passages(texts), tmp_path / "e5_Flat.index")
+    assert import_index(flat, corpus, tmp_path / "wiki", LettersEncoder()).layout == layout
+
+
 def test_a_graph_and_codes_are_adopted_too(corpus: Path, tmp_path: Path) -> None:
-    for n, spec in enumerate(["HNSW64", "SQ8", "PQ16x4"]):
+    for n, spec in enumerate(["HNSW64", "SQ8", "PQ16x4", "IVF4,Flat", "PCA32,IVF4,SQ8"]):
         index = faiss.index_factory(64, spec, faiss.METRIC_INNER_PRODUCT)
         path = write(index, vectors(corpus), tmp_path / f"{n}.index")
         retriever = import_index(path, corpus, tmp_path / f"out{n}", ENCODER)
@@ -75,6 +93,15 @@ def test_a_corpus_in_another_order_is_refused(corpus: Path, flat: Path, tmp_path
     with pytest.raises(IndexMismatch, match=r"\b16\b.*\b0\b.*'hash'"):
         import_index(flat, corpus, tmp_path / "wiki", ENCODER)
     assert not (tmp_path / "wiki").exists()
+
+
+@pytest.mark.parametrize("length", [0.5, 30.0])
+def test_vectors_of_another_length_are_refused(corpus: Path, tmp_path: Path, length: float) -> None:
+    """As those of an encoder that does not normalise: every inner product with long ones is large."""
+    others = length * np.roll(vectors(corpus), 1, axis=0)
+    flat = write(faiss.IndexFlatIP(64), others, tmp_path / "e5_Flat.index")
+    with pytest.raises(IndexMismatch, match=r"\b0%.*'hash'"):
+        import_index(flat, corpus, tmp_path / "wiki", ENCODER)
 
 
 def test_another_prefix_is_refused(corpus: Path, tmp_path: Path) -> None:
@@ -105,8 +132,9 @@ def test_what_cannot_be_searched_is_refused(corpus: Path, tmp_path: Path) -> Non
     with pytest.raises(ConfigurationError, match=r"nowhere\.index"):
         import_index(tmp_path / "nowhere.index", corpus, tmp_path / "wiki", ENCODER)
     good = write(faiss.IndexFlatIP(64), vectors(corpus), tmp_path / "good.index")
-    with pytest.raises(CorpusError, match=r"c\.jsonl\.gz"):
-        import_index(good, Path("c.jsonl.gz"), tmp_path / "wiki", ENCODER)
+    for name in ("c.jsonl.gz", "nowhere.jsonl"):
+        with pytest.raises(CorpusError, match=name):
+            import_index(good, Path(name), tmp_path / "wiki", ENCODER)
 
 
 def test_a_corpus_that_changed_since_is_refused(corpus: Path, flat: Path, tmp_path: Path) -> None:
