@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from agentenv.envs.mcp.stderr import StderrTail
 from agentenv.errors import ConfigurationError, needs_extra
+from agentenv.web.client import bearer
 
 STDIO = "stdio:"
 _HTTP_ERROR = 400  # the lowest status that is one
@@ -33,15 +34,24 @@ class McpServer:
         """Checks what can be known before the server is contacted.
 
         Raises:
-            ConfigurationError: neither a command nor a URL, a variable that is not set, or no positive time limit.
+            ConfigurationError: neither a command nor a URL, a URL with a password, a variable that is not set, a token that
+                no header can carry, or no positive time limit.
         """
         if not self.command and not self.address.startswith(("http://", "https://")):
             raise ConfigurationError(
                 f"the MCP server is {self.address!r:.80}; write stdio:COMMAND, as in 'stdio:python3 server.py', or a URL"
             )
+        if (
+            not self.command and "@" in urlsplit(self.address).netloc
+        ):  # it would stand in the files of every run
+            raise ConfigurationError(
+                f"the URL of {self.name} holds a password; put a bearer token into an environment variable and name that as "
+                "token_variable"
+            )
         for name in (*self.variables, *([self.token_variable] if self.token_variable else [])):
             if name not in os.environ:
                 raise ConfigurationError(f"the environment variable {name!r} for the MCP server is not set")
+        bearer(self.token_variable)
         if not self.timeout_s > 0:
             raise ConfigurationError(f"timeout_s is {self.timeout_s}; a call needs some time")
 
@@ -84,8 +94,6 @@ class McpServer:
                 async with stdio_client(started, errlog=writer) as streams:
                     yield streams
             return
-        token = os.environ.get(self.token_variable, "") if self.token_variable else ""
-        headers = {"Authorization": f"Bearer {token}"} if token else None
 
         async def note(response: Any) -> None:
             # A server may refuse the others, which carry no request of ours.
@@ -94,7 +102,7 @@ class McpServer:
                 stderr.note(f"HTTP {response.status_code} {response.reason_phrase}" if failed else "")
 
         async with (
-            create_mcp_http_client(headers) as client,
+            create_mcp_http_client(bearer(self.token_variable)) as client,
             streamable_http_client(self.address, http_client=client) as streams,
         ):
             client.event_hooks = {"response": [note]}

@@ -188,6 +188,7 @@ def test_a_long_result_is_cut_in_the_middle() -> None:
         ({"server": "notes"}, "stdio:COMMAND"),
         ({"server": "stdio:"}, "stdio:COMMAND"),
         ({"server": "stdio:'a"}, "No closing quotation"),
+        ({"server": "https://me:secret@tools.example/mcp"}, "'https://tools.example/mcp' .* token_variable"),
         ({"server": COMMAND, "variables": ["NO_SUCH"]}, "'NO_SUCH' .* is not set"),
         ({"server": COMMAND, "timeout_s": 0}, "timeout_s is 0"),
         ({"server": COMMAND, "max_turns": 0}, "max_turns is 0"),
@@ -196,6 +197,16 @@ def test_a_long_result_is_cut_in_the_middle() -> None:
 def test_bad_settings_are_refused_before_the_server_is_started(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         McpTools(**options)
+
+
+@pytest.mark.parametrize("token", ["schlüssel", "two words", "a\nb"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_TOKEN", token)
+    with pytest.raises(ConfigurationError, match="MCP_TOKEN") as refused:
+        McpTools(server="http://127.0.0.1:9/mcp", token_variable="MCP_TOKEN")
+    assert token not in str(refused.value)
 
 
 @pytest.mark.parametrize(
