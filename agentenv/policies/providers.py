@@ -8,6 +8,7 @@ wait.
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 from agentenv.errors import ConfigurationError, MissingExtra, needs_extra
 from agentenv.policies.endpoint_spec import Endpoint
 from agentenv.web.client import Response
+from agentenv.web.gate import token_in
 from agentenv.web.retries import TryAgain
 from agentenv.web.secrets import without_keys
 
@@ -69,13 +71,24 @@ class Provider:
         logging.getLogger("any_llm").setLevel(logging.ERROR)  # it warns at each request of some services
         name, address = self._endpoint.provider, self._endpoint.url or None
         try:
-            retries = AnyLLM.get_provider_class(name).MAX_RETRIES_SUPPORT in ("native", "mapped")
+            service = AnyLLM.get_provider_class(name)
+            retries = service.MAX_RETRIES_SUPPORT in ("native", "mapped")
             options = {"max_retries": 0} if retries else {}
-            return AnyLLM.create(name, api_base=address, unified_exceptions=True, **options)
+            key = _key(service.ENV_API_KEY_NAME)
+            return AnyLLM.create(name, api_key=key, api_base=address, unified_exceptions=True, **options)
         except AnyLLMError as error:
             raise ConfigurationError(f"{name!r} cannot be asked: {without_keys(str(error))}") from error
         except ImportError as error:
             raise MissingExtra.of(f"What any-llm needs for {name!r}", _EXTRA) from error
+
+
+def _key(variables: str) -> str | None:
+    """The key in the first of ``variables``, as in ``A/B``, that is set; None leaves it to any-llm to find another or none.
+
+    Raises:
+        ConfigurationError: no header can carry it, which any-llm tells as a broken connection.
+    """
+    return next((token_in(name) for name in variables.split("/") if os.environ.get(name)), None)
 
 
 def _refusal(error: Any) -> Response:

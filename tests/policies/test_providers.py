@@ -76,6 +76,7 @@ class Service:
     url: str = ""
     paths: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
+    headers: list[Mapping[str, str]] = field(default_factory=list)
 
 
 @contextmanager
@@ -86,6 +87,7 @@ def serving(answer: Callable[[int], tuple[int, Mapping[str, str], Any]]) -> Iter
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             service.paths.append(self.path)
+            service.headers.append({name.lower(): value for name, value in self.headers.items()})
             service.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             status, headers, body = answer(len(service.bodies))
             content = json.dumps(body).encode()
@@ -212,6 +214,23 @@ def test_a_service_that_is_unknown_or_has_no_key_is_one_sentence(monkeypatch: py
     monkeypatch.delenv("ANTHROPIC_API_KEY")
     with pytest.raises(ConfigurationError, match="ANTHROPIC_API_KEY"):
         ChatClient(Endpoint.of("anyllm:anthropic/x"))
+
+
+@pytest.mark.parametrize(
+    ("service", "variable", "header"),
+    [("anthropic", "ANTHROPIC_API_KEY", "x-api-key"), ("gemini", "GEMINI_API_KEY", "x-goog-api-key")],
+)
+def test_a_key_is_sent_without_the_white_space_around_it_or_refused_in_one_sentence(
+    service: str, variable: str, header: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, " sk-secret-8\n")
+    with serving(lambda n: (200, {}, TEXTS[service] | USAGE[service])) as server:
+        asyncio.run(client(service, server).complete(ASK, max_tokens=9))
+    assert server.headers[0][header] == "sk-secret-8"
+    monkeypatch.setenv(variable, "schlüssel-8")
+    with pytest.raises(ConfigurationError, match=variable) as refused:
+        client(service, server)
+    assert "schlüssel" not in str(refused.value)
 
 
 def test_nobody_listening_is_a_fault() -> None:
