@@ -214,12 +214,12 @@ def load_own(entry_point: str, kind: str) -> Any:
 
 
 def _defined_in(module: str) -> list[str]:
-    """The classes and functions that a module defines, and its objects that can be called, as ``module:name``."""
+    """The classes and functions that a module defines, its mappings and what else can be called, as ``module:name``."""
     found = vars(sys.modules[module])
     return [
         f"{module}:{name}"
         for name, value in found.items()
-        if callable(value)
+        if (callable(value) or (isinstance(value, Mapping) and not name.startswith("__")))
         and (getattr(value, "__module__", None) == module or not hasattr(value, "__qualname__"))
     ]
 

@@ -245,7 +245,12 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.usefixtures("own")
 def test_what_is_no_mapping_of_capabilities_is_refused() -> None:
     assert [*own_capabilities("signs:SIGNS")] == ["plus", "minus"]
-    for name, offending in (("NOTHING", "NOTHING"), ("BARE", "plus"), ("BAD_NAME", "a/b"), ("SIGN", "SIGN")):
+    for name, offending in (
+        ("NOTHING", "NOTHING"),
+        ("BARE", "plus"),
+        ("BAD_NAME", "a/b"),
+        ("SIGSN", "'signs:SIGNS'"),
+    ):
         with pytest.raises(ConfigurationError, match=offending):
             own_capabilities(f"signs:{name}")
 
