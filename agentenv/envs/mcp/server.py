@@ -41,9 +41,8 @@ class McpServer:
             raise ConfigurationError(
                 f"the MCP server is {self.address!r:.80}; write stdio:COMMAND, as in 'stdio:python3 server.py', or a URL"
             )
-        if (
-            not self.command and "@" in urlsplit(self.address).netloc
-        ):  # it would stand in the files of every run
+        # It would stand in the files of every run.
+        if not self.command and "@" in urlsplit(self.address).netloc:
             raise ConfigurationError(
                 f"the URL of {self.name} holds a password; put a bearer token into an environment variable and name that as "
                 "token_variable"

@@ -20,10 +20,8 @@ from agentenv.retrievers.storage.retriever_folder import new_folder, write_card
 
 _SAMPLE = 16
 _LEAST_SIMILARITY = 0.99  # half precision and another batch size leave .9999
-_LAYOUTS = (
-    '"{title}"\n{text}',
-    "{title}\n{text}",
-)  # of ``contents``: in wiki-18, and in corpora without the quotes
+# Of ``contents``: in wiki-18, and in corpora without the quotes.
+_LAYOUTS = ('"{title}"\n{text}', "{title}\n{text}")
 _LEAST_FOUND = 0.9  # share of the sample that is nearest to its own row, where vectors are stored inexactly
 
 
