@@ -11,7 +11,7 @@ from dataclasses import replace
 from agentenv.core.protocols import ChatFormat
 from agentenv.core.rollout import EpisodeSpec, EpisodeState, play
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
-from agentenv.core.types import Message
+from agentenv.core.types import Message, is_context
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
@@ -90,7 +90,9 @@ async def play_guided(state: EpisodeState, context: RolloutContext, text: str | 
 
 
 def unguided(guided: Trajectory) -> Trajectory:
-    """``guided`` without its guidance; what was sampled after it is flagged, and not an id is changed.
+    """``guided`` without its guidance; what was sampled in view of it is flagged, and not an id is changed.
+
+    A context of its own, with which an environment goes on, never held the guidance: nothing in its row is flagged.
 
     Raises:
         ConfigurationError: the chat format rewrote tokens after the guidance, so that it may stand in a later row.
@@ -102,9 +104,12 @@ def unguided(guided: Trajectory) -> Trajectory:
             guidance_seen, joins = True, True
             continue
         if guidance_seen and segment.kind is SegmentKind.PROMPT and segment.row > kept[-1].row:
-            raise ConfigurationError(
-                "the chat format rewrites earlier tokens, so that guidance cannot be cut out; use one that only appends"
-            )
+            if not is_context(guided.turns[segment.turn - 1].observation):
+                raise ConfigurationError(
+                    "the chat format rewrites earlier tokens, so that guidance cannot be cut out; use one that only "
+                    "appends"
+                )
+            guidance_seen = False
         if guidance_seen and segment.kind is SegmentKind.POLICY:
             segment = replace(segment, context_mismatch=True)
         # These are the two halves of the segment that the guidance was put into.

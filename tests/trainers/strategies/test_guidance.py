@@ -148,6 +148,16 @@ def test_guidance_in_a_rewritten_row_cannot_be_cut_out(turns: Turns) -> None:
         unguided(late)
 
 
+def test_a_context_of_its_own_never_held_the_guidance(turns: Turns) -> None:
+    guided = guided_retry(turns([0.0, 0.0]), 1, InlineFormat(ByteTokenizer()), (7,))
+    shown = (Message("system", ""), Message("user", "Go on from your notes."))
+    context = replace(guided.turns[1], observation=shown)
+    later = (Segment(K.PROMPT, (8, 9), 2, row=1), Segment(K.POLICY, (6,), 2, row=1, logprobs=(-2.0,)))
+    clean = unguided(replace(guided, segments=(*guided.segments, *later), turns=(guided.turns[0], context)))
+    assert clean.segments[-2:] == later
+    assert [s.context_mismatch for s in clean.segments if s.kind is K.POLICY] == [False, True, False]
+
+
 def test_the_pivot_mask_is_read_from_the_segments(turns: Turns) -> None:
     """Two tokens a turn in three turns; a turn without tokens does not shift it."""
     t = turns([0.0, 0.0, 0.0])
