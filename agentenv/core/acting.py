@@ -75,6 +75,7 @@ async def act(
         said = action if turn is None else state.spec.env.native_action(turn)
         # All that comes from the environment stands in this block: whatever it raises or returns masks this episode
         # alone.
+        state.spec.env.sampled = state.sampled
         found, scene, gave = await _step(state.spec.env, said, config.deadline_s)
         gave = gave if not _wrote_surrogate(state, action) else mended_step(gave)
         key, (step, size) = checked_key(found), checked_step(gave, most)

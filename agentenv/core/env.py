@@ -27,7 +27,16 @@ from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.scene import TurnScene
 from agentenv.core.snapshot import Snapshot, fork_value, resources_of
 from agentenv.core.spaces import FreeText, Messages
-from agentenv.core.types import EndReason, Info, Observation, StateCapability, Step, Task, ToolResult
+from agentenv.core.types import (
+    EndReason,
+    Info,
+    Observation,
+    StateCapability,
+    Step,
+    Task,
+    ToolResult,
+    TurnTokens,
+)
 from agentenv.errors import ConfigurationError, EnvFault, EpisodeOver, SnapshotError
 
 StateT = TypeVar("StateT")
@@ -101,6 +110,8 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     native: bool = False
     """Whether the policy calls tools in the form that its model was trained in. The episode loop sets it before ``reset``;
     messages then say nothing of how a tool is called, and results stand in them without tags of their own."""
+    sampled: TurnTokens = TurnTokens()
+    """The tokens of the action that ``step`` gets, which the episode loop sets before it; outside of one, none."""
     state: StateT
     _closed = False
 

@@ -12,7 +12,7 @@ from agentenv.core.conversation import Conversation
 from agentenv.core.env import Env
 from agentenv.core.images import PlacedImage
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn, placed_in
-from agentenv.core.types import EndReason, Observation, Task
+from agentenv.core.types import EndReason, FinishReason, Observation, Task, TurnTokens
 from agentenv.core.validation import Frozen
 from agentenv.errors import ContextTooSmall, EnvFault, Fault
 
@@ -81,6 +81,8 @@ class EpisodeState:
     turns: list[Turn] = field(default_factory=list)
     policy_seconds: float = 0.0
     """Seconds that the last call of the policy took."""
+    finish: FinishReason = FinishReason.STOP
+    """How the last turn that was sampled ended."""
     conversation: Conversation | None = None
     """What was said, where the chat format is ``native``: the template makes the next prompt of all of it."""
     ended: Trajectory | None = None
@@ -95,6 +97,15 @@ class EpisodeState:
     def images(self) -> tuple[PlacedImage, ...]:
         """The images of the current row, with their places in it."""
         return placed_in([segment for segment in self.segments if segment.row == self.row])
+
+    @property
+    def sampled(self) -> TurnTokens:
+        """What the policy read and wrote for the turn that comes next, without guidance, which is cut out of the record."""
+        row = [s for s in self.segments if s.row == self.row and s.kind is not SegmentKind.INJECTED]
+        own = [s for s in row if s.kind is SegmentKind.POLICY and s.turn == len(self.turns)]
+        written = sum(len(s.ids) for s in own)
+        read = sum(len(s.ids) for s in row) - written
+        return TurnTokens(read, written, self.finish is FinishReason.LENGTH)
 
     def copy(self) -> "EpisodeState":
         """A copy of the state that an episode can return to. The environment is not copied."""

@@ -150,7 +150,7 @@ async def sample(
     except Exception as error:
         state.fail(EndReason.POLICY_FAULT, error)
         return None
-    state.policy_seconds = time.perf_counter() - began
+    state.policy_seconds, state.finish = time.perf_counter() - began, completion.finish
     _record_sample(state, completion)
     # An endpoint can send lone surrogates; an environment that repeats them would be blamed for them.
     return (

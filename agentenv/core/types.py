@@ -213,6 +213,18 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TurnTokens:
+    """What a policy read and wrote for one turn."""
+
+    read: int = 0
+    """Tokens that it was shown."""
+    written: int = 0
+    """Tokens that it sampled."""
+    cut: bool = False
+    """Whether a budget has ended the turn, and not the policy."""
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """What a policy sampled. ``ids`` is the record; ``text`` is a view of it.
 

@@ -8,8 +8,7 @@ from weakref import WeakValueDictionary
 
 from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.concurrency.forks import in_forked_processes
-from agentenv.core.types import Message
-from agentenv.envs.agent_program.requests import Asked, completion, read_request, stream_of
+from agentenv.envs.agent_program.requests import Asked, Reply, completion, read_request, stream_of
 from agentenv.errors import EnvFault, needs_extra
 from agentenv.web.gate import Gate, Refusal
 from agentenv.web.hosts import HostCheck
@@ -28,8 +27,8 @@ _SERVED = "POST /v1/chat/completions and GET /v1/models"
 class Answering(Protocol):
     """An episode, as the endpoint sees it."""
 
-    def asked(self, asked: Asked) -> "asyncio.Future[Message]":
-        """The model's turn, to be waited for; a ``Refusal`` once the episode is over."""
+    def asked(self, asked: Asked) -> "asyncio.Future[Reply]":
+        """The reply, to be waited for; a ``Refusal`` once the episode is over."""
 
     def refused(self, why: str) -> None:
         """Takes note of the reason for which a request of its agent was refused."""
@@ -105,12 +104,12 @@ class AgentEndpoint:
                 except Refusal as error:
                     self._episode(key).refused(str(error))
                     raise
-                turn = await unless_gone(self._episode(key).asked(asked), request)
+                reply = await unless_gone(self._episode(key).asked(asked), request)
             except Refusal as error:
                 return JSONResponse(_said(error), error.status)
             if asked.stream:
-                return Response(stream_of(asked, turn), media_type="text/event-stream")
-            return JSONResponse(completion(asked, turn))
+                return Response(stream_of(asked, reply), media_type="text/event-stream")
+            return JSONResponse(completion(asked, reply))
 
         @app.get("/v1/models")
         async def models() -> dict[str, Any]:

@@ -20,9 +20,19 @@ from agentenv.core.assistant_turns import (
 from agentenv.core.env import AsyncEnv
 from agentenv.core.scoring.scorers import load_scorer
 from agentenv.core.tools import called_text, calls_prompt, read_calls, response_text
-from agentenv.core.types import EndReason, Info, Message, Observation, StateCapability, Step, Task, ToolResult
+from agentenv.core.types import (
+    EndReason,
+    Info,
+    Message,
+    Observation,
+    StateCapability,
+    Step,
+    Task,
+    ToolResult,
+    TurnTokens,
+)
 from agentenv.envs.agent_program.program import Program, known_errors
-from agentenv.envs.agent_program.requests import NOTHING_ASKED, ChatRequest
+from agentenv.envs.agent_program.requests import NOTHING_ASKED, ChatRequest, Reply
 from agentenv.envs.agent_program.session import AgentSession, Ended
 from agentenv.errors import ConfigurationError, EnvFault
 
@@ -136,10 +146,14 @@ class AgentProgram(AsyncEnv[ProgramState]):
         """
         self.check_running(action)
         state = self.state
-        turn, valid = _turn_of(without_stop(action, state.request.stop), state.turns)
+        said = without_stop(action, state.request.stop)
+        tokens, self.sampled = self.sampled, TurnTokens()
+        turn, valid = _turn_of(said, state.turns)
         if state.request.one_call:
             turn = replace(turn, calls=turn.calls[:1])
-        event = await state.session.reply(turn)
+        # One that a stop string has ended is not cut, whatever the sampler has gone on to write.
+        reply = Reply(turn, replace(tokens, cut=tokens.cut and said == action))
+        event = await state.session.reply(reply)
         state.turns += 1
         if isinstance(event, Ended):
             return self._ended(event, valid)

@@ -26,6 +26,8 @@ _OUTPUT_BYTES = 2**20
 _STDERR_LINES, _LINE_CHARS = 8, 200
 _PARTING_S = 2.0  # between SIGTERM and SIGKILL
 _GLANCE_S = 0.05  # between two looks at whether a process has ended
+_WAS_CUT = "LengthFinishReasonError"
+"""What OpenAI's client raises where an answer ends with ``length``, which is the policy's doing in every agent."""
 _MOST_THREADS = 1024
 _COROUTINES = BackgroundLoop("agentenv-agents", DaemonThreads(_MOST_THREADS, "agentenv-agent-call"))
 """Where coroutines run: not on the loop of their endpoint, which one that blocks would hold up. What they call in threads
@@ -94,7 +96,7 @@ class Program:
             api_key: What it sends there.
 
         Raises:
-            AgentMistake: it failed in a way that ``policy_errors`` names.
+            AgentMistake: it failed in a way that ``policy_errors`` names, or because the model's answer was cut.
             EnvFault: it failed in any other way, or gave no text.
         """
         if self.address.startswith(COMMAND):
@@ -103,7 +105,7 @@ class Program:
             answer = await self._called(task, base_url, api_key)
         except (Exception, SystemExit) as error:
             kinds = {kind.__name__ for kind in type(error).__mro__}
-            failed = AgentMistake if kinds & {*self.policy_errors} else EnvFault
+            failed = AgentMistake if kinds & {_WAS_CUT, *self.policy_errors} else EnvFault
             raise failed(f"the agent raised {describe_error(error)}") from error
         if not isinstance(answer, str):
             raise EnvFault(

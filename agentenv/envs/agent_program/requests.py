@@ -13,7 +13,7 @@ from agentenv.core.assistant_turns import NativeCall
 from agentenv.core.conversation import openai_call
 from agentenv.core.episodes import replace_surrogates
 from agentenv.core.grammar import encodable
-from agentenv.core.types import Message, Role
+from agentenv.core.types import Message, Role, TurnTokens
 from agentenv.core.validation import sentence
 from agentenv.web.gate import Refusal
 
@@ -182,41 +182,54 @@ def _whole_characters(body: bytes) -> bytes | str:
         return body
 
 
-_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-"""The episode counts tokens; the endpoint sees text alone."""
+@dataclass(frozen=True)
+class Reply:
+    """The model's turn, and the tokens that it took."""
+
+    turn: Message
+    tokens: TurnTokens
+
+    @property
+    def finish(self) -> str:
+        """Why it ended, as services say it."""
+        return "length" if self.tokens.cut else "tool_calls" if self.turn.calls else "stop"
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """The tokens, as services count them."""
+        read, written = self.tokens.read, self.tokens.written
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def completion(asked: Asked, turn: Message) -> dict[str, Any]:
-    """The body of the reply that gives ``turn``."""
+def completion(asked: Asked, reply: Reply) -> dict[str, Any]:
+    """The body of ``reply``."""
+    turn = reply.turn
     message: dict[str, Any] = {"role": "assistant", "content": _content(turn)}
     if turn.calls:
         message["tool_calls"] = [openai_call(call) for call in turn.calls]
-    choice = {"index": 0, "message": message, "finish_reason": _finish(turn), "logprobs": None}
-    return _head(asked, "chat.completion") | {"choices": [choice], "usage": _USAGE}
+    choice = {"index": 0, "message": message, "finish_reason": reply.finish, "logprobs": None}
+    return _head(asked, "chat.completion") | {"choices": [choice], "usage": reply.usage}
 
 
-def stream_of(asked: Asked, turn: Message) -> str:
-    """The same reply as the events of a stream; the turn comes in one piece, as it was sampled before."""
+def stream_of(asked: Asked, reply: Reply) -> str:
+    """The same as the events of a stream; the turn comes in one piece, as it was sampled before."""
+    turn = reply.turn
     delta: dict[str, Any] = {"role": "assistant", "content": _content(turn)}
     if turn.calls:
         delta["tool_calls"] = [{"index": place} | openai_call(call) for place, call in enumerate(turn.calls)]
     head = _head(asked, "chat.completion.chunk")
     chunks: list[dict[str, Any]] = [
         head | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
-        head | {"choices": [{"index": 0, "delta": {}, "finish_reason": _finish(turn)}]},
+        head | {"choices": [{"index": 0, "delta": {}, "finish_reason": reply.finish}]},
     ]
     if asked.usage:
-        chunks.append(head | {"choices": [], "usage": _USAGE})
+        chunks.append(head | {"choices": [], "usage": reply.usage})
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
 
 def _content(turn: Message) -> str | None:
     # An agent that returns the text of a turn without calls has to get one: the policy may write none, and be scored for it.
     return turn.text or (None if turn.calls else "")
-
-
-def _finish(turn: Message) -> str:
-    return "tool_calls" if turn.calls else "stop"
 
 
 def _head(asked: Asked, kind: str) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from weakref import WeakSet
 
 from agentenv.core.concurrency.forks import in_forked_processes
 from agentenv.core.grammar import shortened
-from agentenv.core.types import Message, Task
+from agentenv.core.types import Task
 from agentenv.envs.agent_program.endpoint import LOOP, endpoint
 from agentenv.envs.agent_program.program import AgentMistake, Program
-from agentenv.envs.agent_program.requests import Asked, ChatRequest
+from agentenv.envs.agent_program.requests import Asked, ChatRequest, Reply
 from agentenv.errors import EnvFault, SnapshotError, SnapshotRefused
 from agentenv.web.gate import Refusal
 
@@ -38,10 +38,10 @@ Event = ChatRequest | Ended
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request and the model's turn that answered it."""
+    """A request and what answered it."""
 
     request: ChatRequest
-    turn: Message
+    reply: Reply
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,7 @@ class _Waiting:
     """A request that has not been answered."""
 
     asked: Asked
-    turn: "asyncio.Future[Message]" = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    reply: "asyncio.Future[Reply]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class AgentSession:
@@ -106,20 +104,20 @@ class AgentSession:
         """
         return await LOOP.join(self._begin())
 
-    async def reply(self, turn: Message) -> Event:
+    async def reply(self, reply: Reply) -> Event:
         """Answers the request that the agent waits with; gives what it does next.
 
         Raises:
             EnvFault: it fails, is gone, or does nothing for too long.
         """
-        return await LOOP.join(self._reply(turn))
+        return await LOOP.join(self._reply(reply))
 
-    def asked(self, asked: Asked) -> "asyncio.Future[Message]":
-        """What the endpoint calls for a request of the agent; gives the model's turn, or a ``Refusal`` at the end."""
+    def asked(self, asked: Asked) -> "asyncio.Future[Reply]":
+        """What the endpoint calls for a request of the agent; gives the reply, or a ``Refusal`` at the end."""
         waiting = _Waiting(asked)
         self._waiting.put_nowait(waiting)
         self._refused = ""
-        return waiting.turn
+        return waiting.reply
 
     def refused(self, why: str) -> None:
         """What the endpoint calls for a request that is not served: an agent that hides it is not to be scored."""
@@ -195,10 +193,10 @@ class AgentSession:
         self._running = asyncio.create_task(self.program.run(self.task, url, self._key))
         return await self._next()
 
-    async def _reply(self, turn: Message) -> Event:
+    async def _reply(self, reply: Reply) -> Event:
         waiting = self._answerable()
-        self.exchanges.append(Exchange(waiting.asked.request, turn))
-        waiting.turn.set_result(turn)
+        self.exchanges.append(Exchange(waiting.asked.request, reply))
+        waiting.reply.set_result(reply)
         return await self._next()
 
     def _answerable(self) -> _Waiting:
@@ -208,7 +206,7 @@ class AgentSession:
             EnvFault: nobody waits for an answer.
         """
         waiting = self._current
-        if waiting is not None and waiting.turn.done():
+        if waiting is not None and waiting.reply.done():
             waiting = self._asked_again(waiting.asked.request)
         running = self._running
         if running is None or running.cancelled():
@@ -224,7 +222,7 @@ class AgentSession:
     def _asked_again(self, request: ChatRequest) -> _Waiting | None:
         """One that waits with the same ``request``; the others stay in the queue."""
         queued = self._queued()
-        again = next((one for one in queued if one.asked.request == request and not one.turn.done()), None)
+        again = next((one for one in queued if one.asked.request == request and not one.reply.done()), None)
         for one in queued:
             if one is not again:
                 self._waiting.put_nowait(one)
@@ -232,7 +230,7 @@ class AgentSession:
 
     async def _next_waiting(self) -> _Waiting:
         """The next request whose client still waits."""
-        while (waiting := await self._waiting.get()).turn.done():
+        while (waiting := await self._waiting.get()).reply.done():
             pass
         return waiting
 
@@ -286,7 +284,7 @@ class AgentSession:
             await self._begin()
             for made in handle.exchanges:
                 self._check_same(made.request)
-                await self._reply(made.turn)
+                await self._reply(made.reply)
             self._check_same(handle.event)
         except EnvFault as fault:
             raise SnapshotError(str(fault)) from fault
@@ -328,8 +326,8 @@ class AgentSession:
 
 def _refuse(unanswered: Sequence[_Waiting]) -> None:
     for waiting in unanswered:
-        if not waiting.turn.done():
-            waiting.turn.set_exception(Refusal(_OVER, "this episode is over", "episode_over"))
+        if not waiting.reply.done():
+            waiting.reply.set_exception(Refusal(_OVER, "this episode is over", "episode_over"))
 
 
 def _described(event: Event | None) -> str:

@@ -96,7 +96,7 @@ class JudgeStrategy:
         shown = (Message("tool", NOTE),) if self.drop == "note" else marked(unseen.turns[-1].observation)
         limit = context.config.context_tokens
         judged = unseen.copy()
-        judged.policy_seconds = state.policy_seconds
+        judged.policy_seconds, judged.finish = state.policy_seconds, state.finish
         judged.turns[-1] = replace(judged.turns[-1], observation=shown)
         observe(judged, context.chat, shown, limit)
         turn = len(state.turns)

@@ -196,7 +196,7 @@ class _Episode:
         if done.similarity is not None:
             self.similarities.append(done.similarity)
         state = clean.copy()
-        state.policy_seconds = noisy.policy_seconds
+        state.policy_seconds, state.finish = noisy.policy_seconds, noisy.finish
         state.segments += done.turn.segments
         state.ids += done.turn.ids
         return state, done.turn.text

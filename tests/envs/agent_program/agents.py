@@ -47,6 +47,28 @@ def ask(
     return message
 
 
+def accounts(task: Task, *, base_url: str, api_key: str) -> str:
+    """Three requests of one conversation, the second as a stream; returns what it was told of each."""
+    import openai
+
+    messages: list[Any] = [{"role": "user", "content": task.question}]
+    told = []
+    with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
+        create: Any = client.chat.completions.create
+        for place in range(3):
+            asked = {"model": "any", "messages": messages}
+            if place == 1:
+                first, ending, last = create(**asked, stream=True, stream_options={"include_usage": True})
+                said, finish = first.choices[0].delta.content, ending.choices[0].finish_reason
+            else:
+                last = create(**asked)
+                said, finish = last.choices[0].message.content, last.choices[0].finish_reason
+            usage = last.usage
+            told.append([usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, finish])
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "?"}]
+    return json.dumps(told)
+
+
 def plain(task: Task, *, base_url: str, api_key: str) -> str:
     """One question, one answer."""
     return str(ask(base_url, api_key, [{"role": "user", "content": task.question}])["content"])

@@ -17,7 +17,7 @@ pytest.importorskip("fastapi", reason="needs the serve extra")
 import psutil
 
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
-from agentenv.core.types import EndReason, Step, Task, is_context
+from agentenv.core.types import EndReason, Step, Task, TurnTokens, is_context
 from agentenv.envs.agent_program.env import AgentProgram
 from agentenv.errors import ConfigurationError, EnvFault, SnapshotError, SnapshotRefused
 from agentenv.trainers.strategies.rewind import Rewinder
@@ -128,7 +128,7 @@ def test_stop_strings_of_the_agent_end_a_turn_and_are_no_part_of_it() -> None:
     with playing("react") as env:
         assert env.turn_stop(("</a>",)) == ("</a>", "Observation:")
         step = env.step("Look it up. Observation: rain, and more that a sampler without the string writes")
-        assert env.state.session.exchanges[0].turn.text == "Look it up. "
+        assert env.state.session.exchanges[0].reply.turn.text == "Look it up. "
         assert texts(step) == ["Observation: sunny"]
         assert env.step("5").reward == 1
         env.native = True
@@ -404,6 +404,30 @@ def test_a_key_of_another_time_is_refused() -> None:
         env.step("5")
     with playing("with_a_wrong_key") as env:
         assert "no episode that is being played has this key" in env.state.request.messages[0].text
+
+
+def test_an_agent_that_works_again_is_told_of_the_same_tokens() -> None:
+    pytest.importorskip("openai", reason="needs OpenAI's client")
+    with playing("accounts") as env:
+        for tokens in (TurnTokens(7, 3), TurnTokens(20, 4, cut=True)):
+            env.sampled = tokens
+            env.step("so")
+        (fork,) = env.fork()
+        try:
+            for one in (env, fork):
+                told = json.loads(one.step("so").info["answer"])
+                assert told == [[7, 3, 10, "stop"], [20, 4, 24, "length"], [0, 0, 0, "stop"]]
+        finally:
+            fork.close()
+
+
+def test_a_client_that_raises_on_an_answer_that_was_cut_has_met_a_mistake_of_the_policy() -> None:
+    pytest.importorskip("openai", reason="needs OpenAI's client")
+    with playing("with_openai_stream") as env:
+        env.sampled = TurnTokens(20, 4, cut=True)
+        step = env.step("5")
+        assert (step.reward, step.info["end_reason"]) == (0, EndReason.PARSE_ERROR)
+        assert "length limit" in step.info["error"]
 
 
 def test_an_agent_that_takes_one_call_gets_the_first() -> None:

@@ -50,11 +50,11 @@ def tokenizer() -> Any:
     )
 
 
-def play(agent: str, actions: Sequence[str], tokenizer: Any) -> Trajectory:
+def play(agent: str, actions: Sequence[str], tokenizer: Any, turn_tokens: int = 500) -> Trajectory:
     env = AgentProgram(agent=f"python:agents:{agent}", timeout_s=60)
     chat = make_chat_format("native", tokenizer, ends_of_turn(tokenizer))
     policy = ScriptedPolicy({"e-0": actions}, tokenizer)
-    config = RolloutConfig(turn_tokens=500, context_tokens=4096)
+    config = RolloutConfig(turn_tokens=turn_tokens, context_tokens=4096)
     try:
         (played,) = asyncio.run(rollout([EpisodeSpec(env, SUM, 0)], policy, chat, config, name="e"))
     finally:
@@ -89,6 +89,19 @@ def test_an_agent_with_tools_is_one_row_of_what_a_server_would_feed(tokenizer: A
     assert row == rendered(tokenizer, said, [ADD]) + "5<|im_end|>"
     sampled = [tokenizer.decode(list(s.ids)) for s in played.segments if s.kind is SegmentKind.POLICY]
     assert sampled == [f"{CALL}<|im_end|>", "5<|im_end|>"]
+
+
+def test_an_agent_is_told_of_the_tokens_and_of_an_answer_that_was_cut(tokenizer: Any) -> None:
+    pytest.importorskip("openai", reason="needs OpenAI's client")
+    played = play("accounts", ["one", "far too long", "two"], tokenizer, turn_tokens=6)
+    told, read, expected = json.loads(played.info["answer"]), 0, []
+    for segment in played.segments:
+        if segment.kind is SegmentKind.POLICY:
+            written = len(segment.ids)
+            expected.append([read, written, read + written, "length" if segment.turn == 1 else "stop"])
+        read += len(segment.ids)
+    assert told == expected
+    assert told[1][1] == 6
 
 
 def test_every_context_of_its_own_is_what_a_server_would_feed(tokenizer: Any) -> None:
