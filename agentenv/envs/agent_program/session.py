@@ -215,7 +215,8 @@ class AgentSession:
             raise self._fault(f"the agent ended while its model wrote: {failure}")
         if waiting is None:
             raise self._fault(
-                "the agent did not wait for the answer of its model: give its client a longer timeout"
+                "the agent did not wait for the answer of its model: give its client a longer timeout, and let it await "
+                "every request that it makes at the same time as others"
             )
         return waiting
 
