@@ -10,6 +10,8 @@ import resource
 import subprocess
 import sys
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +22,16 @@ from hypothesis import strategies as st
 from agentenv.errors import ConfigurationError, SandboxFault, UnknownName
 from agentenv.sandbox.encoding import packed_call
 from agentenv.sandbox.fakes import FakeExecutor
-from agentenv.sandbox.grading import CallTest, CaseOutcome, StdioTest, Test, grade, judge_call, matches_text
+from agentenv.sandbox.grading import (
+    VIA,
+    CallTest,
+    CaseOutcome,
+    StdioTest,
+    Test,
+    grade,
+    judge_call,
+    matches_text,
+)
 from agentenv.sandbox.jail import confine, frames, plain, trees
 from agentenv.sandbox.jail.output import Bounded
 from agentenv.sandbox.jail.signal_filter import SignalFilter
@@ -114,7 +125,51 @@ def test_what_is_gone_through_is_as_true_as_python_has_it(empty: Any, truth: boo
     assert judge_call(CallTest("f", (), None, "false" if truth else "true"), document) is CaseOutcome.WRONG
 
 
-@pytest.mark.parametrize("argument", [iter([1, 2]), {1: 2}.keys(), collections.deque([1])])
+@pytest.mark.parametrize(
+    ("value", "expected", "way"),
+    [
+        (Decimal("2.50"), 2.5, ""),
+        (Decimal("0.1"), 0.1, ""),
+        (Decimal("1e-40"), 0, ""),
+        (Decimal("Infinity"), math.inf, ""),
+        (Decimal("NaN"), math.nan, ""),
+        ([Decimal(1), Fraction(-1, 2)], [1, -0.5], ""),
+        ({Decimal(1): {Fraction(4, 2)}}, {1: {2}}, ""),
+        (Decimal("1.50"), "1.50", "str"),
+        (Fraction(1, 2), "1/2", "str"),
+        (Decimal("7.9"), 7, "int"),
+        ([Decimal(3), Fraction(5, 2), 1 << 5000, -1 << 5000], [-1 << 5000, 2.5, 3, 1 << 5000], "sorted"),
+        ({1: 2, 3: [4]}.keys(), {3, 1}, ""),
+        ({1: 2}.keys(), {1, 2}, ""),
+        ({1: 2}.items(), {(1, 2)}, ""),
+        ({1: 2}.items(), [(1, 2)], ""),
+        ({}.items(), set(), ""),
+        ({1: [2]}.items(), [(1, [2])], "list"),
+    ],
+)
+def test_what_python_calls_equal_passes_and_nothing_else(value: Any, expected: Any, way: str) -> None:
+    line = json.dumps({"v": plain.dump(value, returned=True)})
+    right = VIA[way](value) == expected
+    outcome = judge_call(CallTest("f", (), expected, via=way), plain.decode(line))
+    assert outcome is (CaseOutcome.PASSED if right else CaseOutcome.WRONG)
+
+
+def test_a_decimal_is_as_close_as_python_lets_it_be() -> None:
+    """It is subtracted from an integer and from no float, and a fraction from both."""
+    for value, expected, how, passes in (
+        (Decimal("1.5"), 1.5, "isclose", True),
+        (Decimal("1.5"), 2, "close", True),
+        (Decimal("1.5"), 1.5, "close", False),
+        (Fraction(3, 2), 1.5, "close", True),
+        (Decimal(0), None, "false", True),
+        (Fraction(1, 2), None, "true", True),
+    ):
+        document = {"v": plain.dump(value, returned=True)}
+        test: Any = CallTest("f", (), expected, how, 0.5)  # type: ignore[arg-type]
+        assert (judge_call(test, document) is CaseOutcome.PASSED) is passes
+
+
+@pytest.mark.parametrize("argument", [iter([1, 2]), {1: 2}.keys(), collections.deque([1]), Decimal(1)])
 def test_what_is_gone_through_is_no_argument(argument: Any) -> None:
     """An iterator would be empty for the second program, and a right one would fail."""
     with pytest.raises(ConfigurationError, match="arguments of f"):
@@ -154,7 +209,27 @@ def test_of_other_objects_the_truth_crosses() -> None:
 
 
 @pytest.mark.parametrize(
-    "document", [{}, {"x": 1}, {"l": 3}, {"i": "zz"}, {"d": [[1]]}, {"s": [{"l": []}]}, [1], 1.5]
+    "document",
+    [
+        {},
+        {"x": 1},
+        {"l": 3},
+        {"i": "zz"},
+        {"d": [[1]]},
+        {"s": [{"l": []}]},
+        [1],
+        1.5,
+        {"m": "x"},
+        {"m": 1},
+        {"m": "1E+601"},
+        {"m": "1E-601"},
+        {"m": "1" * 9999},
+        {"p": ["0x1", "0x0"]},
+        {"p": ["1"]},
+        {"p": ["f" * 600, "1"]},
+        {"j": [1]},
+        {"k": [{"l": []}]},
+    ],
 )
 def test_what_is_no_document_is_refused(document: Any) -> None:
     with pytest.raises(plain.NotPlain):

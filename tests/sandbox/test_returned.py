@@ -82,6 +82,9 @@ RETURNED = {
     "a range of three": FORGED + 'say(\'{"v":{"r":[0,1,0]}}\')',
     "a complex number without parts": FORGED + 'say(\'{"v":{"c":[]}}\')',
     "a complex number of an empty text": FORGED + 'say(\'{"v":{"c":""}}\')',
+    "decimals that would be millions of digits": FORGED
+    + "say('{\"v\":{\"l\":[' + ','.join('{\"m\":\"1E+600\"}' for i in range(190_000)) + ']}}')",
+    "keys of one hash": FORGED + "say('{\"v\":{\"k\":[' + ','.join(numbers) + ']}}')",
     "bytes without end": "f = lambda n: bytes(2_000_000)",
     "a list in itself": "def f(n):\n x = []\n x.append(x)\n return x",
     "a list that doubles": "def f(n):\n x = [0]\n for _ in range(40): x = [x, x]\n return x",
@@ -131,6 +134,14 @@ def test_no_returned_value_exhausts_the_owner(box: JailExecutor, case: str) -> N
 )
 def test_every_comparison_of_every_value_comes_to_an_end(test: CallTest, document: object) -> None:
     assert judge_call(test, {"v": document}) in (CaseOutcome.WRONG, CaseOutcome.ERROR)
+
+
+def test_decimals_and_fractions_are_sorted_with_a_number_of_millions_of_digits() -> None:
+    """Python's own decimals would take hours: it writes the number in base 10 for each comparison."""
+    items: list[Any] = [{"i": "0x" + "f" * 7_000_000}, {"i": "-0x" + "f" * 100_000}]
+    items += [{"m": f"{k}.5"} for k in range(400)]
+    items += [{"p": [hex(2**2000 + k), hex(2**2000 - 1 - k)]} for k in range(400)]
+    assert judge_call(CallTest("f", (), [1], via="sorted"), {"v": {"l": items}}) is CaseOutcome.WRONG
 
 
 def test_values_that_a_program_may_return_are_judged_as_before() -> None:

@@ -17,8 +17,10 @@ MAX_MARKS = 12 * MAX_ITEMS
 MAX_SAME_HASH = 64
 """Different values of one hash that a set or dict may have: beyond, filling it takes the square of their number."""
 _ATOMS = (type(None), bool, int, str)
-_SIZED = (KeysView, ValuesView, ItemsView, deque)
-_GONE_THROUGH = (Iterator, *_SIZED)
+_SIZED = (ValuesView, deque)
+_VIEWS = (KeysView, ItemsView)
+"""What equals a set."""
+_GONE_THROUGH = (Iterator, *_VIEWS, *_SIZED)
 """What equals no list, and becomes one where a test asks for a list, a set or the like of it."""
 
 
@@ -34,7 +36,8 @@ def dump(value: Any, *, returned: bool = False) -> Any:
     Args:
         value: What is to cross the wall.
         returned: Whether a function returned it. A generator and its like then become an iterator of their items, a deque
-            and the views of a dict a view. Arguments are sent once for every program and can be none of these.
+            and the views of a dict a view, decimals and fractions exact numbers. Arguments are sent once for every program
+            and can be none of these.
 
     Raises:
         NotPlain: anything else, or more than ``MAX_ITEMS`` items.
@@ -77,12 +80,28 @@ def _dump_rare(value: Any, room: list[int], through: Any) -> Any:
         return {"i": hex(int.__int__(value))}
     if type(value) is range:
         return {"r": [value.start, value.stop, value.step]}
+    if through and (exact := _dump_exact(value)):
+        return exact
+    if through and isinstance(value, _VIEWS):
+        return {"k" if isinstance(value, KeysView) else "j": [_dump(item, room, through) for item in value]}
     if isinstance(value, through):
         return {"q" if isinstance(value, _SIZED) else "g": [_dump(item, room, through) for item in value]}
     number = getattr(sys.modules.get("numpy"), "generic", ())
     if isinstance(value, number) and not isinstance(inner := value.item(), number):
         return _dump(inner, room, through)
     raise NotPlain(f"{type(value).__name__} is no builtin type")
+
+
+def _dump_exact(value: Any) -> Any:
+    """The document of a decimal or a fraction; None of anything else."""
+    # A program that has one has imported its module.
+    decimal: Any = getattr(sys.modules.get("decimal"), "Decimal", ())
+    fraction: Any = getattr(sys.modules.get("fractions"), "Fraction", ())
+    if isinstance(value, decimal):
+        return {"m": decimal.__str__(value)}
+    if isinstance(value, fraction):
+        return {"p": [hex(value.numerator), hex(value.denominator)]}
+    return None
 
 
 def decode(line: str) -> Any:
@@ -145,6 +164,22 @@ def _dict(keys: list[Any], items: list[Any]) -> dict[Any, Any]:
     return dict(zip(apart(keys), items, strict=True))
 
 
+def _items(pairs: list[Any]) -> Any:
+    return _dict([key for key, _ in pairs], [item for _, item in pairs]).items()
+
+
+def _decimal(text: Any) -> Any:
+    from agentenv.sandbox.jail import exact_numbers  # not in a jail, whose programs would begin later
+
+    return exact_numbers.decimal(text)
+
+
+def _fraction(body: Any) -> Any:
+    from agentenv.sandbox.jail import exact_numbers
+
+    return exact_numbers.fraction(*body)
+
+
 _LOADERS: dict[str, Any] = {
     "i": lambda body: int(body, 16),
     "f": float,
@@ -154,6 +189,10 @@ _LOADERS: dict[str, Any] = {
     "s": lambda body: set(apart([load(item) for item in body])),
     "g": lambda body: iter([load(item) for item in body]),
     "q": lambda body: {number: load(item) for number, item in enumerate(body)}.values(),
+    "k": lambda body: dict.fromkeys(apart([load(item) for item in body])).keys(),
+    "j": lambda body: _items([load(item) for item in body]),
+    "m": _decimal,
+    "p": _fraction,
     "z": lambda body: frozenset(apart([load(item) for item in body])),
     "b": bytes.fromhex,
     "c": lambda body: complex(float.fromhex(body[0]), float.fromhex(body[1])),
