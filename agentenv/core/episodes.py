@@ -164,6 +164,14 @@ class EpisodeState:
         self.close(0.0, end, {}, _describe(error))
 
 
+def failed_episode(spec: EpisodeSpec, episode: str, error: Exception) -> Trajectory:
+    """An episode that an infrastructure failure has ended before its environment was there."""
+    state = EpisodeState(spec, episode)
+    state.fail(EndReason.ENV_FAULT, error)
+    assert state.ended is not None
+    return state.ended
+
+
 def cut_reward(env: Env[Any]) -> float:
     """What the episode in ``env`` earns further where it is cut now.
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentenv.core.trajectory import Trajectory
@@ -87,3 +87,23 @@ def actions_of(trajectory: Trajectory) -> str:
 def mean_of(values: Sequence[float]) -> float | None:
     """The mean; None of nothing."""
     return sum(values) / len(values) if values else None
+
+
+def paid_by_game(played: Trajectory, reward: float) -> Trajectory:
+    """``played`` with the game's reward for all of it, which its last turn gets."""
+    if not played.valid:
+        return played
+    turns = played.turns
+    if turns:
+        turns = (*turns[:-1], replace(turns[-1], reward=reward - sum(turn.reward for turn in turns[:-1])))
+    return replace(played, reward=reward, turns=turns)
+
+
+def masked(played: Trajectory, why: str) -> Trajectory:
+    """``played`` out of loss and statistics."""
+    return replace(played, valid=False, reward=0.0, error=played.error or why)
+
+
+def without_tokens(played: Trajectory) -> Trajectory:
+    """``played`` without tokens: others' weights wrote them."""
+    return replace(played, segments=())

@@ -12,11 +12,13 @@ What is done otherwise than in the published code of SSP, and why:
 import math
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
+from agentenv.core.concurrency.deadlines import within
+from agentenv.core.episodes import failed_episode
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import EpisodeSpec, run_episode
 from agentenv.core.scoring.scorers import get_scorer
@@ -33,11 +35,11 @@ from agentenv.envs.search.self_play import (
     SearchSolver,
     is_spam,
 )
-from agentenv.errors import ConfigurationError, EndpointFault, JudgeFault, UnknownName, check_known
+from agentenv.errors import ConfigurationError, EndpointFault, EnvFault, JudgeFault, UnknownName, check_known
 from agentenv.evaluation.llm_judge import Judge
 from agentenv.evaluation.rubrics import get_rubric
 from agentenv.policies.policy_spec import is_endpoint, is_program, make_endpoint_policy, make_program_policy
-from agentenv.trainers.selfplay.game_state import GameState
+from agentenv.trainers.selfplay.game_state import GameState, masked, paid_by_game, without_tokens
 from agentenv.trainers.selfplay.games import Game, GameTurn, agent_names, get_game
 from agentenv.trainers.selfplay.question_checks import AGREED, CHECKS, UNVERIFIED
 from agentenv.trainers.selfplay.role_rewards import ADMISSIONS, CHALLENGES, RATES, REWARDS, Challenge
@@ -235,12 +237,18 @@ class _GameRunner:
         policy, chat = self._policy_of(role)
         config = context.config.model_copy(update={"temperature": self._temperature_of(turn, role)})
         episode = f"{context.episode(place)}-{self.rounds}-{turn.name}"
-        env, task = await self._make_episode(turn, place, seed)
-        own = EpisodeSpec(env, task, seed, self._group(turn, role))
-        if env is spec.env:
-            played = await run_episode(own, policy, chat, config, episode=episode)
+        own = replace(spec, seed=seed, group_id=self._group(turn, role))
+        try:
+            # What a role is shown may have to be searched for.
+            making = self._make_episode(turn, place, seed)
+            env, task = await within(config.deadline_s, making, EnvFault("what a role is shown"))
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            played = failed_episode(own, episode, error)
         else:
-            with closing(env):
+            own = replace(own, env=env, task=task)
+            with nullcontext() if env is spec.env else closing(env):
                 played = await run_episode(own, policy, chat, config, episode=episode)
         segments = played.segments
         if config.temperature != context.config.temperature:
@@ -345,12 +353,12 @@ class _GameRunner:
             return played
         verdict = await self._ask_judge(task, answer)
         if verdict is None:
-            return _masked(played, "the judge of its answer failed")
+            return masked(played, "the judge of its answer failed")
         if not verdict:
             return played
         spam = is_spam(turn.action for turn in played.turns)
         whole = self.env.reward_ceiling
-        paid = _paid(played, whole * (SPAM_FACTOR if spam else 1.0))
+        paid = paid_by_game(played, whole * (SPAM_FACTOR if spam else 1.0))
         return replace(paid, info=paid.info | {"success": not spam})
 
     async def _ask_judge(self, task: Task, answer: str | None) -> bool | None:
@@ -399,8 +407,10 @@ class _GameRunner:
         """Asks again, goes on with a question of the pool, or ends the game."""
         state = self.state
         (played,) = state.plays.pop("propose")
-        masked = flaw == UNVERIFIED or not played.valid
-        state.refused.append(_masked(played, UNVERIFIED) if masked else _paid(played, self.strategy.penalty))
+        ours = flaw == UNVERIFIED or not played.valid
+        state.refused.append(
+            masked(played, UNVERIFIED) if ours else paid_by_game(played, self.strategy.penalty)
+        )
         state.proposal = state.task = None
         if len(state.refused) < self.strategy.attempts:
             return self._go_to(0)
@@ -423,13 +433,13 @@ class _GameRunner:
                 rule = REWARDS[self.strategy.reward if turn.reward in CHALLENGES else turn.reward]
                 reward = rule(state, turn.name, place) if played.valid else None
                 settled = (
-                    _masked(played, "its reward depends on episodes that failed") if reward is None else None
+                    masked(played, "its reward depends on episodes that failed") if reward is None else None
                 )
-                episodes.append((turn, settled or _paid(played, reward or 0.0)))
+                episodes.append((turn, settled or paid_by_game(played, reward or 0.0)))
         mine = [
             played
             if played.info.get("role", turn.role) not in self.strategy.role_policies
-            else _without_tokens(played)
+            else without_tokens(played)
             for turn, played in episodes
         ]
         return [self._headed(mine), *mine[1:]] if mine else []
@@ -478,23 +488,3 @@ class _GameRunner:
 def probability(played: Trajectory) -> float:
     """With which a policy has written all of an episode: exp of the sum of its log-probs, NaN where none are recorded."""
     return math.exp(sum(sum(segment.logprobs) for segment in played.segments))
-
-
-def _paid(played: Trajectory, reward: float) -> Trajectory:
-    """``played`` with the game's reward for all of it, which its last turn gets."""
-    if not played.valid:
-        return played
-    turns = played.turns
-    if turns:
-        turns = (*turns[:-1], replace(turns[-1], reward=reward - sum(turn.reward for turn in turns[:-1])))
-    return replace(played, reward=reward, turns=turns)
-
-
-def _masked(played: Trajectory, why: str) -> Trajectory:
-    """``played`` out of loss and statistics."""
-    return replace(played, valid=False, reward=0.0, error=played.error or why)
-
-
-def _without_tokens(played: Trajectory) -> Trajectory:
-    """``played`` without tokens: others' weights wrote them."""
-    return replace(played, segments=())

@@ -20,7 +20,7 @@ from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import Completion, Document, Sampling, Task
 from agentenv.envs.search.local_search import STOP, LocalSearch
 from agentenv.envs.search.self_play import SearchSolver
-from agentenv.errors import ConfigurationError, PolicyFault, UnknownName
+from agentenv.errors import ConfigurationError, PolicyFault, RetrieverFault, UnknownName
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import complete
@@ -274,6 +274,21 @@ def test_a_verifier_that_fails_accepts_nothing_and_blames_nobody() -> None:
         return ssp()(move, place, turn, shown)
 
     (proposer,) = game(Roles(script), penalty=-1.0)
+    assert (proposer.valid, proposer.reward) == (False, 0.0)
+    assert figures([proposer])["refused_unverified"] == 1
+
+
+@pytest.mark.parametrize(
+    ("check", "verifier"), [("verify", "reads"), ("verify", "searches"), ("compete", "reads")]
+)
+def test_a_search_that_fails_for_a_verifier_accepts_nothing_and_ends_no_run(
+    check: str, verifier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(env: SearchSolver, query: str) -> tuple[str, ...]:
+        raise RetrieverFault("the search service is down")
+
+    monkeypatch.setattr(SearchSolver, "found", fails)
+    (proposer,) = game(Roles(ssp()), checks=(check,), verifier=verifier, penalty=-1.0)
     assert (proposer.valid, proposer.reward) == (False, 0.0)
     assert figures([proposer])["refused_unverified"] == 1
 
