@@ -406,10 +406,11 @@ class _GameRunner:
     def _refuse(self, flaw: str) -> Round[Trajectory | None] | None:
         """Asks again, goes on with a question of the pool, or ends the game."""
         state = self.state
+        failed = next((one.error for one in state.plays[self.turn.name] if not one.valid), "")
         (played,) = state.plays.pop("propose")
         ours = flaw == UNVERIFIED or not played.valid
         state.refused.append(
-            masked(played, UNVERIFIED) if ours else paid_by_game(played, self.strategy.penalty)
+            masked(played, f"{UNVERIFIED}: {failed}") if ours else paid_by_game(played, self.strategy.penalty)
         )
         state.proposal = state.task = None
         if len(state.refused) < self.strategy.attempts:

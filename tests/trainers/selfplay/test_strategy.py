@@ -290,6 +290,7 @@ def test_a_search_that_fails_for_a_verifier_accepts_nothing_and_ends_no_run(
     monkeypatch.setattr(SearchSolver, "found", fails)
     (proposer,) = game(Roles(ssp()), checks=(check,), verifier=verifier, penalty=-1.0)
     assert (proposer.valid, proposer.reward) == (False, 0.0)
+    assert "the search service is down" in proposer.error
     assert figures([proposer])["refused_unverified"] == 1
 
 
