@@ -119,7 +119,7 @@ class JailExecutor:
         domain: str = "",
         snapshots: Literal["fork", "replay"] = "fork",
     ) -> JailSession:
-        """See ``Executor``.
+        """See ``Executor``. Sessions that were dropped without being closed are ended first.
 
         Args:
             files: Written below its working folder before.
@@ -130,6 +130,7 @@ class JailExecutor:
         Raises:
             SandboxFault: it could not be started.
         """
+        self._pool.end_left()
         limits = limits or self._limits
         own = limits.snapshots + OUR_OWN
         group = SessionGroup(

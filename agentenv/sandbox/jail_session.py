@@ -3,15 +3,16 @@
 import base64
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
-import threading
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from agentenv.core.concurrency.deadlines import bounded_by_call, waiting_for_others
+from agentenv.core.concurrency.deadlines import TakingTurns, bounded_by_call
 from agentenv.errors import ConfigurationError, SandboxFault, SnapshotError, SnapshotRefused, StateLost
 from agentenv.sandbox.encoding import checked, packed, result_of
 from agentenv.sandbox.jails import Channel, JailDied
@@ -62,22 +63,6 @@ class JailSnapshot:
             self.group.forget(self)
 
 
-class _Turn:
-    """A lock that one thread may take more than once; the deadline of whoever waits for it stands still."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        # First without waiting: who need not wait leaves the deadline of its call alone.
-        if not self._lock.acquire(blocking=False):
-            with waiting_for_others():
-                self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
 class SessionGroup:
     """What all forks of a session share: one supervisor, the interpreters in it, the snapshots of all of them."""
 
@@ -93,7 +78,7 @@ class SessionGroup:
         self._open_channel, self._files = channel, files
         # Guards channel, snapshots and count. It can be taken again by the thread that has it, because what it guards
         # calls itself in turn (`end` within `ask` within `begin`).
-        self._lock = _Turn()
+        self._lock = TakingTurns()
         self._names = itertools.count(1)
         self._channel: Channel | None = None
         self._snapshots: list[JailSnapshot] = []
@@ -268,6 +253,7 @@ class JailSession:
         self._point = point or Point()
         self._node: int | None = group.begin() if node is None else node
         self._closed = False
+        self._owner = os.getpid()
         self._untold: ExecResult | None = None
         """What the next cell comes to where the state was lost and no result has said so: until one has, no new
         interpreter may answer."""
@@ -487,14 +473,25 @@ class JailSession:
         """Ends the interpreter; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            try:
-                self._leave()
-            except SandboxFault:
-                self._node = None
-            self._group.leave()
+            node, self._node = self._node, None
+            _end(self._group, node)
+
+    def __del__(self) -> None:
+        """Has a session ended that nobody closed; not here, since the thread that collects it may hold a lock."""
+        # One that could not be begun has no such attributes, and what a forked process has is its parent's.
+        if not self.__dict__.get("_closed", True) and self._owner == os.getpid():
+            self._group.pool.end_later(functools.partial(_end, self._group, self._node))
 
     def __enter__(self) -> "JailSession":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _end(group: SessionGroup, node: int | None) -> None:
+    """Ends a session of ``group`` and its interpreter ``node``."""
+    if node is not None:
+        with contextlib.suppress(SandboxFault):
+            group.ask({"op": "kill", "nodes": [node]})
+    group.leave()

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import os
+import queue
 import threading
 import time
 from collections import Counter
@@ -99,6 +100,7 @@ class Pool:
         """Processes of callers that have been given a jail and have opened no channel in it yet."""
         self._turn = 0
         self._closed = False
+        self._left: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="agentenv-pool")
         with self._lock:
             self._refill()
@@ -151,6 +153,16 @@ class Pool:
             return self._finish_boot(ordered).channel(processes, session=session)
         finally:
             self._release(ordered, processes)
+
+    def end_later(self, end: Callable[[], None]) -> None:
+        """Has ``end_left`` call ``end``; takes no lock, so that a garbage collector may call it."""
+        self._left.put(end)
+
+    def end_left(self) -> None:
+        """Ends the sessions that nobody closed. The caller holds no lock of another session."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._left.get_nowait()()
 
     def enlarge(self, channel: Channel, processes: int) -> bool:
         """Reserves more processes for a supervisor; False where its jail has no room for them."""

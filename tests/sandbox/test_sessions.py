@@ -1,5 +1,7 @@
 """Sessions: what a snapshot holds, when it is refused, how it is thinned out and rebuilt, and what forks can do to others."""
 
+import gc
+import os
 import random
 import subprocess
 import sys
@@ -382,3 +384,29 @@ def test_a_session_outlives_what_the_terminal_tells_its_owner(backend: str) -> N
         [sys.executable, "-c", INTERRUPTED, backend], capture_output=True, text=True, timeout=60, check=False
     )
     assert (found.stdout.split(), found.stderr) == (["2", "2"], "")
+
+
+def test_sessions_that_nobody_closed_end_when_the_next_one_begins(box: JailExecutor) -> None:
+    first = box.open(limits=LIMITS)
+    fork, point = first.fork(), first.snapshot()
+    jail = first._group._channel.jail  # type: ignore[union-attr]
+    before = jail.load
+    del first, fork, point
+    gc.collect()
+    with box.open(limits=LIMITS):
+        deadline = time.monotonic() + 30
+        while jail.load > before and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert jail.load == before
+
+
+def test_a_forked_process_leaves_the_sessions_of_its_parent_alone(box: JailExecutor) -> None:
+    session = box.open(limits=LIMITS)
+    child = os.fork()
+    if child == 0:
+        del session
+        gc.collect()
+        os._exit(0 if box._pool._left.empty() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert value(session, "1 + 1") == "2"
+    session.close()

@@ -126,6 +126,22 @@ def waiting_for_others() -> Iterator[None]:
         hold.end()
 
 
+class TakingTurns:
+    """A lock that one thread may take more than once; the deadline of whoever waits for it stands still."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        # First without waiting: who need not wait leaves the deadline of its call alone.
+        if not self._lock.acquire(blocking=False):
+            with waiting_for_others():
+                self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 def seconds_left() -> float:
     """Seconds that are left to the call that runs here; without end where it has no deadline."""
     deadline = current_deadline()
