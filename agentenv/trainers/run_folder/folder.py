@@ -34,7 +34,8 @@ from agentenv.core.io.weight_digests import DIGESTS, check_weight_digests, write
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.evaluation.records import RESULTS, read_evaluation, read_json
-from agentenv.evaluation.report.report import CHANGES
+from agentenv.evaluation.report.page import LOG
+from agentenv.evaluation.report.report import CHANGES, PAGE
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.export import write_readers, write_weights
 from agentenv.policies.hf import HFPolicy
@@ -53,7 +54,7 @@ from agentenv.trainers.config.identity import (
 )
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.learner.learner import Learner
-from agentenv.trainers.run_folder.logs import RunLogs
+from agentenv.trainers.run_folder.logs import LOGS, RunLogs
 
 _FOLDERS = ("checkpoints", "best", "trajectories", "league", "evaluation", "policy", "policy-second")
 _STEP = re.compile(r"step-\d{6,}(\.jsonl\.gz)?")
@@ -80,6 +81,7 @@ class RunFolder:
         self.config = config
         self.fresh = fresh
         """Whether this process has made it."""
+        self._foreign_log = False
         self.logs = RunLogs(path)
         self._identity = Identity(flatten_config(config), {})
         self._changes: list[Change] = []
@@ -94,7 +96,7 @@ class RunFolder:
             ConfigurationError: it holds a run already, or files of one.
         """
         path = Path(path)
-        made = not path.exists()
+        made, foreign_log = not path.exists(), (path / LOG).exists()
         path.mkdir(parents=True, exist_ok=True)
         try:
             with _alone(path):  # two processes may be told the same folder at once
@@ -106,7 +108,9 @@ class RunFolder:
                     (path / CONFIG).unlink(missing_ok=True)
                     path.rmdir()
             raise
-        return cls(path, config, fresh=True)
+        folder = cls(path, config, fresh=True)
+        folder._foreign_log = foreign_log
+        return folder
 
     @classmethod
     def open(cls, path: Path | str, config: TrainConfig | None = None) -> "RunFolder":
@@ -151,7 +155,7 @@ class RunFolder:
             require_place(self.path)
             if self.begun:
                 return
-            for name in (CONFIG, IDENTITY, "run.log"):
+            for name in (CONFIG, IDENTITY, *([] if self._foreign_log else [LOG])):
                 (self.path / name).unlink(missing_ok=True)
             if not any(self.path.iterdir()):
                 self.path.rmdir()
@@ -428,11 +432,11 @@ def _refuse_run(path: Path) -> None:
         raise ConfigurationError(
             f"{path} holds a run already: continue it with --resume {path}, or choose another --out"
         )
-    for name in (*_FOLDERS, IDENTITY, "metrics.jsonl"):
+    for name in (*_FOLDERS, IDENTITY, *(f"{log}.jsonl" for log in LOGS), CHANGES, RESULTS, PAGE):
         if (path / name).exists():
             raise ConfigurationError(
-                f"{path} holds {name} of a run whose {CONFIG} is gone: continue it with --resume {path}, or choose another "
-                "--out"
+                f"{path} holds {name}, which a new run would replace, and no {CONFIG}: if it is of a run, continue that "
+                f"with --resume {path}; otherwise choose another --out"
             )
 
 

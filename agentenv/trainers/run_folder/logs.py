@@ -12,7 +12,7 @@ from agentenv.core.io.files import append_lines, write_bytes
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.errors import ConfigurationError
 
-_NAMES = ("metrics", "timings", "questions")
+LOGS = ("metrics", "timings", "questions")
 Line = dict[str, Any]
 
 
@@ -37,7 +37,7 @@ class RunLogs:
 
     def keep(self, folder: Path) -> None:
         """Copies the logs into ``folder``."""
-        for name in _NAMES:
+        for name in LOGS:
             if self._file(name).is_file():
                 write_bytes(folder / f"{name}.jsonl", _content(self._file(name)))
 
@@ -52,7 +52,7 @@ class RunLogs:
         Raises:
             ConfigurationError: a folder lies where a log belongs.
         """
-        for name in _NAMES:
+        for name in LOGS:
             path = self._file(name)
             if path.is_dir():
                 raise ConfigurationError(f"{path} is a folder, and the run's log belongs there: move it away")

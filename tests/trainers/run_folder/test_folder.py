@@ -330,14 +330,40 @@ def test_whoever_loses_a_folder_leaves_the_files_of_whoever_has_it(tmp_path: Pat
     assert (path / "config.toml").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints", "evaluation", "identity.json"])
-def test_nothing_is_begun_on_what_another_run_has_left(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "metrics.jsonl",
+        "timings.jsonl",
+        "questions.jsonl",
+        "changes.jsonl",
+        "results.json",
+        "report.html",
+        "checkpoints",
+        "evaluation",
+        "identity.json",
+    ],
+)
+def test_nothing_is_begun_on_what_another_run_has_left_or_somebody_else_owns(
+    tmp_path: Path, name: str
+) -> None:
     path = tmp_path / "run"
     path.mkdir()
     (path / name).touch()
     with pytest.raises(ConfigurationError, match=name):
         RunFolder.create(path, TrainConfig())
     assert [one.name for one in path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_run_that_did_not_begin_removes_its_own_log_alone(there: bool, tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    if there:  # as where a shell writes the output of the command into it
+        log.write_text("mine\n", encoding="utf-8")
+    folder = RunFolder.create(tmp_path, TrainConfig())
+    log.open("a").close()
+    folder.discard_unless_begun()
+    assert ([one.name for one in tmp_path.iterdir()] if tmp_path.exists() else []) == ["run.log"] * there
 
 
 def test_a_checkpoint_in_several_files_is_resumed_and_checked(
