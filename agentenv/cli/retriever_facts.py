@@ -7,6 +7,7 @@ from typing import Any
 import tyro
 from rich.console import Console
 
+from agentenv.cli.making import making
 from agentenv.core.env import run_sync
 from agentenv.core.io.files import write_bytes
 from agentenv.core.types import Document
@@ -15,7 +16,6 @@ from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.data.synthesis.records import over_records
 from agentenv.errors import ConfigurationError
 from agentenv.policies.model_chat import ChatModels
-from agentenv.progress import LiveDisplay
 from agentenv.retrievers.storage.corpus import load_corpus
 
 
@@ -54,8 +54,7 @@ class Facts:
             return document, await extractor.extract(document)
 
         documents = load_corpus(self.corpus)
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        with LiveDisplay("facts", log=self.out.parent / f"{self.out.name}.log") as display:
+        with making("facts", self.out) as display:
             work = over_records(documents, read, lambda one: one.id, at_once=self.at_once, display=display)
             found, failures = run_sync(work)
         facts = sum(len(some) for _, some in found)

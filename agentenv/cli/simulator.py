@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from agentenv.cli.making import making
 from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.streams import make_console
@@ -114,7 +115,6 @@ class Train:
 
         with needs_extra("train"):
             from agentenv.trainers.warmstart import simulator as maker
-        from agentenv.progress import LiveDisplay
 
         if self.out.exists():
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
@@ -127,8 +127,7 @@ class Train:
         config = maker.SimulatorConfig(seed=self.seed, steps=self.steps)
         if self.rate is not None:
             config = replace(config, rate=self.rate)
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        with LiveDisplay("simulator", log=self.out.parent / f"{self.out.name}.log") as display:
+        with making("simulator", self.out) as display:
             metrics = maker.train_simulator(policy, examples, config, display, self.out)
         return metrics | {"out": str(self.out)}
 

@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from rich.console import Console
 
+from agentenv.cli.making import making
 from agentenv.core.env import run_sync
 from agentenv.core.io.named_paths import is_existing_file
 from agentenv.core.types import Document, Task
 from agentenv.data.datasets import Dataset, load_dataset
 from agentenv.data.synthesis.records import RecordFailure, over_records, write_question_folder
 from agentenv.errors import ConfigurationError
-from agentenv.progress import LiveDisplay
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -54,8 +54,7 @@ def process_records(
     at_once: int,
 ) -> tuple[list[Out], list[RecordFailure]]:
     """`over_records` with a display, whose log is written beside the folder ``out``."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with LiveDisplay(command, log=out.parent / f"{out.name}.log") as display:
+    with making(command, out) as display:
         return run_sync(over_records(records, work, name, at_once=at_once, display=display))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from agentenv.cli.making import making
 from agentenv.cli.synthesize import write_result
 from agentenv.core.env import run_sync
 from agentenv.core.io.strict_json import read_json_text
@@ -24,7 +25,7 @@ from agentenv.data.synthesis.sws import Likeness, sample_concepts
 from agentenv.data.synthesis.sws_model import Order, WeaknessWriter, concept_sets
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.policies.model_chat import ChatModels
-from agentenv.progress import Display, LiveDisplay
+from agentenv.progress import Display
 from agentenv.retrievers.encoder import Encoder, make_encoder
 from agentenv.retrievers.storage.corpus import read_documents
 from agentenv.trainers.config.config_files import CONFIG
@@ -116,8 +117,7 @@ class SwS:
         # What cannot be opened is refused before a model is asked.
         documents: Sequence[Document] | None = None if self.corpus is None else [*read_documents(self.corpus)]
         encoder, models = make_encoder(self.encoder), ChatModels(self.replies)
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        with LiveDisplay("sws", log=self.out.parent / f"{self.out.name}.log") as display:
+        with making("sws", self.out) as display:
             tasks, failures = self._make(history, kinds, encoder, models, display)
         card = {
             "recipe": "sws",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.console import Console
 
+from agentenv.cli.making import making
 from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 
@@ -70,13 +71,7 @@ class Value:
         self._refuse(states, searched)
         with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
-        from agentenv.progress import LiveDisplay
-
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            use_compute(self.compute),
-            LiveDisplay("value model", log=self.out.parent / f"{self.out.name}.log") as display,
-        ):
+        with use_compute(self.compute), making("value model", self.out) as display:
             found = self._trained(self._episodes(display), display)
         if not self.search:
             return found | {"out": str(self.out)}

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from agentenv.cli.making import making
 from agentenv.core.io.tables import UTF_8
 from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
@@ -123,10 +124,7 @@ class Warmstart:
         with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
         self._check()
-        from agentenv.progress import LiveDisplay
-
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        with LiveDisplay("warmstart", log=self.out.parent / f"{self.out.name}.log") as display:
+        with making("warmstart", self.out) as display:
             kinds = {
                 "search": self._search,
                 "code": self._code,

@@ -1,0 +1,25 @@
+"""Commands that make one file or folder: of two that make the same at once, the second is refused before it works."""
+
+from pathlib import Path
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.core.io.claims import claim
+
+pytest.importorskip("torch", reason="the extra train is not installed")
+
+
+@pytest.mark.parametrize(
+    "words", [["warmstart", "--env", "questions", "--from-shipped"], ["value", "no-run"]]
+)
+def test_what_another_process_makes_is_refused(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, log = tmp_path / "out", tmp_path / "out.log"
+    log.touch()
+    with claim(log, "taken"):  # as the first of two commands holds it
+        assert main([*words, "--out", str(out)]) == 1
+    told = capsys.readouterr().err
+    assert f"another process makes {out}" in told.splitlines()[-1]
+    assert not out.exists()
