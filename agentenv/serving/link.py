@@ -67,6 +67,12 @@ class Link:
         self._socket: Any = None
         self._opened = False
 
+    def __del__(self) -> None:
+        """Ends the connection of an environment that nobody closed, which would keep a slot of the server."""
+        if (socket := self.__dict__.get("_socket")) is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and its connections with it
+                socket.loop.call_soon_threadsafe(socket.transport.close)
+
     @property
     def broken(self) -> bool:
         """Whether it was closed, by us or by accident."""

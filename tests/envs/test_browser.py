@@ -4,6 +4,7 @@ Needs the extra ``gui`` and a Chromium of the system; skipped, with the reason, 
 """
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -567,6 +568,21 @@ def test_browsers_are_recycled_and_nothing_is_left(folder: Path) -> None:
         driver.submit(asyncio.sleep(0.05)).result()
     assert (first.tabs, first.browser.is_connected()) == (0, False)
     driver.close()
+
+
+def test_the_page_of_an_episode_that_nobody_closed_is_closed(driver: Driver, folder: Path) -> None:
+    env = local(driver, folder, "form.html")
+    snapshot, (twin,) = env.snapshot(), env.fork()
+    chromium = driver._chromium
+    assert chromium is not None
+    before = chromium.tabs
+    del env, twin, snapshot
+    gc.collect()
+    for _ in range(600):
+        if chromium.tabs == before - 2:
+            break
+        driver.submit(asyncio.sleep(0.05)).result()
+    assert chromium.tabs == before - 2
 
 
 # Going back.

@@ -1,6 +1,7 @@
 """`RemoteEnv`: it passes the contract of a local environment, and whatever breaks on the way is a typed fault."""
 
 import asyncio
+import gc
 import re
 import signal
 import subprocess
@@ -136,6 +137,17 @@ def test_one_environment_is_stepped_from_many_loops_and_threads(calculator: str)
 def test_check_takes_a_remote_environment(calculator: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "remote:http://127.0.0.1:9", "--json"]) == 1
     assert "'http://127.0.0.1:9'" in capsys.readouterr().err
+
+
+def test_an_environment_that_nobody_closed_keeps_no_slot(serving: Any, house: Any) -> None:
+    with serving(lambda: house) as served:
+        env = RemoteEnv(served.url, timeouts=QUICK)
+        env.reset()
+        snapshot = env.snapshot()
+        served.until_open(1)
+        del env, snapshot
+        gc.collect()
+        served.until_open(0)
 
 
 def test_errors_keep_their_class(serving: Any, house: Any) -> None:

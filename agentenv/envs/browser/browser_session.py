@@ -57,6 +57,11 @@ class BrowserSession:
         self._tab: Tab | None = None
         self._history: History | None = None
 
+    def __del__(self) -> None:
+        """Closes the page of an episode that nobody closed."""
+        if (tab := self.__dict__.get("_tab")) is not None:
+            self._driver.close_later(tab)
+
     async def open(self, address: str, seed: int) -> BrowserStep:
         """Begins an episode.
 

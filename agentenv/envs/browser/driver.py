@@ -93,8 +93,10 @@ def importlib_missing(module: str) -> bool:
 class Chromium:
     """One browser process."""
 
-    def __init__(self, browser: Any) -> None:
+    def __init__(self, browser: Any, folder: str) -> None:
+        """Takes over what was started, with the folder of its temporary files."""
         self.browser = browser
+        self._folder = folder
         self.opened = 0
         self.tabs = 0
         self.retired = False
@@ -108,6 +110,8 @@ class Chromium:
         """Ends the process."""
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self.browser.close(), DEADLINE_S)
+        # Its last processes may have written there after it was no longer connected.
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Driver:
@@ -137,9 +141,10 @@ class Driver:
         self._playwright: Any = None
         self._chromium: Chromium | None = None
         self._ready: list[tuple[Chromium, Tab, str]] = []
-        self._refills: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._owner: dict[Tab, Chromium] = {}
         self._starting = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop
         self._background = BackgroundLoop("agentenv-browser")
         self._closed = False
 
@@ -187,8 +192,8 @@ class Driver:
         return bool(well)
 
     async def rest(self) -> None:
-        """Waits until the pages that are being made ready are."""
-        await asyncio.gather(*self._refills)
+        """Waits until the pages that are being made ready, or closed, are."""
+        await asyncio.gather(*self._tasks)
 
     async def close_tab(self, tab: Tab) -> None:
         """Closes a page, and the browser with it where it was the last one of a retired browser."""
@@ -197,6 +202,16 @@ class Driver:
         if chromium is not None:
             chromium.tabs -= 1
             await chromium.closed_if_idle()
+
+    def close_later(self, tab: Tab) -> None:
+        """Has a page closed; takes no lock, so that a garbage collector may call it."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the browser with it
+            self._loop.call_soon_threadsafe(lambda: self._begin(self.close_tab(tab)))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _take(self, site: Site, address: str) -> Tab:
         chromium = await self._live()
@@ -207,6 +222,7 @@ class Driver:
         return await self._new_tab(site, "")
 
     async def _new_tab(self, site: Site, address: str) -> Tab:
+        self._loop = asyncio.get_running_loop()
         chromium = await self._live()
         chromium.opened += 1
         chromium.tabs += 1
@@ -220,9 +236,7 @@ class Driver:
 
     def _refill(self, site: Site, address: str) -> None:
         if self._spares:
-            task = asyncio.create_task(self._prepare(site, address))
-            self._refills.add(task)
-            task.add_done_callback(self._refills.discard)
+            self._begin(self._prepare(site, address))
 
     async def _prepare(self, site: Site, address: str) -> None:
         """Makes a page ready; the oldest ones make room."""
@@ -241,7 +255,7 @@ class Driver:
             if self._chromium is not None and self._chromium.opened >= self._recycle_after:
                 await self._retire()
             if self._chromium is None:
-                self._chromium = Chromium(await self._launch())
+                self._chromium = await self._launch()
             return self._chromium
 
     async def _retire(self) -> None:
@@ -254,7 +268,7 @@ class Driver:
             await self.close_tab(tab)
         await old.closed_if_idle()
 
-    async def _launch(self) -> Any:
+    async def _launch(self) -> Chromium:
         from playwright.async_api import async_playwright
 
         if self._playwright is None:
@@ -276,7 +290,7 @@ class Driver:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         browser.on("disconnected", lambda *_: shutil.rmtree(folder, ignore_errors=True))
-        return browser
+        return Chromium(browser, folder)
 
     def close(self) -> None:
         """Ends the browser, its helper process and the thread; a second call does nothing."""
@@ -288,9 +302,9 @@ class Driver:
         self._background.close(DEADLINE_S)
 
     async def _end(self) -> None:
-        for task in self._refills:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._refills, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for chromium in {*self._owner.values(), *([self._chromium] if self._chromium else [])}:
             await chromium.close()
         if self._playwright is not None:
