@@ -244,7 +244,7 @@ def _run(name: str, argv: list[str], json_only: bool) -> int:
     quiet = contextlib.redirect_stdout(sys.stderr) if json_only else contextlib.nullcontext()
     module, _, class_name = COMMANDS[name].target.partition(":")
     try:
-        with quiet:
+        with quiet, Interruptible():
             command = _parse(name, getattr(importlib.import_module(module), class_name), argv)
     except SystemExit as stop:  # --help or wrong flags: the parser has already said what
         if json_only:

@@ -1,9 +1,12 @@
 """SIGINT, SIGTERM and SIGHUP: a long piece of work ends in order at the first one and at once at the second."""
 
+import _thread
 import contextlib
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -13,6 +16,8 @@ HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """The signal of a terminal that closes, which Windows does not have."""
 _STOPPING = (signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else []))
 
+_AGAIN_S = 0.05  # until a signal is sent again that was lost
+
 
 class Interrupted(KeyboardInterrupt):
     """A signal asked the work to end; ``signal`` is its number."""
@@ -21,6 +26,11 @@ class Interrupted(KeyboardInterrupt):
         name = signal.Signals(number).name
         super().__init__(f"interrupted by {name}{said}")
         self.signal = number
+
+
+def _send_later(number: int) -> None:
+    time.sleep(_AGAIN_S)
+    os.kill(os.getpid(), number)
 
 
 class Interruptible:
@@ -50,9 +60,12 @@ class Interruptible:
             ignored = HANGUP and signal.getsignal(HANGUP) is signal.SIG_IGN
             heard = [number for number in _STOPPING if number != HANGUP or not ignored]
             self._before = {number: signal.signal(number, self._ask) for number in heard}
+            self._hook, sys.unraisablehook = sys.unraisablehook, self._unheard
         return self
 
     def __exit__(self, *details: object) -> None:
+        if self._before:
+            sys.unraisablehook = self._hook
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -65,6 +78,16 @@ class Interruptible:
         # `print` may be under way already, and may not be entered twice; after SIGHUP there may be no terminal.
         with contextlib.suppress(OSError):
             os.write(2, f"{signal.Signals(number).name}: {self._notice}\n".encode())
+
+    def _unheard(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        """Asks again where Python dropped the exception: a signal had come in a destructor or another callback."""
+        if not isinstance(unraisable.exc_value, Interrupted):
+            self._hook(unraisable)
+            return
+        for number in self._before:
+            signal.signal(number, self._ask)
+        # Later and not here, where it would be dropped too; by a bare thread, whose start takes no lock of Python's.
+        _thread.start_new_thread(_send_later, (unraisable.exc_value.signal,))
 
     def check(self) -> None:
         """Ends the work here if a signal has asked for it.

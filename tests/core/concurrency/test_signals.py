@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -30,6 +31,22 @@ def test_the_first_signal_raises_and_handlers_come_back(number: signal.Signals) 
         os.kill(os.getpid(), number)
     assert caught.value.signal == number
     assert signal.getsignal(number) is before
+
+
+@both
+def test_a_signal_in_a_destructor_is_not_lost(number: signal.Signals) -> None:
+    class Dropped:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), number)  # Python drops what is raised here
+
+    def drop_and_wait() -> None:
+        Dropped()
+        time.sleep(10)
+
+    before = sys.unraisablehook
+    with pytest.raises(Interrupted, match=number.name), Interruptible():
+        drop_and_wait()
+    assert sys.unraisablehook is before
 
 
 @both
