@@ -22,7 +22,8 @@ def clip_gradients(weights: Iterable[Tensor], most: float) -> Tensor:
     gradients: list[Any] = [weight.grad for weight in weights if weight.grad is not None]
     if not any(gradient.dtype in _ROUNDED for gradient in gradients):
         return torch.nn.utils.clip_grad_norm_(weights, most)
-    norms = torch._foreach_norm(gradients, 2.0, dtype=torch.float32)
+    # One by one: torch 2.14 fails at the norms of a list in another type where gradients are shared out.
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     # By hand, because torch has a function for this step alone from 2.6 on only.
     torch._foreach_mul_(gradients, (most / (norm + _LEAST)).clamp(max=1.0))

@@ -269,7 +269,7 @@ def test_a_model_for_which_the_kernel_does_not_work_keeps_what_it_had(
     monkeypatch.setattr(varlen, "varlen_attn", kernel or Kernel().of_torch)
     monkeypatch.setattr(attention, "_SERVED", set())
     compute = Compute(torch.device("cpu"), torch.float32, VARLEN)
-    model = tiny_model(kind, attn_implementation="sdpa").float().eval()
+    model = tiny_model(kind).float().eval()
     before = model.config._attn_implementation
     _attend(model, compute, chosen=False)
     assert model.config._attn_implementation == (before if says else VARLEN)

@@ -60,13 +60,17 @@ def test_a_line_of_blocks_shares_prompts_that_padded_strips_read_again() -> None
 
 @pytest.mark.parametrize("layout", ["line", "shared_line"])
 @pytest.mark.parametrize("micro_tokens", [40, 1000])
-@pytest.mark.parametrize(("kind", "changes"), [("qwen2", {}), ("qwen2", WINDOWED), ("gemma2", {})], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("qwen2", {}), ("qwen2", WINDOWED), ("gemma2", {"attn_logit_softcapping": None})],  # no line knows caps
+    ids=str,
+)
 def test_a_line_gives_what_padded_strips_give(
     layout: Layout, micro_tokens: int, kind: str, changes: dict[str, Any]
 ) -> None:
     model = tiny_model(kind, **changes).double().eval()
-    # Also where scores are capped: lines know no caps, and no such model gets one.
-    model.set_attn_implementation("sdpa")
+    # From 5.24 on transformers refuses to set it for Gemma 2, with caps or without.
+    model.config._attn_implementation = "sdpa"
     wanted, slopes, _ = scored(model, "padded", 1000)
     found, ours, padding = scored(model, layout, micro_tokens)
     assert found.keys() == wanted.keys()
