@@ -19,7 +19,7 @@ FAST ?= tests/core tests/data tests/evaluation tests/test_*.py
 SITE := 'import site; print(site.getsitepackages()[0])'
 DOCS := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")'
 
-.PHONY: help venv train train-real test coverage test-fast test-vllm mutants fuzz soak lint format docs peers gpu gpu-wheels wheel-smoke clean
+.PHONY: help venv train train-real test coverage test-fast test-newest test-vllm mutants fuzz soak lint format docs peers gpu gpu-wheels wheel-smoke clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
@@ -54,6 +54,12 @@ coverage: venv  ## the same, with the lines and branches that no test reaches; i
 
 test-fast: venv  ## the quick tests alone, in WORKERS processes: less than two minutes on two idle cores
 	$(BOUND) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(FAST) $(ARGS)
+
+# With the newest releases, as whoever installs the package without constraints gets them. PyPI's torch brings CUDA: 7 GB.
+test-newest:  ## every test with the newest release of each library
+	$(PYTHON) -m venv $(VENV)/newest
+	$(VENV)/newest/bin/python -m pip install --upgrade setuptools -e '.[$(EXTRAS)]'
+	$(BOUND) $(VENV)/newest/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 # An environment of its own on top of the other one: vLLM brings some sixty packages, which other tests should not see.
 # PyPI's torchvision, with which vLLM reads images, is compiled for CUDA: `cat` adds the declarations that it lacks on a CPU.
