@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, cast, get_type_hints
 from agentenv.cli.descriptions import description, joined_field_docs
 from agentenv.cli.process_exit import leave
 from agentenv.cli.standard_streams import as_json, complete_streams, drop_output
-from agentenv.cli.switches import plain_switches
+from agentenv.cli.switches import joined_lists, plain_switches
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
 from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName, first_line, is_shortage
 from agentenv.streams import make_console, visible
@@ -281,6 +281,13 @@ def _parse(name: str, cls: type, argv: list[str]) -> Runnable:
     hints = get_type_hints(cls)
     switches = {name for name, hint in hints.items() if hint is bool}
     words = plain_switches(argv, switches, {name for name, hint in hints.items() if hint == bool | None})
+    marked = get_type_hints(cls, include_extras=True)
+    appended = {
+        name
+        for name, hint in marked.items()
+        if tyro.conf.UseAppendAction in getattr(hint, "__metadata__", ())
+    }
+    words = joined_lists(words, {name for name, hint in hints.items() if hint == tuple[str, ...]} - appended)
     if {"-h", "--help"} & set(argv):
         print(description(cls))  # tyro would join the examples into one line and cut words at the edge
         with joined_field_docs(cls):

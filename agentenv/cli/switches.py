@@ -1,4 +1,7 @@
-"""Switches of the command line: ``--bounds``, ``--no-bounds`` and ``--bounds true|false`` mean the same in every command."""
+"""Words of the command line that mean the same in every command, in whatever way they are written.
+
+``--bounds true|false`` is ``--bounds`` or ``--no-bounds``, and ``--set A --set B`` is ``--set A B``.
+"""
 
 from collections.abc import Collection, Sequence
 
@@ -39,3 +42,29 @@ def plain_switches(argv: Sequence[str], names: Collection[str], undecided: Colle
             [flag, str(value)] if flag in valued else [flag if value else f"--no-{flag.removeprefix('--')}"]
         )
     return words
+
+
+def joined_lists(argv: Sequence[str], names: Collection[str]) -> list[str]:
+    """``argv`` with all values of a flag that takes several behind its first one; the parser keeps those of the last alone.
+
+    Args:
+        argv: the words of a command line.
+        names: the flags that take several values, without dashes before them.
+    """
+    lists = {f"--{name.replace('_', '-')}" for name in names}
+    parts: dict[str, list[str]] = {}
+    rest: list[list[str]] = [[]]
+    current = rest[0]
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-")
+        if flag in lists:
+            if flag not in parts:
+                parts[flag] = [flag]
+                rest += [parts[flag], []]
+            current = parts[flag]
+            current += [value] if equals else []
+        else:
+            current = rest[-1] if word.startswith("--") else current
+            current.append(word)
+    return [word for part in rest for word in part]

@@ -1,12 +1,13 @@
 """Covers the spelling of switches, which is the same for the flags of every command and for the settings of a training."""
 
 import importlib
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
+import tyro
 
 from agentenv.cli.main import COMMANDS, _parse
-from agentenv.cli.switches import plain_switches
+from agentenv.cli.switches import joined_lists, plain_switches
 from agentenv.cli.train import Train
 from agentenv.core.values import read_options
 from agentenv.errors import ConfigurationError
@@ -15,6 +16,11 @@ from agentenv.trainers.config.config_files import load_config, override
 ON = (["--SWITCH"], ["--SWITCH", "true"], ["--SWITCH", "True"], ["--SWITCH=TRUE"])
 OFF = (["--no-SWITCH"], ["--SWITCH", "false"], ["--SWITCH", "False"], ["--SWITCH=FALSE"])
 NEEDED = {
+    "check": ["x"],
+    "world": ["--out", "x"],
+    "score": ["x", "x"],
+    "report": ["x"],
+    "simulator serve": ["x"],
     "eval": ["--out", "x"],
     "rescore": ["x"],
     "warmstart": ["--out", "x"],
@@ -39,6 +45,14 @@ SWITCHES = [
     for name, hint in get_type_hints(_class(command)).items()
     if hint in (bool, bool | None)
 ]
+LISTS = [
+    (command, name)
+    for command in COMMANDS
+    if not hasattr(_class(command), "parse")
+    for name, hint in get_type_hints(_class(command), include_extras=True).items()
+    if hint == tuple[str, ...] or (get_origin(hint) is Annotated and get_args(hint)[0] == tuple[str, ...])
+    if tyro.conf.Positional not in getattr(hint, "__metadata__", ())
+]
 
 
 def test_the_commands_have_switches() -> None:
@@ -52,6 +66,34 @@ def test_every_switch_of_every_command_has_every_spelling(command: str, name: st
             for words in spellings:
                 argv = [*NEEDED[command], *(word.replace("SWITCH", flag) for word in words)]
                 assert getattr(_parse(command, _class(command), argv), name) is wanted, argv
+
+
+@pytest.mark.parametrize(("command", "name"), LISTS)
+def test_every_flag_that_takes_several_values_may_be_given_several_times(command: str, name: str) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    argv = [*NEEDED.get(command, []), flag, "a", flag, "b", f"{flag}=c"]
+    assert getattr(_parse(command, _class(command), argv), name) == ("a", "b", "c")
+
+
+def test_values_stand_behind_the_first_flag_of_their_name() -> None:
+    words = [
+        "env",
+        "--set",
+        "a=1",
+        "--port",
+        "3",
+        "--set",
+        "b=2",
+        "c=3",
+        "--allow_host",
+        "x",
+        "--set=d=4",
+        "--wait",
+        "5",
+    ]
+    wanted = ["env", "--set", "a=1", "b=2", "c=3", "d=4", "--port", "3", "--allow-host", "x", "--wait", "5"]
+    assert joined_lists(words, ["set", "allow_host"]) == wanted
+    assert joined_lists(wanted, ["set", "allow_host"]) == wanted
 
 
 def test_settings_of_a_training_have_them_too() -> None:
