@@ -100,9 +100,10 @@ def lock_folder(directory: Path, config: Mapping[str, Mapping[str, Any]], *, wri
     plain = {name: _plain(table) for name, table in config.items()}
     if path.is_file():
         _refuse_another(directory, _held(path), plain)
-    elif any((directory / name).exists() for name in (EPISODES, RESULTS)):
+    elif held := [name for name in (EPISODES, RESULTS, USAGE, TIMINGS) if (directory / name).exists()]:
         raise ConfigurationError(
-            f"{directory} holds an evaluation of unknown configuration: choose another --out"
+            f"{directory} holds {held[0]}, to which an evaluation writes, and no {CONFIG} that says of what it is: choose "
+            "another --out"
         )
     elif write:
         import tomli_w

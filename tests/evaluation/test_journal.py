@@ -115,8 +115,9 @@ def test_other_questions_under_the_same_name_are_refused(tmp_path: Path) -> None
         lock_folder(tmp_path, {**ASKED, CONTENTS: {"questions": "2"}})
 
 
-def test_a_folder_of_unknown_origin_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text("{}")
+@pytest.mark.parametrize("name", ["results.json", "usage.json", "timings.jsonl"])
+def test_a_folder_of_unknown_origin_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
     with pytest.raises(ConfigurationError, match="test_a_folder_of_unknown_origi"):
         lock_folder(tmp_path, ASKED, write=True)
     (tmp_path / CONFIG).write_text('preset = "laptop-search"\n')

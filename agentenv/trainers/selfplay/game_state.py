@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentenv.core.tool_results import searches_of
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.envs.search.proposals import Proposal
@@ -41,10 +42,13 @@ class GameState:
 
     def log(self, outcome: str) -> None:
         """Notes what became of the question in play."""
-        question, answer, searches = "", "", 0
+        question, answer = "", ""
         if self.task is not None:
             question, answer = self.task.question, next(iter(self.task.answers), "")
             searches = self.task.data.get("searches", 0)
+        else:  # its proposer may have searched all the same
+            turns = [turn for played in self.plays.get("propose", ()) for turn in played.turns]
+            searches = len(searches_of(result for turn in turns for result in turn.tool_results) or ())
         row = {"topic": self.seed.question, "question": question, "answer": answer, "searches": searches}
         played = {} if self.solve_rate is None else {"solve_rate": self.solve_rate}
         self.asked.append(row | {"outcome": outcome} | played)

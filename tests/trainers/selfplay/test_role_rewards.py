@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.core.trajectory import Trajectory, Turn
-from agentenv.core.types import EndReason, Task
+from agentenv.core.types import EndReason, Task, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.selfplay.game_state import GameState
@@ -164,6 +164,14 @@ def state_of(**plays: list[Trajectory]) -> GameState:
     state = GameState(Task("t", "q"))
     state.plays.update(plays)
     return state
+
+
+def test_the_searches_of_a_proposer_who_wrote_no_question_are_noted() -> None:
+    found = ToolResult("search", ToolStatus.OK, data={"ids": [["a", "b"], ["c"]]})
+    turns = (Turn("search", tool_results=(found,)), Turn("nothing"))
+    state = state_of(propose=[Trajectory(Task("t", "q"), (), turns, 0.0, EndReason.TURN_LIMIT)])
+    state.log("no_question")
+    assert [(row["outcome"], row["searches"]) for row in state.asked] == [("no_question", 2)]
 
 
 def test_the_proposer_of_multi_agent_evolve_is_paid_by_quality_difficulty_and_form() -> None:
