@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from agentenv.core.io.claims import claim, require_place
-from agentenv.errors import ConfigurationError
+from agentenv.errors import AgentEnvError, ConfigurationError
 
 _PART = ".part"
 _OLD = ".old"
@@ -235,7 +235,7 @@ def os_errors() -> Iterator[None]:
     """Turns the error of a library that failed at a system call into the ``OSError`` that it stands for.
 
     safetensors and SQLite report a full disk as exceptions of their own, which would reach the user as a traceback, and
-    shutil as a list with an entry for each file.
+    shutil as a list with an entry for each file. An error of agentenv says already what failed, which may be another file.
     """
     try:
         yield
@@ -243,7 +243,7 @@ def os_errors() -> Iterator[None]:
         if found := _LISTED.search(str(error)):
             raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
         raise
-    except OSError:
+    except (OSError, AgentEnvError):
         raise
     except Exception as error:
         found, code = _ERRNO.search(str(error)), getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -210,7 +210,7 @@ def test_an_error_of_http_is_named_and_the_url_shows_no_secrets() -> None:
     place = f"127.0.0.1:{httpd.server_port}/mcp"
     try:
         with pytest.raises(EnvFault, match="HTTP 401 Unauthorized") as caught:
-            McpTools(server=f"http://name:pass@{place}?key=secret")
+            McpTools(server=f"http://{place}?key=secret")
     finally:
         httpd.shutdown()
         httpd.server_close()
