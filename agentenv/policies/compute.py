@@ -21,6 +21,8 @@ BEST_FIRST = ("flash_attention_3", "flash_attention_2", "varlen")
 """Attention kernels that ``auto`` takes on a CUDA device where they are installed and run; otherwise it takes ``sdpa``."""
 _HOPPER = 9
 """First number of the compute capability that FlashAttention-3 was written for; it does not run on Blackwell (10, 12)."""
+_COMPILES_ON_CPU = "2.12"
+"""The lowest torch whose compiled layers learn on a CPU."""
 
 
 class ComputeSettings(Frozen):
@@ -195,9 +197,16 @@ def _is_hopper(device: "torch.device") -> bool:
 
 def _require_compiler(device: "torch.device") -> None:
     """Raises ConfigurationError where torch could not compile for the device."""
+    import torch
+
     if device.type not in ("cpu", "cuda"):
         raise ConfigurationError(
             f"compute.compile compiles for 'cpu' and 'cuda', not for {str(device)!r}: set it to false"
+        )
+    if device.type == "cpu" and torch.__version__ < _COMPILES_ON_CPU:  # versions compare by their numbers
+        raise ConfigurationError(
+            f"compute.compile on a CPU needs torch {_COMPILES_ON_CPU} or newer, and this is {torch.__version__}, whose "
+            "compiled layers end the process when they learn: set it to false"
         )
     if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
         raise ConfigurationError(

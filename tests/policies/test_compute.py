@@ -5,12 +5,14 @@ The device ``fake`` refuses tensors of the processor, as a GPU does; the policy 
 
 import asyncio
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from agentenv.core.types import Completion, Sampling
 from agentenv.errors import ConfigurationError, UnknownName
@@ -304,3 +306,13 @@ def test_weights_of_a_device_are_written_as_those_of_the_cpu(
         (here,) = (tmp_path / f"{kind}-cpu").glob("*.safetensors")
         (there,) = (tmp_path / f"{kind}-{fake_device}").glob("*.safetensors")
         assert there.read_bytes() == here.read_bytes()
+
+
+def test_compiling_on_a_cpu_is_refused_where_torch_would_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled layers of torch 2.11 end the process in their first backward pass on a CPU."""
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/g++")
+    settings = ComputeSettings(device="cpu", compile=True)
+    for version, known in (("2.11.0+cu130", False), ("2.12.1", True), ("2.9.1", False)):
+        monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+        with nullcontext() if known else pytest.raises(ConfigurationError, match=r"2\.12 or newer"):
+            assert settings.resolved().compile
