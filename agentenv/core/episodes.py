@@ -100,12 +100,12 @@ class EpisodeState:
 
     @property
     def sampled(self) -> TurnTokens:
-        """What the policy read and wrote for the turn that comes next, without guidance, which is cut out of the record."""
+        """The tokens of the turn that comes next, without those of guidance, which is cut out of the record."""
         row = [s for s in self.segments if s.row == self.row and s.kind is not SegmentKind.INJECTED]
         own = [s for s in row if s.kind is SegmentKind.POLICY and s.turn == len(self.turns)]
-        written = sum(len(s.ids) for s in own)
-        read = sum(len(s.ids) for s in row) - written
-        return TurnTokens(read, written, self.finish is FinishReason.LENGTH)
+        completion = sum(len(s.ids) for s in own)
+        prompt = sum(len(s.ids) for s in row) - completion
+        return TurnTokens(prompt, completion, self.finish is FinishReason.LENGTH)
 
     def copy(self) -> "EpisodeState":
         """A copy of the state that an episode can return to. The environment is not copied."""

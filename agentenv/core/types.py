@@ -214,14 +214,14 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    """What a policy read and wrote for one turn."""
+    """The tokens of one turn of a policy."""
 
-    read: int = 0
-    """Tokens that it was shown."""
-    written: int = 0
-    """Tokens that it sampled."""
-    cut: bool = False
-    """Whether a budget has ended the turn, and not the policy."""
+    prompt: int = 0
+    """Number of tokens before the turn."""
+    completion: int = 0
+    """Number of tokens that the policy sampled."""
+    truncated: bool = False
+    """Whether a budget of tokens ended the turn, and not the policy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,8 +151,8 @@ class AgentProgram(AsyncEnv[ProgramState]):
         turn, valid = _turn_of(said, state.turns)
         if state.request.one_call:
             turn = replace(turn, calls=turn.calls[:1])
-        # One that a stop string has ended is not cut, whatever the sampler has gone on to write.
-        reply = Reply(turn, replace(tokens, cut=tokens.cut and said == action))
+        # One that a stop string has ended is not truncated, whatever the sampler has gone on to write.
+        reply = Reply(turn, replace(tokens, truncated=tokens.truncated and said == action))
         event = await state.session.reply(reply)
         state.turns += 1
         if isinstance(event, Ended):

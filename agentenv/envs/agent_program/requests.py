@@ -192,13 +192,13 @@ class Reply:
     @property
     def finish(self) -> str:
         """Why it ended, as services say it."""
-        return "length" if self.tokens.cut else "tool_calls" if self.turn.calls else "stop"
+        return "length" if self.tokens.truncated else "tool_calls" if self.turn.calls else "stop"
 
     @property
     def usage(self) -> dict[str, int]:
         """The tokens, as services count them."""
-        read, written = self.tokens.read, self.tokens.written
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        prompt, sampled = self.tokens.prompt, self.tokens.completion
+        return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 def completion(asked: Asked, reply: Reply) -> dict[str, Any]:

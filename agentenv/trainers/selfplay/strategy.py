@@ -239,9 +239,9 @@ class _GameRunner:
         episode = f"{context.episode(place)}-{self.rounds}-{turn.name}"
         own = replace(spec, seed=seed, group_id=self._group(turn, role))
         try:
-            # What a role is shown may have to be searched for.
+            # The prompt of a role may need a search.
             making = self._make_episode(turn, place, seed)
-            env, task = await within(config.deadline_s, making, EnvFault("what a role is shown"))
+            env, task = await within(config.deadline_s, making, EnvFault("preparing the episode of a role"))
         except ConfigurationError:
             raise
         except Exception as error:

@@ -409,7 +409,7 @@ def test_a_key_of_another_time_is_refused() -> None:
 def test_an_agent_that_works_again_is_told_of_the_same_tokens() -> None:
     pytest.importorskip("openai", reason="needs OpenAI's client")
     with playing("accounts") as env:
-        for tokens in (TurnTokens(7, 3), TurnTokens(20, 4, cut=True)):
+        for tokens in (TurnTokens(7, 3), TurnTokens(20, 4, truncated=True)):
             env.sampled = tokens
             env.step("so")
         (fork,) = env.fork()
@@ -424,7 +424,7 @@ def test_an_agent_that_works_again_is_told_of_the_same_tokens() -> None:
 def test_a_client_that_raises_on_an_answer_that_was_cut_has_met_a_mistake_of_the_policy() -> None:
     pytest.importorskip("openai", reason="needs OpenAI's client")
     with playing("with_openai_stream") as env:
-        env.sampled = TurnTokens(20, 4, cut=True)
+        env.sampled = TurnTokens(20, 4, truncated=True)
         step = env.step("5")
         assert (step.reward, step.info["end_reason"]) == (0, EndReason.PARSE_ERROR)
         assert "length limit" in step.info["error"]
