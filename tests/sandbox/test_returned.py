@@ -1,7 +1,9 @@
 """What a call gives back is decoded and judged by the owner: no value of a program exhausts it or takes its time."""
 
+import itertools
 import json
 import resource
+import time
 from typing import Any
 
 import pytest
@@ -144,6 +146,25 @@ def test_decimals_and_fractions_are_sorted_with_a_number_of_millions_of_digits()
     assert judge_call(CallTest("f", (), [1], via="sorted"), {"v": {"l": items}}) is CaseOutcome.WRONG
 
 
+def nested(width: int, depth: int, last: int) -> dict[str, Any]:
+    """A frozen set of ``width`` frozen sets, ``depth`` times, of numbers of one hash; ``last`` tells it from its equals."""
+    if not depth:
+        return {"i": hex(PRIME * (last + 1))}
+    members = [nested(width, depth - 1, k) for k in range(width - 1)]
+    return {"z": [*members, nested(width, depth - 1, 1000 + last)]}
+
+
+@pytest.mark.parametrize(("width", "depth", "count"), [(64, 1, 1500), (8, 3, 120), (4, 6, 24), (16, 2, 300)])
+@pytest.mark.parametrize("tag", ["s", "l"])
+def test_sets_in_sets_are_not_compared_for_hours(tag: str, width: int, depth: int, count: int) -> None:
+    """Two frozen sets of members of one hash have one hash too, and comparing them compares each member with each."""
+    items = [nested(width, depth, k % 60) for k in range(count)]
+    test = CallTest("f", (), {1}, via="set" if tag == "l" else "")
+    before = time.process_time()
+    assert judge_call(test, plain.decode(json.dumps({"v": {tag: items}}))) is CaseOutcome.ERROR
+    assert time.process_time() - before < 2.0
+
+
 def test_values_that_a_program_may_return_are_judged_as_before() -> None:
     large = [*range(50_000), "text", (1, 2), None]
     for value, via in (
@@ -156,6 +177,9 @@ def test_values_that_a_program_may_return_are_judged_as_before() -> None:
         ('{"quoted\\": [' * 10_000, ""),
         ([0.5] * 50_000, "tuple"),
         ([-1, -2] * 100, "set"),
+        (set(itertools.product(range(-2, 3), repeat=6)), ""),
+        ({frozenset((k, k + 1, k + 2)) for k in range(30_000)}, ""),
+        ([frozenset(range(-2, 8))] * 15_000, "set"),
     ):
         line = json.dumps({"v": plain.dump(value)})
         convert: Any = {"set": set, "sorted": sorted, "tuple": tuple, "": lambda v: v}[via]

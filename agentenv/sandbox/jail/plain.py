@@ -16,6 +16,8 @@ MAX_MARKS = 12 * MAX_ITEMS
 """Characters of ``MARKS`` outside of texts: no document of ``dump`` has more, and each costs memory to decode."""
 MAX_SAME_HASH = 64
 """Different values of one hash that a set or dict may have: beyond, filling it takes the square of their number."""
+MAX_COMPARISONS = 8 * MAX_ITEMS
+"""Comparisons of different numbers and texts of one hash that filling all sets and dicts of a document may take."""
 _ATOMS = (type(None), bool, int, str)
 _SIZED = (ValuesView, deque)
 _VIEWS = (KeysView, ItemsView)
@@ -124,27 +126,61 @@ def _marks(text: str) -> int:
     return sum(map(text.count, MARKS))
 
 
-def apart(values: Sequence[Any]) -> Sequence[Any]:
+def apart(values: Sequence[Any], room: list[int] | None = None) -> Sequence[Any]:
     """``values``, which can be put into a set in time.
 
+    Args:
+        values: What can be hashed.
+        room: How many comparisons are left, which is counted down; None allows ``MAX_COMPARISONS``.
+
     Raises:
-        NotPlain: many different ones of them have the same hash, which no honest program gives.
+        NotPlain: many different ones of them have the same hash, or comparing those of one hash takes too long, which is so
+            for no honest program.
     """
-    if len(values) <= MAX_SAME_HASH:
+    counts = Counter(map(hash, values))
+    if len(counts) == len(values):
         return values
-    common = {code for code, count in Counter(map(hash, values)).items() if count > MAX_SAME_HASH}
-    by_hash: dict[int, list[Any]] = {code: [] for code in common}
-    for value in values if common else ():
+    left = [MAX_COMPARISONS] if room is None else room
+    by_hash: dict[int, list[Any]] = {code: [] for code, count in counts.items() if count > 1}
+    for value in values:
         known = by_hash.get(hash(value))
-        if known is not None and value not in known:
+        if known is not None and not _is_in(value, known, left):
             known.append(value)
             if len(known) > MAX_SAME_HASH:
                 raise NotPlain(f"more than {MAX_SAME_HASH} values of one hash")
     return values
 
 
-def load(document: Any) -> Any:
+def _is_in(value: Any, known: list[Any], room: list[int]) -> bool:
+    cost = _cost(value, room)
+    for one in known:
+        room[0] -= cost
+        if room[0] < 0:
+            raise NotPlain(f"more than {MAX_COMPARISONS} comparisons of values of one hash")
+        if one == value:
+            return True
+    return False
+
+
+def _cost(value: Any, room: list[int]) -> int:
+    """How many comparisons of numbers and texts it takes at most to compare ``value`` with one of the same hash."""
+    if not isinstance(value, (tuple, frozenset)):
+        return 1
+    room[0] -= len(value)  # what counting takes itself, once for each container around it
+    costs = [_cost(item, room) for item in value]
+    if isinstance(value, tuple):
+        return 1 + sum(costs)
+    # A frozen set within another one is compared again for each member that has its hash, at every depth.
+    same = Counter(map(hash, value))
+    return 1 + sum(cost * same[hash(item)] for item, cost in zip(value, costs, strict=True))
+
+
+def load(document: Any, room: list[int] | None = None) -> Any:
     """The value that ``document`` stands for.
+
+    Args:
+        document: What ``dump`` wrote.
+        room: As of ``apart``, for all sets and dicts of the document together.
 
     Raises:
         NotPlain: what ``dump`` never writes.
@@ -155,17 +191,18 @@ def load(document: Any) -> Any:
         raise NotPlain("no document of a plain value")
     ((tag, body),) = document.items()
     try:
-        return _LOADERS[tag](body)
+        return _LOADERS[tag](body, [MAX_COMPARISONS] if room is None else room)
     except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise NotPlain(f"no document of a plain value: {error}") from error
 
 
-def _dict(keys: list[Any], items: list[Any]) -> dict[Any, Any]:
-    return dict(zip(apart(keys), items, strict=True))
+def _all(bodies: list[Any], room: list[int]) -> list[Any]:
+    return [load(body, room) for body in bodies]
 
 
-def _items(pairs: list[Any]) -> Any:
-    return _dict([key for key, _ in pairs], [item for _, item in pairs]).items()
+def _dict(pairs: list[Any], room: list[int]) -> dict[Any, Any]:
+    keys = apart(_all([key for key, _ in pairs], room), room)
+    return dict(zip(keys, _all([item for _, item in pairs], room), strict=True))
 
 
 def _decimal(text: Any) -> Any:
@@ -181,20 +218,20 @@ def _fraction(body: Any) -> Any:
 
 
 _LOADERS: dict[str, Any] = {
-    "i": lambda body: int(body, 16),
-    "f": float,
-    "l": lambda body: [load(item) for item in body],
-    "t": lambda body: tuple(load(item) for item in body),
-    "d": lambda body: _dict([load(key) for key, _ in body], [load(item) for _, item in body]),
-    "s": lambda body: set(apart([load(item) for item in body])),
-    "g": lambda body: iter([load(item) for item in body]),
-    "q": lambda body: {number: load(item) for number, item in enumerate(body)}.values(),
-    "k": lambda body: dict.fromkeys(apart([load(item) for item in body])).keys(),
-    "j": lambda body: _items([load(item) for item in body]),
-    "m": _decimal,
-    "p": _fraction,
-    "z": lambda body: frozenset(apart([load(item) for item in body])),
-    "b": bytes.fromhex,
-    "c": lambda body: complex(float.fromhex(body[0]), float.fromhex(body[1])),
-    "r": lambda body: range(*body),
+    "i": lambda body, room: int(body, 16),
+    "f": lambda body, room: float(body),
+    "l": _all,
+    "t": lambda body, room: tuple(_all(body, room)),
+    "d": _dict,
+    "s": lambda body, room: set(apart(_all(body, room), room)),
+    "g": lambda body, room: iter(_all(body, room)),
+    "q": lambda body, room: dict(enumerate(_all(body, room))).values(),
+    "k": lambda body, room: dict.fromkeys(apart(_all(body, room), room)).keys(),
+    "j": lambda body, room: _dict(body, room).items(),
+    "m": lambda body, room: _decimal(body),
+    "p": lambda body, room: _fraction(body),
+    "z": lambda body, room: frozenset(apart(_all(body, room), room)),
+    "b": lambda body, room: bytes.fromhex(body),
+    "c": lambda body, room: complex(float.fromhex(body[0]), float.fromhex(body[1])),
+    "r": lambda body, room: range(*body),
 }
