@@ -72,8 +72,10 @@ class Rubric:
 
 def _only(reply: str, field: str, choices: str) -> str | None:
     """What the lines ``field: choice`` of ``reply`` say; marks such as ** around it do not matter."""
-    line = re.compile(rf"[\W_]*{re.escape(field)}[\W_]*:[\W_]*({choices})[\W_]*", re.IGNORECASE)
-    found = [match[1] for text in reply.splitlines() if (match := line.fullmatch(text))]
+    # One run of marks and not two with a colon between them, which of many colons would take the square of their number.
+    line = re.compile(rf"[\W_]*{re.escape(field)}([\W_]*)({choices})[\W_]*", re.IGNORECASE)
+    matches = filter(None, map(line.fullmatch, reply.splitlines()))
+    found = [match[2] for match in matches if ":" in match[1]]
     if len({verdict.lower() for verdict in found}) > 1:
         raise JudgeFault(f"The judge contradicts itself ({', '.join(found)}): {_short(reply)}")
     return found[0] if found else None

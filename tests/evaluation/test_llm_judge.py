@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,16 @@ def test_a_verdict_stands_on_a_line_of_its_own(reply: str, verdict: str) -> None
 def test_anything_else_is_no_verdict_and_not_a_zero(reply: str) -> None:
     with pytest.raises(JudgeFault):
         get_rubric("simpleqa").read(reply)
+
+
+@pytest.mark.parametrize(
+    "line", ["VERDICT" + ":" * 200_000, "VERDICT: " * 50_000, "*" * 200_000 + "VERDICT :"]
+)
+def test_a_line_of_marks_is_read_in_time(line: str) -> None:
+    began = time.process_time()
+    with pytest.raises(JudgeFault):
+        get_rubric("simpleqa").read(line)
+    assert time.process_time() - began < 1.0
 
 
 def browsecomp(correct: str, confidence: str = "confidence: 80") -> str:

@@ -32,7 +32,7 @@ TRAINING = "train"
 _HEAD = r"^[ \t]*Doc(?:ument)?\s*\d+\s*"
 _TITLE = r"[^()\n]*(?:\([^()\n]*\)[^()\n]*)*"  # parentheses within it come in pairs
 _DOCUMENT = re.compile(
-    rf"{_HEAD}(?:\(Title:[ \t]*(?P<title>{_TITLE})\)|[.:])[ \t]*(?P<text>.*?)(?={_HEAD}|\Z)",
+    rf"{_HEAD}(?:\(Title:(?P<title>{_TITLE})\)|[.:])[ \t]*(?P<text>.*?)(?={_HEAD}|\Z)",
     re.DOTALL | re.MULTILINE,
 )
 

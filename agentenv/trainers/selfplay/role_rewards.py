@@ -224,9 +224,10 @@ def thought_form(text: str, tag: str) -> float:
     said = text.strip().removeprefix("<think>")
     thought, _, rest = said.partition("</think>")
     counts = [said.count(mark) for mark in ("<think>", "</think>", f"<{tag}>", f"</{tag}>")]
+    if counts != [0, 1, 1, 1]:  # of many marks the expression below would take the square of their number
+        return -1.0
     answer = re.fullmatch(rf"(?s).*<{tag}>(.+)</{tag}>", rest)
-    whole = counts == [0, 1, 1, 1] and answer is not None and thought.strip() and answer[1].strip()
-    return 1.0 if whole else -1.0
+    return 1.0 if answer is not None and thought.strip() and answer[1].strip() else -1.0
 
 
 def _thought_form(state: GameState, move: str, place: int) -> float:

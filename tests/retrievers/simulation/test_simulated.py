@@ -1,6 +1,7 @@
 """Simulated search: the curriculum by hand, who is told what, the gold at evaluation, pages that cannot be read."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -198,6 +199,15 @@ def test_pages_are_read_as_documents(page: str, found: list[tuple[str, str]]) ->
     passages = read_documents(page, Brief("q", 5))
     assert [(passage.title, passage.text) for passage in passages] == found
     assert [passage.score for passage in passages] == [1 / rank for rank in range(1, len(found) + 1)]
+
+
+@pytest.mark.parametrize(
+    "page", ["Doc 1(Title:" + " " * 200_000, "Doc 1(Title:" + "\t(a)" * 50_000, "Doc 1(" * 50_000]
+)
+def test_a_title_that_does_not_end_is_read_in_time(page: str) -> None:
+    began = time.process_time()
+    assert read_documents(page, Brief("q", 5)) == []
+    assert time.process_time() - began < 1.0
 
 
 def test_no_more_documents_than_were_asked_for() -> None:

@@ -337,6 +337,13 @@ def test_the_form_of_self_redteam_is_added_to_what_the_labels_pay(text: str, rew
     assert REWARDS["defence_general"](state, "play", 0) is None
 
 
+@pytest.mark.parametrize("text", ["</think>" + "<a>" * 100_000, "</think>" + "<a>b" * 100_000 + "</a>"])
+def test_an_action_of_many_marks_is_paid_in_time(text: str) -> None:
+    began = time.process_time()
+    assert thought_form(text, "a") == -1.0
+    assert time.process_time() - began < 1.0
+
+
 def test_a_reply_of_empty_lines_is_read_in_time() -> None:
     started = time.process_time()
     assert (
