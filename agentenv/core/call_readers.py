@@ -88,7 +88,7 @@ def mistral(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
     for body in bodies:
         named = re.match(r"\s*([\w.-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(\{.*)", body, re.DOTALL)
         found = _json_calls(body) if named is None else [_call(named[1], named[3], named[2] or "")]
-        calls += (_whole(call, f"[TOOL_CALLS]{body}") for call in found)
+        calls += _wholes(found, f"[TOOL_CALLS]{body}")
     return content, calls
 
 
@@ -138,13 +138,25 @@ def _between(
         if end < 0 and closes:
             calls.append(MalformedCall(whole, f"{_UNCLOSED}: {closing} is missing"))
         else:
-            calls += (_whole(call, whole) for call in read(text[inside : at if end < 0 else end]))
+            calls += _wholes(read(text[inside : at if end < 0 else end]), whole)
     return content + text[at:], calls
 
 
 def _whole(call: Call, text: str) -> Call:
     """``call``, with the text of the whole of it where it is malformed."""
     return MalformedCall(text, call.complaint) if isinstance(call, MalformedCall) else call
+
+
+def _wholes(calls: Sequence[Call], text: str) -> list[Call]:
+    """``calls``, the first malformed one with the whole text and further ones with none.
+
+    A list that was written once is shown once, however many of its calls could not be read.
+    """
+    found = list(calls)
+    broken = (place for place, call in enumerate(found) if isinstance(call, MalformedCall))
+    for place in broken:
+        found[place], text = _whole(found[place], text), ""
+    return found
 
 
 def _json_calls(body: str, key: str = "arguments") -> list[Call]:
