@@ -9,8 +9,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Annotated, Any
 
+from agentenv.core.grammar import shortened
 from agentenv.errors import ConfigurationError, UnknownName, check_known
 
 Schema = Mapping[str, Any] | bool
@@ -38,7 +41,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "multipleOf": ("number", lambda value, bound: not value % bound, "must be a multiple of {}"),
     "minLength": ("string", lambda value, bound: len(value) >= bound, "must have {} characters or more"),
     "maxLength": ("string", lambda value, bound: len(value) <= bound, "must have {} characters or fewer"),
-    "pattern": ("string", lambda value, bound: re.search(bound, value) is not None, "must match {}"),
+    "pattern": ("string", lambda value, bound: _matches(bound, value), "must match {}"),
     "minItems": ("array", lambda value, bound: len(value) >= bound, "must have {} entries or more"),
     "maxItems": ("array", lambda value, bound: len(value) <= bound, "must have {} entries or fewer"),
     "uniqueItems": ("array", lambda value, bound: not bound or _unique(value), "must have no entry twice"),
@@ -78,6 +81,18 @@ _HOLDING = (
     "else",
 )
 """Keywords whose value is one schema."""
+_MOST_COMPLAINTS, _COMPLAINT_CHARS = 16, 1000
+"""Of one value. Branches that refer to each other would otherwise repeat those of every depth."""
+
+
+@dataclass(frozen=True)
+class _Root:
+    """A whole schema, and what was found in a value so far."""
+
+    schema: Mapping[str, Any]
+    known: dict[tuple[int, int, str], list[str]] = field(default_factory=dict)
+    """Complaints by the identities of a list or object and a schema, and the place of the former. Where several branches
+    lead to the same schema, each would look at all below anew: three branches, 3 to the power of the depth."""
 
 
 def check_schema(schema: Any, name: str) -> None:
@@ -104,7 +119,7 @@ def check_schema(schema: Any, name: str) -> None:
 def complaints(value: Any, schema: Mapping[str, Any]) -> list[str]:
     """What in ``value`` does not fit ``schema``, each with its place; empty where it fits."""
     try:
-        return _complaints(value, schema, schema, "")
+        return _complaints(value, schema, _Root(schema), "")
     except RecursionError:
         return ["arguments: they are nested too deeply"]
     except (ArithmeticError, ValueError) as error:  # numbers beyond those that Python divides or shows
@@ -152,7 +167,7 @@ def _resolved(reference: str, root: Mapping[str, Any]) -> Any:
     return found
 
 
-def _complaints(value: Any, schema: Any, root: Mapping[str, Any], place: str) -> list[str]:
+def _complaints(value: Any, schema: Any, root: _Root, place: str) -> list[str]:
     where = place or "arguments"
     if isinstance(schema, bool):
         return [] if schema else [f"{where}: is not allowed"]
@@ -160,6 +175,9 @@ def _complaints(value: Any, schema: Any, root: Mapping[str, Any], place: str) ->
     kinds = _list(schema.get("type", []))
     if kinds and not any(_TYPES[kind](value) for kind in kinds):
         return [f"{where}: must be of the type {' or '.join(kinds)}"]
+    key = (id(value), id(schema), place)
+    if key in root.known:
+        return root.known[key]
     if "enum" in schema and not any(_equal(value, one) for one in schema["enum"]):
         found.append(f"{where}: must be one of {json.dumps(schema['enum'], ensure_ascii=False)}")
     if "const" in schema and not _equal(value, schema["const"]):
@@ -168,16 +186,19 @@ def _complaints(value: Any, schema: Any, root: Mapping[str, Any], place: str) ->
         if keyword in schema and _TYPES[kind](value) and not holds(value, schema[keyword]):
             found.append(f"{where}: {words.format(schema[keyword])}")
     if "$ref" in schema:
-        found += _complaints(value, _resolved(schema["$ref"], root), root, place)
+        found += _complaints(value, _resolved(schema["$ref"], root.schema), root, place)
     found += _of_choices(value, schema, root, where)
     if isinstance(value, dict):
         found += _of_object(value, schema, root, place)
     if isinstance(value, list):
         found += _of_array(value, schema, root, place)
+    found = [shortened(said, _COMPLAINT_CHARS) for said in found[:_MOST_COMPLAINTS]]
+    if isinstance(value, list | dict):
+        root.known[key] = found
     return found
 
 
-def _of_choices(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any], where: str) -> list[str]:
+def _of_choices(value: Any, schema: Mapping[str, Any], root: _Root, where: str) -> list[str]:
     found = []
     for choice in schema.get("allOf", ()):
         found += _complaints(value, choice, root, where)
@@ -196,9 +217,7 @@ def _of_choices(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any], 
     return found
 
 
-def _of_object(
-    value: dict[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], place: str
-) -> list[str]:
+def _of_object(value: dict[str, Any], schema: Mapping[str, Any], root: _Root, place: str) -> list[str]:
     known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
     needed = list(schema.get("required", ()))
     needed += [
@@ -207,7 +226,7 @@ def _of_object(
     found = [f"{_at(place, key)}: is missing" for key in dict.fromkeys(needed) if key not in value]
     for key, one in value.items():
         of_one = [known[key]] if key in known else []
-        of_one += [child for pattern, child in patterns.items() if re.search(pattern, key)]
+        of_one += [child for pattern, child in patterns.items() if _matches(pattern, key)]
         rest = schema.get("additionalProperties", True)
         if not of_one and rest is False:
             found.append(f"{_at(place, key)}: is not known")
@@ -219,7 +238,7 @@ def _of_object(
     return found
 
 
-def _of_array(value: list[Any], schema: Mapping[str, Any], root: Mapping[str, Any], place: str) -> list[str]:
+def _of_array(value: list[Any], schema: Mapping[str, Any], root: _Root, place: str) -> list[str]:
     first: Sequence[Any] = schema.get("prefixItems", ())
     rest = schema.get("items", True)
     if isinstance(rest, list):  # before the draft 2020-12
@@ -236,6 +255,34 @@ def _of_array(value: list[Any], schema: Mapping[str, Any], root: Mapping[str, An
                 f"{place or 'arguments'}: {fitting} entries have the form that {least} or more and {most} or fewer must have"
             )
     return found
+
+
+def _matches(pattern: str, text: str) -> bool:
+    """Whether ``pattern`` is found in ``text``, which a policy writes.
+
+    Pydantic's engine takes time in proportion to the text. Only what it does not know, such as a look ahead, is left to
+    Python's, which some patterns keep busy for ever.
+    """
+    adapter = _linear(pattern)
+    if adapter is None:
+        return re.search(pattern, text) is not None
+    try:
+        adapter.validate_python(text)
+    except ValueError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def _linear(pattern: str) -> Any:
+    """What validates a text by ``pattern`` in pydantic's own engine; None where that cannot read it."""
+    import pydantic
+    from pydantic_core import SchemaError
+
+    try:
+        return pydantic.TypeAdapter(Annotated[str, pydantic.StringConstraints(pattern=pattern)])
+    except (SchemaError, pydantic.PydanticUserError):
+        return None
 
 
 def _at(place: str, key: str) -> str:
