@@ -12,7 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 from agentenv.core.chat_formats import make_chat_format
 from agentenv.core.images import ImageReader
 from agentenv.core.io.model_files import read_settings
+from agentenv.core.io.named_paths import named_content, texts_in
 from agentenv.core.protocols import ChatFormat
+from agentenv.core.registry import is_class
 from agentenv.core.trust import risks
 from agentenv.core.validation import sentence
 from agentenv.errors import CheckpointMismatch
@@ -66,6 +68,8 @@ class EpisodeCard:
 
 
 _WORDS = re.compile(r"[\w .,+-]*")
+_NAME = re.compile(r"\w*")
+_SHOWN = 100  # characters of what is refused
 _DEPTH = 4  # of tables and lists in one another; no option has more
 _SANDBOX = frozenset({"executor", "limits"})
 
@@ -112,7 +116,22 @@ def read_card(folder: Path) -> EpisodeCard:
             f"{path} sets the options {more}, and a card holds numbers and words alone, and nothing of a sandbox: delete "
             "them there and name them with --option"
         )
+    if named := _unsafe_strategy(card):
+        raise CheckpointMismatch(
+            f"{path} sets {named}, and a card may name strategies of agentenv alone, and in their options no file, host or "
+            "code: delete it there and give --strategy where you trust it"
+        )
     return card
+
+
+def _unsafe_strategy(card: EpisodeCard) -> str:
+    """What in the strategy of a card could import a module, open a file or ask a host; empty where nothing could."""
+    if not _NAME.fullmatch(card.strategy):
+        return f"the strategy {card.strategy[:_SHOWN]!r}"
+    for name, text in texts_in(card.strategy_options):
+        if is_class(text) or any(risks({name: text})) or named_content(text):
+            return f"the option {name[:_SHOWN]!r} of its strategy to {text[:_SHOWN]!r}"
+    return ""
 
 
 def write_card(folder: Path, card: EpisodeCard) -> None:

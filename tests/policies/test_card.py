@@ -1,13 +1,16 @@
 """Cards of policies: what is written, and that it is read again."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentenv.cli.main import main
 from agentenv.errors import CheckpointMismatch
 from agentenv.policies.card import EpisodeCard, portable, read_card, write_card
+from agentenv.policies.policy_spec import policy_folder
 
 
 @pytest.mark.parametrize(
@@ -53,3 +56,38 @@ def test_a_card_sets_options_to_numbers_and_words_alone(tmp_path: Path, option: 
     (tmp_path / "episode.json").write_text(json.dumps({"options": option}))
     with pytest.raises(CheckpointMismatch, match=next(iter(option))):
         read_card(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strategy": "model.payload:Run"},
+        {"strategy": "../payload"},
+        {"strategy": "judge\n"},
+        {"strategy": "paraphrase", "strategy_options": {"scorer": "model.payload:SCORER"}},
+        {"strategy": "vm_mcts", "strategy_options": {"value": "openai:m@http://h/v1"}},
+        {"strategy": "vm_mcts", "strategy_options": {"value": __file__}},
+        {"strategy": "judge", "strategy_options": {"verdict": ["no", {"a": "python:payload:run"}]}},
+    ],
+)
+def test_a_card_names_no_strategy_that_imports_opens_or_asks_anything(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    (tmp_path / "episode.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointMismatch, match="strategy"):
+        read_card(tmp_path)
+
+
+def test_a_module_beside_a_policy_is_not_run_by_its_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(policy_folder("tiny"), "model", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    card = json.loads(Path("model/episode.json").read_text())
+    Path("model/episode.json").write_text(json.dumps(card | {"strategy": "model.payload:Run"}))
+    Path("model/payload.py").write_text("open('ran', 'w').close()\nclass Run: pass\n")
+    Path("questions.csv").write_text("question,answer\nWho?,Ada\n")
+    assert main(
+        ["eval", "--policy", "hf:model", "--dataset", "questions.csv", "--max-turns", "0", "--out", "out"]
+    )
+    assert not Path("ran").exists()
