@@ -88,20 +88,36 @@ def check_model_files(folder: Path) -> None:
     """Looks at the settings and the weights in ``folder`` and in the folders of its modules.
 
     Raises:
-        CheckpointMismatch: a settings file names code to run or is damaged, or the weights are pickled or are not those
-            that were written there.
+        CheckpointMismatch: a settings file names code to run or is damaged, or the weights are pickled, are not those that
+            were written there, or have an adapter beside them.
     """
     parts = [folder, *_module_folders(folder)]
     for part in parts:
         for path in sorted(part.glob("*.json")):
             if path.name.endswith(("config.json", "_args.json")):
                 _check_values(path, _parsed(path))
-    weights = [path for part in parts for path in part.iterdir() if path.suffix in _PICKLED]
-    if weights and not any(list(part.glob("*.safetensors")) for part in parts):
-        raise CheckpointMismatch(
-            f"{weights[0]} holds pickled weights, which may run code when they are read; convert them to safetensors"
-        )
+        _check_weights(part)
     check_weight_digests(folder)
+
+
+def _check_weights(part: Path) -> None:
+    """Refuses what a library would read in place of a whole model, or where there is none in safetensors beside it.
+
+    Raises:
+        CheckpointMismatch: the weights are pickled, or an adapter lies among them.
+    """
+    # Of any other name the libraries would not see them, and take the pickled ones.
+    pickled = sorted(path for path in part.iterdir() if path.suffix in _PICKLED)
+    if pickled and not any(part.glob("model*.safetensors")):
+        raise CheckpointMismatch(
+            f"{pickled[0]} holds pickled weights, which may run code when they are read; convert them to safetensors"
+        )
+    # Its base and its settings are looked at where it is named itself; a library takes it up unasked and unchecked.
+    if (part / ADAPTER_CONFIG).is_file():
+        raise CheckpointMismatch(
+            f"{part} holds an adapter ({ADAPTER_CONFIG}) where a whole model is needed; merge it into its base, or delete "
+            "the file there"
+        )
 
 
 def check_adapter_files(folder: Path) -> dict[str, Any]:

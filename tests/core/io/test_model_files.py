@@ -353,3 +353,39 @@ def test_settings_of_an_adapter_are_returned_as_they_stand(tmp_path: Path) -> No
     }
     change(tmp_path / "adapter_config.json", **held)
     assert check_adapter_files(tmp_path) == held
+
+
+@pytest.mark.parametrize("opened", ["st", "cross"])
+def test_an_adapter_within_a_model_is_refused_before_a_library_follows_it(encoder: Path, opened: str) -> None:
+    """sentence-transformers would open the base that it names, and peft its settings, none of which was looked at."""
+    change(encoder / "adapter_config.json", **ADAPTER | {"base_model_name_or_path": "elsewhere"})
+    with pytest.raises(CheckpointMismatch, match="adapter"):
+        make_encoder(f"st:{encoder}") if opened == "st" else make_reranker(str(encoder))
+
+
+def test_the_base_of_an_adapter_has_none_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    from agentenv.policies.hf import HFPolicy
+    from agentenv.policies.tiny import shipped_weights
+
+    shutil.copytree(shipped_weights(), tmp_path / "base")
+    (tmp_path / "adapter").mkdir()
+    base = {"base_model_name_or_path": str(tmp_path / "base")}
+    change(tmp_path / "adapter" / "adapter_config.json", **ADAPTER | base)
+    (tmp_path / "adapter" / "adapter_model.safetensors").touch()
+    change(tmp_path / "base" / "adapter_config.json", **ADAPTER | base | {"megatron_config": {"a": 1}})
+    with pytest.raises(CheckpointMismatch, match=re.escape(str(tmp_path / "base"))):
+        HFPolicy.load(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("place", [".", "2_Dense"])
+def test_safe_weights_of_another_name_or_folder_excuse_no_pickled_ones(tmp_path: Path, place: str) -> None:
+    """A library that finds no model.safetensors beside them unpickles them."""
+    (tmp_path / "2_Dense").mkdir()
+    dense = {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}
+    (tmp_path / "modules.json").write_text(json.dumps([dense]))
+    (tmp_path / ("other.safetensors" if place == "." else "model.safetensors")).touch()
+    check_model_files(tmp_path)
+    (tmp_path / place / "pytorch_model.bin").touch()
+    with pytest.raises(CheckpointMismatch, match="pickled"):
+        check_model_files(tmp_path)
