@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from agentenv.errors import check_known
 
+_COMPUTED = tuple("=+-@\t\r")
+"""What a text begins with that spreadsheets take for a formula."""
 Kind = Literal["text", "count", "share", "difference", "interval", "signed interval", "p"]
 
 
@@ -103,9 +105,14 @@ def _csv(table: FlatTable) -> str:
     for row in table.rows:
         cells: list[Any] = []
         for column, value in zip(table.columns, row, strict=True):
-            cells += (value or (None, None)) if "interval" in column.kind else [value]
+            cells += (value or (None, None)) if "interval" in column.kind else [_no_formula(value)]
         writer.writerow(cells)
     return out.getvalue()
+
+
+def _no_formula(value: Any) -> Any:
+    """``value``, and a text that a spreadsheet would compute with an apostrophe before it, which shows it as it is."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in _COMPUTED else value
 
 
 def _markdown(table: FlatTable) -> str:
@@ -119,7 +126,8 @@ def _markdown(table: FlatTable) -> str:
 def _piped(text: str) -> str:
     """A cell of Markdown: of one line, and shown as it is."""
     plain = " ".join(text.split()).replace("\\", "\\\\")
-    return "".join(f"\\{letter}" if letter in "|*_`<" else letter for letter in plain)
+    shown = "".join(f"\\{letter}" if letter in "|*_`<" else letter for letter in plain)
+    return shown.replace("](", "]\\(")  # or a name would be a link or a picture
 
 
 _LATEX = {

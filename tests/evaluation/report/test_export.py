@@ -159,6 +159,19 @@ def test_no_text_breaks_out_of_its_cell() -> None:
     assert list(csv.reader(io.StringIO(as_text(table, "csv"))))[1] == [HOSTILE, "1"]
 
 
+@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1", "@SUM(1)", "\t=1"])
+def test_no_name_is_a_formula_of_a_spreadsheet(name: str) -> None:
+    table = FlatTable("T", (Column("run"), Column("mean", "share")), ((name, -0.5), ("a=b", 0.5)))
+    rows = list(csv.reader(io.StringIO(as_text(table, "csv"), newline="")))
+    assert rows[1:] == [[f"'{name}", "-0.5"], ["a=b", "0.5"]]
+
+
+@pytest.mark.parametrize("name", ["[a](http://h)", "![a](http://h/pixel)", "![[a]](x)"])
+def test_no_name_is_a_link_or_a_picture(name: str) -> None:
+    table = FlatTable("T", (Column("run"), Column("mean", "share")), ((name, 0.5), ("b", 0.5)))
+    assert "](" not in as_text(table, "markdown")
+
+
 def test_a_value_that_is_missing_is_empty_and_a_column_of_none_is_left_out() -> None:
     columns = (Column("name"), Column("mean", "share"), Column("ci95", "interval"), Column("p", "p"))
     rows: Sequence[tuple[Any, ...]] = (("x", None, None, None), ("y", 0.25, (0.1, 0.4), None))
