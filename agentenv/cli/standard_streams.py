@@ -2,11 +2,12 @@
 
 import io
 import json
+import logging
 import os
 import sys
 from typing import Any
 
-from agentenv.streams import forgiving
+from agentenv.streams import forgiving, visible
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
@@ -28,6 +29,16 @@ def complete_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     # Of libraries too, whose bars of progress would end the work otherwise.
     sys.stderr = forgiving(sys.stderr)
+    # What prints the warnings and the errors of servers and libraries, which repeat what their callers have written.
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_VisibleLines())
+
+
+class _VisibleLines(logging.Formatter):
+    """Lines of a log, and tracebacks in it, that command no terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def drop_output() -> None:

@@ -7,6 +7,7 @@ import errno
 import importlib.metadata
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -295,3 +296,23 @@ def test_any_text_is_printed_in_any_alphabet(alphabet: str, monkeypatch: pytest.
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     first = done.stdout.splitlines()[0].decode(alphabet)
     assert json.loads(first) == "\u00e9\u4e2d\U0001f600\udcff"
+
+
+def test_no_warning_of_a_log_and_no_traceback_in_it_commands_the_terminal() -> None:
+    """A server logs the failures of environments, whose messages repeat what a client has written."""
+    program = """
+import logging
+from agentenv.cli.standard_streams import complete_streams
+complete_streams()
+log = logging.getLogger("agentenv.serving.conversation")
+log.warning("said %s", "\\x1b]0;mine\\x07 \\x9b2J \\u202e")
+try:
+    raise ValueError("\\x1b[2Jgone")
+except ValueError:
+    log.exception("an environment failed")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", done.stderr)
+    assert "\\x1b]0;mine" in done.stderr
+    assert "ValueError: \\x1b[2Jgone" in done.stderr
+    assert "Traceback" in done.stderr
