@@ -6,10 +6,11 @@ What is read is checked before anything is computed from it; entries that are no
 import json
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from agentenv.core.io.named_paths import is_folder_name
 from agentenv.errors import DatasetError
 
 AS_WRITTEN = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
@@ -96,8 +97,15 @@ class _Means(_Form):
     version: int | str | None = None
 
 
+def _of_folder(name: str) -> str:
+    # Whoever wrote the suite could otherwise have evaluations anywhere on this machine read, judged and written to.
+    if not is_folder_name(name):
+        raise ValueError(f"{name!r:.80} is no name of a folder within the suite")
+    return name
+
+
 class _Suite(_Form):
-    sets: list[str] = Field(min_length=1)
+    sets: list[Annotated[str, AfterValidator(_of_folder)]] = Field(min_length=1)
     scores: dict[str, _Means]
 
 

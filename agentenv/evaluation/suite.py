@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from agentenv.core.io.files import write_text
+from agentenv.core.io.named_paths import is_folder_name
 from agentenv.core.io.shipped_files import shipped_file
 from agentenv.core.io.toml_files import read_toml
 from agentenv.errors import AgentEnvError, ConfigurationError
@@ -117,7 +118,7 @@ def make_suite(
         raise ConfigurationError(f"{where} holds no table: write one [NAME] for each benchmark")
     parts = {}
     for name, table in own.items():
-        if not name or Path(name).name != name or name == "..":
+        if not is_folder_name(name):
             raise ConfigurationError(
                 f"{where}: {name!r} cannot be the name of a folder, and that of a set has to be"
             )

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,28 @@ def test_an_episode_with_a_reward_that_is_no_number_is_named_by_its_line(runs: t
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DatasetError, match="line 2"):
         read_evaluation(runs[0])
+
+
+@pytest.mark.parametrize("name", ["../second", "..", ".", "", "a/b", "first/", "a\0b"])
+def test_a_suite_names_no_evaluation_outside_of_it(
+    name: str, runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever wrote it could have any evaluation of this machine shown, sent to a judge and written to."""
+    suite, other = runs[0].parent / "suite", runs[1]
+    shutil.copytree(runs[0], suite / "first")
+    summarize_suite(suite, ["first"])
+    summary = json.loads((suite / "suite.json").read_text())
+    held = (other / "results.json").read_bytes()
+    for sets in ([name], ["first", name], [str(other)]):
+        (suite / "suite.json").write_text(json.dumps(summary | {"sets": sets}))
+        for words in (
+            ["export", str(suite)],
+            ["report", str(suite)],
+            ["rescore", str(suite), "--scorer", "cem"],
+        ):
+            assert main(words) == 1
+            assert "suite.json" in capsys.readouterr().err
+    assert (other / "results.json").read_bytes() == held
 
 
 @pytest.mark.parametrize("part", ["sets", "scores", "macro"])

@@ -18,6 +18,11 @@ def existing_path(text: str) -> Path | None:
     return None
 
 
+def is_folder_name(name: str) -> bool:
+    """Whether ``name`` names a folder within another one, and nothing outside of it."""
+    return bool(name) and Path(name).name == name and name != ".." and "\0" not in name
+
+
 def is_existing_file(text: str) -> bool:
     """Whether a file is called ``text``; a socket, a pipe or a device is none."""
     path = existing_path(text)

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from agentenv.core.io.named_paths import is_folder_name
 from agentenv.core.io.toml_files import read_toml
 from agentenv.core.validation import Frozen, sentence
 from agentenv.errors import ConfigurationError, UnknownName
@@ -78,6 +79,12 @@ class Experiment(Frozen):
     tests: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Conditions under which the start and every result are tested besides, on the test tasks: each by what it changes in
     the run of the arm, such as another retriever or environment."""
+
+    @model_validator(mode="after")
+    def _within(self) -> Self:
+        if outside := [name for name in self.arms if not is_folder_name(name)]:
+            raise ValueError(f"an arm has a folder of its name, which {outside[0]!r:.80} cannot be")
+        return self
 
     @model_validator(mode="after")
     def _comparable(self) -> Self:

@@ -139,6 +139,9 @@ def test_families_are_compared_within_and_share_the_error_level() -> None:
     ("changes", "named"),
     [
         ({"arms": {"a": {}}}, "two arms"),
+        ({"arms": {"a": {}, "../b": {}}}, r"\.\./b"),
+        ({"arms": {"a": {}, "/tmp/b": {}}}, "/tmp/b"),
+        ({"arms": {"a": {}, "..": {}}}, "folder"),
         ({"families": (("a", "x"),)}, r"\['x'\]"),
         ({"arms": {"a": {}, "b": {"rollout": {"group_size": 4}}}}, r"\[384, 768\]"),
         ({"arms": {"a": {}, "b": {"rollouts": {}}}}, "'rollouts'.*'rollout'"),
