@@ -10,7 +10,7 @@ import os
 import random
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from typing_extensions import TypedDict
@@ -68,14 +68,19 @@ def verify_files(folder: Path, recorded: Mapping[str, FileSums], *, whole: bool 
     """
     blocks: list[_Block] = []
     for name, sums in recorded.items():
-        path = folder / name
+        path = _within(folder, name)
         try:
             found = path.stat().st_size
         except OSError as error:
             raise IndexMismatch(_damaged(path, f"cannot be read: {error.strerror}")) from error
         if found != sums["bytes"]:
             raise IndexMismatch(_damaged(path, f"has {found:,} bytes and was written with {sums['bytes']:,}"))
-        blocks += _blocks(path, found)
+        of_file = _blocks(path, found)
+        if len(of_file) != len(sums["sha256"]):
+            raise IndexMismatch(
+                _damaged(path, f"has {len(of_file)} blocks and {len(sums['sha256'])} checksums")
+            )
+        blocks += of_file
     if not whole and sum(sums["bytes"] for sums in recorded.values()) > WHOLE_BYTES:
         blocks = _sample(blocks)
     try:
@@ -91,6 +96,16 @@ def verify_files(folder: Path, recorded: Mapping[str, FileSums], *, whole: bool 
             raise IndexMismatch(
                 _damaged(block.path, f"is not what was written (bytes {first:,} to {last:,} differ)")
             )
+
+
+def _within(folder: Path, name: str) -> Path:
+    """The file of ``folder`` that a card calls ``name``, which somebody else may have written."""
+    path = PurePosixPath(name)
+    if not path.name or path.is_absolute() or ".." in path.parts or name != str(path) or "\0" in name:
+        raise IndexMismatch(
+            f"the card in {folder} names {name!r:.80}, which is no file within it; build the retriever again."
+        )
+    return folder / name
 
 
 def _damaged(path: Path, how: str) -> str:

@@ -255,3 +255,22 @@ def test_check_reads_the_parts_of_a_hybrid_and_their_corpora(tmp_path: Path) -> 
     flip(folder / "dense" / CORPUS_FILE)
     with pytest.raises(IndexMismatch, match="dense"):
         check_folder(folder)
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "../folder/a", "./a", ".", "b//a", "a\0", ""])
+def test_a_card_names_no_file_outside_of_its_folder(tmp_path: Path, name: str) -> None:
+    """Somebody else may have written it, and it is read before anything else of a folder."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a").write_bytes(b"whole")
+    (sums,) = checksums.file_sums(folder).values()
+    checksums.verify_files(folder, {"a": sums})
+    with pytest.raises(IndexMismatch):
+        checksums.verify_files(folder, {name: sums})
+
+
+@pytest.mark.parametrize("listed", [[], ["0", "1"]])
+def test_a_card_with_too_few_or_too_many_checksums_is_refused(tmp_path: Path, listed: list[str]) -> None:
+    (tmp_path / "a").write_bytes(b"whole")
+    with pytest.raises(IndexMismatch, match="checksums"):
+        checksums.verify_files(tmp_path, {"a": checksums.FileSums(bytes=5, sha256=listed)})
