@@ -19,6 +19,7 @@ from agentenv.trainers.task_sampling.step_budget import (
     StepBudget,
     TaskDraw,
     require,
+    whole_groups,
 )
 
 Weighting = Literal["equal", "hardness"]
@@ -34,10 +35,7 @@ class Uniform(StatelessSampler):
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """Draws the whole budget at once."""
-        return [
-            TaskDraw(place, step_budget.group_size)
-            for place in step_budget.draw_unplayed(step_budget.questions)
-        ]
+        return whole_groups(step_budget, step_budget.draw_unplayed(step_budget.questions))
 
 
 @dataclass(kw_only=True)

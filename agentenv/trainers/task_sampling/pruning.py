@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from agentenv.core.rollout import EpisodeState
 from agentenv.core.trajectory import SegmentKind
 from agentenv.core.types import EndReason, ToolStatus
-from agentenv.trainers.task_sampling.step_budget import Selection, StepBudget, TaskDraw, require
+from agentenv.trainers.task_sampling.step_budget import Selection, StepBudget, TaskDraw, require, whole_groups
 
 Features = NDArray[np.float64]
 _FEATURES = 5
@@ -96,10 +96,7 @@ class OnlinePruning:
 
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """The whole budget at once."""
-        return [
-            TaskDraw(place, step_budget.group_size)
-            for place in step_budget.draw_unplayed(step_budget.questions)
-        ]
+        return whole_groups(step_budget, step_budget.draw_unplayed(step_budget.questions))
 
     def predict(self, features: Features) -> float:
         """The head's probability of success."""
