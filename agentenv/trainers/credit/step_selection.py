@@ -4,7 +4,7 @@ Shapes: G trajectories of one group, T tokens of one trajectory.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -50,7 +50,7 @@ def high_entropy_tokens(group: Sequence[Trajectory], share: float) -> list[NDArr
     return [~np.isin(trajectory.turn_index, turns) for trajectory, turns in zip(group, low, strict=True)]
 
 
-def without_turns(trajectory: Trajectory, turns: Sequence[int]) -> Trajectory:
+def without_turns(trajectory: Trajectory, turns: Collection[int]) -> Trajectory:
     """``trajectory`` with none of the tokens of ``turns`` trained: neither a loss nor a penalty acts on them."""
     segments = (
         replace(s, trained=False) if s.kind is SegmentKind.POLICY and s.turn in turns else s

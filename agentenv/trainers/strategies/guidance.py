@@ -124,12 +124,3 @@ def unguided(guided: Trajectory) -> Trajectory:
 def is_guided(trajectory: Trajectory) -> bool:
     """Whether guidance stands in it."""
     return any(s.kind is SegmentKind.INJECTED for s in trajectory.segments)
-
-
-def pivot_masked(trajectory: Trajectory, turn: int) -> Trajectory:
-    """The same trajectory with the turns before ``turn`` out of the loss (R3L); read from the segments, never from runs."""
-    segments = tuple(
-        replace(s, trained=False) if s.kind is SegmentKind.POLICY and s.turn < turn else s
-        for s in trajectory.segments
-    )
-    return replace(trajectory, segments=segments)

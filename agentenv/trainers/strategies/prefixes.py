@@ -10,6 +10,7 @@ from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import PolicyFault
 from agentenv.policies.wrapper import PolicyWrapper
+from agentenv.trainers.credit.step_selection import without_turns
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 
@@ -67,14 +68,10 @@ async def play_from(spec: EpisodeSpec, context: RolloutContext, episode: str) ->
     context = replace(context, policy=PrefixPolicy(context.policy, prefix))
     played = await context.run(spec, f"{episode}-continued")
     count = len(prefix.turns)
-    segments = [
-        replace(s, trained=False) if s.kind is SegmentKind.POLICY and s.turn < count else s
-        for s in played.segments
-    ]
-    sampled = sum(len(s.ids) for s in segments if s.kind is SegmentKind.POLICY and s.trained)
+    continued = without_turns(played, range(count))
+    sampled = sum(len(s.ids) for s in continued.segments if s.kind is SegmentKind.POLICY and s.trained)
     return replace(
-        played,
-        segments=tuple(segments),
+        continued,
         origin=Origin.RETRY,
         parent_id=prefix.id,
         fork_turn=count,

@@ -24,7 +24,8 @@ from agentenv.core.rollout import (
 from agentenv.core.trajectory import Origin, Trajectory
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError, SnapshotRefused
-from agentenv.trainers.strategies.guidance import is_guided, pivot_masked, play_guided, reopened, unguided
+from agentenv.trainers.credit.step_selection import without_turns
+from agentenv.trainers.strategies.guidance import is_guided, play_guided, reopened, unguided
 from agentenv.trainers.strategies.reflection import Reflector, failed_reflection, pivot_of, validate_report
 from agentenv.trainers.strategies.reflectors import check_reflected_tasks, check_reflector, make_reflector
 from agentenv.trainers.strategies.rewind import Rewinder
@@ -177,7 +178,7 @@ def _with_retry(
 ) -> list[Trajectory]:
     """What is learned from a base and its retry; of both, nothing of the first ``masked`` turns."""
     lineage: dict[str, Any] = {"parent_id": base.id, "fork_turn": pivot, "origin": Origin.RETRY}
-    twin = replace(pivot_masked(guided, masked), id=f"{base.id}-guided", **lineage)
+    twin = replace(without_turns(guided, range(masked)), id=f"{base.id}-guided", **lineage)
     retry = replace(unguided(twin), id=f"{base.id}-retry", info=guided.info | _COUNTED)
     good = retry.valid and improved(base, retry, ceiling)
     sampled = guided.response_tokens - base.cut(pivot).response_tokens
@@ -185,7 +186,7 @@ def _with_retry(
     if not retry.valid:
         return [_counted(base, counts), retry]
     return [
-        _counted(pivot_masked(base, masked), counts),
+        _counted(without_turns(base, range(masked)), counts),
         retry,
         *_own_group(dialogue, good, base),
         *_own_group(twin, good and is_guided(twin), base),

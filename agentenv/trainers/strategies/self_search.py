@@ -124,9 +124,7 @@ def _split(segment: Segment, spans: Sequence[Span]) -> list[Segment]:
     edges = sorted({0, size, *(edge for span in inside for edge in span)})
     return [
         replace(
-            segment,
-            ids=segment.ids[begin:end],
-            logprobs=segment.logprobs[begin:end],
+            segment.part(begin, end),
             trained=segment.trained and not any(a <= begin < b for a, b in inside),
         )
         for begin, end in pairwise(edges)

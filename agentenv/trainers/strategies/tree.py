@@ -26,6 +26,7 @@ from agentenv.core.snapshot import Snapshot
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Completion
 from agentenv.errors import ConfigurationError
+from agentenv.trainers.credit.step_selection import without_turns
 from agentenv.trainers.strategies.branch_windows import (
     BranchWindow,
     EntropyTemperatures,
@@ -49,7 +50,6 @@ from agentenv.trainers.strategies.tree_branches import (
     labelled,
     shares,
     trained_once,
-    untrained,
 )
 
 
@@ -182,7 +182,7 @@ class TreeStrategy:
         finally:
             await close_quickly(builder.forked, context.config.deadline_s)
         leaves = trained_once(builder.collect_leaves(), keep=self.keep, shared=self.shared)
-        return [untrained(leaf, self.pruned_at(context.step)) for leaf in leaves]
+        return [without_turns(leaf, self.pruned_at(context.step)) for leaf in leaves]
 
     def pruned_at(self, step: int) -> range:
         """The turns that are not trained in a training step; none unless some are pruned."""

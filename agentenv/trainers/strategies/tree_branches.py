@@ -9,6 +9,7 @@ from typing import Literal
 from agentenv.core.rollout import EpisodeState
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
 from agentenv.core.types import Completion
+from agentenv.trainers.credit.step_selection import without_turns
 from agentenv.trainers.credit.tree import Tree
 from agentenv.trainers.strategies.branch_windows import LAYERS
 from agentenv.trainers.strategies.token_forks import AlternativeToken
@@ -116,20 +117,5 @@ def trained_once(
         off = {t for t, who in enumerate(holders) if who[0] != i or kept.isdisjoint(who)}
         if shared == "each":
             off = set() if i in kept else set(range(len(path)))
-        marked[place] = replace(
-            group[place],
-            segments=tuple(
-                replace(s, trained=False) if s.kind is SegmentKind.POLICY and s.turn in off else s
-                for s in group[place].segments
-            ),
-        )
+        marked[place] = without_turns(group[place], off)
     return marked
-
-
-def untrained(trajectory: Trajectory, turns: range) -> Trajectory:
-    """``trajectory`` with the policy's tokens of ``turns`` out of the loss."""
-    segments = (
-        replace(s, trained=False) if s.kind is SegmentKind.POLICY and s.turn in turns else s
-        for s in trajectory.segments
-    )
-    return replace(trajectory, segments=tuple(segments)) if turns else trajectory

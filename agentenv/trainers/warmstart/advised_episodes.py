@@ -18,7 +18,8 @@ from agentenv.errors import UnknownName
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.config.train_config import TrainConfig
-from agentenv.trainers.strategies.guidance import guide, pivot_masked, reopened
+from agentenv.trainers.credit.step_selection import without_turns
+from agentenv.trainers.strategies.guidance import guide, reopened
 from agentenv.trainers.strategies.guided_strategies import expert_actions, spell
 from agentenv.trainers.strategies.retry import play_marked
 from agentenv.trainers.strategies.rewind import Rewinder
@@ -113,7 +114,7 @@ async def _mended(attempt: Attempt, context: RolloutContext) -> Trajectory | Non
     script = ScriptedPolicy({base.id: actions}, getattr(context.policy, "tokenizer", None))
     retry = await play(state, script, context.chat, context.config)
     good = retry.valid and retry.reward >= spec.env.reward_ceiling and found_its_sources(retry, searched=True)
-    return pivot_masked(retry, flaw.turn) if good else None
+    return without_turns(retry, range(flaw.turn)) if good else None
 
 
 def _done(expert: Sequence[Turn], turns: Sequence[Turn], task: Task) -> int:

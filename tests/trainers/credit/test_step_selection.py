@@ -1,6 +1,7 @@
 """Training on the turns of highest entropy: entropies by hand, ties, spliced turns, and the estimator built on them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.trainers.credit.estimators import get_estimator
-from agentenv.trainers.credit.step_selection import high_entropy_tokens, turn_entropies
+from agentenv.trainers.credit.step_selection import high_entropy_tokens, turn_entropies, without_turns
 
 
 def played(*turns: tuple[float, ...], reward: float = 0.0, mismatch: int = -1) -> Trajectory:
@@ -75,3 +76,15 @@ def test_a_share_out_of_range_is_refused(share: float) -> None:
 def test_the_estimator_below_must_exist() -> None:
     with pytest.raises(UnknownName, match="group_relativ"):
         get_estimator("high_entropy", {"estimator": "group_relativ"})([played((0.5,))])
+
+
+def test_turns_are_left_out_by_the_segments() -> None:
+    """Two tokens a turn in three turns; a turn without tokens does not shift it."""
+    t = played(*[(0.5, 0.5)] * 3)
+    assert [int(without_turns(t, range(p)).loss_mask.sum()) for p in (0, 1, 2, 3, 9)] == [6, 4, 2, 0, 0]
+    assert without_turns(t, range(0)) == t
+    silent = replace(
+        t, segments=tuple(s for s in t.segments if s.kind is not SegmentKind.POLICY or s.turn != 0)
+    )
+    assert int(without_turns(silent, range(1)).loss_mask.sum()) == 4
+    assert without_turns(t, range(2)).ids.tolist() == t.ids.tolist()

@@ -17,7 +17,6 @@ from agentenv.policies.fakes import ByteTokenizer
 from agentenv.trainers.strategies.guidance import (
     guide,
     is_guided,
-    pivot_masked,
     place_guidance,
     reopened,
     unguided,
@@ -156,13 +155,3 @@ def test_a_context_of_its_own_never_held_the_guidance(turns: Turns) -> None:
     clean = unguided(replace(guided, segments=(*guided.segments, *later), turns=(guided.turns[0], context)))
     assert clean.segments[-2:] == later
     assert [s.context_mismatch for s in clean.segments if s.kind is K.POLICY] == [False, True, False]
-
-
-def test_the_pivot_mask_is_read_from_the_segments(turns: Turns) -> None:
-    """Two tokens a turn in three turns; a turn without tokens does not shift it."""
-    t = turns([0.0, 0.0, 0.0])
-    assert [int(pivot_masked(t, p).loss_mask.sum()) for p in (-1, 0, 1, 2, 3, 9)] == [6, 6, 4, 2, 0, 0]
-    assert pivot_masked(t, 0) == t
-    silent = replace(t, segments=tuple(s for s in t.segments if s.kind is not K.POLICY or s.turn != 0))
-    assert int(pivot_masked(silent, 1).loss_mask.sum()) == 4
-    assert pivot_masked(t, 2).ids.tolist() == t.ids.tolist()
