@@ -1,5 +1,6 @@
 """What an assistant's turn holds, read from its text: thinking, content and tool calls."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -32,6 +33,13 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """JSON Schemas of the arguments, by the names of the tools."""
 
 
+def call_text(call: Call) -> str:
+    """Name and arguments of ``call`` as JSON; a call that could not be read as it was written."""
+    if isinstance(call, MalformedCall):
+        return call.text
+    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+
+
 @dataclass(frozen=True, slots=True)
 class AssistantTurn:
     """One turn of the policy. Two turns are equal where they say the same, whatever the white space around it."""
@@ -60,7 +68,7 @@ class ToolForm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTool:
-    """A tool of somebody else's, which is known by its declaration alone."""
+    """A tool of which only the declaration is known, because another program runs it."""
 
     form: Mapping[str, Any]
     """As in OpenAI's chat completions."""

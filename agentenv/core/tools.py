@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from agentenv.core.assistant_turns import AssistantTurn, Call, MalformedCall
+from agentenv.core.assistant_turns import AssistantTurn, Call, MalformedCall, call_text
 from agentenv.core.env import AsyncEnv, StateT
 from agentenv.core.grammar import encodable, read_json, shortened
 from agentenv.core.json_schema import check_schema, complaints
@@ -194,7 +194,7 @@ class Tool:
     def _run_plain(self, owner: tuple[object, ...], values: dict[str, Any]) -> Any:
         try:
             return self.function(*owner, **values)
-        except StopIteration as error:  # no future takes it: whoever waits would wait for ever
+        except StopIteration as error:  # no future takes it: its caller would wait for ever
             raise RuntimeError(f"StopIteration: {error}") from error
 
 
@@ -380,7 +380,7 @@ def _call_body(call: Call) -> str:
     """A call as `read_calls` reads it; a malformed one stands as what is wrong with it, which is no call either."""
     if isinstance(call, MalformedCall):
         return _unmarked(json.dumps(call.complaint, ensure_ascii=False))
-    return _unmarked(json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False))
+    return _unmarked(call_text(call))
 
 
 def _unmarked(text: str) -> str:

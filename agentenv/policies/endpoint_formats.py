@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
+from agentenv.core.assistant_turns import AssistantTurn, call_text
 from agentenv.core.conversation import Conversation, as_turns
 from agentenv.core.model_families import get_family
 from agentenv.core.tool_replies import NOT_RUN
@@ -264,15 +264,9 @@ def _answers(turn: AssistantTurn | None, said: Sequence[Message]) -> list[dict[s
 
 def spoken(turn: AssistantTurn) -> str:
     """A turn as a person reads it."""
-    calls = "".join(f"<tool_call>{_call_text(call)}</tool_call>" for call in turn.calls)
+    calls = "".join(f"<tool_call>{call_text(call)}</tool_call>" for call in turn.calls)
     thought = f"<think>\n{turn.thinking}\n</think>\n" if turn.thinking else ""
     return f"{thought}{turn.content}{calls}"
-
-
-def _call_text(call: NativeCall | MalformedCall) -> str:
-    if isinstance(call, MalformedCall):
-        return call.text
-    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
 
 
 def content_of(message: Message) -> Any:

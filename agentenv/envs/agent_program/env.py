@@ -1,21 +1,19 @@
-"""``agentenv/AgentProgram-v0``: an agent program of somebody's own works on tasks, and the policy is its model.
+"""``agentenv/AgentProgram-v0``: an agent program of your own works on tasks, and the policy is its model.
 
 The program is not changed. It asks an endpoint in the form of OpenAI's chat completions, where each of its requests becomes
 an observation and each action of the policy a reply.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from agentenv.core.assistant_turns import (
     AssistantTurn,
-    Call,
     DeclaredTool,
-    MalformedCall,
     NativeCall,
     ToolForm,
+    call_text,
 )
 from agentenv.core.env import AsyncEnv
 from agentenv.core.scoring.scorers import load_scorer
@@ -135,7 +133,7 @@ class AgentProgram(AsyncEnv[ProgramState]):
         read = [call for call in turn.calls if isinstance(call, NativeCall)]
         if len(read) == len(turn.calls):
             return called_text(turn.content, read)
-        return "\n".join(part for part in (turn.content, *map(_as_text, turn.calls)) if part)
+        return "\n".join(part for part in (turn.content, *map(call_text, turn.calls)) if part)
 
     async def astep(self, action: str) -> Step:
         """Gives ``action`` to the agent as the answer of its model, and waits for what it does next.
@@ -214,12 +212,6 @@ def _turn_of(action: str, number: int) -> tuple[Message, bool]:
         NativeCall(call.name, call.arguments, f"c{number:05d}{place:03d}") for place, call in enumerate(made)
     )
     return Message("assistant", action.partition("<tool_call>")[0].strip(), calls=named), True
-
-
-def _as_text(call: Call) -> str:
-    if isinstance(call, MalformedCall):
-        return call.text
-    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
 
 
 def _with_tags(message: Message) -> Message:
