@@ -17,7 +17,7 @@ from agentenv.errors import ConfigurationError, ContextTooSmall, EndpointFault, 
 from agentenv.policies.endpoint_spec import KEY_VARIABLE, Endpoint
 from agentenv.policies.refusals import Refused, as_refusal, read_refusal
 from agentenv.policies.silence import SentRequest, Silence
-from agentenv.policies.wires import WIRES, Asked, ChatMessage, Reply, Used, as_json, error_in
+from agentenv.policies.wires import WIRES, ChatMessage, ModelRequest, Reply, TokenUsage, as_json, error_in
 from agentenv.web.client import HTTPClient, Request, Response, bearer
 from agentenv.web.retries import GaveUp, RetryPolicy, TryAgain
 
@@ -107,7 +107,7 @@ class ChatClient:
     def __post_init__(self) -> None:
         endpoint = self.endpoint
         self._wire = WIRES[endpoint.wire]
-        self._manner = endpoint.manner
+        self._settings = endpoint.request_settings
         self._silence = Silence(_PATIENCE * endpoint.deadline_s)
         self._retry_policy = RetryPolicy(
             timeout_s=endpoint.deadline_s,
@@ -157,8 +157,8 @@ class ChatClient:
             EndpointRefusal: a content filter refuses the messages.
             EndpointFault: it failed or refused, did not answer in time, has stopped answering, or the budget is spent.
         """
-        asked = Asked(messages, max_tokens, temperature, top_p, stop, seed, tools, template_options)
-        body, since = self._wire.body(self._manner, asked), time.monotonic()
+        wanted = ModelRequest(messages, max_tokens, temperature, top_p, stop, seed, tools, template_options)
+        body, since = self._wire.body(self._settings, wanted), time.monotonic()
         try:
             async with self._slot():
                 if (last := self._silence.hopeless(since)) is not None:
@@ -276,16 +276,16 @@ class ChatClient:
         used = self._wire.used(answer)
         self.usage.unmetered += used is None and not error_in(answer)
         # Before the reply is read, because one that cannot be read has its price too.
-        self._account(used or Used())
+        self._account(used or TokenUsage())
         return answer
 
     def _read(self, answer: Mapping[str, Any], sent: int) -> Reply:
         try:
-            return self._wire.read(self._manner, answer, sent)
+            return self._wire.read(self._settings, answer, sent)
         except _UNREADABLE as error:
             raise _no_completion(error) from None
 
-    def _account(self, used: Used) -> None:
+    def _account(self, used: TokenUsage) -> None:
         """Books what a reply used, and delays the next request by it."""
         endpoint, usage = self.endpoint, self.usage
         usage.prompt_tokens += used.prompt

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from agentenv.errors import ConfigurationError, UnknownName, check_known
-from agentenv.policies.wires import WIRES, Manner, WireName
+from agentenv.policies.wires import WIRES, RequestSettings, WireName
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 OPENAI, ANYLLM = "openai:", "anyllm:"
@@ -25,7 +25,7 @@ _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a model is served, and how hard it may be asked."""
+    """Where a model is served, and the limits of its use."""
 
     model: str
     """Name of the model there."""
@@ -142,10 +142,12 @@ class Endpoint:
         return frozenset(name.strip() for name in self.leave_out.split(",") if name.strip())
 
     @property
-    def manner(self) -> Manner:
-        """How its model wants to be asked."""
+    def request_settings(self) -> RequestSettings:
+        """What changes the requests to its model."""
         left_out = self.left_out | ({"seed"} if self.provider else set())  # which services do not share
-        return Manner(self.model, self.limit_field, left_out, self.effort, self.stream, self.send_reasoning)
+        return RequestSettings(
+            self.model, self.limit_field, left_out, self.effort, self.stream, self.send_reasoning
+        )
 
     @property
     def request_url(self) -> str:

@@ -25,8 +25,8 @@ _KEPT_REASONING = (*_REASONING_KEYS, "reasoning_details")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request, whatever its form."""
+class ModelRequest:
+    """One request, before it has a wire form."""
 
     messages: Sequence[ChatMessage]
     max_tokens: int
@@ -41,8 +41,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How a model wants to be asked; the fields of an `Endpoint` say what they mean."""
+class RequestSettings:
+    """The fields of an `Endpoint` that change the requests to its model; they are explained there."""
 
     model: str
     limit_field: str
@@ -68,7 +68,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class TokenUsage:
     """Tokens of one answer."""
 
     prompt: int = 0
@@ -81,18 +81,18 @@ class Used:
 
 @dataclass(frozen=True)
 class Wire:
-    """One form in which a model is asked."""
+    """A wire form: how requests are written and answers are read."""
 
     path: str
-    body: Callable[[Manner, Asked], dict[str, Any]]
-    read: Callable[[Manner, Mapping[str, Any], int], Reply]
+    body: Callable[[RequestSettings, ModelRequest], dict[str, Any]]
+    read: Callable[[RequestSettings, Mapping[str, Any], int], Reply]
     """From an answer, and the number of messages that were sent, to what it holds."""
     stream: Callable[[str], dict[str, Any]]
     """From the text of a stream to the answer that it makes up."""
     count: tuple[str, str]
     """The names of the tokens of prompt and completion."""
 
-    def used(self, answer: Mapping[str, Any]) -> Used | None:
+    def used(self, answer: Mapping[str, Any]) -> TokenUsage | None:
         """What the answer says was used; None where it says nothing."""
         usage = _object(answer.get("usage"))
         prompt, completion = (_count(usage.get(name)) for name in self.count)
@@ -100,7 +100,7 @@ class Wire:
             return None
         of_prompt, of_reply = (_object(usage.get(f"{name}_details")) for name in self.count)
         details = _count(of_reply.get("reasoning_tokens")), _count(of_prompt.get("cached_tokens"))
-        return Used(*(count or 0 for count in (prompt, completion, *details)))
+        return TokenUsage(*(count or 0 for count in (prompt, completion, *details)))
 
 
 def _count(value: Any) -> int | None:
@@ -108,24 +108,24 @@ def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and 0 <= value < _MOST_COUNTED else None
 
 
-def _chat_body(manner: Manner, asked: Asked) -> dict[str, Any]:
+def _chat_body(settings: RequestSettings, request: ModelRequest) -> dict[str, Any]:
     body = {
-        "model": manner.model,
-        "messages": [dict(message) for message in asked.messages],
-        manner.limit_field: asked.max_tokens,
-        "temperature": asked.temperature,
+        "model": settings.model,
+        "messages": [dict(message) for message in request.messages],
+        settings.limit_field: request.max_tokens,
+        "temperature": request.temperature,
     }
-    body |= {"top_p": asked.top_p} if asked.top_p != 1.0 else {}
-    body |= {"stop": list(asked.stop)} if asked.stop else {}
-    body |= {"seed": asked.seed} if asked.seed is not None else {}
-    body |= {"tools": [dict(tool) for tool in asked.tools]} if asked.tools else {}
-    body |= {"reasoning_effort": manner.effort} if manner.effort else {}
-    body |= {"chat_template_kwargs": dict(asked.template_options)} if asked.template_options else {}
-    body |= {"stream": True, "stream_options": {"include_usage": True}} if manner.stream else {}
-    return {name: value for name, value in body.items() if name not in manner.leave_out}
+    body |= {"top_p": request.top_p} if request.top_p != 1.0 else {}
+    body |= {"stop": list(request.stop)} if request.stop else {}
+    body |= {"seed": request.seed} if request.seed is not None else {}
+    body |= {"tools": [dict(tool) for tool in request.tools]} if request.tools else {}
+    body |= {"reasoning_effort": settings.effort} if settings.effort else {}
+    body |= {"chat_template_kwargs": dict(request.template_options)} if request.template_options else {}
+    body |= {"stream": True, "stream_options": {"include_usage": True}} if settings.stream else {}
+    return {name: value for name, value in body.items() if name not in settings.leave_out}
 
 
-def _read_chat(manner: Manner, answer: Mapping[str, Any], sent: int) -> Reply:
+def _read_chat(settings: RequestSettings, answer: Mapping[str, Any], sent: int) -> Reply:
     choice = answer["choices"][0]
     finish = _finish(choice.get("finish_reason"))
     if finish in _BROKEN:
@@ -147,7 +147,7 @@ def _read_chat(manner: Manner, answer: Mapping[str, Any], sent: int) -> Reply:
     kept: dict[str, Any] = {"tool_calls": sent_back} if sent_back else {}
     if signed := _only(message, ("extra_content",)):  # a signature of the thinking, which has to come with it
         kept |= signed | _only(message, _REASONING_KEYS)
-    if manner.send_reasoning:
+    if settings.send_reasoning:
         kept |= _only(message, _KEPT_REASONING)
     form = {"role": "assistant", "content": text or None, **kept} if text or sent_back else None
     # Of vLLM and SGLang; both may be the id of a token.
@@ -190,22 +190,22 @@ def _parts(content: Any) -> tuple[str, str]:
     return content or "", ""
 
 
-def _responses_body(manner: Manner, asked: Asked) -> dict[str, Any]:
+def _responses_body(settings: RequestSettings, request: ModelRequest) -> dict[str, Any]:
     """The body of a request, without stop strings and seed, which this form does not know."""
     body: dict[str, Any] = {
-        "model": manner.model,
-        "input": [item for message in asked.messages for item in _items(message)],
-        "max_output_tokens": asked.max_tokens,
-        "temperature": asked.temperature,
+        "model": settings.model,
+        "input": [item for message in request.messages for item in _items(message)],
+        "max_output_tokens": request.max_tokens,
+        "temperature": request.temperature,
         "store": False,
         "include": ["reasoning.encrypted_content"],
     }
-    body |= {"top_p": asked.top_p} if asked.top_p != 1.0 else {}
-    tools = [{"type": "function", "strict": False, **tool["function"]} for tool in asked.tools]
+    body |= {"top_p": request.top_p} if request.top_p != 1.0 else {}
+    tools = [{"type": "function", "strict": False, **tool["function"]} for tool in request.tools]
     body |= {"tools": tools} if tools else {}
-    body |= {"reasoning": {"effort": manner.effort}} if manner.effort else {}
-    body |= {"stream": True} if manner.stream else {}
-    return {name: value for name, value in body.items() if name not in manner.leave_out}
+    body |= {"reasoning": {"effort": settings.effort}} if settings.effort else {}
+    body |= {"stream": True} if settings.stream else {}
+    return {name: value for name, value in body.items() if name not in settings.leave_out}
 
 
 def _items(message: ChatMessage) -> list[dict[str, Any]]:
@@ -229,7 +229,7 @@ def _input_parts(content: Any) -> Any:
     ]
 
 
-def _read_responses(manner: Manner, answer: Mapping[str, Any], sent: int) -> Reply:
+def _read_responses(settings: RequestSettings, answer: Mapping[str, Any], sent: int) -> Reply:
     if answer.get("status") in _UNFINISHED:
         raise TryAgain(f"the response is {answer['status']}")
     if not isinstance(answer["output"], list):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from agentenv.core.concurrency.deadlines import TakingTurns, bounded_by_call
+from agentenv.core.concurrency.deadlines import DeadlineAwareLock, bounded_by_call
 from agentenv.errors import ConfigurationError, SandboxFault, SnapshotError, SnapshotRefused, StateLost
 from agentenv.sandbox.encoding import checked, packed, result_of
 from agentenv.sandbox.jails import Channel, JailDied
@@ -78,7 +78,7 @@ class SessionGroup:
         self._open_channel, self._files = channel, files
         # Guards channel, snapshots and count. It can be taken again by the thread that has it, because what it guards
         # calls itself in turn (`end` within `ask` within `begin`).
-        self._lock = TakingTurns()
+        self._lock = DeadlineAwareLock()
         self._names = itertools.count(1)
         self._channel: Channel | None = None
         self._snapshots: list[JailSnapshot] = []

@@ -1,4 +1,4 @@
-"""Deadlines that count only the time for which the one who is waited for is responsible.
+"""Deadlines that leave out the time during which a call itself waits for others.
 
 An episode in a deterministic batcher waits for all the others before its batch runs, and a call of an environment may wait
 for a free thread. Neither is the doing of the policy or environment that is called, so a `Deadline` is held in the meantime.
@@ -23,7 +23,7 @@ _PARTING_S = 1.0  # for a coroutine that was given up to end
 
 
 class Deadline:
-    """Seconds that a call may take. It may be held and go on from any thread; whoever holds it holds those around it."""
+    """Seconds that a call may take. Any thread may stop its time (hold it); that also holds the deadlines around it."""
 
     def __init__(self, seconds: float, around: "Deadline | None" = None) -> None:
         """The time begins now.
@@ -126,14 +126,14 @@ def waiting_for_others() -> Iterator[None]:
         hold.end()
 
 
-class TakingTurns:
-    """A lock that one thread may take more than once; the deadline of whoever waits for it stands still."""
+class DeadlineAwareLock:
+    """A lock that one thread may take more than once; while a call waits for it, the deadline of the call stands still."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        # First without waiting: who need not wait leaves the deadline of its call alone.
+        # First without waiting: a call that need not wait leaves its deadline alone.
         if not self._lock.acquire(blocking=False):
             with waiting_for_others():
                 self._lock.acquire()
@@ -220,7 +220,7 @@ async def within(seconds: float, work: Awaitable[T], fault: Fault) -> T:
 
 
 async def guarded(work: Awaitable[T], fault: Fault) -> T:
-    """The result of ``work``, with whatever is no ``Exception`` turned into one of the kind of ``fault``."""
+    """The result of ``work``; a SystemExit, which is no ``Exception``, becomes an error of the type of ``fault``."""
     try:
         return await work
     except asyncio.CancelledError as error:
@@ -235,6 +235,6 @@ async def guarded(work: Awaitable[T], fault: Fault) -> T:
 
 
 def _forget(task: "asyncio.Future[Any]") -> None:
-    """Takes note of what a task that was given up raised, so that nobody prints it."""
+    """Retrieves the exception of an abandoned task, so that asyncio does not log it."""
     with contextlib.suppress(asyncio.CancelledError):
         task.exception()
