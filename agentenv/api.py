@@ -266,7 +266,7 @@ def evaluate(
     """Answers every question once, greedily. It may be called from a script and from a notebook.
 
     Args:
-        policy: A spec as of ``agentenv eval --policy``; an object with the methods of `Policy`; or one's own agent: a
+        policy: A spec as of ``agentenv eval --policy``; an object with the methods of `Policy`; or your own agent: a
             function from the messages of an episode (dicts with ``role`` and ``content``) to the next action as text, plain
             or ``async``. An exception of the agent ends one episode as ``policy_fault``; what would need its tokens is not
             measured.
@@ -406,7 +406,7 @@ def _fields(
 
 
 def _open_agent(policy: Policy | Agent, concurrency: int | None) -> Policy:
-    """A policy object as it is, and one's own agent as a policy."""
+    """A policy object as it is, and a function of the user as a policy."""
     return policy if isinstance(policy, Policy) else AgentPolicy(policy, threads=concurrency or 1)
 
 

@@ -68,7 +68,7 @@ class Starts:
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Which; default: all."""
+    """Names of the starts to make; default: all."""
     out: Path = Path("runs")
     """Folder of the starts; the experiments look for them in `runs`."""
 

@@ -31,7 +31,7 @@ class Data:
     worlds: int = 20
     """Number of worlds that are made, with 200 documents and 150 questions each."""
     seed: int = 0
-    """The worlds take the seeds after it; draws the questions of a named set."""
+    """Seeds the draw of the questions of a named set; worlds that are made take the seeds from 1 above it on."""
     retriever: str = ""
     """Spec of the real retriever; default: a FAISS index over the corpus of the questions."""
     encoder: str = "minilm"

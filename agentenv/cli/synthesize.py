@@ -26,7 +26,7 @@ def refuse_without_effect(editor: str, **options: object) -> None:
     """Refuses options that only a model needs, where the work is done without one.
 
     Args:
-        editor: Who needs no model.
+        editor: The editor, which needs no model.
         **options: Values by name; one that is empty or None was not given.
 
     Raises:

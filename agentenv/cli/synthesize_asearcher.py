@@ -48,7 +48,7 @@ class ASearcher:
     out: Path
     """Folder to write: questions.jsonl, corpus.jsonl, synthesis.json with what was refused, and the failures."""
     editor: str = GRAMMAR
-    """Who edits: `grammar`, or a model (openai:MODEL@URL, anyllm:PROVIDER/MODEL, hf:PATH)."""
+    """What edits: `grammar`, or a model (openai:MODEL@URL, anyllm:PROVIDER/MODEL, hf:PATH)."""
     judge: str = ""
     """Model that judges edits and answers; default: the editor."""
     solver: str = ""

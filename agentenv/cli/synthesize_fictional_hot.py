@@ -81,8 +81,8 @@ class FictionalHot:
     limit: int | None = None
     """Largest number of questions that are drawn from all sets together."""
     editor: str = RULES
-    """Who names and invents: `rules`, or a model, which also puts the documents into other words, and writes documents for a
-    question of which none is known."""
+    """What names and invents: `rules`, or a model, which also puts the documents into other words, and writes documents for
+    a question of which none is known."""
     rewrite: bool = True
     """Whether a model puts the documents into other words; without effect for `rules`."""
     solver: str = ""

@@ -49,7 +49,7 @@ class HDSQA:
     out: Path
     """Folder to write: questions.jsonl, corpus.jsonl, synthesis.json and the failures."""
     editor: str = GRAMMAR
-    """Who writes: `grammar`, or a model (openai:MODEL@URL, anyllm:PROVIDER/MODEL, hf:PATH)."""
+    """What writes: `grammar`, or a model (openai:MODEL@URL, anyllm:PROVIDER/MODEL, hf:PATH)."""
     judge: str = ""
     """Model that judges what the editor writes; default: the editor."""
     dataset: str = ""

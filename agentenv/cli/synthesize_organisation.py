@@ -47,7 +47,7 @@ class OrganisationCommand:
     social: bool = OrganisationConfig.social
     """Whether incidents come again, people burn out and complaints are passed on, with questions about that."""
     editor: str = TEMPLATES
-    """Who writes the mails, messages and tickets: `templates`, or a model, whose wordings are checked against them. Where
+    """What writes the mails, messages and tickets: `templates`, or a model, whose wordings are checked against them. Where
     one cannot be taken the template stays, and failures.jsonl says why."""
     judge: str = ""
     """Model that says whether a wording states what its template does; default: the editor."""

@@ -55,7 +55,7 @@ class Warmstart:
     role_steps: int | None = None
     """Optimiser steps on the roles of self-play, after all others; none where not given."""
     weak_proposer_steps: int | None = None
-    """Optimiser steps on these roles with a weak proposer, after all others; none where not given."""
+    """Optimiser steps on the roles of self-play with a weak proposer, after all others; none where not given."""
     advice_steps: int | None = None
     """Optimiser steps on retries that are advised what to look up, after all others; none where not given."""
     several_steps: int | None = None
@@ -71,11 +71,11 @@ class Warmstart:
     imitate: tuple[str, ...] = ()
     """Presets or TOML files of runs: the policy of the first learns what the experts of all do on their training tasks."""
     advisor: str = ""
-    """With --imitate: failures of that policy which the expert mends after the advice of this verifier (rule, evidence or
-    process) are shown besides, so that it learns to read advice."""
+    """With --imitate: also shows failures of the first run's policy that the expert mends after the advice of this verifier
+    (rule, evidence or process), so that the policy learns to read advice."""
     arena: int | None = None
-    """Folds of --imitate, of one run: of each but the first only those tasks are shown that the policy fails by then, and
-    twice those that it fails at the end (DRIVE, 5)."""
+    """Folds into which the tasks of --imitate, of one run, are cut (5 in DRIVE). All tasks of the first fold are shown, of
+    every other one those that the policy fails by then; tasks that it still fails at the end are shown twice."""
     episodes: tuple[Path, ...] = ()
     """With --imitate of one run: in place of its expert a teacher is imitated, in the solved episodes of these folders of
     `agentenv eval`; a folder of several --samples has all of them."""
@@ -85,7 +85,8 @@ class Warmstart:
     distil: str = ""
     """Preset or TOML file of a run: its policy learns from the best of its own episodes, which it plays after examples."""
     shots: Path | None = None
-    """File with these examples, which may be empty; default: what the environment's expert does on the first three tasks."""
+    """File with the examples of --distil, which may be empty; default: what the environment's expert does on the first three
+    tasks."""
     samples: int = 8
     """Episodes of each task, of --distil."""
     tiers: tuple[int, ...] = ()
@@ -94,7 +95,7 @@ class Warmstart:
     thresholds: tuple[float, ...] = ()
     """Share of solved episodes from which --tiers plays no further one: one for each tier but the last."""
     least: float = 1.0
-    """Reward that the best of them has to earn, of --distil, and that of an episode of --episodes."""
+    """Least reward of an episode that --distil and --episodes imitate."""
     mask_redundant: bool = False
     """With --imitate and --distil: turns that lead back to where the episode has been before are not learned."""
     difficulty: int | None = None
@@ -117,7 +118,8 @@ class Warmstart:
     """Peak step size of AdamW, of --imitate and --distil, with warm-up over a twentieth of the steps and a cosine after it;
     default: 1e-5, and for models of at most 33 million weights Muon and AdamW as the tiny policy was made."""
     compute: ComputeSettings = AUTOMATIC
-    """Where it learns, and how; in float32 unless bfloat16 is named. With --imitate what a run says is not read."""
+    """Where the policy learns, and how; in float32 unless bfloat16 is named. With --imitate the section [compute] of a run
+    is not read."""
 
     def run(self) -> dict[str, Any]:
         """Trains the policy and saves it."""

@@ -1,4 +1,4 @@
-"""What an episode asks of its environment: each call with a deadline, and what it gives checked before it is recorded."""
+"""The calls that an episode makes of its environment: each has a deadline, and its result is checked and then recorded."""
 
 import re
 import time
@@ -23,7 +23,7 @@ _ESCAPED = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 def check_task(task: Task, info: Info) -> None:
-    """Looks whether ``reset`` posed ``task``: an episode of another one would be scored under the wrong name.
+    """Checks that ``reset`` posed ``task``: an episode of another task would be scored under the wrong name.
 
     Raises:
         EnvFault: ``info["task_id"]`` is not the id of the task.
@@ -143,7 +143,7 @@ async def step_env(env: Env[Any], action: str, config: RolloutConfig) -> tuple[S
 
 
 async def capture(state: EpisodeState, seconds: float) -> Snapshot | None:
-    """The environment's present state, for ``rewind``, taken within ``seconds``; whoever asks releases it.
+    """A snapshot of the environment for ``rewind``, taken within ``seconds``; the caller releases it.
 
     None where it cannot be captured as it stands (a live interpreter with threads), and where that failed and ended the
     episode.
@@ -177,7 +177,7 @@ async def rewind(state: EpisodeState, snapshot: Snapshot, seconds: float) -> Non
 
 
 async def fork(state: EpisodeState, n: int, seconds: float) -> list[Env[Any]]:
-    """``n`` environments in the present state of that of ``state``, made within ``seconds``; whoever asks closes them.
+    """``n`` copies of the environment of ``state`` in its present state, made within ``seconds``; the caller closes them.
 
     None at all where it cannot be captured as it stands, and where that failed and ended the episode.
     """

@@ -1,4 +1,4 @@
-"""A check of the contract of an environment, which may hang: it says where, and is left behind after a while."""
+"""Runs one check of the contract in a thread; a check that hangs is abandoned, with an error that says where it hangs."""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _LONG_S = 15.0  # after which a check says that it is still running
 
 
 class CheckHung(TimeoutError):
-    """A check did not end; a ``TimeoutError`` of the environment itself is another matter."""
+    """A check did not end in time. A ``TimeoutError`` that the environment itself raises is another error."""
 
 
 def in_check_time(name: str, check: Callable[[], T], waiting: Callable[[str], None], seconds: float) -> T:

@@ -104,7 +104,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     thought in its native form is then in the action too."""
     client_data: ClassVar[Mapping[str, Any]] = {}
     """What ``Task.data`` of a client of a server may hold, and the type of each entry. An entry must never name a file, an
-    address or a class, because whoever reaches the server may choose its value."""
+    address or a class, because every client of the server may choose its value."""
     client_options: ClassVar[Mapping[str, Any]] = {}
     """Options of ``reset`` beside ``task`` that a client of a server may give, and their types, under the same rule."""
     native: bool = False
@@ -139,7 +139,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
 
     @classmethod
     def default_prompt(cls, options: Mapping[str, Any], *, native: bool = False) -> str | None:
-        """Its own opening message under ``options``, where one of ``reward_options`` decides on it; None where none does.
+        """The opening message under ``options`` where one of ``reward_options`` changes it; None where none does.
 
         The card of a trained policy leaves these options out and states the message in their place, so that an evaluation
         asks as training did.
@@ -173,7 +173,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         raise NotImplementedError(f"{type(self).__name__} has no step(); write `def step(self, action)`")
 
     def cut_reward(self) -> float:
-        """What the episode earns further where the policy ends it and not the environment, as by filling its context.
+        """The further reward of an episode that its policy ends and not its environment, for example by filling its context.
 
         Where an episode that ends without an answer loses something, it has to lose it here too, or else writing until the
         context is full would be the cheaper way to give up.
@@ -181,11 +181,11 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         return 0.0
 
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
-        """Which of ``stop`` end the turn that comes: all of them, unless one of them would cut off what the turn is for."""
+        """The strings of ``stop`` that end the next turn: all of them, unless one would cut off what the turn must hold."""
         return stop
 
     def use_policy(self, policy: Policy, chat: ChatFormat) -> None:
-        """Tells it which policy will act, before ``reset``; only an environment that asks that policy keeps it."""
+        """Tells the environment before ``reset`` which policy will act; only one that asks the policy itself keeps it."""
 
     def native_tools(self) -> Sequence[ToolForm]:
         """The tools that a model may call in its native form; empty where actions are plain text."""
@@ -196,7 +196,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         return turn.with_thinking if self.reads_thoughts else turn.content
 
     def held_tasks(self) -> Sequence[Task]:
-        """The tasks that it draws from, which clients may name by their ids; empty where it makes each one up."""
+        """The tasks that ``reset`` draws from, which clients may name by their ids; empty where each one is generated."""
         return ()
 
     def choose_task(self, options: Mapping[str, Any] | None) -> Task | None:
@@ -366,7 +366,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         return None
 
     def expert_gives_up(self) -> str | None:
-        """What the expert writes last where the present episode did not show what its answer stands on; None where it did.
+        """The last action of the expert where this episode did not show the evidence for its answer; None where it did.
 
         The scripted actions come from the record of the task. Asked after all of them but the last, so that the expert's
         score is a ceiling of what can be found and not 1 by definition.
@@ -385,7 +385,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
 
 
 class AsyncEnv(Env[StateT]):
-    """An environment written as coroutines; override ``areset`` and ``astep``, the sync twins follow."""
+    """An environment written as coroutines: override ``areset`` and ``astep``, which ``reset`` and ``step`` call."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses a plain ``reset`` or ``step``, which training and evaluation would not call."""

@@ -64,7 +64,7 @@ async def make_envs(makes: Sequence[MakeEnv], seconds: float) -> list[Env[Any]]:
         # All results first: if the first error ended the wait, what is made after it would never be closed.
         results = await asyncio.gather(*making, return_exceptions=True)
     except BaseException:
-        # Whoever asked is gone. What has been made is closed here; what is made later closes itself (see `_make`).
+        # The caller is gone. What has been made is closed here; what is made later closes itself (see `_make`).
         made_before = [one for one in making if one.done() and not one.cancelled() and not one.exception()]
         await close_quickly([one.result() for one in made_before], seconds)
         raise
@@ -143,7 +143,7 @@ async def _make(make: MakeEnv, seconds: float) -> Env[Any]:
 
     async def making() -> Env[Any]:
         env = make()
-        # It came after the deadline, and whoever waited has gone on without it.
+        # It came after the deadline, and the caller has gone on without it.
         if late:
             env.close()
         return env

@@ -23,7 +23,7 @@ def parameters_of(cls: type) -> Iterator[tuple[type, inspect.Parameter]]:
 
 
 def checked_arguments(cls: type, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` as the types that the constructor of ``cls`` declares; what has no type that can be checked stays.
+    """``given`` converted to the types that the constructor of ``cls`` declares; values without such a type are kept.
 
     Args:
         cls: Of the environment.
@@ -36,7 +36,7 @@ def checked_arguments(cls: type, name: str, given: Mapping[str, Any]) -> dict[st
     """
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     found: dict[str, tuple[type, inspect.Parameter]] = {}
-    opens = False  # whether names are handed on to nobody knows whom
+    opens = False  # whether names are handed on to an unknown callee
     for base, parameter in parameters_of(cls):
         if parameter.kind in kinds:
             found.setdefault(parameter.name, (base, parameter))
@@ -51,7 +51,7 @@ def checked_arguments(cls: type, name: str, given: Mapping[str, Any]) -> dict[st
 
 
 def check_reset_options(name: str, known: Mapping[str, Any], given: Mapping[str, Any] | None) -> None:
-    """Looks whether ``reset`` of the environment ``name`` takes what it is given: a task, and the options in ``known``.
+    """Checks that ``reset`` of the environment ``name`` takes what it is given: a task, and the options in ``known``.
 
     Raises:
         UnknownName: no such option; carries the nearest.
@@ -74,7 +74,7 @@ def check_reset_options(name: str, known: Mapping[str, Any], given: Mapping[str,
 
 
 def check_declarations(cls: Any) -> None:
-    """Looks whether the texts that an environment's class declares are tuples of texts.
+    """Checks that the texts that an environment's class declares are tuples of texts.
 
     Raises:
         ConfigurationError: one has another type, or no scorer is named.
@@ -99,7 +99,7 @@ _CALLS: Mapping[str, tuple[tuple[Any, ...], Mapping[str, Any], str]] = {
 
 
 def check_signatures(cls: Any) -> None:
-    """Looks whether ``step``, ``reset`` and ``make_tasks`` of an environment's class can be called as they will be.
+    """Checks that ``step``, ``reset`` and ``make_tasks`` of an environment's class can be called as they will be.
 
     Raises:
         ConfigurationError: one of them cannot.

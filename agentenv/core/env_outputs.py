@@ -82,7 +82,7 @@ def checked_step(given: Any, most: int) -> tuple[Step, int]:
 def mended_step(given: Any) -> Any:
     """What ``step`` returned, without the lone surrogates in it; for text that the policy itself wrote as escapes.
 
-    Whoever masked such an episode would let a policy end it unrewarded whenever it wants to.
+    If such an episode were masked, a policy could end it unrewarded whenever it wants to.
     """
     if not (isinstance(given, tuple) and len(given) == 5 and isinstance(given[4], dict)):
         return given

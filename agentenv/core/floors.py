@@ -1,4 +1,4 @@
-"""Policies that know nothing: the floor below which no policy can be, by which environments are checked."""
+"""Policies that know nothing of the task, with which the contract checks the least reward of an environment."""
 
 import numpy as np
 

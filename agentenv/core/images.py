@@ -2,7 +2,7 @@
 
 A chat template writes one placeholder for an image. A vision-language model reads as many tokens in its place as its vision
 tower gives features: a grid of rows and columns. The ids of an episode hold all of them, and a segment says which of its ids
-stand for which image, so that whoever computes with the ids later (the sampler in a later turn, the learner) reads the same.
+stand for which image, so that all that compute with the ids later (the sampler in a later turn, the learner) read the same.
 
 Shapes: T tokens of a row, rows x columns tokens of an image.
 """

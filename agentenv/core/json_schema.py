@@ -96,7 +96,7 @@ class _Root:
 
 
 def check_schema(schema: Any, name: str) -> None:
-    """Looks whether ``schema`` describes an object and can be checked in full.
+    """Checks that ``schema`` describes an object and can be checked in full.
 
     Args:
         schema: Of the arguments of a tool.

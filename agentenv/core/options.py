@@ -1,6 +1,6 @@
 """Registered parts: strings ``module:name`` in a registry, and options by the keyword-only arguments of what they name.
 
-A part of somebody's own needs no registry: ``module:name`` stands where the name of a registered one would.
+A part of the user needs no registry: ``module:name`` takes the place of a registered name.
 """
 
 import importlib
@@ -36,7 +36,7 @@ def load_part(
 
 
 def own_part(kind: str, name: str, registered: Iterable[str], others: Mapping[str, str] | None = None) -> Any:
-    """What ``module:name`` names in a module of somebody's own, which is looked for in the current folder first.
+    """What ``module:name`` names in a module of the user, which is looked for in the current folder first.
 
     Args:
         kind: What it is, in words.
@@ -84,7 +84,7 @@ def made_part(kind: str, name: str, make: Callable[[], R], methods: Sequence[str
 
 @contextmanager
 def naming_own_parts(names: Iterable[str]) -> Iterator[None]:
-    """Within the block an error of a part of somebody's own says whose part it is, and where in it the error was raised.
+    """Within the block an error of a part of the user names the part and the place in it where the error was raised.
 
     Args:
         names: The parts, as ``module:name``.

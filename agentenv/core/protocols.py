@@ -1,4 +1,4 @@
-"""The seams: small protocols that implementations need not inherit."""
+"""The protocols between the parts of the package, from which implementations need not inherit."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -54,7 +54,7 @@ class ChatFormat(Protocol):
 
 @runtime_checkable
 class Retriever(Protocol):
-    """The one seam for all search."""
+    """Finds passages; FAISS, BM25, a server, a web search and a recording are all the same to an environment."""
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
         """At most ``k`` passages a query, best first, ties broken by corpus order.

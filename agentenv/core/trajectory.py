@@ -1,7 +1,7 @@
 """The record of an episode: the token ids that were sampled or fed to the policy, divided into segments.
 
 Text is derived from the ids and never stored in their place. Shapes: T is the number of tokens of one trajectory. Arrays
-over T are computed from the segments and are never edited. Whoever changes an episode builds a new ``Trajectory`` from other
+over T are computed from the segments and are never edited. A change of an episode builds a new ``Trajectory`` from other
 segments.
 """
 

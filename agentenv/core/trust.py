@@ -1,7 +1,7 @@
-"""Configuration files from somebody else: what in them runs code without a sandbox or contacts a host is said beforehand.
+"""Configuration files of other authors: the user confirms what in them runs code without a sandbox or contacts a host.
 
-What is shipped with the package and what stands on the command line is trusted. A file is not: whoever starts a run of it
-confirms these settings at the terminal, or gives ``--trust-config``.
+What is shipped with the package and what stands on the command line is trusted. A file is not: the user who
+starts a run of it confirms these settings at the terminal, or gives ``--trust-config``.
 """
 
 import re
@@ -28,7 +28,7 @@ _SHOWN = 100
 def risks(values: Any, above: str = "") -> Iterator[str]:
     """The settings among plain values that run code without a sandbox or contact a host, as ``key = value``.
 
-    Control characters are shown as escapes in both, because whoever is asked reads them at a terminal.
+    Control characters are shown as escapes in both, because the user reads them at a terminal.
     """
     if isinstance(values, dict):
         for key, value in values.items():
@@ -53,7 +53,7 @@ def names_module(key: str, value: str) -> bool:
 
 
 def needs_trust(path: Path) -> bool:
-    """Whether whoever starts a run of a TOML file has to confirm settings in it."""
+    """Whether the user who starts a run of a TOML file has to confirm settings in it."""
     try:
         return path.is_file() and any(risks(read_toml(path)))
     except (ConfigurationError, RecursionError):
@@ -64,7 +64,7 @@ def confirm_file(path: Path, *, trusted: bool) -> None:
     """Asks about the settings in a TOML file that run code without a sandbox or contact a host.
 
     Args:
-        path: The file; one that is absent is left to whoever reads it.
+        path: The file; one that is absent is not checked, and reading it will fail later.
         trusted: Whether the user has said that the file is to be trusted.
 
     Raises:

@@ -229,7 +229,7 @@ def held_out_passages(source: Source, config: SourceConfig) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for name in set_names(config.dataset):
         if name not in SETS:
-            continue  # a file of one's own, which has no other split
+            continue  # a file of the user, which has no other split
         kind = SETS[name]
         for split in sorted(set(kind.files) - {"", config.split or next(iter(kind.files))}):
             if not has_file(kind.folder, kind.files[split], config.data):

@@ -46,7 +46,7 @@ def load_sql_set(
 ) -> tuple[Task, ...]:
     """The tasks of ``spider`` or ``bird``, with ``gold``, ``databases`` and ``db_id`` in ``data``.
 
-    Questions over one database are a cluster for intervals: who reads its schema wrongly errs in many of them.
+    Questions over one database are a cluster for intervals: a policy that misreads its schema errs in many of them.
 
     Args:
         name: Which set.

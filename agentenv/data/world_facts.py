@@ -174,7 +174,7 @@ def _values(rng: np.random.Generator, kind: str, relation: Relation, names: dict
     count = len(names[kind])
     if relation.kind != "number":
         drawn = rng.integers(0, len(names[relation.kind]), count)
-        # Nobody is taught by himself: who drew himself takes the next one.
+        # Nobody is taught by himself: a person who drew himself takes the next one.
         return (
             np.where(drawn == np.arange(count), (drawn + 1) % count, drawn)
             if relation.kind == kind

@@ -153,7 +153,7 @@ class BenchmarkParts:
     """Objects that take the place of names in a `Benchmark`."""
 
     policy: Policy | None = None
-    """Who answers; ``Benchmark.policy`` is its name in the results."""
+    """The policy that answers; ``Benchmark.policy`` is its name in the results."""
     retriever: Retriever | None = None
     """What is searched; ``Benchmark.retriever`` is empty."""
     tasks: Sequence[Task] | None = None

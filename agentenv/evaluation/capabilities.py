@@ -1,8 +1,8 @@
 """Which skills a search agent's failures lack, and the slice of the environment that exercises each (after TRACE).
 
 Failures are compared with successes skill by skill, among the episodes that call for the skill: those whose question does,
-and in which what the skill builds on was shown. Who never searches cannot chain searches or read a page, and would else be
-said to lack these as well. Pure functions over records.
+and in which what the skill builds on was shown. An episode without a search cannot chain searches or read a
+page, and would otherwise be said to lack these skills as well. Pure functions over records.
 """
 
 from collections.abc import Callable, Mapping, Sequence

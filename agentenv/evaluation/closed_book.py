@@ -1,8 +1,8 @@
 """What a policy knows without any search: its first turn is the last one, and it has to answer in it.
 
-A policy that was trained to search would search, and that would count as no answer. So whoever samples ids begins its turn
-with the tag of an answer already written; to a model behind an endpoint, which takes whole messages only, and to one that
-calls tools natively, the prompt says that nothing can be searched.
+A policy that was trained to search would search, and that would count as no answer. So the turn of a policy that samples
+ids begins with the tag of an answer already written; to a model behind an endpoint, which takes whole messages only, and to
+one that calls tools natively, the prompt says that nothing can be searched.
 """
 
 from collections.abc import Sequence

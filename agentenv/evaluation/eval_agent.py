@@ -1,4 +1,4 @@
-"""Who answers in an evaluation, and how its missing episodes are played.
+"""The agent that answers in an evaluation, and how its missing episodes are played.
 
 A policy that computes here plays in batches of fixed make-up, since the batch decides the last digit of its floats: a
 batch that was not finished is played again as a whole. A policy behind a service answers each episode on its own, several
@@ -146,7 +146,7 @@ def open_eval_agent(spec: str, concurrency: int, stop: tuple[str, ...]) -> EvalA
 
 
 def make_eval_agent(policy: Policy, name: str, concurrency: int, stop: tuple[str, ...]) -> EvalAgent:
-    """The agent of a policy that is there already; whoever made it closes it.
+    """The agent of a policy that exists already; the caller closes the policy.
 
     Args:
         policy: with a ``tokenizer``, and a ``card`` where it is used to episodes of another form than the default.
@@ -218,7 +218,7 @@ def play_missing(
     """Plays the questions of ``task_env`` that ``journal`` lacks, and returns the records of all in their order.
 
     Args:
-        agent: who answers.
+        agent: what answers.
         task_env: questions, retriever and environment.
         journal: what is finished.
         seed: of the episodes.

@@ -46,7 +46,7 @@ def play_evaluation(
     """The episodes of every question and the bounds of their score, each from where its journal in ``out`` ends.
 
     Args:
-        agent: Who answers.
+        agent: What answers.
         task_env: Questions, retriever and environment.
         out: Folder of the evaluation.
         display: Gets the progress.
@@ -168,7 +168,7 @@ def summarize_evaluation(
     """The content of ``results.json``.
 
     Args:
-        agent: Who answered.
+        agent: What answered.
         task_env: Questions, retriever and environment.
         records: One for each question.
         bounds: What its score is held against.

@@ -71,7 +71,7 @@ def play(
     """One episode for each task, in their order.
 
     Args:
-        policy: Who answers.
+        policy: The policy that answers.
         chat: How messages become ids.
         make_env: Makes a fresh environment.
         tasks: The questions.

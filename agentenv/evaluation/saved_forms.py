@@ -163,7 +163,7 @@ _MAY_DIVERGE = ("step", "change")
 
 
 def check_form(kind: str | type, value: Any, where: str) -> None:
-    """Looks whether ``value`` has the form of what an evaluation or a training run writes.
+    """Checks that ``value`` has the form of what an evaluation or a training run writes.
 
     Args:
         kind: ``results``, a ``score`` of them, ``suite``; of a training run ``training``, its results, and the lines of its

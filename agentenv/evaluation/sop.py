@@ -76,7 +76,7 @@ async def measure_sop(
 
     Args:
         tasks: Tasks with recordings.
-        policy: Who acts; pass a greedy ``config``.
+        policy: The policy that acts; pass a greedy ``config``.
         chat: How messages become ids.
         config: Budgets and sampling.
         **options: Of the environment.

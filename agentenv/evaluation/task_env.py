@@ -62,7 +62,7 @@ class EnvConfig(Frozen):
     """The environment and its own options."""
 
     id: str = "agentenv/LocalSearch-v0"
-    """Registered id."""
+    """A registered id, ``module:Class`` or ``remote:URL``."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment, such as ``k`` and ``max_turns``."""
 

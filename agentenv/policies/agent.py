@@ -1,4 +1,4 @@
-"""One's own agent as a policy: any function from the messages of an episode to the next action, for evaluation alone.
+"""An agent of your own as a policy: any function from the messages of an episode to the next action, for evaluation alone.
 
 Such an agent shows no tokens. An episode records each message under one id of a table that the policy keeps, marked
 ``exact_tokens=False``: it can be read, scored and counted, and training on it is refused (`Trajectory.loss_mask`).

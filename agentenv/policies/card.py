@@ -75,7 +75,7 @@ _SANDBOX = frozenset({"executor", "limits"})
 
 
 def portable(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``options`` that consist of numbers and words alone: whoever opens somebody else's policy can take them.
+    """The ``options`` that consist of numbers and words alone, which are safe to take from a policy of another author.
 
     What could name a file, a host or code is left out, and so are where and within which limits programs run.
     """

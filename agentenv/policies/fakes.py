@@ -53,7 +53,7 @@ def chat_tokenizer(template: str, *, eos: str, special: Iterable[str] = (), adde
         template: In Jinja.
         eos: The token that ends a text.
         special: Further control tokens.
-        added: Further tokens of one id, which are plain text to whoever decodes.
+        added: Further tokens of one id, which decode to plain text.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -96,7 +96,7 @@ class HFPolicy:
         if torch.device(model.device).type == "cuda" and image_reader is None:
             self.recorded = RecordedSteps(self._step, CudaRecorder(model.device))
         self._passes: list[float] = []  # seconds of each forward pass of a batch, of several threads
-        # It is held by whoever reads the weights for a batch, and by whoever exchanges them.
+        # It is held while a batch reads the weights, and while they are exchanged.
         self._weights = threading.Lock()
         self._batcher: Batcher[Request, Completion] = Batcher(self._results, rank=1)
         # A model may have more rows than its tokenizer has tokens; untrained, it samples them.

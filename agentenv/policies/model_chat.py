@@ -17,10 +17,10 @@ _DEFAULTS: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "stop": (), "seed
 
 
 class PolicyChat:
-    """Asks a policy in this process as an endpoint is asked.
+    """A policy in this process behind the interface of a chat model.
 
     Args:
-        policy: Who answers; has a tokenizer.
+        policy: The policy that answers; has a tokenizer.
         model: Its name.
     """
 
@@ -103,7 +103,7 @@ def make_chat(spec: str) -> Chat:
 
 
 class ChatModels:
-    """The models of one piece of work, each opened once, whoever it works for.
+    """The models that a command asks, each opened once even if it has several tasks.
 
     Args:
         replies: Folder with one file of replies for each model (see `RecordedChat`); None keeps none.

@@ -28,7 +28,7 @@ class OpenAIPolicy:
     """Asks a model behind an endpoint for every turn; for evaluation only.
 
     Args:
-        client: Who asks.
+        client: Sends the requests.
         chat: How a conversation is sent: `ToolFormat` declares tools and reads calls. None sends messages of text and
             pictures, in which tools are called by the tags of the environment.
     """

@@ -38,7 +38,7 @@ KINDS = (
     "anyllm:PROVIDER/MODEL",
 )
 PROGRAM = "python:"
-"""Begins the name of a function of somebody's own that plays a role, ``python:MODULE:NAME``."""
+"""Begins the name of a Python function that plays a role, ``python:MODULE:NAME``."""
 _ENGINE, _ROUTER = "vllm:", "router:"
 START_RECORD, WARMSTART_RECORD = "start.json", "warmstart.json"
 """Files in the folder of a policy that tell how it was made, with the minutes that this took."""
@@ -50,7 +50,7 @@ def is_endpoint(spec: str) -> bool:
 
 
 def is_program(spec: str) -> bool:
-    """Whether ``spec`` names a function of somebody's own."""
+    """Whether ``spec`` names a Python function."""
     return spec.startswith(PROGRAM)
 
 

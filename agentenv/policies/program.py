@@ -1,4 +1,4 @@
-"""A policy that is a function of somebody's own: from the message that it is shown to the text that it writes.
+"""A policy that is a function of the user: it takes the message that the policy is shown and returns what it writes.
 
 It plays a role for which no model is needed, such as a judge that can compute its verdict.
 """

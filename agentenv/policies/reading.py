@@ -134,7 +134,7 @@ def _mentions(name: str, text: str) -> list[re.Match[str]]:
 
 
 class _Link(NamedTuple):
-    """The page of somebody whom another passage names."""
+    """The page of a person whom another passage names."""
 
     place: int
     """In ``Reading.found``."""
@@ -144,7 +144,7 @@ class _Link(NamedTuple):
 
 
 def _led_to(known: Reading, place: int, own: Sequence[int]) -> _Link | None:
-    """The passage of somebody whom the passage at ``place`` names, found by a search for the name or named in the role.
+    """The passage about a person whom the passage at ``place`` names, found by a search for the name or named in the role.
 
     Of several the first that is named in the role counts, or else the first that is named.
 

@@ -37,8 +37,9 @@ class _Pools:
     """Threads of Python that compute parts, each with a share of torch's threads of its own.
 
     Torch has a number of threads for each thread of Python, and one for those that it meets for the first time, which is
-    what was set last by whoever it was. So a thread gets its share once, and the caller's number is set again right after:
-    otherwise a sampler that starts while a learner computes would keep a share for good, and cut its batches otherwise.
+    the last number that any thread has set. So a thread gets its share once, and the caller's number is set again right
+    after: otherwise a sampler that starts while a learner computes would keep a share for good, and cut its batches
+    otherwise.
     Threads are kept, because in new ones every operation of the first seconds is slower.
     """
 
@@ -102,7 +103,7 @@ def side_by_side(work: Callable[[T], R], items: Iterable[T], parts: int) -> Gene
     """Results of ``work`` for each of ``items``, in their order, ``parts`` of them computed at once.
 
     What torch keeps for each thread, such as whether gradients are recorded, ``work`` sets for itself. Floating-point
-    settings are those of the caller. Who may stop before the end closes the generator: parts compute until then.
+    settings are those of the caller. A caller that may stop before the end closes the generator: parts compute until then.
 
     Args:
         work: Is called in threads of its own where ``parts`` is above 1 and there are several items.

@@ -27,7 +27,7 @@ def shipped_weights() -> Path:
 def build_tokenizer(texts: Iterable[str], names: Sequence[str] = TAGS) -> Any:
     """A byte-level BPE of ``VOCABULARY`` pieces, digits apart and each tag of ``names`` one piece, trained on ``texts``.
 
-    Text is cut as Qwen2 cuts it: whoever loads the folder of a Qwen2 takes that way, whatever its tokenizer file says.
+    Text is cut as Qwen2 cuts it, because loaders use that way for every Qwen2 folder, whatever its tokenizer file says.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer

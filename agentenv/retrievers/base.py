@@ -111,7 +111,7 @@ class CorpusRetriever(ABC):
         hits: dict[str, list[Hit]] = {"": []}
         if texts:
             began = time.perf_counter()
-            # One search for all: who asked for fewer gets the first of them, and a text that two ask for is searched
+            # One search for all: a request for fewer gets the first of them, and a text that two ask for is searched
             # once.
             widest = min(max(request.k for request in requests), len(self.corpus))
             hits |= zip(texts, self.rank(texts, widest), strict=True)

@@ -14,7 +14,7 @@ class PrefixRetriever:
     How many is drawn from the query and from the episode that asks, so that an episode which is played again sees the same.
 
     Args:
-        inner: Who searches.
+        inner: The retriever that searches.
     """
 
     def __init__(self, inner: Retriever) -> None:

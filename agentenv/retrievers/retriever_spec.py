@@ -19,7 +19,7 @@ from agentenv.retrievers.web import WebRetriever
 from agentenv.web.reach import refuse_unreachable
 
 OWN = "python"
-"""The kind of a retriever of somebody's own."""
+"""The kind of a retriever of the user."""
 LOADERS: dict[str, Callable[[Path], Retriever]] = {
     "faiss": FaissRetriever.load,
     "bm25": BM25Retriever.load,
@@ -59,7 +59,7 @@ def check_retriever(spec: str) -> None:
 
     Raises:
         UnknownName: no such kind; carries the nearest.
-        ConfigurationError: it names a retriever of somebody's own without its module.
+        ConfigurationError: it names a retriever of the user without its module.
     """
     kind, _, rest = spec.partition(":")
     if kind not in (known := (*OTHERS, *LOADERS)):

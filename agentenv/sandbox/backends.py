@@ -1,4 +1,4 @@
-"""Executors by name: ``bwrap``, ``docker``, ``unsafe-local``, and ``module:function`` of somebody's own."""
+"""Executors by name: ``bwrap``, ``docker``, ``unsafe-local``, and ``module:function`` for one of your own."""
 
 from collections.abc import Sequence
 from functools import partial

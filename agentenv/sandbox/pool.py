@@ -21,8 +21,9 @@ WAIT_S = 60.0
 class Slots:
     """The right to run one of a few programs at a time, for as many as wait.
 
-    Who waits is refused only when nobody has come to an end for too long, beyond the time that those that run may take. No
-    program can bring that about, and a long queue of slow programs is no failure. The deadline of who waits stands still.
+    A caller that waits is refused only when no program has ended for too long, beyond the time that the running ones may
+    take. No program can bring that about, and a long queue of slow programs is no failure. While a caller waits, its
+    deadline stands still.
     """
 
     def __init__(self, count: int, wait_s: float) -> None:
@@ -32,7 +33,7 @@ class Slots:
 
     def take(self, seconds: float = 0.0) -> bool:
         """Waits for the right to run for so many seconds; False where it could not be had."""
-        # First without waiting: who need not wait does not hold the deadline of its call either.
+        # First without waiting: a caller that need not wait does not hold its deadline either.
         if not self._free.acquire(blocking=False):
             with waiting_for_others():
                 if not self._wait(time.monotonic()):
@@ -276,7 +277,7 @@ class Pool:
             ordered = [*self._reserve, *(one for jails in self._domains.values() for one in jails)]
             # Taken under the lock and closed outside of it, because a jail that is still starting is waited for.
             self._reserve, self._domains = [], {}
-        # All are cancelled before any is waited for: who waits for one that has not begun is told at once.
+        # All are cancelled before any is waited for, so that callers of those that have not begun are told at once.
         for one in [one for one in ordered if not one.cancel()]:
             if not one.exception():
                 one.result().close()

@@ -38,7 +38,7 @@ class ClientSlots:
         Raises:
             Refusal: none came free in time, or too many callers wait already.
         """
-        # The client's own share first: who waits for it keeps no slot from others meanwhile.
+        # The client's own share first: while waiting for it, a request keeps no slot from others.
         share = self._shares.get(client) or asyncio.Semaphore(self._limits.share)
         if share.locked() or self._free.locked():
             self._check_queue(client)

@@ -1,7 +1,7 @@
 """Sessions of MCP over HTTP, which have no connection whose end would show that their caller has left.
 
 ``initialize`` resets an environment to say how the episode opens, and the first call of a tool goes on with it. Until then
-the session holds no slot that another caller could miss: whoever needs one gets it at once. The environment is closed, and
+the session holds no slot that another caller could miss: one that needs it gets it at once. The environment is closed, and
 the first call of a tool makes it again, with the same seed and options. Sessions that are used may take half of all slots,
 and those of one client (one address) half of these; where they are taken, the one that has been idle for longest gives way
 once it has been idle for a while.

@@ -25,7 +25,7 @@ def register(
     Args:
         env: A registered id of ours, or ``remote:URL``.
         arguments: Of the environment's class.
-        tasks: Questions of one's own that rows may name by their ids.
+        tasks: Questions of your own that rows may name by their ids.
         id: The ``env_class`` of the rows that are played in it.
 
     Raises:

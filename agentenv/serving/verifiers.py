@@ -102,7 +102,7 @@ def _classes() -> dict[str, type]:
 
     class AgentenvEnvConfig(vf.EnvConfig):  # type: ignore[misc,unused-ignore]
         player: vf.AgentConfig = vf.AgentConfig()
-        """Who plays."""
+        """The policy that plays."""
 
     class AgentenvEnv(vf.Env[AgentenvEnvConfig]):  # type: ignore[misc,unused-ignore]
         """Answers each reply of the player."""

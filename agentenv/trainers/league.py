@@ -73,7 +73,7 @@ def play_league(
     """Every version poses ``games`` questions about the same topics; every version answers those that are accepted.
 
     Args:
-        versions: Who takes part.
+        versions: The weights that take part.
         task_env: Topics, corpus and environment.
         strategy: How questions are accepted.
         config: Budgets; proposers sample as it says, solvers are greedy.

@@ -94,7 +94,7 @@ def search_states(
 
     Args:
         config: Of the run: questions, environment and budgets.
-        policy_spec: Who searches.
+        policy_spec: The policy that searches.
         questions: How many are searched.
         strategy: The search, with the verifier for a value.
         compute: Where the policy computes.

@@ -45,7 +45,7 @@ class ConnectionLimits:
 def network_of(address: str) -> str:
     """By what clients are told apart: an IPv4 address, or the first 64 bits of an IPv6 address.
 
-    Whoever has one IPv6 address usually has all with these bits (RFC 6177), and would be as many clients as they like.
+    A client with one IPv6 address usually has all addresses with these bits (RFC 6177), and could pose as many clients.
     """
     try:
         found = ipaddress.ip_address(address.partition("%")[0])

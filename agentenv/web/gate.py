@@ -1,4 +1,4 @@
-"""Who is let into a server and until when: the part that every service of ours has in common."""
+"""Authentication and the states of a server (starting, ready, draining), which all services of this package share."""
 
 import hmac
 import os

@@ -44,7 +44,7 @@ class _Waiter(Generic[In, Out]):
     answer: "asyncio.Future[Out]"
     index: int
     hold: Hold | None = None
-    """In a deterministic batcher: on the deadline of whoever asks, until the batch begins."""
+    """In a deterministic batcher: on the deadline of the caller, until the batch begins."""
 
 
 @dataclass(slots=True)
@@ -171,7 +171,7 @@ class Batcher(Generic[In, Out]):
 
     async def serve(self, waiters: list[_Waiter[In, Out]]) -> None:
         """Runs one batch; every waiter still there gets its result or the exception of the batch."""
-        # Whoever was cancelled while it waited has no use for an answer, and the batch is smaller without it.
+        # A caller that was cancelled while it waited has no use for an answer, and the batch is smaller without it.
         waiters = [waiter for waiter in waiters if not waiter.answer.done()]
         if not waiters:
             return
@@ -292,7 +292,7 @@ class DeterministicBatcher:
     async def wait(self, slot: _Slot, batcher: Batcher[In, Out], item: In) -> Out:
         """Waits in ``slot`` for the round that answers ``item``; called by `Batcher.submit`.
 
-        The wait for the other episodes is not counted in the deadline of whoever asks, the batch itself is.
+        The wait for the other episodes does not count in the deadline of the caller, the batch itself does.
         """
         if slot.request is not None:
             raise RuntimeError(

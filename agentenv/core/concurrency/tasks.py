@@ -1,4 +1,4 @@
-"""Coroutines that run to their end or to the first error, which is raised as it is and said once."""
+"""Coroutines that run to their end or to the first error, which is raised as it is and reported once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable
@@ -37,7 +37,7 @@ async def gather_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run``, which an interrupt ends without a word of its own.
+    """``asyncio.run`` without the message that asyncio logs where an interrupt ends it.
 
     What a signal's handler raises amid a task ends the event loop. The task that waits for that one then ends with the same
     error, which nobody takes from it any more: asyncio logs "Task exception was never retrieved" with a long traceback, at

@@ -54,7 +54,7 @@ class _Call(Future[Any]):
             self._look()
         try:
             result = self.run()
-        except StopIteration as error:  # a future refuses it, and whoever waits would wait for ever
+        except StopIteration as error:  # a future refuses it, and its caller would wait for ever
             self.set_exception(RuntimeError(f"StopIteration was raised: {error}"))
         except BaseException as error:
             self.set_exception(error)
@@ -92,7 +92,7 @@ class _Pool:
             try:
                 self._staff()
             except BaseException:
-                self._waiting.remove(call)  # whoever asked is told, and would not wait for it
+                self._waiting.remove(call)  # the caller is told, and would not wait for it
                 raise
 
     def give_up(self, call: _Call) -> None:
@@ -142,7 +142,7 @@ class _Pool:
         return self._size - len(self._running) + len(self._held)
 
     def _staffed(self) -> "list[_Call]":
-        """Does what ``_staff`` does, for nobody who could be told an error.
+        """Does what ``_staff`` does where no caller could be told of an error.
 
         Returns:
             The calls that are taken out of what waits, because the system gives no thread for them: their time stands still

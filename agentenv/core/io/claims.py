@@ -43,7 +43,7 @@ def claim(path: Path, taken: str) -> Iterator[None]:
         except OSError as error:
             if error.errno not in _WITHOUT_LOCKS:
                 raise
-        # Whoever had it before may have removed it, and somebody may have made another.
+        # The process that had it before may have removed it, and another may have made a new one.
         if not _is_at(place, path):
             raise ConfigurationError(taken)
         with _held(path):

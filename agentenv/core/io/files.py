@@ -170,7 +170,7 @@ def _filled(part: Path, path: Path, *, replace: bool) -> Iterator[None]:
     """Makes ``part`` anew for this process alone, and puts it in place of ``path`` when the block ends well."""
     taken = f"another process is writing {path}: wait for it, or choose another name"
     if part.is_dir():
-        with claim(part, taken):  # whoever left it is dead
+        with claim(part, taken):  # the process that left it is dead
             remove(part)
     else:
         remove(part)

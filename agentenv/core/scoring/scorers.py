@@ -310,13 +310,13 @@ SCORERS = {
 
 
 _own: dict[str, Scorer] = {}
-"""Scorers of somebody's own by ``module:NAME``."""
+"""Scorers of the user by ``module:NAME``."""
 
 
 def get_scorer(name: str) -> Scorer:
     """The scorer of that name; ``module:NAME`` is one that `load_scorer` has loaded.
 
-    Results of somebody else may name a scorer, so that nothing is imported here.
+    Results of another author may name a scorer, so nothing is imported here.
 
     Raises:
         UnknownName: there is none; the message shows the nearest.
@@ -328,14 +328,14 @@ def get_scorer(name: str) -> Scorer:
         raise UnknownName.among("scorer", name, SCORERS, OTHER_NAMES)
     if name not in _own:
         raise ConfigurationError(
-            f"these scores were made by {name}, a scorer of somebody's own, whose module is not imported merely because "
-            f"results name it: if it is yours, give --scorer {name}"
+            f"these scores were made by {name}, a scorer from outside the package, whose module is not imported merely "
+            f"because results name it: if it is yours, give --scorer {name}"
         )
     return _own[name]
 
 
 def load_scorer(name: str) -> Scorer:
-    """The scorer of that name, for whoever names it: the module of ``module:NAME`` is imported, the current folder first.
+    """The scorer of that name, where the user gives it: the module of ``module:NAME`` is imported, the current folder first.
 
     Raises:
         UnknownName: there is none; the message shows the nearest.
@@ -347,7 +347,7 @@ def load_scorer(name: str) -> Scorer:
 
 
 def _named(name: str, found: Any) -> Scorer:
-    """A scorer of somebody's own under the name by which it is found again."""
+    """A scorer of the user under the name by which it is found again."""
     if not isinstance(found, Scorer):
         raise ConfigurationError(
             f"{name} is no Scorer but {reprlib.repr(found)}: write NAME = Scorer(name, version, binary, normaliser, best)"
@@ -358,7 +358,7 @@ def _named(name: str, found: Any) -> Scorer:
 def _checked_score(
     name: str, best: Callable[[str, Sequence[str]], Any], prediction: str, answers: Sequence[str]
 ) -> float:
-    """What somebody's own scorer gives.
+    """The checked score of a scorer of the user.
 
     Raises:
         ConfigurationError: it raises an error, or gives no number within [0, 1].

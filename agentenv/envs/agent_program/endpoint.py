@@ -63,7 +63,7 @@ class AgentEndpoint:
         return self._url, key
 
     def close(self, key: str) -> None:
-        """Forgets an episode; whoever still asks with its key is told that it is over."""
+        """Forgets an episode; a program that still asks with its key is told that it is over."""
         self._episodes.pop(key, None)
 
     async def _start(self) -> None:

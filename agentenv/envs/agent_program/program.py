@@ -1,4 +1,4 @@
-"""The agent program: a function or a command of somebody's own that is given a task and asks a model at an endpoint."""
+"""The agent program: a function or a command of the user that is given a task and asks a model at an endpoint."""
 
 import asyncio
 import inspect

@@ -40,7 +40,7 @@ def with_slip(deeds: Sequence[Deed], seed: str) -> tuple[list[Deed], int | None]
     """The deeds of the expert, in ``SLIPS`` of the tasks with a click that does nothing, and its place.
 
     It clicks the title of a page in place of what it wants there, which changes nothing, so that the deeds after it are
-    right as they were. Its turn leads back to where the episode was, and is redundant for whoever imitates.
+    right as they were. Its turn leads back to where the episode was, and is redundant for a policy that imitates.
 
     Args:
         deeds: All of a task.

@@ -286,7 +286,7 @@ class McpSession:
         if not owner.done():
             owner.cancel()
             await asyncio.wait([owner], timeout=_CLOSE_S / 4)
-        # Only now, so that whoever closes after this was cancelled does it all again.
+        # Only now, so that after a cancelled close the next one does it all again.
         if self._owner is owner:
             self._owner = None
 

@@ -104,7 +104,7 @@ class AgentSettings:
     """An agent as a configuration names it."""
 
     policy: str = EXTRACTIVE
-    """Who acts: ``hf:PATH``, ``openai:MODEL@URL`` or ``tiny``; by default rules, which search once with the question."""
+    """The policy: ``hf:PATH``, ``openai:MODEL@URL`` or ``tiny``; by default rules, which search once with the question."""
     tools: tuple[str, ...] = LOCAL_TOOLS
     """The tools of `AgentSearch` that it is offered; rules have a search alone."""
     retriever: str = ""

@@ -158,7 +158,7 @@ class HybridSearch(SearchEnv):
             max_turns: Turns that may search; after them the answer is forced, which takes one more.
             observation_tokens: Bound of one observation; its body is cut so that both tokens survive.
             repeat_notice: Whether a query that the episode has asked before is answered with a notice.
-            summarizer: Who says for each query what its pages hold, in place of its passages: ``openai:MODEL@URL`` or
+            summarizer: Summarises the pages of each query in place of its passages: ``openai:MODEL@URL`` or
                 ``hf:PATH`` is a language model, as published, ``extractive`` takes the sentence of each page that is most
                 like the query; empty shows the passages.
             prompt: Opening message; must hold ``{question}``.

@@ -65,7 +65,7 @@ class Generator:
     """Answers a question from passages with a policy that is never trained; of equal questions it remembers the answer.
 
     Args:
-        policy: Who answers; has a tokenizer.
+        policy: The policy that answers; has a tokenizer.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -160,9 +160,9 @@ class GeneratedAnswer:
     compares: bool = False
     """Whether the generator answers without the plan as well."""
     judge: PlanJudge | None = None
-    """Who rates the plan."""
+    """Rates the plan."""
     answer_judge: AnswerJudge | None = None
-    """Who is asked where an answer is not right by ``scorer``."""
+    """Asked about answers that are not right by ``scorer``."""
 
     async def __call__(self, call: TagCall, state: PlannedState) -> ToolReply:
         """The answer; what the planner wrote between its tags is not read.
@@ -318,7 +318,7 @@ class PlannedSearch(LocalSearch):
         """Builds an environment.
 
         Args:
-            generator: Who answers, or the spec of its policy.
+            generator: What answers, or the spec of its policy.
             search_cost: Subtracted for every search; under the cost ``turns`` the most that a plan of few turns earns.
             found_reward: Process reward of a plan that has found a page with an accepted answer, paid at its end.
             gain: Whether the outcome is 1/2 more than what the generator's answer has over the better of its answer without
@@ -328,9 +328,9 @@ class PlannedSearch(LocalSearch):
                 thinks of the plan; both are paid at the end.
             process_weight: Times the process reward (lambda).
             cost: ``queries`` have a price each; ``turns`` pays for those that a plan of at most ``max_turns`` has saved.
-            judge: Who rates plans, or the spec of a model; empty takes the generator, as in the paper.
-            answer_judge: Who is asked whether an answer that is not right by the scorer says the same as an accepted one, or
-                the spec of a model, as in the paper; empty asks nobody.
+            judge: What rates plans, or the spec of a model; empty takes the generator, as in the paper.
+            answer_judge: Decides whether an answer that is not right by the scorer says the same as an accepted one, or the
+                spec of a model that does, as in the paper; empty asks nobody.
             prompt: Opening message; must hold ``{question}``.
             tasks: Questions with answers that a page can be searched for; None takes those of a small FictionalWorld.
             retriever: A retriever or its spec; None searches that world by word overlap.

@@ -167,7 +167,7 @@ class QueryQueue:
         return (object(),) if self.info.contextual else (self.info.fingerprint, k, text)
 
     def _enqueue(self, new: dict[Key, Query | str], k: int) -> dict[Key, _InflightQuery]:
-        """Puts queries into the queue and has them answered, whoever stops waiting."""
+        """Puts queries into the queue and has them answered, even if callers stop waiting."""
         # Before anything is taken: a request is taken as a whole or refused as a whole.
         if self.waiting + len(new) > self.queue:
             raise QueueFull(
@@ -209,7 +209,7 @@ class QueryQueue:
         finally:
             self._release(group.inflight)
             for flight in group.inflight:
-                # Whoever still waits is woken, also where the group was cancelled.
+                # Callers that still wait are woken, also where the group was cancelled.
                 flight.reply.cancel()
             group.inflight = []  # a circle, which would keep all passages until the collector comes by
 

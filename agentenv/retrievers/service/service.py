@@ -1,4 +1,4 @@
-"""The retrieval service without its HTTP: who is let in, what each route does, what is too much."""
+"""The retrieval service without its HTTP: authentication, what each route does, and its limits."""
 
 import asyncio
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ class Service(Gate):
         self.ready()
 
     def claim(self, body: RetrieveRequest | SearchRequest | AccessRequest, corpus: str | None) -> int:
-        """Counts what ``body`` asks for as under way and returns it; whoever claims gives it back to `release`.
+        """Counts what ``body`` asks for as under way and returns it; the caller gives it back to `release`.
 
         Raises:
             Refusal: it asks for more than one request may, or too much is under way.

@@ -13,7 +13,7 @@ from agentenv.retrievers.service.wire import quoted_contents
 from agentenv.web.retries import RetryPolicy
 
 SHARD_PATIENCE = RetryPolicy(timeout_s=15.0, connect_s=2.0, tries=3)
-"""A dead shard is given up early: whoever asked the front waits for it."""
+"""A dead shard is given up early, because callers of the front wait for it."""
 
 _OWN_SCALE = ("bm25", "hybrid")  # their scores depend on the block itself, so two blocks cannot be compared
 _ALIKE = ("name", "encoder", "index_spec")

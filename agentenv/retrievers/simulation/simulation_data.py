@@ -148,7 +148,7 @@ def measure_quality(
     """How well a simulator does what it is told, over the first hundred examples that were never trained on.
 
     Args:
-        simulator: Who writes.
+        simulator: Writes the pages.
         examples: Held-out ones.
         known: Those it was trained on, for the copy rate.
 

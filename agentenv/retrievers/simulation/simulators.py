@@ -1,4 +1,4 @@
-"""Who plays the search engine: a model behind an endpoint, a local model, or a grammar that needs no model.
+"""Simulators of a search engine: a model behind an endpoint, a local model, or a grammar that needs no model.
 
 A simulator is told what is searched, why, and whether the documents shall be of use; it writes a page of documents. It knows
 nothing of curricula, splits or faults: that is `agentenv.retrievers.simulation.simulated`.

@@ -36,7 +36,7 @@ class MappedCorpus(Corpus):
 
     Args:
         folder: holds the corpus and its two tables.
-        fingerprint: that of the corpus; whoever opens it has checked it.
+        fingerprint: that of the corpus; the caller has checked it.
 
     Raises:
         CorpusError: the corpus or a table is missing, or they do not belong together.

@@ -172,7 +172,7 @@ def _digest_of(values: dict[str, Any]) -> str:
 
 
 def refuse_other_content(out: Path) -> None:
-    """Looks whether ``out`` may be written: it is absent, empty or a retriever.
+    """Checks that ``out`` may be written: it is absent, empty or a retriever.
 
     Raises:
         ConfigurationError: it is something else.

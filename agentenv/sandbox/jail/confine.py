@@ -82,9 +82,9 @@ def _bind_read_only(device: str, target: str) -> None:
 
 
 def part(*, network: bool) -> None:
-    """A mount namespace of one's own, with the processes of one's own PID namespace and no other part of ``/proc``.
+    """Moves this process into a mount namespace of its own, whose ``/proc`` shows the processes of its PID namespace alone.
 
-    With ``network`` there is a network of one's own too. It is made here and not by the fork template, for which other
+    With ``network`` it gets a network of its own too. This is made here and not by the fork template, for which other
     supervisors would have to wait.
 
     Raises:
@@ -279,7 +279,7 @@ def _leave_proc() -> None:
 
 
 def _enter_user_namespace(own: int) -> None:
-    """A user namespace of one's own with one's own uid in it: the kernel counts the processes of each apart.
+    """Moves this process into a user namespace with its own uid: the kernel counts the processes of each namespace apart.
 
     ``own`` is this process's folder in ``/proc``, which may not be mounted any more.
     """

@@ -99,7 +99,7 @@ def _become_interpreter(limits: dict[str, Any], fds: list[int], setup: dict[str,
         if listener >= 0:
             frames.send(link, b"{}", (listener,))
             os.close(listener)
-        # Only now: who may have few descriptors sends none while other programs of the same user have many on their way.
+        # Only now: a process with a low limit of descriptors cannot send any while other programs of its user send many.
         confine.limit(limits, size, isolated=setup["isolated"], session=True)
     except BaseException as error:
         os.write(READY, f"a session cannot be confined: {error!r}".encode())

@@ -1,4 +1,4 @@
-"""Who in a session may signal whom: a program its own processes, and nobody a snapshot or another fork."""
+"""Which processes of a session may be sent signals: a program reaches its own, and never a snapshot or another fork."""
 
 import os
 import platform

@@ -68,7 +68,7 @@ def load_config(name: str | Path) -> TrainConfig:
 
 
 def load_confirmed(name: str, *, trusted: bool) -> TrainConfig:
-    """`load_config` of whoever starts a run: what a TOML file would run or contact is confirmed before (`confirm_file`).
+    """`load_config`, after the user has confirmed what a TOML file would run or contact (`confirm_file`).
 
     Raises:
         ConfigurationError: they are not confirmed; otherwise as `load_config`.
@@ -179,7 +179,7 @@ def _read_held(path: Path, held: Identity | None) -> dict[str, Any]:
 
 
 def resume_confirmed(folder: Path, *, trusted: bool) -> TrainConfig:
-    """`resume_config` of whoever goes on with a run: its file is confirmed as in `load_confirmed`.
+    """`resume_config`, after the user has confirmed the file of the run as in `load_confirmed`.
 
     Raises:
         ConfigurationError: it is not confirmed; otherwise as `resume_config`.

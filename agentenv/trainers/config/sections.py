@@ -23,7 +23,8 @@ class ChatSettings(Frozen):
     family: str = ""
     """Name of the model family (``docs/chat_formats.md`` in the repository); empty reads it from the chat template."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the chat template, such as ``enable_thinking`` and ``reasoning_effort``; ``date`` is its today."""
+    """Arguments of the chat template, such as ``enable_thinking`` and ``reasoning_effort``; ``date`` is the day that it
+    takes for today."""
 
     @field_validator("family")
     @classmethod
@@ -41,11 +42,11 @@ class RolloutSettings(EpisodeBudgets):
     group_size: int = Field(8, ge=2)
     """Episodes a question; at least 2, or every advantage is 0."""
     workers: int = Field(0, ge=0)
-    """Environments that play at once in training, whatever their groups: one whose episode has ended begins the next that
-    waits, and no group keeps them for its slowest episode (DART). 0 gives every episode one."""
+    """Environments that play at once in training. One whose episode has ended begins the next waiting episode of any group,
+    so that none waits for the slowest episode of its own group (DART). 0 gives every episode an environment of its own."""
     segment_tokens: int = Field(0, ge=0)
-    """Tokens that the policy samples at once in training; a longer turn goes on in further segments (UloRL). What an episode
-    has of a turn when it is stopped are its whole segments. 0 samples every turn at once."""
+    """Tokens that the policy samples at once in training; a longer turn goes on in further segments (UloRL). An episode that
+    is stopped within a turn keeps the whole segments of it. 0 samples every turn at once."""
     strategy: str = "plain"
     """Name of the rollout strategy: how the episodes of a question become its group."""
     strategy_options: dict[str, Any] = Field(default_factory=dict)
@@ -78,15 +79,15 @@ class OptimizerSettings(Frozen):
     learning_rate: float = Field(1e-4, gt=0, le=_LARGEST_RATE)
     """Adam step size, at its largest."""
     reference_batch: int = Field(0, ge=0)
-    """Episodes a step that ``learning_rate`` is meant for: the step size is multiplied by the root of the episodes of a step
-    over these, as BroRL does where it broadens the rollouts; 0 leaves it."""
+    """Episodes of a step for which ``learning_rate`` is meant: the step size is multiplied by the root of the episodes of a
+    step over this number, as BroRL does where it broadens the rollouts; 0 leaves it as it is."""
     warmup_steps: int = Field(0, ge=0)
     """Steps of linear warm-up; 0 starts at full size."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the step size goes on after the warm-up until the last of ``steps``: as it is, down a line, or down half a
-    cosine."""
+    """How the step size changes after the warm-up until the last of ``steps``: ``constant`` keeps it, ``linear`` and
+    ``cosine`` lower it along a line and along half a cosine."""
     final_rate: float = Field(0.0, ge=0, le=1)
-    """Share of ``learning_rate`` that ``linear`` and ``cosine`` lead to; 0 leads to nothing."""
+    """Share of ``learning_rate`` at which ``linear`` and ``cosine`` end."""
     frozen: tuple[str, ...] = ()
     """Prefixes of the names of weights that do not learn, such as ``encoder.`` of a reader or ``model.visual.`` of a vision
     model. Adapters (``lora``) freeze all but themselves without it."""
@@ -100,13 +101,13 @@ class OptimizerSettings(Frozen):
     """Parts that a batch of rollouts is cut into by trajectory, at random, with an optimiser step for each part in each pass
     (PPO); 1 makes one step a pass. Ratios are formed with the weights before the first of them."""
     supervised_rate: float = Field(1e-5, gt=0, le=_LARGEST_RATE)
-    """Step size of a step of its own on the demonstrations that a strategy added (ReLIFT), after that on the episodes, and
-    of that on pairs of a better and a worse action (EvoCUA)."""
+    """Step size of the separate steps that follow the one on the episodes: on demonstrations that a strategy added (ReLIFT),
+    and on pairs of a better and a worse action (EvoCUA)."""
     preference_beta: float = Field(0.1, gt=0)
-    """Strength of these preferences: the beta of direct preference optimisation. EvoCUA's was not found."""
+    """Beta of direct preference optimisation on pairs of actions. The value that EvoCUA used was not found."""
     supervised_batch: int = Field(0, ge=0)
-    """Demonstrations that are collected, over as many steps as it takes, before such a step is made on them (128 in ReLIFT);
-    0 makes one on those of each batch."""
+    """Demonstrations that are collected, over as many steps as it takes, before a step is made on them (128 in ReLIFT); 0
+    makes one on the demonstrations of each batch."""
 
 
 class RewardShapingSettings(Frozen):
@@ -129,9 +130,9 @@ class RewardShapingSettings(Frozen):
     """Strength of XRPO's bonus on positive advantages of correct episodes that were unlikely in their group (2.5 there); 0
     gives none."""
     novelty_cap: float = Field(0.5, ge=0)
-    """Most of that bonus, in units of the advantage."""
+    """Largest bonus of ``novelty``, as a share of the advantage."""
     novelty_success: float = 1.0
-    """Smallest outcome of a correct episode for that bonus, before penalties."""
+    """Smallest outcome, before penalties, of an episode that ``novelty`` takes for correct."""
     progress: float = Field(0.0, ge=0)
     """Credit of a turn after which the expert's next turn is likely, in standard deviations, times the share of the group
     that failed (LayerTuning of Dynamic-TreeRPO); the strategy ``tree`` measures it with ``progress``. 0 gives none."""
@@ -146,7 +147,7 @@ class LoraSettings(Frozen):
     rank: int = Field(0, ge=0)
     """Rank of what is added to a layer's weights; 0 trains all weights."""
     alpha: int = Field(32, ge=1)
-    """What is added is multiplied by alpha / rank."""
+    """The output of the adapters is multiplied by alpha / rank."""
     modules: tuple[str, ...] = ()
     """Last names of the linear layers that are adapted, such as ``["q_proj", "v_proj"]``; none named is all but the output
     layer."""
@@ -227,8 +228,8 @@ class EvaluationSettings(Frozen):
     on_training_tasks: bool = False
     """Whether a run may be tested on tasks that it learns from, which is refused otherwise."""
     bounds: bool = True
-    """Whether the scripted expert, and where the environment searches closed book and oracle passages, are measured on the
-    test questions."""
+    """Whether the bounds of the score are measured on the test questions: the scripted expert and, where the environment
+    searches, the policy without a search (closed book) and with the supporting documents (oracle)."""
     strategy: str = "plain"
     """A strategy of one trajectory a start, such as ``rollback``, with which the evaluations before and after are made once
     more beside the plain ones; ``plain`` makes none."""
@@ -271,15 +272,15 @@ class SimulationSettings(Frozen):
 
 
 class GuardSettings(Frozen):
-    """What is done about signs of a collapse, beyond the warning that there always is."""
+    """What is done about signs of a collapse, besides the warning that is always given."""
 
     guard: bool = False
-    """Whether anything is done; the first nine steps are not judged, but for figures that are no finite numbers."""
+    """Whether the guard acts. In the first nine steps it acts only on figures that are no finite numbers."""
     action: Literal["lower", "stop"] = "lower"
     """``lower`` multiplies the step size by ``factor``, once for each kind of sign; ``stop`` ends the training with a
     checkpoint and the evaluation after it."""
     factor: float = Field(0.1, gt=0, lt=1)
-    """See ``action``."""
+    """What ``lower`` multiplies the step size by."""
 
 
 class SecondSettings(Frozen):
@@ -288,9 +289,10 @@ class SecondSettings(Frozen):
     roles: tuple[str, ...] = ()
     """Roles of self-play that play with it, such as ``["proposer"]``; none trains one set for all."""
     policy: str = ""
-    """Where it starts, with the tokens of the first; empty starts it where the first does."""
+    """The policy that it starts from, which has the same tokens as the first set; empty starts it where the first set
+    does."""
     learning_rate: float | None = Field(None, gt=0, le=_LARGEST_RATE)
-    """Step size of its own; None takes that of the first set."""
+    """Its own step size; None takes that of the first set."""
 
 
 class LeagueSettings(Frozen):

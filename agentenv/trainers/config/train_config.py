@@ -44,8 +44,8 @@ class TrainConfig(Frozen):
     compute: ComputeSettings = ComputeSettings()
     """Where models compute, and how."""
     policy: str = "tiny"
-    """Where the policy starts: ``tiny`` or ``hf:PATH``. Where ``env.options`` names no prompt it is that of the policy's
-    ``episode.json``, or else the environment's own."""
+    """The policy to start from: ``tiny`` or ``hf:PATH``. If ``env.options`` names no prompt, that of the policy's
+    ``episode.json`` is used, or else the environment's own."""
     format: FormatName = "inline"
     """Inline tags within one assistant turn (Search-R1), the chat template with tool messages, or ``native``: tools are
     declared, called and answered in the form that the model was trained in."""
@@ -54,7 +54,7 @@ class TrainConfig(Frozen):
     env: EnvConfig = EnvConfig()
     """The environment."""
     search: SearchConfig = SearchConfig()
-    """Its retriever; without effect where it searches nothing."""
+    """The retriever of the environment; without effect where the environment searches nothing."""
     simulation: SimulationSettings = SimulationSettings()
     """A simulated search for training alone."""
     train: SourceConfig = SourceConfig()
@@ -64,13 +64,13 @@ class TrainConfig(Frozen):
     test: SourceConfig = SourceConfig()
     """Questions of the evaluations before and after; by default of an invented world's split ``test``."""
     rollout: RolloutSettings = Field(default_factory=RolloutSettings)  # it imports its methods
-    """Sampling."""
+    """How episodes are sampled."""
     asynchronous: AsynchronousSettings = AsynchronousSettings()
     """Rollouts ahead of the learner."""
     engine: EngineConfig = EngineConfig()
-    """Who samples."""
+    """The engine that samples."""
     cluster: ClusterSettings = ClusterSettings()
-    """Other machines that play."""
+    """Workers on other machines that play episodes."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """Steps of the learner."""
     reward_shaping: RewardShapingSettings = RewardShapingSettings()
@@ -98,7 +98,7 @@ class TrainConfig(Frozen):
     trajectories_every: int = Field(10, ge=0)
     """Steps between two dumps of all trajectories of a step; 0 keeps none."""
     tracker: str = ""
-    """``tensorboard`` (in the run's folder), ``wandb:PROJECT`` or ``mlflow:EXPERIMENT``; empty tracks nowhere else."""
+    """``tensorboard`` (in the run's folder), ``wandb:PROJECT`` or ``mlflow:EXPERIMENT``; empty uses none."""
 
     @model_validator(mode="before")
     @classmethod

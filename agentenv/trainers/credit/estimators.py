@@ -135,7 +135,7 @@ def get_estimator(name: str, options: Mapping[str, Any] | None = None) -> Estima
 
 
 def _checked_values(name: str, estimator: Estimator, group: Sequence[Trajectory]) -> list[Values]:
-    """The values of somebody's own estimator, one number for each token of each trajectory.
+    """The values of an estimator of the user, one number for each token of each trajectory.
 
     Raises:
         ConfigurationError: they have another shape, or are not finite.

@@ -1,6 +1,6 @@
 """Credit from trajectories that share a past: retries, forks and trees. Pure functions.
 
-Who shares what is read off the record: a trajectory with ``parent_id`` and ``fork_turn`` has the parent's turns before
+The record says what trajectories share: a trajectory with ``parent_id`` and ``fork_turn`` has the parent's turns before
 ``fork_turn`` and sampled those from there on itself. A path is the tuple of the ids of those who sampled turns 0 to t; it
 names one edge of the tree, and the path before it the state in which that turn was chosen. Equal tokens that were sampled
 twice are two edges.

@@ -74,7 +74,7 @@ class Learner:
             weight_decay: Decoupled weight decay.
             max_grad_norm: The gradient is scaled down to this norm.
             reference: The model that penalties compare with.
-            optimizer: Who moves the weights; None makes one as the section ``memory`` says.
+            optimizer: Moves the weights; None makes one as the section ``memory`` says.
             image_reader: Of the images that the model reads; None where it reads text alone.
 
         Raises:

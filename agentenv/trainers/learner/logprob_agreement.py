@@ -24,7 +24,7 @@ def logprob_gaps(policy: HFPolicy, *, tokens: int = 20, vocabulary: int | None =
     and the others padded.
 
     Args:
-        policy: Who samples; its model is scored.
+        policy: Samples; its model is scored.
         tokens: Of the longest prompt.
         vocabulary: Ids below it make up the prompts; None takes all.
 

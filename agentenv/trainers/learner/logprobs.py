@@ -136,7 +136,7 @@ def _bounds(model: Any, packed: Packed) -> dict[str, Any]:
 
     That would be several waits for the device a layer; here the lengths are known. A row that stands alone is a line too.
     """
-    # A module of one's own without a configuration chooses no attention.
+    # A module without a configuration chooses no attention.
     name = str(text_config(model)._attn_implementation) if hasattr(model, "config") else ""
     if not packs_rows(name):
         return {}

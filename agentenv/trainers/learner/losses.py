@@ -266,7 +266,7 @@ def usual_aggregation(name: str) -> Aggregation:
 
 
 def _checked_losses(name: str, objective: Callable[[Tokens], Any], tokens: Tokens) -> Surrogate:
-    """The losses of somebody's own objective, one number for each token.
+    """The losses of an objective of the user, one number for each token.
 
     Raises:
         ConfigurationError: it returned something else.

@@ -1,4 +1,4 @@
-"""Who moves the weights: Adam with decoupled decay, over the weights or over float32 copies of them, in 32 or 8 bits.
+"""Optimizers: Adam with decoupled weight decay, over the weights or over float32 copies of them, in 32 or 8 bits.
 
 bfloat16 has 8 bits of precision, so that a step below 1/512 of a weight is rounded away. Adam therefore moves float32 copies
 ("master weights", Micikevicius et al. 2018, section 3.1), and the model gets them rounded. The copies and Adam's moments may

@@ -17,7 +17,8 @@ class CorrectionSettings(Frozen):
     training, an engine, weights or ``memory.precision`` in bfloat16) and ``proximal`` is not ``sampler``, and ``none``
     otherwise."""
     level: Literal["token", "sequence", "geometric"] = "token"
-    """w of the token, the product over its row, or the geometric mean over its row."""
+    """Whether w is of the token (``token``), the product over its row (``sequence``), or the geometric mean over it
+    (``geometric``)."""
     low: float = Field(0.0, ge=0)
     """Lower bound of ``mask``."""
     high: float = Field(2.0, gt=0, allow_inf_nan=True)
@@ -27,11 +28,12 @@ class CorrectionSettings(Frozen):
     divergence: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of that divergence."""
     reduce: Literal["token", "sum", "mean", "max"] = "mean"
-    """Judges each token, or its whole row."""
+    """``token`` judges each token, the others its whole row by the sum, mean or largest of its divergences."""
     off_context: Literal["recompute", "weight", "rescore", "ratio"] | None = None
-    """Tokens sampled under another context: taken for on-policy, weighed one by one by min(p(now) / p(sampled), high),
-    scored again by the policy where they stand now, one forward pass an episode, or with p(sampled) as the denominator of
-    their ratio (Guide). None is ``weight`` where recorded log-probs are weighed at all, and ``recompute`` otherwise."""
+    """What is done with tokens that were sampled under another context. ``recompute`` takes them for on-policy. ``weight``
+    weighs each by min(p(now) / p(sampled), high). ``rescore`` has the policy score them again where they stand now, by one
+    forward pass an episode. ``ratio`` takes p(sampled) as the denominator of their ratio (Guide). None is ``weight`` where
+    recorded log-probs are weighed at all, and ``recompute`` otherwise."""
     ess_base: float | None = Field(None, gt=0)
     """The step size is scaled by sqrt(min(1, effective sample / base)) (VCPO, base 1); None leaves it."""
     ess_rule: Literal["sqrt", "linear"] = "sqrt"

@@ -156,7 +156,7 @@ def make_learner(
     """The learner of ``policy``'s weights, or of a copy where episodes under way read them or processes share them out.
 
     Args:
-        policy: Who is trained.
+        policy: The policy that is trained.
         start: Opens the policy that the run starts from, which a penalty compares with.
         objective: What is minimised.
         optimizer: The size of a step.

@@ -69,8 +69,8 @@ def update_weights(
         config: Of the run.
         step: Its number.
         groups: The episodes of the step.
-        policy: Who gets the new weights.
-        learner: Who makes them.
+        policy: Gets the new weights.
+        learner: Makes them.
         rate: The peak of the step size.
         factor: What the guard has left of it.
         buffer: Where demonstrations wait for a supervised step, with its optimiser; None makes one on those of this batch.
@@ -204,7 +204,7 @@ def measured_groups(
     Args:
         shape: As of ``shape_group``, with what it is told of the run.
         groups: The episodes of a step.
-        learner: Who measures.
+        learner: Measures them.
         version: Of the weights at the start of the update.
 
     Raises:

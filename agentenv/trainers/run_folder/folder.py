@@ -150,7 +150,7 @@ class RunFolder:
         return (self.path / "evaluation").exists() or (self.path / "metrics.jsonl").exists()
 
     def discard_unless_begun(self) -> None:
-        """Removes the files of a run that failed before its first evaluation was written; for whoever has claimed it."""
+        """Removes the files of a run that failed before its first evaluation was written; the caller holds the claim."""
         with suppress(FileNotFoundError):  # somebody has removed the folder
             require_place(self.path)
             if self.begun:
@@ -161,7 +161,7 @@ class RunFolder:
                 self.path.rmdir()
 
     def compare_config(self, warn: Callable[[str], None]) -> None:
-        """Looks whether the run may go on with its configuration.
+        """Checks that the run may go on with its configuration.
 
         Raises:
             ConfigurationError: something has changed that may not change within a run, or lies where it does not belong.
@@ -194,7 +194,7 @@ class RunFolder:
         self._identity = replace(held, config=flatten_config(self.config))
 
     def compare_contents(self, contents: Mapping[str, str]) -> None:
-        """Looks whether the run's questions, corpora and starting policies are those that it began with.
+        """Checks that the run's questions, corpora and starting policies are those that it began with.
 
         What the run is made of is then kept, and what has changed in its configuration is written down.
 

@@ -18,7 +18,7 @@ class PrefixPolicy(PolicyWrapper):
     """Answers the first turns of an episode with what is recorded of them, and the others by ``policy``.
 
     Args:
-        policy: Who answers later.
+        policy: Answers the later turns.
         prefix: The record, cut behind its last turn that counts; of one row.
     """
 

@@ -45,7 +45,7 @@ class RolloutContext:
     deterministic_batcher: DeterministicBatcher | None = None
     """None forms batches by arrival."""
     role_policies: Mapping[str, Policy] = field(default_factory=dict)
-    """Who plays the roles of a game that have weights of their own."""
+    """Policies of the roles of a game that have weights of their own."""
     step: int = 0
     """The training step; 0 where there is none."""
     temperatures: tuple[float, ...] = ()

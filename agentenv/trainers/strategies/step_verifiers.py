@@ -1,4 +1,4 @@
-"""Who finds the first wrong step of an episode (SCOPE, arXiv:2602.24110); a verifier is a class and a row of a registry."""
+"""Verifiers find the first wrong step of an episode (SCOPE, arXiv:2602.24110); each is a class and a row of a registry."""
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet

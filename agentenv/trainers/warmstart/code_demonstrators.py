@@ -1,4 +1,4 @@
-"""Who shows a small policy how to program: some without a mistake, most with slips, which they mend or hand in.
+"""Demonstrators of programming: some make no mistake, most make slips, which they mend or hand in.
 
 A slip raises an error as soon as it is run: a wrong name, a lost colon or bracket.
 """

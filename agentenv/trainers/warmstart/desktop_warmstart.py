@@ -99,7 +99,7 @@ def astray(now: Moment, rng: Random) -> str:
 
 
 MIXTURE: Mapping[Demonstrator, float] = {careful: 0.35, hasty: 0.45, astray: 0.20}
-"""Share of each demonstrator: who decides greedily is hasty."""
+"""Share of each demonstrator."""
 
 
 def demonstrations(

@@ -1,9 +1,10 @@
 """Demonstrators of questions about several things, for a policy that reads several documents of one page.
 
-Who has read pages whose documents tell different things finds a value by what is asked, and never has to look whose value it
-is. Of three or four documents that all name a mayor, the shipped policy answers with one of these mayors, and with the right
-one about as often as by guessing. So these demonstrators show pages of documents that tell the same of different things:
-half of the lessons ask for what stands there, one thing at a time or all of them together, and half are whole episodes.
+A policy that has read only pages whose documents tell different things finds a value by what is asked, and never learns to
+look whose value it is. Of three or four documents that all name a mayor, the shipped policy answers with one of these
+mayors, and with the right one about as often as by guessing. So these demonstrators show pages of documents that tell the
+same of different things: half of the lessons ask for what stands there, one thing at a time or all of them together, and
+half are whole episodes.
 What 500 steps teach is to go through the documents in the order of the queries; a single one is still not found by its name
 (docs/lab.md).
 """

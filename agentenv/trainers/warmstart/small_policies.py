@@ -63,7 +63,7 @@ def imitate(
     """Supervised steps on demonstrations, gone through again and again; returns the number of tokens seen.
 
     Args:
-        policy: Who learns.
+        policy: The policy that learns.
         examples: What is shown.
         steps: Optimiser steps.
         config: Examples of a step and the seed.

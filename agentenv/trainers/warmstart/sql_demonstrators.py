@@ -1,4 +1,4 @@
-"""Who shows a small policy how to query a database: some without a mistake, most with slips, which they mend or hand in.
+"""Demonstrators of database queries: some make no mistake, most make slips, which they mend or hand in.
 
 A slip is a query that cannot run, or one that runs and answers another question.
 """

@@ -1,4 +1,4 @@
-"""Who plays the episodes of training: in this process, ahead of the learner, and in a cluster."""
+"""What plays the episodes of training: in this process, ahead of the learner, and on a cluster."""
 
 from typing import TYPE_CHECKING
 

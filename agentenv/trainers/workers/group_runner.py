@@ -49,14 +49,14 @@ class GroupRunner:
         Args:
             rollout: The strategy, and how many environments play at once.
             settings: Budgets and sampling of an episode.
-            policy: Who acts.
+            policy: The policy that acts.
             chat: How messages become ids.
             task_env: Questions, retriever and environment.
             seed: Of the run, which names its groups.
             steps: Of the run, over which a simulated search changes.
             rescore: Whether the policy scores again what was sampled under another context.
             gate: Asked after each turn whether an episode goes on.
-            role_policies: Who acts in some roles.
+            role_policies: The policies that act in some roles.
         """
         self.policy, self.settings = policy, settings
         self._chat, self._task_env, self._gate = chat, task_env, gate

@@ -22,7 +22,7 @@ class RecordedPolicy(PolicyWrapper):
         """Begins a record.
 
         Args:
-            policy: Who answers.
+            policy: Answers what is not recorded.
             answers: What ``state_dict`` gave.
         """
         super().__init__(policy)

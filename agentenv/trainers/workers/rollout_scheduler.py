@@ -66,8 +66,8 @@ class RolloutScheduler:
         """Prepares; nothing runs before the first batch is asked for.
 
         Args:
-            runner: Who plays a group, in this process or elsewhere.
-            policy: Who acts.
+            runner: Plays a group, in this process or elsewhere.
+            policy: The policy that acts.
             sampler: Decides what is played and what is trained.
             tasks: What there is to play.
             rollout: The size of a step, and whether batches are formed by episode index.
@@ -156,7 +156,7 @@ class RolloutScheduler:
         if self._temperatures is not None:
             self._temperatures.learn(played)
             metrics |= self._temperatures.metrics
-        # Calls of environments that were given up hold a thread each; whoever reads the metrics should see them add up.
+        # Calls of environments that were given up hold a thread each; readers of the metrics should see them add up.
         if hung := abandoned():
             metrics["hung_calls"] = hung
         return replace(

@@ -21,7 +21,7 @@ class SegmentedPolicy(PolicyWrapper):
     """Asks ``policy`` for at most so many tokens at once and joins what it answers to one turn.
 
     Args:
-        policy: Who answers.
+        policy: The policy that answers.
         tokens: Most tokens of one answer.
         decode: Text of a run of token ids.
     """
