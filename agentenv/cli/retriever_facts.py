@@ -7,6 +7,7 @@ from typing import Any
 import tyro
 from rich.console import Console
 
+from agentenv.cli.flag_checks import require_at_least_one
 from agentenv.cli.making import making
 from agentenv.core.env import run_sync
 from agentenv.core.io.files import write_bytes
@@ -41,12 +42,9 @@ class Facts:
 
     def run(self) -> dict[str, Any]:
         """Writes the file and returns how many facts there are."""
-        if self.out.exists() or self.at_once < 1:
-            raise ConfigurationError(
-                f"{self.out} exists already; give a new file."
-                if self.out.exists()
-                else f"--at-once is {self.at_once}; it is at least 1."
-            )
+        if self.out.exists():
+            raise ConfigurationError(f"{self.out} exists already; give a new file.")
+        require_at_least_one(at_once=self.at_once)
         models = ChatModels(self.replies)
         extractor = FactExtractor(ModelWriter(models.open(self.editor), temperature=0.0), self.seed)
 

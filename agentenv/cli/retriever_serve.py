@@ -5,13 +5,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
+from agentenv.cli.flag_checks import require_at_least_one, require_positive
 from agentenv.core.protocols import Retriever
 from agentenv.data.datasets import load_dataset
 from agentenv.errors import ConfigurationError, RetrieverFault
@@ -73,10 +73,10 @@ class Serve:
         from agentenv.retrievers.service.service import Service, ServiceLimits
         from agentenv.web.server import address_of, listen
 
-        if min(self.threads, self.queue) < 1 or self.cache < 0 or not 0 < self.timeout < inf:
-            raise ConfigurationError(
-                "--threads and --queue are at least 1, --cache at least 0, --timeout finite and above 0."
-            )
+        require_at_least_one(threads=self.threads, queue=self.queue)
+        require_positive(timeout=self.timeout)
+        if self.cache < 0:
+            raise ConfigurationError(f"--cache is {self.cache}; it is at least 0.")
         load = self._asked(self._shards() if self.shards else self._folders())
         limits = ServiceLimits(queue=self.queue, cache=self.cache, timeout_s=self.timeout)
         service = Service(limits, token=token_in(TOKEN_VARIABLE))

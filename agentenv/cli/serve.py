@@ -4,13 +4,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
 from agentenv.cli.check import factory_of
+from agentenv.cli.flag_checks import require_at_least_one, require_positive
 from agentenv.cli.process_exit import end_now
 from agentenv.core.env import Env
 from agentenv.core.values import read_value
@@ -65,12 +65,8 @@ class Serve:
         from agentenv.web.server import address_of, listen
 
         bound = self.sessions if self.per_client is None else self.per_client
-        if min(self.sessions, bound) < 1 or not all(
-            0 < s < inf for s in (self.wait, self.timeout, self.idle)
-        ):
-            raise ConfigurationError(
-                "--sessions and --per-client are at least 1; --wait, --timeout and --idle are finite and above 0."
-            )
+        require_at_least_one(sessions=self.sessions, per_client=bound)
+        require_positive(wait=self.wait, timeout=self.timeout, idle=self.idle)
         make = factory_of(self.env, **dict(_argument(one) for one in self.set))
         limits = ServerLimits(
             sessions=self.sessions,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from agentenv.cli.flag_checks import require_at_least_one
 from agentenv.cli.making import making
 from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
@@ -49,8 +50,7 @@ class Data:
 
         if self.out.exists():
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
-        if min(self.k, self.worlds) < 1:
-            raise ConfigurationError("--k and --worlds are at least 1.")
+        require_at_least_one(k=self.k, worlds=self.worlds)
         with use_compute(self.compute):
             return {"examples": write_examples(self.out, self._examples()), "out": str(self.out)}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from agentenv.cli.flag_checks import require_at_least_one
 from agentenv.cli.synthesize import GRAMMAR, process_records, refuse_without_effect, write_result
 from agentenv.core.types import Document
 from agentenv.data.synthesis.asearcher import (
@@ -27,7 +28,6 @@ from agentenv.data.synthesis.pages import LinkedPages, Page
 from agentenv.data.synthesis.records import RecordFailure, refuse_used_folder
 from agentenv.data.world import read_world
 from agentenv.data.world_facts import generate_facts
-from agentenv.errors import ConfigurationError
 from agentenv.policies.model_chat import ChatModels
 from agentenv.retrievers.storage.corpus import load_corpus
 
@@ -71,10 +71,7 @@ class ASearcher:
     def run(self) -> dict[str, Any]:
         """Writes the questions and returns the card."""
         refuse_used_folder(self.out, self.replies)
-        if min(self.roots, self.at_once) < 1:
-            raise ConfigurationError(
-                f"--roots is {self.roots} and --at-once {self.at_once}; both are at least 1."
-            )
+        require_at_least_one(roots=self.roots, at_once=self.at_once)
         config = SynthesisConfig(self.turns, self.direct, self.fewest, self.seed)
         documents, (editor, reviewer, solver), models = self._parts()
         # the editor of a model has the links already, and finding them means to read the whole corpus

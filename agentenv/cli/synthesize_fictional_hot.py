@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from agentenv.cli.flag_checks import require_at_least_one
 from agentenv.cli.synthesize import (
     In,
     Out,
@@ -99,8 +100,7 @@ class FictionalHot:
     def run(self) -> dict[str, Any]:
         """Writes the questions and returns the card."""
         refuse_used_folder(self.out, self.replies)
-        if self.at_once < 1:
-            raise ConfigurationError(f"--at-once is {self.at_once}; it is at least 1.")
+        require_at_least_one(at_once=self.at_once)
         if self.editor == RULES and not self.solver:
             refuse_without_effect(self.editor, replies=self.replies)
         source = self._drawn()
@@ -131,8 +131,8 @@ class FictionalHot:
         """One draw over all sets."""
         if not 0 < self.share <= 1:
             raise ConfigurationError(f"--share is {self.share}; it is above 0 and at most 1.")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigurationError(f"--limit is {self.limit}; it is at least 1.")
+        if self.limit is not None:
+            require_at_least_one(limit=self.limit)
         if self.dataset in (WORLD, OWN, *PROGRAM_SETS):
             raise ConfigurationError(
                 f"--dataset {self.dataset} has no questions about real names; name question sets such as hotpotqa."

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from agentenv.cli.flag_checks import require_at_least_one
 from agentenv.cli.synthesize import (
     GRAMMAR,
     load_questions,
@@ -81,8 +82,7 @@ class HDSQA:
     def run(self) -> dict[str, Any]:
         """Writes the questions and returns the card."""
         refuse_used_folder(self.out, self.replies)
-        if self.at_once < 1:
-            raise ConfigurationError(f"--at-once is {self.at_once}; it is at least 1.")
+        require_at_least_one(at_once=self.at_once)
         if self.editor != GRAMMAR and self.related < self.fewest:
             raise ConfigurationError(
                 f"--related is {self.related}; each of --fewest {self.fewest} features needs a question of its own."

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from agentenv.cli.flag_checks import require_at_least_one
 from agentenv.cli.synthesize import process_records, refuse_without_effect, show_failures, write_result
 from agentenv.core.types import Document
 from agentenv.data.organisation import invent_organisation
@@ -16,7 +17,7 @@ from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.data.synthesis.organisation_prose import ProseWriter, names_of
 from agentenv.data.synthesis.records import RecordFailure, refuse_used_folder
 from agentenv.data.world_config import Split
-from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.errors import DatasetError
 from agentenv.policies.model_chat import ChatModels
 
 TEMPLATES = "templates"
@@ -59,8 +60,7 @@ class OrganisationCommand:
     def run(self) -> dict[str, Any]:
         """Writes the folder and returns its card."""
         refuse_used_folder(self.out, self.replies)
-        if self.at_once < 1:
-            raise ConfigurationError(f"--at-once is {self.at_once}; it is at least 1.")
+        require_at_least_one(at_once=self.at_once)
         if self.editor == TEMPLATES:
             refuse_without_effect(self.editor, judge=self.judge, replies=self.replies)
         config = OrganisationConfig(

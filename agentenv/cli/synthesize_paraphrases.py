@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from agentenv.cli.flag_checks import require_at_least_one
 from agentenv.cli.synthesize import load_questions, process_records, show_failures, write_result
 from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.data.synthesis.paraphrases import Paraphraser
@@ -51,11 +52,9 @@ class Paraphrases:
     def run(self) -> dict[str, Any]:
         """Writes the set and returns its card."""
         refuse_used_folder(self.out, self.replies)
-        if not 1 <= self.fewest <= self.count or self.at_once < 1:
-            raise ConfigurationError(
-                f"--count is {self.count}, --fewest {self.fewest} and --at-once {self.at_once}: each is at least 1, and "
-                "--fewest not above --count"
-            )
+        require_at_least_one(fewest=self.fewest, at_once=self.at_once)
+        if self.fewest > self.count:
+            raise ConfigurationError(f"--fewest is {self.fewest}, which is more than --count {self.count}")
         loaded = load_questions(self.dataset, self.data, split=self.split, limit=self.limit, seed=self.seed)
         documents = None if loaded.corpus is None else [*read_documents(loaded.corpus)]
         models = ChatModels(self.replies)

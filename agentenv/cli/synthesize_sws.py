@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from agentenv.cli.flag_checks import require_at_least_one, require_positive
 from agentenv.cli.making import making
 from agentenv.cli.synthesize import write_result
 from agentenv.core.env import run_sync
@@ -95,11 +96,10 @@ class SwS:
     def run(self) -> dict[str, Any]:
         """Writes the questions and returns the card."""
         refuse_used_folder(self.out, self.replies)
-        if min(self.questions, self.samples, self.size, self.at_once) < 1 or self.temperature <= 0:
-            raise ConfigurationError(
-                f"--questions is {self.questions}, --samples {self.samples}, --size {self.size} and --at-once "
-                f"{self.at_once}: each is at least 1, and --temperature above 0, not {self.temperature}"
-            )
+        require_at_least_one(
+            questions=self.questions, samples=self.samples, size=self.size, at_once=self.at_once
+        )
+        require_positive(temperature=self.temperature)
         if self.failed not in FAILED:
             raise ConfigurationError(f"--failed is {self.failed!r}; it is one of {', '.join(FAILED)}")
         history = read_history(self.history)
