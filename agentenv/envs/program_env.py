@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 from agentenv.core.env import Env
+from agentenv.core.prompt_templates import require_placeholder
 from agentenv.core.types import Info, Message, Observation, Task
 from agentenv.data.code_tasks import generate_code_tasks
-from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.errors import DatasetError
 from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.grading import CaseOutcome, ProgramGrade
 from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor
@@ -44,8 +45,7 @@ class ProgramEnv(Env[StateT]):
             ConfigurationError: the prompt does not hold ``{question}``.
         """
         super().__init__(render_mode=render_mode)
-        if "{question}" not in prompt:
-            raise ConfigurationError("the prompt template must hold {question}")
+        require_placeholder(prompt, "question")
         self._tasks = tuple(generate_code_tasks(200) if tasks is None else tasks)
         self._executor = shared_executor(executor) if isinstance(executor, str) else executor
         self._limits, self._prompt = limits, prompt

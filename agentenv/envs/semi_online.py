@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from agentenv.core.env import AsyncEnv
+from agentenv.core.prompt_templates import require_placeholder
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.types import EndReason, Info, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.data.splits import in_split
@@ -116,9 +117,10 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
             UnknownName: no such matcher.
         """
         super().__init__(render_mode=render_mode)
-        if "{goal}" not in prompt or window < 1 or patch_budget < UNLIMITED:
+        require_placeholder(prompt, "goal")
+        if window < 1 or patch_budget < UNLIMITED:
             raise ConfigurationError(
-                "the prompt must hold {goal}, window be at least 1, patch_budget at least -1"
+                f"window={window} must be at least 1 and patch_budget={patch_budget} at least {UNLIMITED}"
             )
         _refuse_pixels(patch, thoughts, pixels=pixels)
         self._tasks = None if tasks is None else tuple(tasks)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from agentenv.core.env import Env
 from agentenv.core.grammar import earliest_block, shortened, unfenced
+from agentenv.core.prompt_templates import require_placeholder
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.data.sql_tasks import LEVELS, generate_sql_tasks
 from agentenv.envs.search.page_format import count_words
@@ -115,8 +116,7 @@ class Sql(Env[SqlState]):
             ConfigurationError: no ``{question}`` in the prompt, or a bound or weight out of range.
         """
         super().__init__(render_mode=render_mode)
-        if "{question}" not in prompt:
-            raise ConfigurationError("the prompt template must hold {question}")
+        require_placeholder(prompt, "question")
         lasts = query_s is None or (query_s > 0 and math.isfinite(query_s))
         if min(rows, observation_chars) < 1 or max_turns < 0 or not lasts:
             raise ConfigurationError(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from agentenv.core.env import AsyncEnv
+from agentenv.core.prompt_templates import require_placeholder
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.types import (
     EndReason,
@@ -130,9 +131,10 @@ class Browser(AsyncEnv[BrowserState]):
             ConfigurationError: no Chromium, no ``{goal}`` in the prompt, nothing to see, or nobody who gives the reward.
         """
         super().__init__(render_mode=render_mode)
-        if "{goal}" not in prompt or max_steps < 1 or not (tree or pixels):
+        require_placeholder(prompt, "goal")
+        if max_steps < 1 or not (tree or pixels):
             raise ConfigurationError(
-                "the prompt must hold {goal}, max_steps be at least 1, and tree or pixels be true"
+                f"max_steps={max_steps} must be at least 1, and tree={tree} or pixels={pixels} must be true"
             )
         self._site = site or miniwob()
         if not self._site.begin and validator is None:
@@ -185,7 +187,9 @@ class Browser(AsyncEnv[BrowserState]):
         await super().areset(seed=seed, options=options)
         task = self.choose_task(options)
         if task is None:
-            raise DatasetError("this environment was given no task")
+            raise DatasetError(
+                "this environment was given no task: give it `tasks`, or options['task'] at reset"
+            )
         drawn_seed = int(self.np_random.integers(SEEDS))
         address, page_seed = page_of(self._site, task), int(task.data.get("seed", drawn_seed))
         if (state := self.__dict__.get("state")) is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from agentenv.core.env import Env
+from agentenv.core.prompt_templates import require_placeholder
 from agentenv.core.types import EndReason, Info, Observation, Step, Task, ToolResult, ToolStatus
 from agentenv.envs.domsim.desktop import KINDS
 from agentenv.envs.domsim.raster import draw, png
@@ -93,12 +94,15 @@ class DomSim(Env[DomSimState]):
         """
         check_known("form of thoughts", thoughts, ("sentence", "parts"))
         super().__init__(render_mode=render_mode)
-        if "{goal}" not in prompt or max_steps < 1 or (window is not None and window < 1):
+        require_placeholder(prompt, "goal")
+        if max_steps < 1 or (window is not None and window < 1):
             raise ConfigurationError(
-                "the prompt template must hold {goal}, and max_steps and window be at least 1"
+                f"max_steps={max_steps} must be at least 1, and so must window={window}, unless it is None"
             )
         if not tree and (not pixels or pointing == "id"):
-            raise ConfigurationError("without the tree, pixels are needed, and pointing must be 'coordinate'")
+            raise ConfigurationError(
+                f"without the tree, pixels={pixels} must be true and pointing={pointing!r} must be 'coordinate'"
+            )
         self._tasks = tuple(tasks) if tasks is not None else None
         self._format = ScreenFormat(tree=tree, pixels=pixels, places=places)
         self._pointing, self._window = pointing, window
@@ -154,7 +158,9 @@ class DomSim(Env[DomSimState]):
     def _drawn(self) -> Task:
         if self._tasks is not None:
             if not self._tasks:
-                raise DatasetError("this environment was given no task")
+                raise DatasetError(
+                    "this environment was given no task: give it `tasks`, or options['task'] at reset"
+                )
             return self._tasks[int(self.np_random.integers(len(self._tasks)))]
         template = list(TEMPLATES)[int(self.np_random.integers(len(TEMPLATES)))]
         seed = str(self.np_random.integers(WORLDS))

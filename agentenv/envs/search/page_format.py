@@ -4,10 +4,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agentenv.core.prompt_templates import require_placeholder
 from agentenv.core.scoring.normalize import apart
 from agentenv.core.tool_results import passage_lines
 from agentenv.core.types import Passage, Task
-from agentenv.errors import ConfigurationError, DatasetError, check_known
+from agentenv.errors import DatasetError, check_known
 
 
 def as_question(text: str) -> str:
@@ -112,8 +113,7 @@ class QuestionPrompt:
     template: str
 
     def __post_init__(self) -> None:
-        if "{question}" not in self.template:
-            raise ConfigurationError("the prompt template must hold {question}")
+        require_placeholder(self.template, "question")
 
     def __call__(self, task: Task) -> str:
         """The template with the question of ``task``.

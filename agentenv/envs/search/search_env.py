@@ -178,7 +178,9 @@ class SearchEnv(AsyncEnv[SearchState]):
         await super().areset(seed=seed, options=options)
         task = self.choose_task(options)
         if task is None:
-            raise DatasetError("there is no task to pose")
+            raise DatasetError(
+                "this environment was given no task: give it `tasks`, or options['task'] at reset"
+            )
         self.state = self.parts.state(task, seed or 0)
         native = self._native_actions()
         self.state.tagged = native is None

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 from agentenv.core.env import Env
 from agentenv.core.grammar import between, earliest_block, written_block
+from agentenv.core.prompt_templates import require_placeholder
 from agentenv.core.scoring.evidence import stands_in
 from agentenv.core.scoring.scorers import check_answers
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
@@ -31,7 +32,6 @@ from agentenv.envs.search.proposals import (
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
 from agentenv.envs.search.search_tools import ReadTool, TagParser
-from agentenv.errors import ConfigurationError
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.fakes import InMemoryRetriever
 
@@ -238,8 +238,7 @@ class SearchProposer(SearchEnv):
         Raises:
             ConfigurationError: no ``{topic}`` in the prompt.
         """
-        if "{topic}" not in prompt:
-            raise ConfigurationError("the proposer's prompt template must hold {topic}")
+        require_placeholder(prompt, "topic")
         if tasks is None:
             world = FictionalWorld.generate(
                 WorldConfig(documents=200, questions=50, families=("lookup", "bridge"))

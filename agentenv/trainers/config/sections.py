@@ -61,7 +61,7 @@ class RolloutSettings(EpisodeBudgets):
     @classmethod
     def _divides_logits(cls, temperature: float) -> float:
         if temperature == 0:
-            raise ValueError("training samples at a temperature above 0")
+            raise ValueError(f"training samples at a temperature above 0, not {temperature}")
         return temperature
 
     @model_validator(mode="after")
@@ -267,7 +267,7 @@ class SimulationSettings(Frozen):
     @classmethod
     def _shares(cls, real: tuple[float, float]) -> tuple[float, float]:
         if not all(0 <= share <= 1 for share in real):
-            raise ValueError("shares lie within 0 and 1")
+            raise ValueError(f"shares lie within 0 and 1, not {list(real)}")
         return real
 
 

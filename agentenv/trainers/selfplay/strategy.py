@@ -143,7 +143,8 @@ class SelfPlayStrategy:
         verifier = self.role_policies.get("verifier", "")
         if not 0 <= self.confidence < 1 or (self.confidence and is_endpoint(verifier)):
             raise ConfigurationError(
-                "self_play needs 0 <= confidence < 1, and 0 for a verifier behind an address: its log-probs are not recorded"
+                f"self_play needs 0 <= confidence < 1, and 0 for a verifier behind an address, which records no log-probs: "
+                f"not {self.confidence} with the verifier {verifier!r}"
             )
         fewest = _rules(self.rules, low).searches
         if low < fewest:
