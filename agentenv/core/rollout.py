@@ -122,7 +122,7 @@ async def sample(
 
     Args:
         state: The episode.
-        policy: Who acts.
+        policy: The policy that acts.
         config: Budgets and sampling.
         attempt: Part of the seed: another number draws other tokens in the same turn.
 
@@ -202,9 +202,8 @@ def observe(state: EpisodeState, chat: ChatFormat, observation: Observation, lim
     """Appends the observation, and opens a new row if the chat format did not extend the ids so far.
 
     An observation that begins with a system message replaces the whole context: the policy continues from it alone. An empty
-    system message is not shown. An
-    observation that would exceed the context is not appended; the next turn then has no room, and the episode ends. An
-    observation that the format cannot render ends the episode as a failure of the environment.
+    system message is not shown. An observation that would exceed the context is not appended; the next turn then has no
+    room, and the episode ends. An observation that the format cannot render ends the episode as the environment's failure.
 
     The episode ends as ``parse_error`` where the policy's turn cannot be part of a prompt in its native form.
 
@@ -259,7 +258,7 @@ async def rollout(
 
     Args:
         specs: The episodes.
-        policy: Who acts.
+        policy: The policy that acts.
         chat: How messages become ids.
         config: Budgets and sampling.
         name: Prefix of the episode ids; equal names and seeds give equal records.

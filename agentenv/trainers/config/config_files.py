@@ -33,7 +33,7 @@ _FREE_TABLES = (
     "loss.estimator_options",
     "loss.objective_options",
 )
-"""Their keys are checked by whom they are for."""
+"""Tables whose keys are checked by the parts that they are options of."""
 _OPTIONS_OF = {
     "id": "options",
     "dataset": "options",

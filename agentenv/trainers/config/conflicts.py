@@ -32,18 +32,18 @@ def conflict_of(rollout: RolloutSettings, loss: LossSettings, optimizer: Optimiz
 
 
 def bounds_note(
-    rollout: RolloutSettings, loss: LossSettings, optimizer: OptimizerSettings, *, apart: bool
+    rollout: RolloutSettings, loss: LossSettings, optimizer: OptimizerSettings, *, mismatch: bool
 ) -> str:
-    """That clip bounds which are named cannot be reached; empty where they can, or where none are named.
+    """A sentence that says that the clip bounds cannot be reached; empty where they can, or where none are named.
 
     Args:
         rollout: Of the run.
         loss: As ``TrainConfig.resolved_loss`` has it.
         optimizer: Of the run.
-        apart: Whether the sampler's log-probs are not those that the learner would compute.
+        mismatch: Whether the sampler's log-probs are not those that the learner would compute.
     """
     named = [name for name in ("clip_low", "clip_high") if getattr(loss, name) is not None]
-    recorded = apart or get_sampler(rollout.sampler, rollout.sampler_options).replays
+    recorded = mismatch or get_sampler(rollout.sampler, rollout.sampler_options).replays
     moves = (loss.proximal == "sampler" and recorded) or loss.correction.off_context == "ratio"
     if not named or moves or optimizer.updates * optimizer.mini_batches > 1:
         return ""

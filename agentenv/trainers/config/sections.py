@@ -50,12 +50,12 @@ class RolloutSettings(EpisodeBudgets):
     strategy: str = "plain"
     """Name of the rollout strategy: how the episodes of a question become its group."""
     strategy_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options by name; ``docs/rollouts.md`` in the repository lists them."""
+    """Options of the strategy by name; ``docs/rollouts.md`` in the repository lists them."""
     sampler: str = "uniform"
     """Name of the task sampler: which questions are played and how often, within ``questions`` times ``group_size``
     episodes a step."""
     sampler_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options by name; ``docs/sampling.md`` in the repository lists them."""
+    """Options of the sampler by name; ``docs/sampling.md`` in the repository lists them."""
 
     @field_validator("temperature")
     @classmethod
@@ -234,7 +234,7 @@ class EvaluationSettings(Frozen):
     """A strategy of one trajectory a start, such as ``rollback``, with which the evaluations before and after are made once
     more beside the plain ones; ``plain`` makes none."""
     strategy_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options by name."""
+    """Options of the strategy by name."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -253,7 +253,7 @@ class SimulationSettings(Frozen):
     """What training searches in place of ``search``; evaluations never do."""
 
     retriever: str = ""
-    """Its spec, such as ``simulated:hf:PATH``; empty searches ``search``."""
+    """Spec of the retriever, such as ``simulated:hf:PATH``; empty searches ``search``."""
     real: tuple[float, float] = (0.0, 0.0)
     """Share of the training episodes that search ``search`` all the same, at the first step and at the last; linear in
     between."""
@@ -292,7 +292,7 @@ class SecondSettings(Frozen):
     """The policy that it starts from, which has the same tokens as the first set; empty starts it where the first set
     does."""
     learning_rate: float | None = Field(None, gt=0, le=_LARGEST_RATE)
-    """Its own step size; None takes that of the first set."""
+    """Step size of the second set; None takes that of the first."""
 
 
 class LeagueSettings(Frozen):

@@ -288,10 +288,10 @@ class TrainConfig(Frozen):
     @property
     def resolved_loss(self) -> LossSettings:
         """``loss`` with what None stands for in this run."""
-        return self.loss.resolved(apart=bool(self.apart))
+        return self.loss.resolved(mismatch=bool(self.mismatches))
 
     @property
-    def apart(self) -> list[str]:
+    def mismatches(self) -> list[str]:
         """Why the log-probs that the sampler records are not those that the learner would compute; empty where they are."""
         engine = self.engine.resolved(rounds=self.compute.rounds)
         reasons = {
@@ -304,26 +304,26 @@ class TrainConfig(Frozen):
 
     @property
     def correction_note(self) -> str:
-        """What is done about that, as a sentence; empty where there is nothing to be done."""
-        if not self.apart:
+        """How the difference that ``mismatches`` names is corrected, as a sentence; empty where there is none."""
+        if not self.mismatches:
             return ""
         loss = self.resolved_loss
         how = loss.correction
         weighed = f"weighs tokens by correction.mode={how.mode!r}, level={how.level!r}, high={how.high:g}"
         done = weighed if how.mode != "none" else "weighs no token for it (correction.mode='none')"
         return (
-            f"the sampler's log-probs are not the learner's ({', '.join(self.apart)}): the loss takes "
+            f"the sampler's log-probs are not the learner's ({', '.join(self.mismatches)}): the loss takes "
             f"loss.proximal={loss.proximal!r} and {done}"
         )
 
     @property
     def bounds_note(self) -> str:
-        """That the clip bounds cannot be reached, as a sentence; empty where they can or none are named."""
-        return bounds_note(self.rollout, self.resolved_loss, self.optimizer, apart=bool(self.apart))
+        """A sentence that says that the clip bounds cannot be reached; empty where they can, or where none are named."""
+        return bounds_note(self.rollout, self.resolved_loss, self.optimizer, mismatch=bool(self.mismatches))
 
     @property
     def precision_note(self) -> str:
-        """That bfloat16 is named on a processor that does not multiply in it, as a sentence; empty otherwise."""
+        """A sentence that says that bfloat16 is named on a processor that does not multiply in it; empty otherwise."""
         named = {"compute.dtype": self.compute.dtype, "memory.precision": self.memory.precision}
         rounded = [name for name, kind in named.items() if kind == "bfloat16"]
         if not rounded or not self.compute.on_processor or multiplies_bfloat16("cpu"):

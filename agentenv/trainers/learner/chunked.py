@@ -55,7 +55,7 @@ def chunked_logprobs(
 def whole_logprobs(
     logits_NV: Tensor, targets_N: Tensor, temperature: float, *, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The same from logits that were all made at once, with the gradients of torch."""
+    """Log-probs and entropies from logits that were all made at once, with the gradients of torch."""
     # In float32, because a log-prob in bfloat16 has two to three digits, too few for ratios near 1.
     scores = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     logprobs_NV = torch.log_softmax(scores / temperature, dim=-1)

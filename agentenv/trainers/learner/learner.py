@@ -51,7 +51,7 @@ from agentenv.trainers.learner.step_parts import Counted, Part, Shares, step_met
 
 
 class Learner:
-    """Owns the optimiser of ``model``; a model with adapters may be its own reference, which it is without them."""
+    """Trains ``model`` with its own optimiser. A model with adapters may be its own reference, which leaves them out."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Learner:
         optimizer: Any | None = None,
         image_reader: PixelReader | None = None,
     ) -> None:
-        """What the sections leave to the run (None) is taken for a sampler that computes as the learner does.
+        """Settings that ``objective`` leaves open (None) are resolved as for a sampler that computes as the learner does.
 
         Args:
             model: What is trained.
@@ -83,7 +83,7 @@ class Learner:
             MissingExtra: bitsandbytes is not installed, and an optimizer in 8 bits is asked for.
         """
         self.model = model
-        self.objective = objective.resolved(apart=False)
+        self.objective = objective.resolved(mismatch=False)
         if self.objective.correction.weighs and self.objective.proximal == "sampler":
             raise ConfigurationError(
                 "a correction compares the sampler's log-probs with the learner's own: set proximal to 'recompute' or "

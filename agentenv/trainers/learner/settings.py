@@ -52,11 +52,11 @@ class LossSettings(Frozen):
     estimator: str = "group_relative"
     """Name of the advantage estimator."""
     estimator_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options by name; ``docs/credit.md`` in the repository lists them."""
+    """Options of the estimator by name; ``docs/credit.md`` in the repository lists them."""
     objective: str = "ppo_clip"
     """Name of the loss."""
     objective_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options by name; ``docs/credit.md`` in the repository lists them."""
+    """Options of the objective by name; ``docs/credit.md`` in the repository lists them."""
     clip_low: float | None = Field(None, ge=0)
     """How far the ratio may fall below 1; None takes the objective's own bound (0.2 for ``ppo_clip``)."""
     clip_high: float | None = Field(None, ge=0, allow_inf_nan=True)
@@ -74,7 +74,7 @@ class LossSettings(Frozen):
     kl_coefficient: float = Field(0.0, ge=0)
     """Weight of the penalty towards the initial policy; 0 keeps no reference model."""
     kl: Literal["k1", "k2", "k3", "k3_corrected"] = "k3"
-    """Its estimator."""
+    """Estimator of that penalty (Schulman 2020)."""
     ace_alpha: float = Field(0.0, ge=0)
     """Strength of ACE's push against overconfident errors; above 0 keeps a reference model."""
     ace_cap: float = Field(5.0, gt=0)
@@ -87,7 +87,7 @@ class LossSettings(Frozen):
     """Probability from which on a token of positive credit is left out of the loss, and not out of its denominator, where
     the mean entropy of its row is below ``mastered_entropy`` (UloRL, .99); None leaves out none."""
     mastered_entropy: float = Field(0.2, ge=0)
-    """See ``mastered_probability``; in nats."""
+    """Mean entropy of a row, in nats, below which ``mastered_probability`` applies."""
     mask_truncated: bool = False
     """Whether episodes that ended at the limit of their turns or tokens are left out of the loss and its denominator (DAPO);
     they take part in the statistics of their group, and ``truncated_masked`` in ``metrics.jsonl`` counts them."""
@@ -110,17 +110,17 @@ class LossSettings(Frozen):
         """Whether the loss of a token or its credit (``reinforce_pp``) does."""
         return self.compares_tokens or self.estimator_options.get("kl_coefficient", 0.0) > 0
 
-    def resolved(self, apart: bool) -> Self:
+    def resolved(self, mismatch: bool) -> Self:
         """These settings with what None stands for in ``proximal``, ``correction.mode`` and ``correction.off_context``.
 
         Args:
-            apart: Whether the sampler's log-probs are not those that the learner would compute.
+            mismatch: Whether the sampler's log-probs are not those that the learner would compute.
         """
-        mode = self.correction.mode or ("truncate" if apart and self.proximal != "sampler" else "none")
+        mode = self.correction.mode or ("truncate" if mismatch and self.proximal != "sampler" else "none")
         correction = self.correction.model_copy(update={"mode": mode})
         off_context = correction.off_context or ("weight" if correction.weighs else "recompute")
         correction = correction.model_copy(update={"off_context": off_context})
-        proximal = self.proximal or ("recompute" if apart else "sampler")
+        proximal = self.proximal or ("recompute" if mismatch else "sampler")
         return self.model_copy(update={"proximal": proximal, "correction": correction})
 
 

@@ -20,7 +20,7 @@ class Shares:
     below: float
     """The denominator of the loss."""
     trained: int
-    """That of the metrics: trained tokens, at least 1."""
+    """Denominator of the metrics: trained tokens, at least 1."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Part:
     """None where the batch does not count."""
     ratios: list[Tensor]
     gradients: Sequence[Tensor | None] | None
-    """Of the trained parameters, to be added to theirs; None where they have been."""
+    """Gradients of the trained parameters, to be added to theirs; None where they have been."""
     seconds: float
 
 

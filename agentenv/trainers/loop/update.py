@@ -161,7 +161,11 @@ def _imitate(
 
 def credited_members(group: Sequence[Trajectory]) -> list[Trajectory]:
     """The members of ``group`` that an estimator compares."""
-    return [t for t in group if t.valid and t.origin is not Origin.DEMONSTRATION]
+    return [t for t in group if _is_credited(t)]
+
+
+def _is_credited(trajectory: Trajectory) -> bool:
+    return trajectory.valid and trajectory.origin is not Origin.DEMONSTRATION
 
 
 def shape_group(
@@ -238,7 +242,7 @@ def with_log_ratios(groups: Sequence[list[Trajectory]], learner: Learner) -> lis
     Raises:
         ConfigurationError: the learner has no reference.
     """
-    credited = [t for group in groups for t in group if t.valid and t.origin is not Origin.DEMONSTRATION]
+    credited = [t for group in groups for t in credited_members(group)]
     ends = np.cumsum([len(t.ids) for t in credited])
     places = [np.arange(end - len(t.ids), end) + 1 for t, end in zip(credited, ends, strict=True)]
     found = np.zeros(sum(len(t.ids) for t in credited) + 1)
@@ -249,10 +253,7 @@ def with_log_ratios(groups: Sequence[list[Trajectory]], learner: Learner) -> lis
     noted = (
         replace(t, info=t.info | {LOG_RATIOS: found[own]}) for t, own in zip(credited, places, strict=True)
     )
-    return [
-        [next(noted) if t.valid and t.origin is not Origin.DEMONSTRATION else t for t in group]
-        for group in groups
-    ]
+    return [[next(noted) if _is_credited(t) else t for t in group] for group in groups]
 
 
 def weigh_credit(trajectory: Trajectory, values: Values) -> Values:

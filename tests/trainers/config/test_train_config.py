@@ -150,7 +150,7 @@ def test_a_configuration_becomes_what_is_minimised() -> None:
     def objective_of(run: TrainConfig) -> Objective:
         return make_objective(run.resolved_loss, run.memory, run.rollout)
 
-    assert objective_of(TrainConfig()) == Objective(length=512).resolved(apart=False)
+    assert objective_of(TrainConfig()) == Objective(length=512).resolved(mismatch=False)
     words = (
         "--loss.clip_low 0.1 --loss.objective_options.dual_clip 3 --loss.proximal recompute "
         "--loss.correction.mode mask --loss.correction.low 0.5 --loss.kl k2 "
