@@ -48,7 +48,7 @@ class TrainResult:
     """What a training run gave."""
 
     out: Path
-    """Its folder."""
+    """Folder of the run."""
     before: Score
     """On the test questions, before the first step."""
     after: Score
@@ -228,18 +228,18 @@ class EvaluationOptions(TypedDict, total=False):
     format: str
     """The chat format: ``inline``, ``template`` or ``native``; empty takes that of the policy's card."""
     family: str
-    """Of the model, for the format ``native``; empty reads it from the chat template."""
+    """The model family for the format ``native``; empty reads it from the chat template."""
     template_options: Mapping[str, Any]
     """Arguments of the chat template, for the format ``native``."""
     temperature: float
-    """Of the policy; 0 is greedy."""
+    """Temperature of the policy; 0 is greedy."""
     sample: int
     """Which of several samples of the same questions it is; the episodes of each have seeds of their own."""
     strategy: str
     """The rollout strategy that plays the episodes, such as ``judge``; empty takes that of the policy's card, and ``plain``
     none."""
     strategy_options: Mapping[str, Any]
-    """Its options by name."""
+    """Options of the strategy by name."""
     task_options: Mapping[str, Any]
     """Dials of the environment's own tasks, by the names of its ``make_tasks``."""
     token_ids: bool

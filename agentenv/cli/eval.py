@@ -85,11 +85,11 @@ class Eval:
     """The chat format: ``native`` declares and reads tools in the form that the model was trained in. Default: what the
     policy was trained with, otherwise inline."""
     family: str = ""
-    """Of the model, for --format native; default: read from its chat template."""
+    """The model family, for --format native; default: read from its chat template."""
     template_option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """KEY=VALUE for the chat template under --format native, such as enable_thinking=false; may be repeated."""
     temperature: float = 0.0
-    """Of the policy; 0 is greedy."""
+    """Temperature of the policy; 0 is greedy."""
     samples: int = 1
     """Episodes of each question, at --temperature. With several, --out has a folder for each sample, and the table says how
     often one of k is right (pass@k) or all of them are."""

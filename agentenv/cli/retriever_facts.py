@@ -36,7 +36,7 @@ class Facts:
     at_once: int = 8
     """Passages under way at a time."""
     seed: int = 0
-    """Of the model's first reply."""
+    """Seed of the model's first reply."""
     replies: Path | None = None
     """Folder that keeps the replies of the model; the same command asks nothing twice after an interruption."""
 

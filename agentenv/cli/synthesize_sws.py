@@ -81,7 +81,7 @@ class SwS:
     size: int = 5
     """Concepts of a question."""
     temperature: float = 0.2
-    """Of the draw of concepts."""
+    """Temperature of the draw of concepts."""
     encoder: str = "hash"
     """Encoder of concepts: hash, minilm, or KIND:PATH."""
     corpus: Path | None = None

@@ -1,4 +1,4 @@
-"""The form of the actions of an environment, without their content: what a probe writes that knows nothing of the task.
+"""The forms of an environment's actions without their content, for probes that know nothing of the task.
 
 The form is learned from the expert. A text in its actions that it writes after at least two different openings belongs to
 the form (the name of a tool), every other one is content, and so is an answer ("yes"). Without an expert the tags that end
@@ -98,9 +98,9 @@ class ActionForms:
     """The forms of the actions of an environment."""
 
     middle: tuple[Form, ...]
-    """After which the episode goes on."""
+    """The forms of actions after which the episode goes on."""
     last: tuple[Form, ...]
-    """Which end it; at least one."""
+    """The forms of actions that end an episode; at least one."""
     constants: frozenset[str]
 
 

@@ -34,7 +34,7 @@ class Conversation:
         return self.family.read(text, opened, schemas)
 
     def said(self, turn: AssistantTurn) -> "Conversation":
-        """With a turn of the policy."""
+        """The conversation with a turn of the policy added."""
         return replace(self, messages=(*self.messages, turn))
 
 

@@ -220,11 +220,11 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
 
     @property
     def awaits(self) -> bool:
-        """Whether it acts in coroutines of its own; a plain one is called in threads."""
+        """Whether the environment is written as coroutines; the methods of a plain environment are called in threads."""
         return type(self).areset is not Env.areset or type(self).astep is not Env.astep
 
     def check_running(self, action: object = "") -> None:
-        """Is called first by ``step``, so that nothing happens in an episode that is over, nor by what is no action.
+        """Refuses an action in an episode that is over, and what is no action; ``step`` calls this first.
 
         Args:
             action: What ``step`` was given.

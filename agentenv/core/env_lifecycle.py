@@ -113,7 +113,7 @@ def reason_of(trajectory: Trajectory) -> str:
 
 
 def reason_in(error: str, end_reason: str) -> str:
-    """What `reason_of` says, from the error that is kept of a masked episode and why it ended."""
+    """`reason_of` an episode, from its recorded error and the reason why it ended."""
     said = _message_in(error) or str(end_reason)
     if len(said) > _REASON_CHARS:
         half = (_REASON_CHARS - 3) // 2

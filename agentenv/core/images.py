@@ -32,7 +32,7 @@ class PlacedImage:
     """Place of its first token."""
     rows: int
     columns: int
-    """Of the grid that its tokens make up, row after row."""
+    """Columns of the grid that its tokens make up, row after row."""
 
     @property
     def end(self) -> int:

@@ -23,7 +23,7 @@ from agentenv.core.grammar import shortened
 MakeEnv = Callable[[], Env[Any]]
 
 SEEDS = range(5)
-"""Of the episodes of each probe."""
+"""Seeds of the episodes of each probe."""
 MOST_FORMS = 6
 """Most forms of an action that a probe tries one after the other."""
 PROBE_TURNS = 256
@@ -42,14 +42,14 @@ _WORDS = ("vlurb zonka prix quelto dramb siv", "yorth mabek")
 
 @dataclass
 class Seen:
-    """What one episode of a probe goes by."""
+    """What a probe knows while it plays one episode."""
 
     forms: ActionForms
     episodes: Sequence[ExpertEpisode]
     expert: ExpertEpisode
-    """Of this episode."""
+    """What the expert does in this episode."""
     number: int
-    """Of the form that is tried."""
+    """Number of the form that is tried."""
     texts: list[str] = field(default_factory=list)
     """Everything that was shown so far, without tags."""
 
@@ -208,7 +208,7 @@ class ProbeRow:
     cut: int
     """That were not over after ``PROBE_TURNS`` turns or ``EPISODE_S`` seconds; they count as far as they came."""
     action: str
-    """Its first action, shortened."""
+    """The first action of the probe, shortened."""
     fault: str = ""
     """What ended the first of the masked episodes."""
     has_expert: bool = True

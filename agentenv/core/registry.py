@@ -1,4 +1,4 @@
-"""Which environments there are: strings, imported when an environment is made, with the version in the id.
+"""The registered environments: strings that are imported when an environment is made, with the version in the id.
 
 Third parties need one line in their ``pyproject.toml``::
 

@@ -1,4 +1,4 @@
-"""Capturing a state: resources first, then a deep copy in which their handles stand for them.
+"""Snapshots of a state: resources are captured first, then the rest as a deep copy that holds their handles.
 
 A *resource* is anything in the state that cannot be copied by Python, such as a sandbox session. It has
 ``snapshot``, ``restore``, ``fork`` and ``close``, is found by looking through data classes, lists, tuples and

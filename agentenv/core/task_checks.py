@@ -37,7 +37,7 @@ def checked_tasks(tasks: Iterable[Any], whose: str) -> tuple[Task, ...]:
 
 
 def flaw_of(task: Task) -> str | None:
-    """What of ``task`` cannot be used; None where all can."""
+    """What makes ``task`` unusable, as a sentence; None where nothing does."""
     texts = {"id": task.id, "question": task.question}
     if isinstance(task.answers, str) or not isinstance(task.answers, Sequence):
         return f"answers is {reprlib.repr(task.answers)}; it must be a tuple of texts"

@@ -77,9 +77,9 @@ class Message:
     role: Role
     content: str | tuple[MessagePart, ...]
     name: str = ""
-    """Of the tool whose result this is; empty where no tool was called by name."""
+    """The name of the tool whose result this is; empty where no tool was called by name."""
     call_id: str = ""
-    """Of the call that this answers."""
+    """The id of the call that this answers."""
     calls: tuple[NativeCall, ...] = ()
     """Tool calls of an earlier turn of the assistant, where a whole context shows it."""
 

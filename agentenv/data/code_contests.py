@@ -20,7 +20,7 @@ from agentenv.errors import DatasetError, check_known
 from agentenv.sandbox.grading import CallTest, StdioTest, Test
 
 MAX_BYTES = 1 << 28
-"""Of the tests of one record, once decompressed."""
+"""Bytes that the tests of one record may have once they are decompressed."""
 PRELUDE = (
     "from bisect import *; from collections import *; from copy import *; from functools import *; from heapq import *; "
     "from itertools import *; from operator import *; from string import *; from math import *; from typing import *; "

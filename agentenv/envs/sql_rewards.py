@@ -160,7 +160,7 @@ def dense(ending: SqlEnding) -> float:
 
 
 def bucketed(ending: SqlEnding) -> float:
-    """The same in steps: below .1 is .1, below .5 is .5, below .8 is .8 and below 1 is .9."""
+    """The dense reward in steps: below .1 is .1, below .5 is .5, below .8 is .8 and below 1 is .9."""
     value = dense(ending)
     if value in (0.0, 1.0):
         return value

@@ -90,7 +90,7 @@ class Benchmark:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     concurrency: int = 64
     temperature: float = 0.0
-    """Of the policy; 0 is greedy."""
+    """Temperature of the policy; 0 is greedy."""
     sample: int = 0
     """Which of several samples of the same questions it is; the episodes of each have seeds of their own."""
     strategy: str = ""
@@ -429,7 +429,7 @@ def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
 
 
 def other_env_note(benchmark: Benchmark, card: EpisodeCard) -> str:
-    """That the policy was trained in another environment, as a sentence; empty where it was not, or nothing says so."""
+    """A sentence that says that the policy was trained in another environment; empty where it was not or that is unknown."""
     if card.env in (benchmark.env, EpisodeCard().env):
         return ""
     return (

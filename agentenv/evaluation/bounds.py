@@ -1,4 +1,4 @@
-"""What to hold a score against: the same policy without search and with gold passages, and the scripted expert.
+"""Bounds to compare a score with: the same policy without search and with gold passages, and the scripted expert.
 
 Without a search the policy has to answer from what it knows (`agentenv.evaluation.closed_book`). The expert knows what to
 search for, but answers only where its searches showed what the answer stands on: it is the ceiling that retrieval sets.

@@ -1,4 +1,4 @@
-"""What a running evaluation leaves on disk, so that one killed at any moment can go on where it stopped.
+"""The files of a running evaluation, from which one that was killed at any moment continues where it stopped.
 
 `Journal` is the file of finished episodes of one phase. `lock_folder` writes down what is being evaluated and refuses a
 folder that holds something else. Wall-clock seconds go to a file of their own: everything else is the same in every run.

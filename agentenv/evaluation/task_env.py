@@ -460,7 +460,7 @@ class _Encoded:
     corpus: Corpus
     encoder: str
     weights: PathState
-    """Of the files of the encoder; the index is built again where they are others."""
+    """State of the files of the encoder; the index is built again where they have changed."""
     index: str
     progress: Callable[[int, int], None] | None = field(compare=False)
 

@@ -98,7 +98,7 @@ class AgentPolicy:
 
     @property
     def name(self) -> str:
-        """What results call it."""
+        """The name of the agent in results."""
         named = self.act if hasattr(self.act, "__qualname__") else type(self.act)
         return f"{AGENT}{named.__module__}.{named.__qualname__}"
 

@@ -1,4 +1,4 @@
-"""Attention beside masks of our own.
+"""Attention kernels for models whose masks agentenv computes itself.
 
 The passes of the sampler have a mask [B, 1, Q, K] of their own. Flash attention takes none and flex attention takes none of
 that form, so these passes are computed by sdpa, and those of the learner (`line_attention`) by the faster kernel.

@@ -1,4 +1,4 @@
-"""How a policy is used to being asked: kept beside its weights, so that an evaluation asks it the same way."""
+"""The form in which a policy was trained to be asked, kept beside its weights so that evaluations ask the same way."""
 
 import json
 import re
@@ -33,7 +33,7 @@ class EpisodeCard:
     format: str = "inline"
     """``inline``, ``template`` or ``native``."""
     family: str = ""
-    """Of the model, for ``native``; empty reads it from the chat template."""
+    """The model family, for ``native``; empty reads it from the chat template."""
     template_options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the chat template, for ``native``."""
     k: int | None = None
@@ -49,7 +49,7 @@ class EpisodeCard:
     strategy: str = ""
     """The rollout strategy that belongs to the form of the episodes, such as ``judge``; empty is none."""
     strategy_options: dict[str, Any] = field(default_factory=dict)
-    """Its options by name."""
+    """Options of the strategy by name."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of the environment that shape its episodes, such as the tools. See `portable`."""
 

@@ -43,9 +43,9 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
-    """Those of the completions in which the model thought."""
+    """Tokens of the completions in which the model thought."""
     cached_tokens: int = 0
-    """Those of the prompts that the service had kept; their price may be lower than what is counted."""
+    """Tokens of the prompts that the service had kept; their price may be lower than what is counted."""
     unmetered: int = 0
     """Replies that came without a count of tokens."""
     cost: float = 0.0
@@ -102,7 +102,7 @@ class ChatClient:
     answered: bool = False
     """Whether it has given a reply, so that address, key, model and fields are right."""
     spent: str = ""
-    """Which budget refused a request; empty as long as none has."""
+    """The budget that has refused a request; empty as long as none has."""
 
     def __post_init__(self) -> None:
         endpoint = self.endpoint

@@ -55,7 +55,7 @@ class HFPolicy:
     """
 
     broken = False
-    """It samples in this process, and ends with it."""
+    """Whether an engine has died; the policy samples in this process, and ends with it."""
 
     def __init__(
         self,

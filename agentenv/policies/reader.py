@@ -98,7 +98,7 @@ class ReaderPolicy(HFPolicy):
         return cls(model.float().to(device).eval(), words)
 
     def _supported(self, model: Any) -> CacheShape:
-        """It keeps nothing of a token."""
+        """None: the reader keeps nothing of a token."""
         return CacheShape(0, 0, 0)
 
     def _drop_caches(self) -> None:

@@ -71,7 +71,7 @@ class Refused:
     kinds: frozenset[str] = frozenset()
     """Code and type of the error and of an error within it, in small letters."""
     field: str = ""
-    """Of the request, where the service names it."""
+    """The field of the request that is refused, where the service names it."""
     moderated: bool = False
 
     @property

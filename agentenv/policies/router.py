@@ -42,7 +42,7 @@ class Route:
     name: str
     description: str
     policy: str
-    """Its spec; a path in it is relative to the folder of the file."""
+    """Spec of the policy; a path in it is relative to the folder of the file."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""When a service that takes requests and answers none of them is given up."""
+"""Decides when to give up a service that takes requests and answers none of them."""
 
 import time
 from collections.abc import Iterator

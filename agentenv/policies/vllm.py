@@ -95,7 +95,7 @@ class VLLMPolicy:
             self.close()
             raise
         self.replicas = Replicas(len(self._engines), _log.warning)
-        """Which engine answers whom."""
+        """Says which engine answers which episode."""
 
     @classmethod
     def load(

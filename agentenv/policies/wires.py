@@ -74,9 +74,9 @@ class TokenUsage:
     prompt: int = 0
     completion: int = 0
     reasoning: int = 0
-    """Of the completion."""
+    """Tokens of the completion in which the model thought."""
     cached: int = 0
-    """Of the prompt."""
+    """Tokens of the prompt that the service had kept."""
 
 
 @dataclass(frozen=True)

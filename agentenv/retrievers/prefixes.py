@@ -33,7 +33,7 @@ class PrefixRetriever:
         ]
 
     def info(self) -> RetrieverInfo:
-        """That of the inner retriever, whose results depend on the episode now."""
+        """The `info` of the inner retriever, as one whose results depend on the episode."""
         inner = self._inner.info()
         return replace(
             inner, name=f"prefix of {inner.name}", fingerprint=f"prefix {inner.fingerprint}", contextual=True

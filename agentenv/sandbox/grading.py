@@ -109,7 +109,7 @@ class ProgramGrade:
 
     outcomes: tuple[CaseOutcome, ...]
     stderr: str = ""
-    """Of the first run in which the program or a call raised."""
+    """Error output of the first run in which the program or a call raised."""
 
     @property
     def passed(self) -> int:

@@ -26,7 +26,7 @@ def start_time(pid: int) -> str | None:
 
 
 def boot() -> str:
-    """This boot of this machine."""
+    """A name for the present boot of this machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
 
 

@@ -145,7 +145,7 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         return self.state.asking.turn_stop(stop, self.card["stop"])
 
     def native_tools(self) -> Sequence[ToolForm]:
-        """Those of the environment at the server in the present context.
+        """The tools of the environment at the server in the present context.
 
         Raises:
             ConfigurationError: the server does not serve policies that speak in their model's form.

@@ -30,7 +30,7 @@ class DatasetRow(BaseModel):
     """An episode to play."""
 
     seed: int | None = Field(None, ge=0)
-    """Of the episode; None draws one."""
+    """Seed of the episode; None draws one."""
     task: dict[str, Any] | None = None
     """``id``, ``question``, ``answers``, ``split`` and ``data``, or the ``id`` alone; None takes what the seed draws."""
 

@@ -77,7 +77,7 @@ def _classes() -> dict[str, type]:
         env: str
         """A registered id, or ``remote:URL``."""
         arguments: dict[str, Any] = Field(default_factory=dict)
-        """Of the environment's class."""
+        """Arguments of the environment's class."""
         seeds: list[int] = Field(default_factory=lambda: [0])
         """One episode a seed, where no tasks are given."""
         tasks: list[dict[str, Any]] = Field(default_factory=list)

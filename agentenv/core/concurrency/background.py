@@ -81,7 +81,7 @@ class BackgroundLoop:
         return await asyncio.wrap_future(self._submit_within(coroutine, timeout_s))
 
     def is_current(self) -> bool:
-        """Whether the caller runs on this loop, where to wait for a result would be to wait for ever."""
+        """Whether the caller runs on this loop, where waiting for a result would never end."""
         return self._loop is not None and asyncio._get_running_loop() is self._loop
 
     def close(self, timeout_s: float = 30.0) -> None:

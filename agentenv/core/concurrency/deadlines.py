@@ -175,7 +175,7 @@ def deadline_of(seconds: float) -> Iterator[Deadline]:
 
 
 async def ends_within(deadline: Deadline, call: "asyncio.Future[Any]") -> bool:
-    """Waits for ``call`` as long as ``deadline`` has time left; whether it has ended."""
+    """Waits for ``call`` as long as ``deadline`` has time left; returns whether the call has ended."""
     while not call.done() and (left := deadline.left()) > 0:
         # What is left is looked at again after each wait, because the deadline may have been held in the meantime.
         await asyncio.wait({call}, timeout=max(left, _SHORTEST_S))

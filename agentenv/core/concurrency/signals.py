@@ -100,7 +100,7 @@ class Interruptible:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """A part of the block that is not to be torn: a signal waits until ``check`` is called."""
+        """A part of the block that must not be interrupted: a signal waits until ``check`` is called."""
         with self._waiting(True):
             yield
 

@@ -66,7 +66,7 @@ class EditRecord:
     flaw: str
     """Why it was refused; empty where it counts."""
     right: int = 0
-    """Of the direct answers that could be read, how many were right."""
+    """How many of the direct answers that could be read were right."""
     read: int = 0
     """Direct answers that could be read."""
     link: str = ""

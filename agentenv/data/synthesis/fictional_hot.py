@@ -86,7 +86,7 @@ class NameMap:
     """An invented word for every word with a capital of a set of questions, the same wherever and however it is written."""
 
     statistics: WordStatistics
-    """Of the corpus."""
+    """Word statistics of the corpus."""
     invented: Mapping[str, str]
     """By `spelling`."""
     inventions: frozenset[str]

@@ -29,7 +29,7 @@ class Page:
     title: str
     text: str
     ids: tuple[str, ...]
-    """Of its passages."""
+    """Ids of its passages."""
 
 
 class LinkedPages:

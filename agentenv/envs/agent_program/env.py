@@ -121,7 +121,7 @@ class AgentProgram(AsyncEnv[ProgramState]):
         return self._shown(event.messages, opens=True), {"task_id": task.id}
 
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of the run and those that the agent asks for."""
+        """The stop strings of the run and those that the agent asks for."""
         return (*stop, *self.state.request.stop)
 
     def native_tools(self) -> Sequence[ToolForm]:

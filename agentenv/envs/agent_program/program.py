@@ -71,7 +71,7 @@ class Program:
 
     @property
     def words(self) -> list[str]:
-        """Those of the command.
+        """The words of the command.
 
         Raises:
             ConfigurationError: a quote does not end.
@@ -88,7 +88,7 @@ class Program:
         return function
 
     async def run(self, task: Task, base_url: str, api_key: str) -> str:
-        """Its answer to ``task``. Cancelling ends a command, and leaves a plain function behind.
+        """The program's answer to ``task``. Cancelling ends a command, and leaves a plain function behind.
 
         Args:
             task: What it is to do.

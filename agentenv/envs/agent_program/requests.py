@@ -212,7 +212,7 @@ def completion(asked: Asked, reply: Reply) -> dict[str, Any]:
 
 
 def stream_of(asked: Asked, reply: Reply) -> str:
-    """The same as the events of a stream; the turn comes in one piece, as it was sampled before."""
+    """The body of ``reply`` as the events of a stream; the turn comes in one piece, as it was sampled before."""
     turn = reply.turn
     delta: dict[str, Any] = {"role": "assistant", "content": _content(turn)}
     if turn.calls:

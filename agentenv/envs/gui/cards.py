@@ -1,4 +1,4 @@
-"""What to know of a set of recordings before training on it: sizes, actions, and what policies that see nothing score."""
+"""The card of a set of recordings, to read before training: sizes, actions, and the scores of policies that see nothing."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -123,7 +123,7 @@ class AgentSettings:
     fact_judge: str = "overlap"
     """Scores facts against a query; see `AgentSearch`."""
     prompt: str = AGENT_PROMPT
-    """Its opening message."""
+    """Opening message of the agent."""
     frame: str = "information"
     """Tags between which its pages stand; see `AgentSearch`."""
     k: int = PASSAGES

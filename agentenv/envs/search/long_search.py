@@ -121,7 +121,7 @@ class LongOpening:
 
     template: str
     share: float
-    """Of the tasks whose question may not be doubted."""
+    """Share of the tasks whose question may not be doubted."""
 
     def __call__(self, task: Task) -> str:
         """The template with the question of ``task`` and one of the two sentences before it."""

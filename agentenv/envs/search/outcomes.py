@@ -23,7 +23,7 @@ class Ending:
     """How an episode ended."""
 
     score: float
-    """Of the answer; 0 without one."""
+    """Score of the answer; 0 without one."""
     searches: int = 0
     """Queries that were asked and pages that were read, however many of them shared a turn."""
     mistakes: int = 0

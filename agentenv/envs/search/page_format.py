@@ -142,7 +142,7 @@ class PageFormat:
     """From the body of a page to the observation, which holds it between tags."""
 
     def framed(self, frame: str) -> "PageFormat":
-        """The same in other tags.
+        """The same format with pages between other tags.
 
         Raises:
             UnknownName: no such frame.

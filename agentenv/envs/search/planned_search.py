@@ -130,9 +130,9 @@ class PlannedState(SearchState):
     direct: str | None = None
     """The generator's answer without a search, where the reward asks for it."""
     rag: str | None = None
-    """Its answer from one search for the question as it stands."""
+    """The generator's answer from one search for the question as it stands."""
     rationality: float = 0.0
-    """Of the plan, as the judge rates it."""
+    """How rational the judge rates the plan."""
     judged_right: set[str] = field(default_factory=set)
     """Answers that a judge takes for the accepted one in other words."""
 

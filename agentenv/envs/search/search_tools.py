@@ -18,7 +18,7 @@ class TagParser:
     tags: tuple[str, ...]
     """The tags that decide."""
     filled: tuple[str, ...] = ("search",)
-    """Those of them that ask for nothing where they are empty."""
+    """The tags that ask for nothing where they are empty."""
 
     def __call__(self, action: str) -> TagCall | None:
         """What ``action`` asks for; None where it is malformed."""
@@ -32,7 +32,7 @@ class FoundPassages(NamedTuple):
     """What was found for one query of a turn."""
 
     place: int
-    """Of the query among those of its turn, from 1."""
+    """Place of the query among those of its turn, from 1."""
     query: str
     passages: Sequence[Passage]
 

@@ -54,7 +54,7 @@ REFERENCE = "\nWanted is a question of this kind: {question}"
 GIVEN = "\nThe answer has to be: {answer}"
 _TAG_LIMIT = 10  # SSP: more opening or closing answer tags than this are spam
 SPAM_FACTOR = 0.25
-"""Of the reward of an answer whose tags are spam (SSP)."""
+"""Share of the reward that is left to an answer whose tags are spam (SSP)."""
 
 
 @dataclass(frozen=True)

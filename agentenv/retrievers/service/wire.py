@@ -1,4 +1,4 @@
-"""What travels between a retrieval server and its callers: Search-R1's ``/retrieve``, our ``/v1/search``, ``/access``."""
+"""The bodies of requests and replies of a retrieval server: Search-R1's ``/retrieve``, our ``/v1/search``, ``/access``."""
 
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ class RetrieveRequest(BaseModel):
     return_scores: bool = Field(False, validation_alias=AliasChoices("return_scores", "return_score"))
     """Whether documents come with their scores."""
     corpus: str | None = None
-    """Which of several corpora; None is the one of the path, or the first."""
+    """Name of one of several corpora; None is the one of the path, or the first."""
     partial: bool = False
     """Whether an answer may lack the documents of dead shards; it then says so."""
 
@@ -70,7 +70,7 @@ class SearchRequest(BaseModel):
     k: Count = DEFAULT_K
     """Most passages a query."""
     corpus: str | None = None
-    """Which of several corpora; None is the one of the path, or the first."""
+    """Name of one of several corpora; None is the one of the path, or the first."""
     timeout_s: float | None = Field(None, gt=0)
     """Seconds that the caller waits; None and anything longer than the server's own bound take that."""
     partial: bool = False
@@ -85,7 +85,7 @@ class AccessRequest(BaseModel):
     urls: list[str] = []
     """Addresses of pages; a wiki page is found by the title in its address."""
     corpus: str | None = None
-    """Which of several corpora; None is the one of the path, or the first."""
+    """Name of one of several corpora; None is the one of the path, or the first."""
 
 
 def quoted_contents(title: str, text: str) -> str:

@@ -45,7 +45,7 @@ class SimulationConfig(Frozen):
     noise_start: float = Field(0.0, ge=0, le=1)
     """Chance of a query to get noisy documents at the start of training."""
     noise_end: float = Field(0.5, ge=0, le=1)
-    """The same at its end."""
+    """Chance of a query to get noisy documents at the end of training."""
     noise_base: float = Field(4.0, gt=0)
     """Shape of the way between: above 1 the noise comes late, 1 is a straight line."""
     tokens: int = Field(600, ge=1)

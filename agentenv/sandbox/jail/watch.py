@@ -109,7 +109,7 @@ class Holding(NamedTuple):
     by_share: int
     """What others have too counts by its share."""
     in_full: int
-    """The same, but what it inherited counts in full, whoever else has it."""
+    """The same sum, but memory that the process has inherited counts in full, even where others have it too."""
     alone: int
     """What nobody else has."""
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from agentenv.core.trajectory import SegmentKind, Trajectory
 
 SHARE = 0.8
-"""Of the turns of a group that are trained (DART, Li et al. 2025, arXiv:2509.23866)."""
+"""Share of the turns of a group that are trained (DART, Li et al. 2025, arXiv:2509.23866)."""
 
 
 def turn_entropies(trajectory: Trajectory) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""What a run of a comparison stands on: digests of weights, files and tests, and the versions of the code.
+"""What a run of a comparison depends on: digests of weights, files and tests, and the versions of the code.
 
 Each run keeps this in ``stands_on.json``. A comparison whose runs do not stand on the same is refused, so that a second look
 never mixes two starts. The digest of the source alone may differ, because any changed comment changes it; a page says so.

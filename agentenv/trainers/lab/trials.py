@@ -89,7 +89,7 @@ def score(experiment: Experiment, run: Json, measure: str = "") -> float:
 
 
 def scores_of(experiment: Experiment, runs: Mapping[str, Sequence[Json]], measure: str = "") -> Scores:
-    """The same for every run, by arm."""
+    """What every run has by a measure, by arm."""
     return {arm: [score(experiment, run, measure) for run in mine] for arm, mine in runs.items()}
 
 

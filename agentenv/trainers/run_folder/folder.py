@@ -136,7 +136,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """The folder is this process's alone; the claim ends with the process, however it ends.
+        """Claims the folder for this process within the block; the claim ends with the process, however it ends.
 
         Raises:
             ConfigurationError: another process runs in it.

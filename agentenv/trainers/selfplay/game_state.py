@@ -104,7 +104,7 @@ def paid_by_game(played: Trajectory, reward: float) -> Trajectory:
 
 
 def masked(played: Trajectory, why: str) -> Trajectory:
-    """``played`` out of loss and statistics."""
+    """``played`` masked: left out of the loss and of all statistics."""
     return replace(played, valid=False, reward=0.0, error=played.error or why)
 
 

@@ -260,7 +260,7 @@ class _GameRunner:
         return await self._check_agreement(played) if turn.check in AGREED else played
 
     def _temperature_of(self, turn: GameTurn, role: str) -> float:
-        """That of the role. A greedy move of a role that has others too, such as a solver's guess, is greedy always."""
+        """The role's temperature; a greedy move of a role with other moves too, such as a solver's guess, stays greedy."""
         if turn.greedy and not all(one.greedy for one in self.game.turns if one.role == turn.role):
             return 0.0
         return self.strategy.temperatures.get(role, 0.0 if turn.greedy else self.context.config.temperature)
@@ -488,5 +488,5 @@ class _GameRunner:
 
 
 def probability(played: Trajectory) -> float:
-    """With which a policy has written all of an episode: exp of the sum of its log-probs, NaN where none are recorded."""
+    """The probability of all that a policy wrote in an episode: exp of the sum of its log-probs, NaN without records."""
     return math.exp(sum(sum(segment.logprobs) for segment in played.segments))

@@ -36,7 +36,7 @@ SURE = 0.95
 
 
 def slope(accuracies: Sequence[float]) -> float:
-    """That of the least-squares line through accuracies over their number; 0 of a single one."""
+    """Slope of the least-squares line through accuracies over their number; 0 of a single one."""
     count = len(accuracies)
     middle, mean = (count - 1) / 2, sum(accuracies) / count
     spread = sum((t - middle) ** 2 for t in range(count))

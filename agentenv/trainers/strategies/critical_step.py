@@ -1,4 +1,4 @@
-"""Learning from failures: the step that lost an episode is found by forks, and better actions stand against it (EvoCUA)."""
+"""Learning from failures (EvoCUA): forks find the step that lost an episode, and pair it with better actions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

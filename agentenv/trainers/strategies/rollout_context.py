@@ -49,7 +49,7 @@ class RolloutContext:
     step: int = 0
     """The training step; 0 where there is none."""
     temperatures: tuple[float, ...] = ()
-    """Those of the turns of a tree's window in this step; none are those of its configuration."""
+    """Temperatures of the turns of a tree's window in this step; none are those of its configuration."""
     worker: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     """Waits for an environment worker and holds it; by default there is one for every slot."""
 

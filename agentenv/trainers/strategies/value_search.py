@@ -134,7 +134,7 @@ class _Node:
     children: "dict[str, _Node]" = field(default_factory=dict)
     """By the action that leads there."""
     open: "list[_Node]" = field(default_factory=list)
-    """Those of them that may be chosen."""
+    """Children of this state that may be chosen."""
 
     @property
     def value(self) -> float:
@@ -184,7 +184,7 @@ class _Search:
     expanded: list[tuple[_Node, list[Trajectory]]] = field(default_factory=list)
     """States that the policy went on from, with the complete episodes that came of it, in the training phase."""
     idle: list[Env[Any]] = field(default_factory=list)
-    """Those of them from which nothing is played any more."""
+    """Those of ``forked`` from which nothing is played any more."""
     best: tuple[float, Trajectory] | None = None
     """The complete episode with the highest predicted value; one that an infrastructure failure ended has -inf."""
     metrics: Counter[str] = field(default_factory=Counter)

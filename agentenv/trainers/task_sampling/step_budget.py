@@ -37,7 +37,7 @@ class TaskDraw:
     prefix: Mapping[str, Any] | None = None
     """The record of the turns that the episodes begin with (``to_record``), which are not trained (strategy ``plain``)."""
     temperatures: Sequence[float] = ()
-    """Those of the turns of a tree's window, where they follow the entropy (strategy ``tree``)."""
+    """Temperatures of the turns of a tree's window, where they follow the entropy (strategy ``tree``)."""
 
 
 @dataclass

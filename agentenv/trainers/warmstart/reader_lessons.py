@@ -56,7 +56,7 @@ class ReaderWarmstartConfig:
     kept: int = 180
     """Questions of several hops that are left to the episodes: those that ``train.limit`` draws."""
     kept_seed: int = 0
-    """Of that draw; ``train.seed`` of the episodes."""
+    """Seed of that draw; ``train.seed`` of the episodes."""
     others: int = 1
     """Most passages without an answer of a lesson of one hop."""
     rules: int = 600

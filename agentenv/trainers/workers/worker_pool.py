@@ -27,7 +27,7 @@ class Weights(NamedTuple):
 
 
 class Worker(Protocol):
-    """Somebody who plays. Each coroutine raises ``WorkerLost`` where the worker or its machine is gone."""
+    """A worker that plays groups. Each coroutine raises ``WorkerLost`` where the worker or its machine is gone."""
 
     async def open(self) -> None:
         """Waits until the worker is up.
@@ -54,7 +54,7 @@ class Worker(Protocol):
 
 
 class Cluster(Protocol):
-    """Where workers come from."""
+    """Starts workers, and hands them weights."""
 
     def put(self, weights: Mapping[str, Any]) -> Any:
         """Lays weights down for all workers; what is returned stands for them."""
