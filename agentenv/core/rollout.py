@@ -108,8 +108,14 @@ async def play(state: EpisodeState, policy: Policy, chat: ChatFormat, config: Ro
 async def take_turn(state: EpisodeState, policy: Policy, chat: ChatFormat, config: RolloutConfig) -> None:
     """Plays one turn: the policy writes an action, the environment executes it, and its observation is appended."""
     completion = await sample(state, policy, config)
-    if completion is None:
-        return
+    if completion is not None:
+        await act_on(completion, state, chat, config)
+
+
+async def act_on(
+    completion: Completion, state: EpisodeState, chat: ChatFormat, config: RolloutConfig
+) -> None:
+    """The environment executes ``completion``, whose ids stand in ``state``, and its observation is appended."""
     observation = await act(state, completion.text, config, completion.turn)
     if observation is not None:
         observe(state, chat, observation, config.context_tokens)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from math import exp
 
 from agentenv.core.grammar import spans_between
-from agentenv.core.rollout import EpisodeSpec, EpisodeState, act, observe, sample
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, act_on, sample
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import Completion
 from agentenv.envs.search.self_search import SelfSearch, query_entropy
@@ -49,9 +49,7 @@ class SelfSearchStrategy:
                 continue
             if isinstance(env, SelfSearch):
                 env.tell_entropy(entropy_of_query(completion, context.decode))
-            observation = await act(state, completion.text, context.config)
-            if observation is not None:
-                observe(state, context.chat, observation, context.config.context_tokens)
+            await act_on(completion, state, context.chat, context.config)
         return mask_information(state.ended, context.decode) if self.mask_information else state.ended
 
 

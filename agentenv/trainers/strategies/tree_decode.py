@@ -11,7 +11,7 @@ from typing import Any
 
 from agentenv.core.env import Env
 from agentenv.core.env_lifecycle import close_quickly
-from agentenv.core.rollout import EpisodeSpec, EpisodeState, act, fork, observe, sample
+from agentenv.core.rollout import EpisodeSpec, EpisodeState, act_on, fork, sample
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Completion
 from agentenv.errors import ConfigurationError
@@ -105,11 +105,8 @@ class _Decoder:
         return leaves
 
     async def _act(self, state: EpisodeState, completion: Completion | None) -> None:
-        if completion is None:
-            return
-        observation = await act(state, completion.text, self.context.config, completion.turn)
-        if observation is not None:
-            observe(state, self.context.chat, observation, self.context.config.context_tokens)
+        if completion is not None:
+            await act_on(completion, state, self.context.chat, self.context.config)
 
 
 def vote_of(trajectory: Trajectory) -> str | None:

@@ -20,9 +20,8 @@ from agentenv.core.env_lifecycle import close_quickly
 from agentenv.core.rollout import (
     EpisodeSpec,
     EpisodeState,
-    act,
+    act_on,
     fork,
-    observe,
     sample,
 )
 from agentenv.core.trajectory import Trajectory, Turn
@@ -304,9 +303,7 @@ class _Search:
         if completion is None:
             return ""
         self.metrics["sampled_tokens"] += len(completion.ids)
-        observation = await act(state, completion.text, self.context.config, completion.turn)
-        if observation is not None:
-            observe(state, self.context.chat, observation, self.context.config.context_tokens)
+        await act_on(completion, state, self.context.chat, self.context.config)
         return completion.text
 
     def _grow(self, node: _Node, continuations: Sequence[_Continuation]) -> None:
