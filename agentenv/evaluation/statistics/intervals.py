@@ -113,6 +113,12 @@ def _nonzero(value: float) -> float:
     return value if abs(value) > _TINY else _TINY
 
 
+def wilson_score(p: float, n: float, z: float) -> tuple[float, float]:
+    """Centre and half width of the interval of a proportion ``p`` of ``n`` trials at the normal quantile z (Wilson 1927)."""
+    centre = (p + z**2 / (2 * n)) / (1 + z**2 / n)
+    return centre, z / (1 + z**2 / n) * sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+
+
 def bounded_interval(x: Floats, members: Sequence[Sequence[int]], level: float) -> tuple[float, float]:
     """Interval of the mean of ``x`` [N] with values in [0, 1] over C clusters, for few clusters and sparse scores.
 
@@ -132,8 +138,7 @@ def bounded_interval(x: Floats, members: Sequence[Sequence[int]], level: float) 
         else:
             effective = min(mean * (1 - mean) / error**2, x.size) if error > 0 else float(x.size)
         effective *= (z / t_quantile((1 + level) / 2, df)) ** 2
-    centre = (mean + z**2 / (2 * effective)) / (1 + z**2 / effective)
-    half = z / (1 + z**2 / effective) * sqrt(mean * (1 - mean) / effective + z**2 / (4 * effective**2))
+    centre, half = wilson_score(mean, effective, z)
     return 0.0 if mean == 0 else max(0.0, centre - half), 1.0 if mean == 1 else min(1.0, centre + half)
 
 

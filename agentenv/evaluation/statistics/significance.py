@@ -22,6 +22,7 @@ from agentenv.evaluation.statistics.intervals import (
     sign_flip_p,
     t_quantile,
     t_two_sided,
+    wilson_score,
 )
 
 Floats = NDArray[np.float64]
@@ -94,9 +95,7 @@ def wilson_interval(successes: float, n: float, *, level: float = 0.95) -> tuple
     if not 0 <= successes <= n or n <= 0:
         raise ConfigurationError(f"A proportion needs 0 <= successes <= n and n > 0, not {successes} of {n}.")
     z = NormalDist().inv_cdf(_tails(level)[1])
-    p = successes / n
-    centre = (p + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z / (1 + z**2 / n) * sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    centre, half = wilson_score(successes / n, n, z)
     # Exact where nothing or everything succeeded; the formula is off by a rounding error there.
     return 0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half
 

@@ -5,7 +5,6 @@ Shapes: G trajectories of one group.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -13,10 +12,9 @@ import numpy as np
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.group_statistics import (
-    BATCH_DEVIATION,
     Values,
     deviation_of,
-    has_zero_variance,
+    noting_deviation,
     on_all_tokens,
     standardize,
 )
@@ -95,5 +93,4 @@ def with_decoupled_deviation(
     sums = np.concatenate(
         [np.zeros(0), *(decoupled_sums(group, weights, epsilon=epsilon) for group in groups)]
     )
-    deviation = 0.0 if has_zero_variance(sums) else float(np.std(sums, ddof=1))
-    return [[replace(t, info=t.info | {BATCH_DEVIATION: deviation}) for t in group] for group in groups]
+    return noting_deviation(groups, sums)

@@ -63,7 +63,13 @@ def standardize(
 
 def with_batch_deviation(groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
     """``groups`` with the unbiased standard deviation of all their rewards together noted in every trajectory."""
-    rewards = [reward for group in groups for reward in rewards_of(group)]
+    return noting_deviation(groups, [reward for group in groups for reward in rewards_of(group)])
+
+
+def noting_deviation(
+    groups: Sequence[Sequence[Trajectory]], rewards: Sequence[float] | Values
+) -> list[list[Trajectory]]:
+    """``groups`` with the unbiased standard deviation of ``rewards``, those of a whole step, noted in every trajectory."""
     # A step of equal rewards gets 0 in place of noise; its groups have no variance either, so nothing is divided by it.
     deviation = 0.0 if has_zero_variance(rewards) else float(np.std(rewards, ddof=1))
     return [[replace(t, info=t.info | {BATCH_DEVIATION: deviation}) for t in group] for group in groups]

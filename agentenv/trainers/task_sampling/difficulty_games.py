@@ -248,14 +248,8 @@ class PromptGame(DifficultyGame):
             return whole_groups(step_budget, step_budget.draw_unplayed(step_budget.questions))
         numbers = [self.class_of(task) for task in range(len(step_budget.tasks))]
         present, places, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
-        chances = (self._distribution(present.tolist()) / sizes)[places]
-        drawn = step_budget.rng.choice(
-            len(numbers),
-            size=step_budget.questions,
-            replace=step_budget.questions > len(numbers),
-            p=chances / chances.sum(),
-        )
-        return whole_groups(step_budget, drawn)
+        weights = (self._distribution(present.tolist()) / sizes)[places]
+        return whole_groups(step_budget, step_budget.draw_weighted(weights))
 
     def select(self, step_budget: StepBudget) -> Selection:
         """Losses and classes move. All groups are trained that are not left out."""

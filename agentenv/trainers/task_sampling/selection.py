@@ -142,14 +142,7 @@ class GroupRobust:
         classes, places, sizes = np.unique(names, return_inverse=True, return_counts=True)
         weights = self._weights([str(name) for name in classes], sizes / len(names))
         # A class has its weight as a whole, however many tasks it has.
-        chances = (weights / sizes)[places]
-        drawn = step_budget.rng.choice(
-            len(names),
-            size=step_budget.questions,
-            replace=step_budget.questions > len(names),
-            p=chances / chances.sum(),
-        )
-        return whole_groups(step_budget, drawn)
+        return whole_groups(step_budget, step_budget.draw_weighted((weights / sizes)[places]))
 
     def _weights(self, classes: Sequence[str], shares_C: Values) -> Values:
         return robust_weights(

@@ -121,6 +121,13 @@ class StepBudget:
         drawn = self.rng.choice(np.asarray(pool), size=count, replace=count > len(pool))
         return [int(place) for place in drawn]
 
+    def draw_weighted(self, weights_N: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Places of ``questions`` tasks drawn by their weights, each once; with replacement where there are too few."""
+        count = len(weights_N)
+        return self.rng.choice(
+            count, size=self.questions, replace=self.questions > count, p=weights_N / weights_N.sum()
+        )
+
     def reserve(self, draws: Sequence[TaskDraw]) -> list[Group]:
         """The group of each draw, new ones opened.
 

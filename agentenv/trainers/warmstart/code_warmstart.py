@@ -31,8 +31,8 @@ from agentenv.progress import Display
 from agentenv.sandbox.types import ExecStatus
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.warmstart.code_demonstrators import step_by_step, whole_programs
-from agentenv.trainers.warmstart.demonstrations import Demo, Piece, to_tokens
-from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, imitate, untrained_policy
+from agentenv.trainers.warmstart.demonstrations import Demo, Piece
+from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, imitating_policy
 from agentenv.trainers.warmstart.supervised import Metrics, write_policy
 
 ENV = "agentenv/Code-v0"
@@ -123,12 +123,7 @@ def code_warmstart(config: CodeWarmstartConfig, display: Display, out: Path) -> 
     """
     began = time.perf_counter()
     display.phase("demonstrations", config.tasks)
-    demos = demonstrations(config)
-    texts = ["\n".join(["user", *(piece.text for piece in demo), "assistant"]) for demo in demos]
-    policy = untrained_policy(texts, (*TAGS, "output"), config)
-    chat = InlineFormat(policy.tokenizer)
-    display.phase("imitation", config.steps)
-    tokens = imitate(policy, [to_tokens(chat, demo) for demo in demos], config.steps, config, display)
+    policy, tokens = imitating_policy(demonstrations(config), (*TAGS, "output"), config, display)
     metrics: Metrics = {"tokens": tokens} | judge(policy, config)
     metrics["minutes"] = (time.perf_counter() - began) / 60
     parameters = sum(p.numel() for p in policy.model.parameters())

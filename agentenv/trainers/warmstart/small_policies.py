@@ -6,11 +6,13 @@ from random import Random
 
 import torch
 
+from agentenv.core.chat import InlineFormat
 from agentenv.policies.compute import process_compute
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.loading import moved
 from agentenv.policies.tiny import build_model, build_tokenizer
 from agentenv.progress import Display
+from agentenv.trainers.warmstart.demonstrations import Piece, to_tokens
 from agentenv.trainers.warmstart.supervised import TrainingExample, fit, sample_batches
 
 _PAGE_WEIGHT = 0.05
@@ -49,6 +51,17 @@ def untrained_policy(texts: Sequence[str], tags: Sequence[str], config: SmallPol
     tokenizer = build_tokenizer(texts, tags)
     model = build_model(tokenizer, layers=config.layers, heads=config.heads, inner=256)
     return HFPolicy(moved(model, process_compute().resolved().device), tokenizer)
+
+
+def imitating_policy(
+    demos: Sequence[list[Piece]], tags: Sequence[str], config: SmallPolicyConfig, display: Display
+) -> tuple[HFPolicy, int]:
+    """A policy that has imitated ``demos``, and the number of tokens that it has seen; arguments as below."""
+    texts = ["\n".join(["user", *(piece.text for piece in demo), "assistant"]) for demo in demos]
+    policy = untrained_policy(texts, tags, config)
+    chat = InlineFormat(policy.tokenizer)
+    display.phase("imitation", config.steps)
+    return policy, imitate(policy, [to_tokens(chat, demo) for demo in demos], config.steps, config, display)
 
 
 def imitate(

@@ -35,8 +35,8 @@ from agentenv.policies.card import EpisodeCard
 from agentenv.policies.hf import HFPolicy
 from agentenv.progress import Display
 from agentenv.trainers.learner.denormals import flushed_denormals
-from agentenv.trainers.warmstart.demonstrations import Demo, Piece, to_tokens
-from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, imitate, untrained_policy
+from agentenv.trainers.warmstart.demonstrations import Demo, Piece
+from agentenv.trainers.warmstart.small_policies import SmallPolicyConfig, imitating_policy
 from agentenv.trainers.warmstart.sql_demonstrators import queries
 from agentenv.trainers.warmstart.supervised import Metrics, write_policy
 
@@ -149,13 +149,8 @@ def sql_warmstart(config: SqlWarmstartConfig, display: Display, out: Path) -> Me
     """
     began = time.perf_counter()
     display.phase("demonstrations", config.tasks)
-    demos = demonstrations(config)
-    texts = ["\n".join(["user", *(piece.text for piece in demo), "assistant"]) for demo in demos]
     tags = ("think", "result", *(tag for form in FORMS for tag in form.kind.tags))
-    policy = untrained_policy(texts, tags, config)
-    chat = InlineFormat(policy.tokenizer)
-    display.phase("imitation", config.steps)
-    tokens = imitate(policy, [to_tokens(chat, demo) for demo in demos], config.steps, config, display)
+    policy, tokens = imitating_policy(demonstrations(config), tags, config, display)
     judged = {
         "greedy": judge(policy, PLAIN, config, 0.0, "train"),
         "sampled": judge(policy, PLAIN, config, 1.0, "train"),
