@@ -29,7 +29,7 @@ def flashrag(record: RawRow) -> Iterator[Task]:
     ``metadata`` is unpacked; ``gold`` (ids of passages) is another name of ``supporting_ids``.
     """
     data = _rest(record, "id", "question", "metadata", *GOLDS)
-    data = {**_mapping(record, "metadata"), **data}
+    data = {**_metadata(record), **data}
     if "gold" in data:
         data["supporting_ids"] = data.pop("gold")
     yield Task(record.id("id"), record.text("question"), record.golds(*GOLDS), data=data)
@@ -49,7 +49,7 @@ def own_questions(record: RawRow) -> Iterator[Task]:
     In a table, where every field is text, several answers are a JSON list; a number is taken as its text.
     """
     data = _rest(record, "metadata", *_IDS, *_QUESTIONS, *_ANSWERS)
-    data = {**_mapping(record, "metadata"), **data}
+    data = {**_metadata(record), **data}
     data = {name: value for name, value in data.items() if name not in _OPTIONAL or value not in (None, "")}
     if "gold" in data:
         data["supporting_ids"] = data.pop("gold")
@@ -325,8 +325,8 @@ def _rest(record: RawRow, *known: str) -> dict[str, Any]:
     return {name: value for name, value in record.fields.items() if name not in known}
 
 
-def _mapping(record: RawRow, name: str) -> Mapping[str, Any]:
-    value = record.fields.get(name) or {}
+def _metadata(record: RawRow) -> Mapping[str, Any]:
+    value = record.fields.get("metadata") or {}
     if not isinstance(value, dict):
-        raise DatasetError(f"{record.place}: {name} must be an object, not {value!r}.")
+        raise DatasetError(f"{record.place}: metadata must be an object, not {value!r}.")
     return value

@@ -186,12 +186,7 @@ def summarize_suite(out: Path, names: Sequence[str]) -> Json:
     return summary
 
 
-def combine(
-    sets: Sequence[Sequence[float]],
-    clusters: Sequence[Sequence[Hashable]] | None = None,
-    *,
-    level: float = 0.95,
-) -> Json:
+def combine(sets: Sequence[Sequence[float]], clusters: Sequence[Sequence[Hashable]] | None = None) -> Json:
     """Macro and micro mean of the values of several sets.
 
     The macro mean weighs sets alike, as papers do (`macro_mean`). The micro mean weighs questions alike. An error within a
@@ -204,9 +199,9 @@ def combine(
             "micro": {"mean": None, "ci95": None, "n": 0},
         }
     clusters = [range(len(values)) for values in sets] if clusters is None else clusters
-    mean, ends = macro_mean(sets, clusters, level=level)
+    mean, ends = macro_mean(sets, clusters)
     members = [(number, cluster) for number, several in enumerate(clusters) for cluster in several]
-    pooled = estimate([value for values in sets for value in values], clusters=members, level=level)
+    pooled = estimate([value for values in sets for value in values], clusters=members)
     return {
         "macro": {"mean": mean, "ci95": ends, "sets": len(sets)},
         "micro": {"mean": pooled.mean, "ci95": pooled.ci95, "n": pooled.n},

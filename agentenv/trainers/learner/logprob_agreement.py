@@ -14,9 +14,11 @@ from agentenv.trainers.learner.packing import TrainingRow, micro_batches
 
 _EPISODES = 3
 _SAMPLED = 5
+_PROMPT_TOKENS = 20
+"""Tokens of the longest prompt."""
 
 
-def logprob_gaps(policy: HFPolicy, *, tokens: int = 20, vocabulary: int | None = None) -> dict[str, float]:
+def logprob_gaps(policy: HFPolicy, *, vocabulary: int | None = None) -> dict[str, float]:
     """Largest distances, in nats, from the log-probs of ``model.forward`` on the plain sequence.
 
     Three episodes of two turns are sampled from prompts of unequal length in one batch, the second turn on the cache of the
@@ -25,7 +27,6 @@ def logprob_gaps(policy: HFPolicy, *, tokens: int = 20, vocabulary: int | None =
 
     Args:
         policy: Samples; its model is scored.
-        tokens: Of the longest prompt.
         vocabulary: Ids below it make up the prompts; None takes all.
 
     Returns:
@@ -36,7 +37,7 @@ def logprob_gaps(policy: HFPolicy, *, tokens: int = 20, vocabulary: int | None =
     """
     size = vocabulary or int(policy.model.config.get_text_config().vocab_size)
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(2, size, tokens - 3 * i).tolist() for i in range(_EPISODES)]
+    prompts = [rng.integers(2, size, _PROMPT_TOKENS - 3 * i).tolist() for i in range(_EPISODES)]
     turns, ids = [], prompts
     for seed in range(3):
         if seed == 2:  # back to the middle of the first turn, with another end

@@ -19,6 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+_HIDDEN = 32
+"""Dimensions of a projected embedding (896 in the released program, for embeddings of 1536)."""
+_LAYERS = 3
+"""Linear layers of a projection."""
+_RATE = 1e-3
+"""Learning rate of Adam."""
 _NEAR_CERTAIN = 1e-4
 _COLDEST, _HOTTEST = 1e-2, 10.0
 _UNCHANGED = math.log(math.e - 1)  # softplus gives 1: the calibration begins without an effect
@@ -62,20 +68,18 @@ def _linear(size: int, out: int, chance: torch.Generator) -> nn.Linear:
     return layer
 
 
-def _projection(
-    size: int, hidden: int, layers: int, dropout: float, chance: torch.Generator
-) -> nn.Sequential:
-    parts: list[nn.Module] = [nn.LayerNorm(size), _linear(size, hidden, chance)]
-    for _ in range(layers - 1):
-        parts += [nn.GELU(), _Dropout(dropout, chance), _linear(hidden, hidden, chance)]
-    return nn.Sequential(*parts, nn.LayerNorm(hidden))
+def _projection(size: int, dropout: float, chance: torch.Generator) -> nn.Sequential:
+    parts: list[nn.Module] = [nn.LayerNorm(size), _linear(size, _HIDDEN, chance)]
+    for _ in range(_LAYERS - 1):
+        parts += [nn.GELU(), _Dropout(dropout, chance), _linear(_HIDDEN, _HIDDEN, chance)]
+    return nn.Sequential(*parts, nn.LayerNorm(_HIDDEN))
 
 
 class _Network(nn.Module):
-    def __init__(self, size: int, hidden: int, layers: int, dropout: float, chance: torch.Generator) -> None:
+    def __init__(self, size: int, dropout: float, chance: torch.Generator) -> None:
         super().__init__()
-        self.query = _projection(size, hidden, layers, dropout, chance)
-        self.reference = _projection(size, hidden, layers, dropout, chance)
+        self.query = _projection(size, dropout, chance)
+        self.reference = _projection(size, dropout, chance)
         last = _linear(10, 2, chance)
         with torch.no_grad():
             last.weight.zero_()
@@ -103,26 +107,14 @@ class DifficultyPredictor:
 
     Args:
         size: Dimensions of an embedding.
-        hidden: Dimensions of its projection (896 in the released program, for embeddings of 1536).
-        layers: Linear layers of a projection.
         dropout: Share of activations that are left out while it learns.
-        rate: Learning rate of Adam.
         passes: Steps of Adam in ``learn``.
     """
 
-    def __init__(
-        self,
-        size: int,
-        *,
-        hidden: int = 32,
-        layers: int = 3,
-        dropout: float = 0.1,
-        rate: float = 1e-3,
-        passes: int = 5,
-    ) -> None:
+    def __init__(self, size: int, *, dropout: float = 0.1, passes: int = 5) -> None:
         self._chance = torch.Generator().manual_seed(0)
-        self._network = _Network(size, hidden, layers, dropout, self._chance)
-        self._optimizer = torch.optim.Adam(self._network.parameters(), lr=rate)
+        self._network = _Network(size, dropout, self._chance)
+        self._optimizer = torch.optim.Adam(self._network.parameters(), lr=_RATE)
         self._passes = passes
         self._learned = 0
         self.loss = 0.0
