@@ -44,7 +44,7 @@ from agentenv.data.synthesis.model_replies import ModelWriter
 from agentenv.data.synthesis.pages import LinkedPages
 from agentenv.data.synthesis.records import RecordFailure, refuse_used_folder
 from agentenv.errors import ConfigurationError, DatasetError, SynthesisFault
-from agentenv.evaluation.task_env import corpus_of
+from agentenv.evaluation.built_retrievers import corpus_of
 from agentenv.policies.model_chat import ChatModels
 
 RULES = "rules"

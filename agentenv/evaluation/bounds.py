@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 from agentenv.core.protocols import Policy
 from agentenv.core.rollout import RolloutConfig
 from agentenv.errors import AgentEnvError, Fault
+from agentenv.evaluation.built_retrievers import corpus_of
 from agentenv.evaluation.closed_book import closed_book
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.results import score_tables
 from agentenv.evaluation.runner import play_expert, to_record
-from agentenv.evaluation.task_env import TaskEnv, corpus_of, index_recall
+from agentenv.evaluation.task_env import TaskEnv, index_recall
 from agentenv.retrievers.oracle import OracleRetriever, PagedOracleRetriever
 
 T = TypeVar("T")

@@ -18,8 +18,9 @@ from agentenv.core.protocols import Policy, Retriever
 from agentenv.core.registry import env_class, is_remote
 from agentenv.data.sources import Source
 from agentenv.errors import AgentEnvError
+from agentenv.evaluation.built_retrievers import BUILT
 from agentenv.evaluation.journal import NAMED
-from agentenv.evaluation.task_env import BUILT, SearchConfig
+from agentenv.evaluation.task_env import SearchConfig
 from agentenv.policies.policy_spec import is_router, policy_digest, policy_folder, router_parts
 from agentenv.retrievers.retriever_spec import LOADERS, make_retriever
 from agentenv.retrievers.storage.corpus import as_corpus

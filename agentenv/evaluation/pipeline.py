@@ -19,13 +19,14 @@ from agentenv.evaluation.bounds import (
     recall_or_none,
     variants,
 )
+from agentenv.evaluation.built_retrievers import corpus_of
 from agentenv.evaluation.diagnosis import MAX_COVERED_DOCUMENTS, coverage
 from agentenv.evaluation.endpoint_usage import EndpointUsage, announcement
 from agentenv.evaluation.eval_agent import EvalAgent, Progress, play_missing
 from agentenv.evaluation.journal import Journal
 from agentenv.evaluation.records import EPISODES, EpisodeRecord
 from agentenv.evaluation.results import score_of, summarize
-from agentenv.evaluation.task_env import TaskEnv, corpus_of
+from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.openai import OpenAIPolicy
 from agentenv.progress import Display
 

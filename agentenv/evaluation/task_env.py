@@ -5,19 +5,16 @@ where they are there, ``make_tasks`` is its own source of tasks, ``scorers`` jud
 """
 
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field
 
+from agentenv.core.concurrency.threads import in_time
 from agentenv.core.env import Env
 from agentenv.core.env_options import checked_arguments, parameters_of
-from agentenv.core.io.digests import PathState, path_state
 from agentenv.core.options import bind_options
 from agentenv.core.protocols import Retriever
 from agentenv.core.registry import describe_error, env_class, make, name_of_class, registered
@@ -36,21 +33,14 @@ from agentenv.data.sources import (
 )
 from agentenv.data.synthesis.passage_questions import passage_questions
 from agentenv.errors import AgentEnvError, ConfigurationError, EnvFault
-from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.evaluation.built_retrievers import BUILT, build_retriever, corpus_of
 from agentenv.retrievers.bulk import search_all
-from agentenv.retrievers.faiss import FaissRetriever
-from agentenv.retrievers.hybrid import HybridRetriever
 from agentenv.retrievers.metrics import all_at_k, recall_at_k
 from agentenv.retrievers.no_passages import NoPassages
 from agentenv.retrievers.retriever_spec import check_retriever, make_retriever
 from agentenv.retrievers.simulation.simulated import check_gold
-from agentenv.retrievers.storage.corpus import Corpus, as_corpus, load_corpus, read_documents
+from agentenv.retrievers.storage.corpus import Corpus
 
-T = TypeVar("T")
-
-BM25, HYBRID = "bm25", "hybrid"
-BUILT = ("", BM25, HYBRID)
-"""Specs of the indexes that are built over a corpus: FAISS, BM25, and both fused."""
 _RECALL_AT = (2, 3, 5, 10)
 _OWN_TASKS = 200
 _MAKING_S = 900.0  # for an environment to make its tasks, a data set being read among them
@@ -274,12 +264,7 @@ def _open_retriever(
     corpus = corpus_of(opened)
     if corpus is None:  # only an answer is taken: nothing is searched
         return NoPassages()
-    if search.retriever == BM25:
-        return _words(corpus)
-    _, _, folder = search.encoder.partition(":")
-    weights = path_state(Path(folder)) if folder else ()  # an empty path would be the current folder
-    dense = _index(_Encoded(corpus, search.encoder, weights, search.index, progress))
-    return _fused(dense, _words(corpus)) if search.retriever == HYBRID else dense
+    return build_retriever(search.retriever, corpus, search.encoder, search.index, progress)
 
 
 def _findable(source: Source, retriever: Retriever, own: Source, *, invented: bool) -> Source:
@@ -342,38 +327,14 @@ def _own_tasks(source: SourceConfig, env_id: str) -> Source:
     make_tasks = bind_options("tasks of", env_id, env_class(env_id).make_tasks, source.options)
     split, count = source.split or "train", _OWN_TASKS if source.limit is None else source.limit
     try:
-        tasks = _in_time(
-            lambda: tuple(make_tasks(count, seed=source.seed, split=split)), f"make_tasks of {env_id}"
-        )
-    except AgentEnvError:
+        tasks = in_time(_MAKING_S, lambda: tuple(make_tasks(count, seed=source.seed, split=split)))
+    except AgentEnvError as error:
+        if isinstance(error.__cause__, SystemExit):
+            raise ConfigurationError(f"make_tasks of {env_id} failed: {error}") from error
         raise
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         raise ConfigurationError(f"make_tasks of {env_id} failed: {describe_error(error)}") from error
     return Source(env_id, split, checked_tasks(tasks, f"make_tasks of {env_id}"), None, None)
-
-
-def _in_time(work: Callable[[], T], what: str) -> T:
-    """What ``work`` returns, which may take `_MAKING_S`; one that takes longer is left behind in its thread.
-
-    Raises:
-        ConfigurationError: it took longer.
-        BaseException: what it raised.
-    """
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:
-            result.set_exception(error)
-
-    Thread(target=run, name=what, daemon=True).start()
-    try:
-        return result.result(_MAKING_S)
-    except TimeoutError:
-        if result.done():  # the work itself raised it
-            raise
-        raise ConfigurationError(f"{what} took longer than {_MAKING_S:g} s") from None
 
 
 def topics_of(corpus: Corpus | None, source: SourceConfig) -> tuple[Task, ...]:
@@ -416,61 +377,6 @@ def _corpus_file(corpus: str, data: Path | None) -> Path:
     if found is None:
         raise ConfigurationError(f"{corpus} has no corpus that could be searched; name another set or a file")
     return found
-
-
-def corpus_of(source: Source) -> Corpus | None:
-    """The documents of a source, or None where it has questions only."""
-    if source.documents is not None:
-        return as_corpus(source.documents)
-    if source.corpora:
-        return _together(source.corpora, tuple(path_state(path) for _, path in source.corpora))
-    return _load(source.corpus, path_state(source.corpus)) if source.corpus else None
-
-
-@lru_cache(maxsize=2)
-def _together(corpora: tuple[tuple[str, Path], ...], states: tuple[PathState, ...]) -> Corpus:
-    """The documents of several corpora, each under an id that begins with the name of its own; read again after a change."""
-    return Corpus(
-        replace(document, id=f"{name}:{document.id}")
-        for name, path in corpora
-        for document in read_documents(path)
-    )
-
-
-@lru_cache(maxsize=4)
-def _load(path: Path, state: PathState) -> Corpus:
-    """The documents of a file, read again where its state is another one."""
-    return load_corpus(path)
-
-
-@lru_cache(maxsize=4)
-def _words(corpus: Corpus) -> BM25Retriever:
-    return BM25Retriever.build(corpus)
-
-
-@lru_cache(maxsize=4)
-def _fused(dense: FaissRetriever, words: BM25Retriever) -> Retriever:
-    return HybridRetriever(dense, words)
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    """A corpus as an encoder reads it and an index keeps it."""
-
-    corpus: Corpus
-    encoder: str
-    weights: PathState
-    """State of the files of the encoder; the index is built again where they have changed."""
-    index: str
-    progress: Callable[[int, int], None] | None = field(compare=False)
-
-
-@lru_cache(maxsize=4)
-def _index(wanted: _Encoded) -> FaissRetriever:
-    from agentenv.retrievers.encoder import make_encoder
-
-    encoder = make_encoder(wanted.encoder)
-    return FaissRetriever.build(wanted.corpus, encoder, wanted.index, progress=wanted.progress)
 
 
 def index_recall(task_env: TaskEnv) -> dict[str, float]:

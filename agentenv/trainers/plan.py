@@ -24,7 +24,8 @@ from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason, Sampling, Task
 from agentenv.data.overlap import refuse_overlap
 from agentenv.errors import ConfigurationError, is_shortage
-from agentenv.evaluation.task_env import BUILT, open_tasks, takes
+from agentenv.evaluation.built_retrievers import BUILT
+from agentenv.evaluation.task_env import open_tasks, takes
 from agentenv.policies.compute import Compute, use_compute
 from agentenv.policies.forward import text_config
 from agentenv.policies.hf import HFPolicy

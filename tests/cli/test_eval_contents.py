@@ -19,7 +19,7 @@ from agentenv.core.registry import register
 from agentenv.data.sources import Source
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation import task_env
+from agentenv.evaluation import built_retrievers, task_env
 from agentenv.evaluation.checksums import verify
 from agentenv.evaluation.contents import content_digests, environment_digest
 from agentenv.evaluation.journal import read_seconds
@@ -47,7 +47,7 @@ def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, from which commands run; what was read of other copies is forgotten."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    for cache in (task_env._load, task_env._words, task_env._index):
+    for cache in (built_retrievers._load, built_retrievers._lexical, built_retrievers._dense):
         cache.cache_clear()
     return tmp_path
 

@@ -18,7 +18,7 @@ import torch
 
 from agentenv.cli.main import main
 from agentenv.data.world import FictionalWorld, WorldConfig, write_world
-from agentenv.evaluation.task_env import _load
+from agentenv.evaluation.built_retrievers import _load
 from agentenv.policies.fakes import random_policy
 from agentenv.trainers.config.config_files import load_config
 from agentenv.trainers.learner.learner import Learner

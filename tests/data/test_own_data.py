@@ -14,7 +14,8 @@ from agentenv.core.types import Task
 from agentenv.data.datasets import load_dataset
 from agentenv.data.sources import SourceConfig, check_source, open_source, set_names
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
-from agentenv.evaluation.task_env import EnvConfig, SearchConfig, corpus_of, open_task_env
+from agentenv.evaluation.built_retrievers import corpus_of
+from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_task_env
 
 ROWS: list[dict[str, Any]] = [
     {"id": "a", "question": "Who founded Velandra?", "answers": ["Oda Kest", "Oda"]},

@@ -19,12 +19,12 @@ from agentenv.envs.calculator import Calculator
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.errors import ConfigurationError, DatasetError, EnvFault, UnknownName
 from agentenv.evaluation import task_env as task_env_module
+from agentenv.evaluation.built_retrievers import corpus_of
 from agentenv.evaluation.task_env import (
     EnvConfig,
     SearchConfig,
     TaskEnv,
     checked_options,
-    corpus_of,
     env_id_of,
     index_recall,
     known_retriever,

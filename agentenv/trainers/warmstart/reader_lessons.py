@@ -20,7 +20,8 @@ from agentenv.core.types import Document, Passage, Task
 from agentenv.data.datasets import sample
 from agentenv.data.overlap import FAMILY
 from agentenv.data.sources import SourceConfig
-from agentenv.evaluation.task_env import EnvConfig, SearchConfig, corpus_of, open_tasks
+from agentenv.evaluation.built_retrievers import corpus_of
+from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_tasks
 from agentenv.policies.reading import ANSWER, SEARCH, FoundPassage, Reading, action, bare, lowered
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.bulk import search_all
