@@ -27,9 +27,11 @@ class QuestionSet:
     """Where a set lies, how it is read, and what to know before quoting a number on it."""
 
     folder: str
-    files: Mapping[str, str]  # split -> pattern of the file's name; the first split is the default
+    files: Mapping[str, str]
+    """Pattern of the file's name by split; the first split is the default."""
     read: formats.Reader
-    corpus: str = "corpus.jsonl*"  # pattern of the corpus beside the questions
+    corpus: str = "corpus.jsonl*"
+    """Pattern of the name of the corpus beside the questions."""
     notes: str = ""
     hub: Hub | None = None
     held_out: str = ""

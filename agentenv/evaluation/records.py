@@ -36,7 +36,8 @@ class ToolRecord(TypedDict, total=False):
     status: str
     text: str
     error_class: str
-    ids: Sequence[Sequence[str]]  # of the passages that it returned, one ranked list for each query
+    ids: Sequence[Sequence[str]]
+    """Ids of the passages that it returned, one ranked list for each query."""
 
 
 @with_config(AS_WRITTEN)
@@ -55,9 +56,11 @@ class MarkRecord(TypedDict):
 class SceneRecord(TypedDict, total=False):
     """The screen on which an action was chosen."""
 
-    picture: Required[str]  # a file in the folder ``screens`` beside the episodes, named after its content
+    picture: Required[str]
+    """A file in the folder ``screens`` beside the episodes, named after its content."""
     marks: Required[list[MarkRecord]]
-    size: Sequence[int]  # width and height in pixels, to which the marks refer
+    size: Sequence[int]
+    """Width and height in pixels, to which the marks refer."""
 
 
 @with_config(AS_WRITTEN)
@@ -69,9 +72,12 @@ class TurnRecord(TypedDict, total=False):
     valid: bool
     reward: float
     tool_results: list[ToolRecord]
-    policy_tokens: int  # sampled in this turn
-    observation_tokens: int  # shown after it, unless that began a new row
-    scene: SceneRecord  # where there is a screen
+    policy_tokens: int
+    """Tokens sampled in this turn."""
+    observation_tokens: int
+    """Tokens shown after the turn, unless the observation began a new row."""
+    scene: SceneRecord
+    """The screen on which the action was chosen, where there is one."""
 
 
 @with_config(AS_WRITTEN)
@@ -93,29 +99,38 @@ class EpisodeRecord(TypedDict, total=False):
     question: Required[str]
     answers: Required[Sequence[str]]
     prediction: Required[str | None]
-    solved: bool  # what the environment itself says; where absent the score decides
+    solved: bool
+    """Whether the environment itself calls the task solved; where absent the score decides."""
     # False is an infrastructure failure: excluded from every score and counted as a fault.
     valid: Required[bool]
     end_reason: Required[str]
-    searches: Required[int | None]  # queries asked; None where nothing says what was found
+    searches: Required[int | None]
+    """Queries asked; None where nothing says what was found."""
     reward: float
-    rank: int | None  # the best of a gold passage, in an environment of one search; None where none was found
+    rank: int | None
+    """Best rank of a gold passage, in an environment of one search; None where none was found."""
     followed_share: (
         float  # of a recording that was followed before the first mismatch, in a semi-online environment
     )
     supporting_ids: Sequence[str]
-    canary: str  # of a set whose text may lie on disk in encrypted form only
-    cluster: str  # the passage that the question shares with others: not independent of them
-    retrieved_ids: Sequence[Sequence[str]]  # one ranked list for each search
+    canary: str
+    """Canary of a set whose text may lie on disk in encrypted form only."""
+    cluster: str
+    """The passage that the question shares with others, from which it is then not independent."""
+    retrieved_ids: Sequence[Sequence[str]]
+    """One ranked list of ids for each search."""
     family: str | None
     hops: int | None
-    tokens: dict[str, int]  # "policy" sampled, "total" prompt and observations included
-    error: str  # of an infrastructure failure, in words
+    tokens: dict[str, int]
+    """``policy``: sampled; ``total``: prompt and observations included."""
+    error: str
+    """What an infrastructure failure says."""
     prompt: str
     turns: Annotated[Sequence[TurnRecord], BeforeValidator(lambda turns: [] if turns is None else turns)]
     # The roles of the opening messages, then of those after each turn; only where they are unusual.
     roles: Sequence[Sequence[str]]
-    segments: Sequence[SegmentRecord]  # all token ids, where they were asked for
+    segments: Sequence[SegmentRecord]
+    """All token ids, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

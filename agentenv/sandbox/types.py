@@ -64,7 +64,8 @@ class ProgramError:
 
     type: str
     message: str
-    line: int  # 0 where it is not known
+    line: int
+    """Line of the cell; 0 where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +75,30 @@ class ExecResult:
     status: ExecStatus
     stdout: str = ""
     stderr: str = ""
-    value: str | None = None  # of a cell's last expression, as repr() gives it
-    error: ProgramError | None = None  # of a cell
+    value: str | None = None
+    """Value of a cell's last expression, as repr() gives it."""
+    error: ProgramError | None = None
+    """The exception that ended a cell."""
     exit_code: int | None = None
     signal: int | None = None
-    truncated: bool = False  # the middle of stdout or stderr is missing
+    truncated: bool = False
+    """Whether the middle of stdout or stderr is missing."""
     # A line for each call that was answered, as the program wrote it: see ``plain.decode``.
     returned: tuple[str, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)  # asked files that did not cross the wall: why
-    state_lost: bool = False  # the interpreter died; the next cell starts a new one
-    lost_snapshots: int = 0  # that this cell's program destroyed
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Files that were asked for and did not leave the sandbox, with the reason."""
+    state_lost: bool = False
+    """Whether the interpreter died; the next cell starts a new one."""
+    lost_snapshots: int = 0
+    """Snapshots that the program of this cell destroyed."""
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    queue_s: float = 0.0  # waited for a free jail; in no limit
+    queue_s: float = 0.0
+    """Seconds that the run waited for a free jail; no limit counts them."""
     memory_mb: float = 0.0
-    fault: str = ""  # what went wrong, where the status is sandbox_error
+    fault: str = ""
+    """What went wrong, where the status is ``sandbox_error``."""
 
     @property
     def ok(self) -> bool:

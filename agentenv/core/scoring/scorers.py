@@ -51,9 +51,12 @@ class Scorer:
     """A named measure; call it with a prediction and the accepted answers."""
 
     name: str
-    version: int  # grows when any value may change
-    binary: bool  # every value is 0 or 1, so that McNemar's test applies
-    normaliser: str  # a function of agentenv.core.scoring.normalize, or "none"
+    version: int
+    """Grows whenever a value may change."""
+    binary: bool
+    """Whether every value is 0 or 1, so that McNemar's test applies."""
+    normaliser: str
+    """Name of a function of `agentenv.core.scoring.normalize`, or ``none``."""
     best: Callable[[str, Sequence[str]], float]
 
     def __call__(self, prediction: str | None, answers: Sequence[str]) -> Score:

@@ -40,7 +40,9 @@ class Estimate:
     low: float
     high: float
     n: int
-    method: str  # "bootstrap", "bootstrap expanded", "wilson", "t", "unknown"; the 1st, 3rd and 4th also "clustered"
+    method: str
+    """``bootstrap``, ``bootstrap expanded``, ``wilson``, ``t`` or ``unknown``; all but the second and the last also with
+    ``clustered``."""
 
     @property
     def ci95(self) -> list[float] | None:

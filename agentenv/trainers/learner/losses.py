@@ -27,12 +27,18 @@ _LOG_RATIO_BOUND = 20.0
 class Tokens:
     """What a surrogate may look at."""
 
-    logprobs: Tensor  # [N]; the gradient flows through them
-    proximal: Tensor  # [N]
-    advantages: Tensor  # [N]
-    rows: Tensor  # int64[N], the row of each token within the micro-batch
-    off_context: Tensor  # bool[N], sampled under another context; proximal is then the learner's own
-    clip_margin: Tensor | None = None  # [N], see ``ppo_clip``; not a number where there is none
+    logprobs: Tensor
+    """[N]: log-probs of the trained tokens, through which the gradient flows."""
+    proximal: Tensor
+    """[N]: log-probs that the ratio is formed with."""
+    advantages: Tensor
+    """[N]: credit of each token."""
+    rows: Tensor
+    """int64[N]: the row of each token within the micro-batch."""
+    off_context: Tensor
+    """bool[N]: whether a token was sampled under another context; its ``proximal`` is then the learner's own."""
+    clip_margin: Tensor | None = None
+    """[N]: see ``ppo_clip``; not a number where there is none."""
 
     @property
     def ratio(self) -> Tensor:
@@ -43,8 +49,10 @@ class Tokens:
 class Surrogate(NamedTuple):
     """Loss of each token, and where a bound on the ratio was passed."""
 
-    losses: Tensor  # float[N], to be minimised
-    clipped: Tensor  # bool[N]
+    losses: Tensor
+    """float[N]: to be minimised."""
+    clipped: Tensor
+    """bool[N]: where a bound on the ratio was passed."""
 
 
 def bounded_ratio(numerator_N: Tensor, denominator_N: Tensor) -> Tensor:
