@@ -64,7 +64,7 @@ class Pool:
 
     A jail serves one trust domain at a time. Once nothing runs in it, it holds nothing of whom it served, since no message
     passes through what it forks, and it may serve another one. At most
-    ``slots`` programs run at a time; who waits is charged queue time and refused where none ends for ``wait_s``.
+    ``slots`` programs run at a time; a caller that waits is charged queue time and refused where none ends for ``wait_s``.
 
     Where a jail bounds the processes of all that runs in it together, every run, every session and every fork of one
     reserves as many as its own limits allow. So no program can use up what another one was promised; a domain that needs

@@ -90,7 +90,7 @@ class ClientOptions:
             return self._held_task(named["id"], named.get("question"))
         if not self.whole_tasks:
             raise ConfigurationError(
-                "this server takes tasks by id alone, as in {'task': {'id': ...}}; who started it may allow whole tasks "
+                "this server takes tasks by id alone, as in {'task': {'id': ...}}; its operator may allow whole tasks "
                 "with --client-tasks"
             )
         task = TaskData.read(named)

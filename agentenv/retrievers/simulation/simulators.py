@@ -73,8 +73,8 @@ class Simulator(Protocol):
 def ask(brief: Brief, form: Form) -> str:
     """The message that a model gets.
 
-    Question and answer are told in both modes, as to ZeroSearch's fine-tuned simulators: who shall write documents that do
-    not hold the answer must know it.
+    Question and answer are told in both modes, as to ZeroSearch's fine-tuned simulators: a model that writes documents
+    without the answer must know it.
     """
     mode = "useful" if brief.useful else "noisy"
     if form == "compact":

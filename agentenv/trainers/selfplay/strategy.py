@@ -424,7 +424,7 @@ class _GameRunner:
         return self._go_to([turn.name for turn in self.turns].index(self.game.resume))
 
     def paid(self) -> list[Trajectory]:
-        """The episodes of the roles that are paid, with their rewards; who is not trained has no tokens there."""
+        """The episodes of the roles that are paid, with their rewards; roles that are not trained have no tokens there."""
         state = self.state
         state.counts["accepted"] += int(state.task is not None and not state.pooled)
         if state.task is not None:

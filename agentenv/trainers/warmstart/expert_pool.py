@@ -72,7 +72,7 @@ def open_expert_run(config: TrainConfig, name: str) -> tuple[TaskEnv, RolloutCon
 def found_its_sources(trajectory: Trajectory, *, searched: bool = False) -> bool:
     """Whether an episode that searched found every document that its answer stands on, as far as the task names them.
 
-    The expert knows the answer anyway; who imitates that learns to answer what it did not read.
+    The expert knows the answer anyway; a policy that imitates it there learns to answer what it did not read.
 
     Args:
         trajectory: The episode.
