@@ -182,10 +182,10 @@ RECALL_COLUMNS: dict[str, float] = {
 def recall_rows() -> list[tuple[str, str, list[str]]]:
     """Set, retriever and the other cells of each row of the tables of recall in ``benchmarks/README.md``."""
     section = (
-        (ROOT / "benchmarks/README.md").read_text(encoding="utf-8").partition("**`index_recall.py`**")[2]
+        (ROOT / "benchmarks/README.md").read_text(encoding="utf-8").partition("## `index_recall.py`\n")[2]
     )
     found, name = [], ""
-    for line in section.partition("\n**`")[0].splitlines():
+    for line in section.partition("\n## ")[0].splitlines():
         name = line.partition(":")[0] if re.match(r"\w+: [\d,]+ passages", line) else name
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and NUMBER.fullmatch(cells[1]):
