@@ -69,7 +69,8 @@ def results_of(figures: Json) -> list[str]:
         pair, _ = _pair(figures, first, second)
         if pair["first"] != first:
             ends = pair["ci95"] and [-end for end in reversed(pair["ci95"])]
-            pair = pair | {"difference": -pair["difference"], "ci95": ends}
+            # 0 less the difference, because the negative of 0 would be written as -0.000.
+            pair = pair | {"difference": 0 - pair["difference"], "ci95": ends}
         rows.append(f"{first} - {second}: {difference(pair)}")
     for one in figures["equivalences"]:
         found = "" if one["difference"] is None else f": {difference(with_interval(figures, one))}"
@@ -141,14 +142,13 @@ def publish(name: str, made: Path, pages: Path) -> None:
     """Copies the page of an experiment from the folder ``made`` to the published ones, and writes their table anew.
 
     Where a page of other runs stands there, its figures are kept in the folder ``earlier``: of another design (measure,
-    numbers of seeds), or of runs that stand on something else, such as a start that was made again, or that do not say.
+    numbers of seeds, what the claim expects), or of runs that stand on something else, such as a start that was made again, or that do not say.
     """
     new, old = made / f"{name}.json", pages / f"{name}.json"
     if old.is_file():
         held, found = read_json(old), read_json(new)
-        if any(held.get(key) != found[key] for key in ("measure", "level", "plan")) or _stand_apart(
-            held, found
-        ):
+        design = ("measure", "level", "plan", "expects")
+        if any(held.get(key) != found[key] for key in design) or _stand_apart(held, found):
             (pages / EARLIER).mkdir(exist_ok=True)
             count = len(list((pages / EARLIER).glob(f"{name}-*.json")))
             write_text(pages / EARLIER / f"{name}-{count + 1}.json", old.read_text(encoding="utf-8"))

@@ -282,6 +282,12 @@ def test_the_difference_of_an_equivalence_has_its_interval() -> None:
     assert with_interval(alone, alone["equivalences"][0])["ci95"] is None
 
 
+def test_no_difference_has_no_sign() -> None:
+    """Where the claim names the arms in the other order, the difference is turned round, and the negative of 0 is -0.0."""
+    two = experiment(expects=(("b", "a"),))
+    assert results_of(page_data("x", two, by_arm(a=[0.5] * 5, b=[0.5] * 5))) == ["b - a: +0.000"]
+
+
 def test_seeds_that_all_score_the_same_have_no_interval_and_no_power() -> None:
     """A planner that always stops searching, for example: ten equal scores are no interval of no width."""
     two = experiment(equivalences=({"arms": ("a", "b"), "margin": 0.1},))
@@ -430,6 +436,8 @@ def test_a_plan_does_not_change_after_a_look(policy: Path, tmp_path: Path) -> No
     for change in changes:
         with pytest.raises(ConfigurationError, match="plan"):
             refuse_other_plan(changed_by(short, change), out)
+    with pytest.raises(ConfigurationError, match="expectation of the claim"):
+        refuse_other_plan(changed_by(short, {"expects": [["uniform", "gdro"]]}), out)
     renamed = short.model_dump(exclude_none=True) | {
         "arms": {"a": {}, "b": {}},
         "expects": (),

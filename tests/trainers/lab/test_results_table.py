@@ -31,6 +31,10 @@ def test_published_pages_change_only_when_that_is_asked_for(
     assert json.loads((pages / "earlier" / "tree-1.json").read_text()) == made
     assert main([*words, "--publish"]) == 0
     assert not (pages / "earlier" / "tree-2.json").exists()
+    expected = made | {"plan": json.loads((pages / "tree.json").read_text())["plan"], "expects": []}
+    (pages / "tree.json").write_text(json.dumps(expected))
+    assert main([*words, "--publish"]) == 0
+    assert json.loads((pages / "earlier" / "tree-2.json").read_text()) == expected
     capsys.readouterr()
     assert main(["lab", "list", "--out", str(out), "--pages", str(pages), "--json"]) == 0
     decided = json.loads(capsys.readouterr().out)["tree"]["decided"]
