@@ -192,8 +192,8 @@ def refuse_other_plan(experiment: Experiment, out: Path) -> None:
     """Refuses runs that were begun under another plan: error levels hold only for one that is fixed before the first look.
 
     Raises:
-        ConfigurationError: the number of seeds, the error level, the measure, the pairs or what the claim expects of them are
-            other ones than for a run that has begun.
+        ConfigurationError: the number of seeds, the error level, the measure, the pairs or what the claim expects of
+            them are other ones than for a run that has begun.
     """
     held = {folder: one for folder, one in foundations(out).items() if one is not None}
     refuse_mixture(held, _plan(experiment))
