@@ -142,8 +142,8 @@ def publish(name: str, made: Path, pages: Path) -> None:
     """Copies the page of an experiment from the folder ``made`` to the published ones, and writes their table anew.
 
     Where a page of other runs stands there, its figures are kept in the folder ``earlier``: of another design (measure,
-    numbers of seeds, what the claim expects), or of runs that stand on something else, such as a start that was made again, or
-    that do not say.
+    numbers of seeds, what the claim expects), or of runs that stand on something else, such as a start that was made again,
+    or that do not say.
     """
     new, old = made / f"{name}.json", pages / f"{name}.json"
     if old.is_file():
