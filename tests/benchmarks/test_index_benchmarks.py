@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,15 @@ def test_index_recall_without_data_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "AGENTENV_DATA" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_constant_that_changes_few_questions_is_not_told_apart(
+    script: Callable[[str], Any],
+) -> None:
+    """Five better and none worse of 100: random signs are as far from 0 in 2 of 32. Percentiles of resamples are above 0."""
+    published = [0.5] * 100
+    found = script("fusion_constant").gain({60: published, 10: [1.0] * 5 + published[5:]}, 10)
+    assert (found["gain"], found["better"], found["worse"]) == (pytest.approx(0.025), 5, 0)
+    assert found["p_value"] == pytest.approx(2 / 32)
+    assert found["interval"] == "mover"
+    assert found["ci95"][0] < 0.0 < found["ci95"][1]
