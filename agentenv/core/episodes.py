@@ -90,8 +90,8 @@ class EpisodeState:
 
     @property
     def reward(self) -> float:
-        """Sum of the rewards so far."""
-        return sum(turn.reward for turn in self.turns)
+        """Sum of the rewards so far, to 12 decimals: 0.7 + 0.2 + 0.1 is the full reward 1 and not the number below it."""
+        return round(sum(turn.reward for turn in self.turns), 12)
 
     @property
     def images(self) -> tuple[PlacedImage, ...]:

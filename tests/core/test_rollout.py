@@ -120,6 +120,17 @@ def test_an_inline_episode_is_recorded_exactly() -> None:
     assert t.prompt == (Message("user", "Hi"),)
 
 
+def test_parts_that_add_up_to_the_full_reward_earn_it() -> None:
+    """Weights of 0.7, 0.2 and 0.1 add up to 0.9999999999999999, which no success in the trainer or a bound ever reached."""
+
+    class Weighted(Echo):
+        async def astep(self, action: str) -> Step:
+            return (await super().astep(action))._replace(reward=0.7 + 0.2 + 0.1 if action == "bye" else 0.0)
+
+    (t,) = run(scripted("one", "bye"), [Weighted()])
+    assert t.reward == 1.0
+
+
 def test_a_template_episode_has_glue_where_the_policy_did_not_end_its_turn() -> None:
     chat = TemplateFormat(ByteTokenizer(chat=True))
     (t,) = run(scripted("one]", "two", "bye"), [Echo()], chat=chat, stop=("]",))

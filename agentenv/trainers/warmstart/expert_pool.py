@@ -1,14 +1,17 @@
 """What the environment's expert does on the training tasks, written down as successes for the sampler ``dart``."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.env_lifecycle import open_envs
 from agentenv.core.io.files import write_text
 from agentenv.core.rollout import EpisodeSpec
-from agentenv.core.trajectory import Trajectory, Turn, to_record
+from agentenv.core.trajectory import SegmentKind, Trajectory, Turn, to_record
+from agentenv.core.types import EndReason
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.loop.parts import (
@@ -18,8 +21,21 @@ from agentenv.trainers.loop.parts import (
     trained_policy,
     with_declared_scorers,
 )
-from agentenv.trainers.strategies.guided_strategies import play_demonstration
+from agentenv.trainers.strategies.guided_strategies import expert_actions, spell
 from agentenv.trainers.strategies.rollout_context import RolloutContext
+
+
+class ExpertAttempt(NamedTuple):
+    """An episode of the expert."""
+
+    trajectory: Trajectory
+    ceiling: float
+    """The most that the episode could earn."""
+
+    @property
+    def solved(self) -> bool:
+        """Whether it earned that much, and no infrastructure failure ended it."""
+        return self.trajectory.valid and self.trajectory.reward >= self.ceiling
 
 
 def record_expert(config: TrainConfig, path: Path | str) -> int:
@@ -50,9 +66,50 @@ def expert_episodes(config: TrainConfig) -> list[Trajectory]:
     Raises:
         ConfigurationError: the environment has no expert for a task, or the configuration cannot be used.
     """
+    return [one.trajectory for one in expert_attempts(config) if one.solved]
+
+
+def expert_attempts(config: TrainConfig) -> list[ExpertAttempt]:
+    """What the expert does on every training task of ``config``, spelt by the policy's tokenizer, with success or without.
+
+    Raises:
+        ConfigurationError: as ``expert_episodes``.
+    """
     task_env, context = open_expert_run(config, "expert")
     places = range(len(task_env.source.tasks))
-    return [one for place in places for one in run_to_completion(_play(task_env, place, context))]
+    return [run_to_completion(_play(task_env, place, context)) for place in places]
+
+
+def why_none_is_shown(attempts: Sequence[ExpertAttempt], turn_tokens: int) -> str:
+    """In words, what became of ``attempts`` of which none can be shown to a policy.
+
+    Args:
+        attempts: Those of a run.
+        turn_tokens: The bound of a turn in it.
+    """
+    if solved := sum(one.solved for one in attempts):
+        return f"{solved} of {len(attempts)} answered without having found the documents of the answer"
+    if not (valid := [one.trajectory for one in attempts if one.trajectory.valid]):
+        first = attempts[0].trajectory.error
+        return f"all {len(attempts)} ended by an infrastructure failure, the first by: {first}"
+    ends = Counter(one.end_reason for one in valid)
+    words = ", ".join(f"{count} as {end}" for end, count in ends.most_common())
+    best = max(one.reward for one in valid)
+    said = f"of {len(attempts)} there ended {words}, and the best earned {best:g} of {attempts[0].ceiling:g}"
+    if any(tokens >= turn_tokens for one in valid for tokens in _policy_tokens(one).values()):
+        said += f"; rollout.turn_tokens = {turn_tokens} cut some turns"
+    if ends[EndReason.TOKEN_LIMIT]:
+        said += "; rollout.context_tokens may be too small"
+    return said
+
+
+def _policy_tokens(trajectory: Trajectory) -> Counter[int]:
+    """How many tokens the policy wrote in each turn."""
+    tokens: Counter[int] = Counter()
+    for segment in trajectory.segments:
+        if segment.kind is SegmentKind.POLICY:
+            tokens[segment.turn] += len(segment.ids)
+    return tokens
 
 
 def open_expert_run(config: TrainConfig, name: str) -> tuple[TaskEnv, RolloutContext]:
@@ -92,7 +149,7 @@ def found_documents(turns: Sequence[Turn]) -> set[str]:
     return {one for result in results for ids in result.data.get("ids", ()) for one in ids}
 
 
-async def _play(task_env: TaskEnv, place: int, context: RolloutContext) -> list[Trajectory]:
+async def _play(task_env: TaskEnv, place: int, context: RolloutContext) -> ExpertAttempt:
     async with open_envs([task_env.make_env], context.config.deadline_s) as (env,):
-        shown = await play_demonstration(EpisodeSpec(env, task_env.source.tasks[place], seed=place), context)
-    return [trajectory for trajectory in shown if trajectory.valid]
+        spec = EpisodeSpec(env, task_env.source.tasks[place], seed=place)
+        return ExpertAttempt(await spell(spec, context, expert_actions), env.reward_ceiling)

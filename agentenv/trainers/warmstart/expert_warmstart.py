@@ -21,7 +21,11 @@ from agentenv.trainers.grpo import episode_card
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.loop.parts import trained_policy, with_declared_scorers
 from agentenv.trainers.warmstart.advised_episodes import advised_episodes
-from agentenv.trainers.warmstart.expert_pool import expert_episodes, found_its_sources
+from agentenv.trainers.warmstart.expert_pool import (
+    expert_attempts,
+    found_its_sources,
+    why_none_is_shown,
+)
 from agentenv.trainers.warmstart.learning import USUAL, LearningSettings, learn
 from agentenv.trainers.warmstart.supervised import Metrics, TrainingExample, write_policy
 
@@ -81,10 +85,12 @@ def demonstrations(config: TrainConfig) -> list[Trajectory]:
     Raises:
         ConfigurationError: there is none, or no expert.
     """
-    shown = [trajectory for trajectory in expert_episodes(config) if found_its_sources(trajectory)]
+    attempts = expert_attempts(config)
+    shown = [one.trajectory for one in attempts if one.solved and found_its_sources(one.trajectory)]
     if not shown:
         raise ConfigurationError(
-            f"the expert of {config.env.id} succeeds on no training task of {config.name}"
+            f"no episode of the expert of {config.env.id} on the training tasks of {config.name} can be imitated: "
+            f"{why_none_is_shown(attempts, config.rollout.turn_tokens)}"
         )
     return shown
 
