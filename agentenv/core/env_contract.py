@@ -28,7 +28,7 @@ from agentenv.core.error_places import place_of
 from agentenv.core.floors import FLOORS, floor_action
 from agentenv.core.probes import HONEST, ProbeRow, probe_env
 from agentenv.core.scene import Mark
-from agentenv.core.types import EndReason, StateCapability, Step, ToolResult
+from agentenv.core.types import EndReason, StateCapability, Step, ToolResult, ToolStatus
 from agentenv.errors import EpisodeOver, SnapshotError
 
 MakeEnv = Callable[[], Env[Any]]
@@ -369,7 +369,8 @@ def check_scene(make: MakeEnv) -> str:
 
 
 def check_expert(make: MakeEnv) -> str:
-    """The expert's actions end the episode and score ``reward_ceiling``."""
+    """The expert's actions end the episode and score ``reward_ceiling``; calls of it that failed are named."""
+    failed: list[str] = []
     for seed in SEEDS:
         with closing(make()) as env:
             env.reset(seed=seed)
@@ -378,6 +379,10 @@ def check_expert(make: MakeEnv) -> str:
                 raise unittest.SkipTest(env.no_expert)
             steps = _play(env, actions)
             score = sum(step.reward for step in steps)
+            results = [result for step in steps for result in step.info.get("tool_results", ())]
+            failed += [
+                f"{result.name}: {result.text}" for result in results if result.status != ToolStatus.OK
+            ]
             over = bool(steps) and (steps[-1].terminated or steps[-1].truncated)
             require(over, f"seed {seed}: the expert's {len(actions)} actions do not end the episode")
             wanted = env.reward_ceiling
@@ -386,7 +391,8 @@ def check_expert(make: MakeEnv) -> str:
                 f"seed {seed}: the expert scores {score:g}, not {wanted:g}; where no more can be earned, declare it as "
                 "reward_ceiling of the class",
             )
-    return f"{len(SEEDS)} episodes at {wanted:g}"
+    calls = f", but {len(failed)} of its tool calls failed, the first with {failed[0]:.120}" if failed else ""
+    return f"{len(SEEDS)} episodes at {wanted:g}{calls}"
 
 
 def check_floors(make: MakeEnv) -> str:

@@ -14,7 +14,17 @@ import pytest
 from agentenv.core.env import Env
 from agentenv.core.env_contract import CHECKS, CheckResult, EnvContract, check_env, run_check
 from agentenv.core.scene import Mark, TurnScene
-from agentenv.core.types import EndReason, Info, Message, Observation, StateCapability, Step, Task
+from agentenv.core.types import (
+    EndReason,
+    Info,
+    Message,
+    Observation,
+    StateCapability,
+    Step,
+    Task,
+    ToolResult,
+    ToolStatus,
+)
 from agentenv.errors import ConfigurationError, EnvFault
 
 
@@ -355,6 +365,25 @@ def test_a_bad_environment_is_caught(make: Callable[[], Env[Any]], name: str, wo
 def test_screens_are_counted_where_there_are_any() -> None:
     assert run_check("scene", Drawn) == CheckResult("scene", "ok", "2 screens")
     assert run_check("scene", Guess) == CheckResult("scene", "ok", "no screen")
+
+
+class BrokenTool(Guess):
+    """A tool of its own fails, and the expert knows the answer all the same."""
+
+    def step(self, action: str) -> Step:
+        step = super().step(action)
+        failed = ToolResult("look", ToolStatus.ERROR, "ProgrammingError: another thread")
+        step.info["tool_results"] = () if step.terminated else (failed,)
+        return step
+
+
+def test_calls_of_the_expert_that_fail_are_named() -> None:
+    """An expert that knows the answer hides that no tool of its environment works."""
+    result = run_check("expert", BrokenTool)
+    assert result.status == "ok"
+    assert "3 of its tool calls failed" in result.detail
+    assert "look: ProgrammingError" in result.detail
+    assert "failed" not in run_check("expert", Guess).detail
 
 
 class NoTimeTravel(Guess):
