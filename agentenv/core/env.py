@@ -6,8 +6,10 @@ the author.
 """
 
 import asyncio
+import contextlib
 import copy
 import inspect
+import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -41,6 +43,8 @@ from agentenv.errors import ConfigurationError, EnvFault, EpisodeOver, SnapshotE
 
 StateT = TypeVar("StateT")
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class Env(gymnasium.Env[Observation, str], Generic[StateT]):
@@ -155,11 +159,14 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     ) -> tuple[Observation, Info]:
         """Seeds ``np_random`` and the turn count; a subclass calls it first and gives its own observation.
 
+        The resources in the state of the episode before are closed, and that state is gone.
+
         Raises:
             UnknownName: ``options`` that a subclass hands on hold something else than ``task`` and ``client_options``.
             ConfigurationError: an option of another type.
         """
         check_reset_options(type(self).__name__, self.client_options, options)
+        self._leave_episode()
         super().reset(seed=seed)
         self._turn, self._over, self._closed = 0, False, False
         return (), {}
@@ -377,11 +384,30 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         return None
 
     def close(self) -> None:
-        """Closes every resource in the state; ``step`` is refused until the next reset."""
-        self._closed = True
-        for resource in resources_of(self.__dict__.get("state")):
-            resource.close()
-        super().close()
+        """Closes every resource in the state; ``step`` is refused until the next reset. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            _close_all(self.__dict__.get("state"))
+            super().close()
+
+    def _leave_episode(self) -> None:
+        """Closes what the last episode has left, unless ``close`` has, and forgets its state.
+
+        What cannot be closed is no failure of the episode that begins: it is logged.
+        """
+        left = self.__dict__.pop("state", None)
+        try:
+            _close_all(None if self._closed else left)
+        except Exception as error:
+            what, kind = type(self).__name__, type(error).__name__
+            _log.warning("what an episode of %s held could not be closed: %s: %s", what, kind, error)
+
+
+def _close_all(state: object) -> None:
+    """Closes every resource in ``state``; one that fails does not keep the others, and is raised after them."""
+    with contextlib.ExitStack() as stack:
+        for resource in resources_of(state):
+            stack.callback(resource.close)
 
 
 class AsyncEnv(Env[StateT]):
@@ -411,6 +437,10 @@ class AsyncEnv(Env[StateT]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
         """Seeds ``np_random`` and starts the turn count; a subclass calls it first."""
+        if any(resources_of(self.__dict__.get("state"))):
+            await asyncio.to_thread(
+                self._leave_episode
+            )  # what is closed may take its time, and the loop is for all
         return Env.reset(self, seed=seed, options=options)
 
     async def astep(self, action: str) -> Step:

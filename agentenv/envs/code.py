@@ -135,8 +135,6 @@ class Code(ProgramEnv[CodeState]):
             DatasetError: the task has no tests.
         """
         super().reset(seed=seed, options=options)
-        if (state := self.__dict__.get("state")) is not None and state.session is not None:
-            state.session.close()
         task = self.choose_tested_task(options)
         # From the start and to the end, so that every snapshot of the episode finds it.
         session = self._executor.open(limits=self._limits) if self._stateful else None

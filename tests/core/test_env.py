@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,6 +76,7 @@ class Session:
         return self.forks[-1]
 
     def close(self) -> None:
+        self._try("close")
         self.closed += 1
 
 
@@ -235,8 +237,73 @@ def test_closing_closes_every_resource_of_the_state() -> None:
     sessions = Session(), Session()
     env = begun(*sessions)
     env.close()
+    env.close()
     assert [session.closed for session in sessions] == [1, 1]
     Adder().close()
+
+
+class Renting(Adder):
+    """Opens a session of its own in every episode."""
+
+    broken: tuple[str, ...] = ()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        self.sessions = (Session(broken=self.broken),)
+        return super().reset(seed=seed, options=options)
+
+
+def test_a_reset_closes_what_the_episode_before_held_once() -> None:
+    """An environment that was reset a thousand times kept a thousand sessions open."""
+    env = Renting()
+    seen: list[Session] = []
+    for seed in range(3):
+        env.reset(seed=seed)
+        seen += env.sessions
+    assert [session.closed for session in seen] == [1, 1, 0]
+    env.close()
+    env.reset(seed=3)
+    assert [session.closed for session in seen] == [1, 1, 1]
+
+
+def test_what_cannot_be_closed_is_logged_and_does_not_keep_the_next_episode(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    env = Renting()
+    env.broken = ("close",)
+    env.reset(seed=1)
+    env.reset(seed=2)
+    assert "Renting" in caplog.text
+    assert "close is broken" in caplog.text
+    with pytest.raises(OSError, match="close is broken"):
+        env.close()
+
+
+def test_an_environment_of_coroutines_closes_in_a_thread_what_the_episode_before_held() -> None:
+    """Closing may take its time, and other episodes wait on the same event loop."""
+    threads: list[int] = []
+
+    class Slow(Session):
+        def close(self) -> None:
+            threads.append(threading.get_ident())
+
+    class Holder(Waiter):
+        async def areset(
+            self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        ) -> tuple[Observation, Info]:
+            given = await super().areset(seed=seed)
+            self.state = State(sessions={"it": Slow()})
+            return given
+
+    async def twice() -> None:
+        env = Holder()
+        await env.areset(seed=1)
+        await env.areset(seed=2)
+
+    asyncio.run(twice())
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
 
 
 def test_a_failing_capture_releases_what_was_taken() -> None:

@@ -109,8 +109,6 @@ class AgentProgram(AsyncEnv[ProgramState]):
         """Poses ``options["task"]``, by default a sum, and waits for the agent's first request."""
         await super().areset(seed=seed, options=options)
         task: Task = (options or {}).get("task") or Task("sum", "What is 2 + 3?", ("5",))
-        if (ended := self.__dict__.get("state")) is not None:
-            await ended.session.aclose()
         replays = self.agent_state == "replayed"
         session = AgentSession(self.program, task, timeout_s=self.timeout_s, replays=replays)
         self.state = ProgramState(task, session)

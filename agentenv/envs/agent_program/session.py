@@ -165,10 +165,6 @@ class AgentSession:
             return
         self._run(self._end(), _CLOSE_S)
 
-    async def aclose(self) -> None:
-        """Does what ``close`` does, and waits."""
-        await LOOP.join(self._end())
-
     @property
     def _is_sound(self) -> bool:
         return self._sound and self._running is not None

@@ -192,8 +192,6 @@ class Browser(AsyncEnv[BrowserState]):
             )
         drawn_seed = int(self.np_random.integers(SEEDS))
         address, page_seed = page_of(self._site, task), int(task.data.get("seed", drawn_seed))
-        if (state := self.__dict__.get("state")) is not None:
-            state.session.drop()
         session = BrowserSession(self._driver, self._site, images=self._format.pixels)
         seen = await self._on_driver(session.open(address, page_seed))
         goal = task.question or seen.goal

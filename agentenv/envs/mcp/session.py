@@ -161,10 +161,6 @@ class McpSession:
             return
         _run(self._end(), _CLOSE_S)
 
-    async def aclose(self) -> None:
-        """Does what ``close`` does."""
-        await _loop.join(self._end())
-
     def _seconds(self, calls: Sequence[Called]) -> float:
         return _CLOSE_S + OPEN_S + self.server.timeout_s * len(calls)
 

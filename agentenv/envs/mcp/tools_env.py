@@ -96,8 +96,6 @@ class McpTools(ToolEnv[McpState]):
         await super().areset(seed=seed, options=options)
         own = Task("tools", "What is the name of one of your tools?", tuple(self.tools))
         task: Task = (options or {}).get("task") or own
-        if (ended := self.__dict__.get("state")) is not None and ended.session is not None:
-            await ended.session.aclose()
         session = None
         if self.server_state != "none":
             session = McpSession(self.server, replays=self.server_state == "replayed")

@@ -187,9 +187,9 @@ def test_a_server_that_nothing_but_a_kill_ends_is_gone_although_it_was_closed_tw
     assert connection is not None
 
     async def twice() -> None:
-        first = asyncio.create_task(connection.aclose())
+        first = asyncio.create_task(asyncio.to_thread(connection.close))
         await asyncio.sleep(0.5)
-        await asyncio.gather(first, connection.aclose())
+        await asyncio.gather(first, asyncio.to_thread(connection.close))
 
     asyncio.run(twice())
     assert ended(process, seconds=1)
