@@ -51,7 +51,10 @@ class RawRow:
         if len(self.fields) == 1 and any(mark in next(iter(self.fields)) for mark in ";\t,|"):
             return "; separate the columns of a .csv file by commas, and those of a .tsv file by tabs"
         if _QUESTION in names and "prompt" in self.fields:
-            return f"; a prompt is no question: give the bare question a field {_QUESTION!r}"
+            return (
+                f"; a prompt is no question: give the bare question a field {_QUESTION!r}, in the record or in its "
+                "'extra_info'"
+            )
         if _QUESTION in names and self._in_table():
             return "; the first line of a table names its columns"
         return ""

@@ -38,6 +38,7 @@ def flashrag(record: RawRow) -> Iterator[Task]:
 _IDS = ("id", "_id", "question_id", "qid")
 _QUESTIONS = ("question", "query", "problem")
 _ANSWERS = (*GOLDS, "gold_answers", "ground_truth", "target")
+_FURTHER = "answer_aliases"  # of MuSiQue and its relatives: accepted beside the answers
 _OPTIONAL = ("supporting_ids", "gold", "family", "hops", "cluster")
 """Fields with a meaning that a question may lack; an empty one is none, as a table cannot leave one out in a single row."""
 
@@ -48,7 +49,8 @@ def own_questions(record: RawRow) -> Iterator[Task]:
     Without an id a question gets one made of its text and its answers, so that any part and any order of the file keeps it.
     In a table, where every field is text, several answers are a JSON list; a number is taken as its text.
     """
-    data = _rest(record, "metadata", *_IDS, *_QUESTIONS, *_ANSWERS)
+    record = _with_parts_of_verl(record)
+    data = _rest(record, "metadata", *_IDS, *_QUESTIONS, *_ANSWERS, _FURTHER)
     data = {**_metadata(record), **data}
     data = {name: value for name, value in data.items() if name not in _OPTIONAL or value not in (None, "")}
     if "gold" in data:
@@ -77,16 +79,53 @@ def _own_answers(record: RawRow) -> tuple[str, ...]:
     found: dict[str, tuple[str, ...]] = {}
     held = [name for name in _ANSWERS if name in record.fields]
     for name in [name for name in held if record.fields[name] not in (None, "", [])] or held[:1]:
-        value = record.fields[name]
-        value = _listed(value) if isinstance(value, str) else value
-        texts = [number_text(one) for one in value] if isinstance(value, list) else number_text(value)
-        found[name] = RawRow({"answers": texts}, record.place).golds("answers")
+        found[name] = _read_answers(record, name)
     if len({frozenset(answers) for answers in found.values()}) > 1:
         named = " and ".join(map(repr, found))
         raise DatasetError(
             f"{record.place}: the fields {named} hold different accepted answers; keep one of them, or rename what is none."
         )
-    return next(iter(found.values())) if found else record.golds(*_ANSWERS)
+    answers = next(iter(found.values())) if found else record.golds(*_ANSWERS)
+    further = record.fields.get(_FURTHER) not in (None, "", [])
+    return tuple(dict.fromkeys((*answers, *_read_answers(record, _FURTHER)))) if further else answers
+
+
+def _read_answers(record: RawRow, name: str) -> tuple[str, ...]:
+    """The accepted answers in the field ``name``: one, a list, or an object as SQuAD, TriviaQA and Search-R1 nest them."""
+    value = record.fields[name]
+    value = _listed(value) if isinstance(value, str) else value
+    if isinstance(value, dict):
+        value = _unnested(value)
+    texts = [number_text(one) for one in value] if isinstance(value, list) else number_text(value)
+    return RawRow({"answers": texts}, record.place).golds("answers")
+
+
+def _unnested(answers: Mapping[str, Any]) -> Any:
+    """The answers in ``answers``; the object itself where it is none that is known."""
+    if isinstance(answers.get("text"), list):  # SQuAD
+        return answers["text"]
+    if "value" in answers and isinstance(answers.get("aliases"), list):  # TriviaQA
+        return [answers["value"], *answers["aliases"]]
+    return answers.get("target", answers)  # Search-R1
+
+
+def _with_parts_of_verl(record: RawRow) -> RawRow:
+    """``record`` with what the layout of verl nests: the question of ``extra_info``, the answers of ``reward_model``."""
+    fields = record.fields
+    about, rewarded = _object(fields, "extra_info"), _object(fields, "reward_model")
+    if not any(name in fields for name in _QUESTIONS):
+        if "question" not in about:
+            return record
+        fields = {**fields, "question": about["question"]}
+    if "ground_truth" in rewarded and not any(name in fields for name in _ANSWERS):
+        fields = {**fields, "ground_truth": rewarded["ground_truth"]}
+    return RawRow(fields, record.place)
+
+
+def _object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object in the field ``name``; an empty one where it holds none."""
+    value = fields.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _listed(text: str) -> Any:

@@ -112,6 +112,50 @@ def test_fields_have_their_usual_names_and_an_id_is_made_of_what_is_asked(
         assert named.id == "7"
 
 
+@pytest.mark.parametrize(
+    ("row", "answers"),
+    [
+        ({"question": "q", "answer": "a", "answer_aliases": ["b", "a"]}, ("a", "b")),  # MuSiQue
+        ({"question": "q", "answer": "a", "answer_aliases": []}, ("a",)),
+        (
+            {"question": "q", "answers": {"text": ["a", "b", "a"], "answer_start": [0, 1, 0]}},
+            ("a", "b"),
+        ),  # SQuAD
+        ({"question": "q", "answer": {"value": "a", "aliases": ["b"], "type": "t"}}, ("a", "b")),  # TriviaQA
+        (
+            {"extra_info": {"question": "q"}, "reward_model": {"ground_truth": "a"}, "prompt": ["p"]},
+            ("a",),
+        ),  # verl
+        (
+            {"question": "q", "reward_model": {"ground_truth": {"target": ["a", "b"]}}},
+            ("a", "b"),
+        ),  # Search-R1
+        ({"question": "q", "answer": "a", "reward_model": {"ground_truth": "other"}}, ("a",)),
+    ],
+)
+@pytest.mark.parametrize("name", ["q.jsonl", "q.parquet"])
+def test_answers_are_read_where_other_libraries_nest_them(
+    name: str, row: dict[str, Any], answers: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Aliases that stayed unread made right answers wrong, and nobody was told."""
+    (task,) = load_dataset("jsonl", write(tmp_path / name, [row])).tasks
+    assert (task.question, task.answers) == ("q", answers)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "q", "answers": {"text": [], "answer_start": []}},
+        {"question": "q", "answer": {"label": "a"}},
+        {"question": "q", "reward_model": {"style": "rule"}},
+        {"extra_info": {"question": {"text": "q"}}, "reward_model": {"ground_truth": "a"}},
+    ],
+)
+def test_an_object_without_answers_is_refused_with_its_line(row: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"q\.jsonl, line 1"):
+        load_dataset("jsonl", write(tmp_path / "q.jsonl", [row]))
+
+
 def test_made_ids_depend_on_neither_order_nor_neighbours(tmp_path: Path) -> None:
     rows = [{"question": f"What is {n}?", "answer": str(n)} for n in range(5)]
     rows.append({"question": "What is 0?", "answer": "zero"})  # another answer: another question
