@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agentenv.retrievers.rerank import RerankRetriever
     from agentenv.retrievers.retriever_contract import RetrieverContract
     from agentenv.retrievers.retriever_spec import make_retriever, open_retriever
+    from agentenv.retrievers.search_r1 import SearchR1Retriever
     from agentenv.retrievers.web import WebRetriever
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "RemoteRetriever",
     "RerankRetriever",
     "RetrieverContract",
+    "SearchR1Retriever",
     "WebRetriever",
     "make_encoder",
     "make_retriever",

@@ -1,6 +1,7 @@
 """What all retrievers over a corpus share: batches, collapsed duplicates, deadlines, deterministic ties."""
 
 import hashlib
+import inspect
 import math
 import os
 import re
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentenv.core.concurrency.batching import Batcher
+from agentenv.core.protocols import Retriever
 from agentenv.core.scoring.normalize import CJK
 from agentenv.core.types import Document, Passage, Query, RetrieverInfo
 from agentenv.errors import AgentEnvError, ConfigurationError, RetrieverFault
@@ -138,6 +140,26 @@ def texts_of(queries: Sequence[Query | str], k: int) -> tuple[str, ...]:
         raise ConfigurationError(f"k is {k}; ask for at least 1 passage.")
     texts = (query if isinstance(query, str) else query.text for query in queries)
     return tuple(" ".join(composed(text).split())[:QUERY_CHARS].rstrip() for text in texts)
+
+
+async def found_by(retriever: Retriever, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
+    """What ``retriever``, which may be somebody's own, finds for each of ``queries``.
+
+    Raises:
+        RetrieverFault: the search failed, or gave something else than a list of passages for each query.
+    """
+    kind, searching = type(retriever).__name__, retriever.search(queries, k)
+    if not inspect.isawaitable(searching):
+        raise RetrieverFault(f"{kind}.search is a plain function: write `async def search(self, queries, k)`")
+    rankings = await searching
+    if not isinstance(rankings, list | tuple) or len(rankings) != len(queries):
+        raise RetrieverFault(
+            f"{kind}.search must give one list of passages for each of {len(queries)} queries"
+        )
+    other = [one for ranking in rankings for one in ranking if not isinstance(one, Passage)]
+    if other:
+        raise RetrieverFault(f"{kind}.search must give agentenv.Passage objects, and gave {other[0]!r:.80}")
+    return list(rankings)
 
 
 def composed(text: str) -> str:

@@ -15,6 +15,7 @@ from agentenv.web.retries import RetryPolicy
 
 TOKEN_VARIABLE = "AGENTENV_RETRIEVER_TOKEN"
 """Environment variable with the bearer token that server and client share."""
+_NO_SUCH_ROUTE = (404, 405, 501)  # what servers answer that know the routes of Search-R1 alone
 _PASSAGES = 32_768  # that one request asks for; more go in several requests, one after the other
 
 
@@ -92,7 +93,14 @@ class RemoteRetriever:
     def card(self) -> dict[str, Any]:
         """`info`, and how the index was made where the retriever says so; asked for once."""
         if self._card is None:
-            self._card = self._known(self._client.call_sync(Request("GET", "/v1/info")))
+            try:
+                self._card = self._known(self._client.call_sync(Request("GET", "/v1/info")))
+            except RetrieverFault as fault:
+                if not any(f"status {status}" in str(fault) for status in _NO_SUCH_ROUTE):
+                    raise
+                raise RetrieverFault(
+                    f"{fault}. Name a server of Search-R1 by its route, {self.url}/retrieve"
+                ) from None
         return self._card
 
     async def _search(self, queries: Sequence[Query | str], k: int, *, partial: bool) -> SearchReply:

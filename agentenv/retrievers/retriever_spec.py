@@ -13,6 +13,7 @@ from agentenv.retrievers.faiss import FaissRetriever
 from agentenv.retrievers.hybrid import HybridRetriever
 from agentenv.retrievers.remote import RemoteRetriever
 from agentenv.retrievers.rerank import RerankRetriever, make_reranker
+from agentenv.retrievers.search_r1 import ROUTE, SearchR1Retriever
 from agentenv.retrievers.simulation.simulated import SimulatedRetriever
 from agentenv.retrievers.storage.retriever_folder import read_card
 from agentenv.retrievers.web import WebRetriever
@@ -40,7 +41,8 @@ def make_retriever(spec: str) -> Retriever:
     ``faiss:DIR``, ``bm25:DIR`` and ``hybrid:DIR`` are saved ones; ``rerank:MODEL@SPEC`` reorders what another one finds;
     ``simulated:SIMULATOR`` is a model that plays the search engine, in the forms of `simulation.simulators.KINDS`;
     ``python:MODULE:NAME`` is what a class or function of your own makes when it is called without arguments;
-    ``http://HOST:PORT`` is a server; ``web:NAME`` is a search engine; ``cassette:FILE`` replays a recording, and
+    ``http://HOST:PORT`` is a server of `agentenv retriever serve`, ``http://HOST:PORT/retrieve`` any server of Search-R1;
+    ``web:NAME`` is a search engine; ``cassette:FILE`` replays a recording, and
     ``cassette:FILE@SPEC`` asks the retriever SPEC what the file lacks and records it.
 
     Raises:
@@ -97,7 +99,13 @@ def _of_folder(kind: str) -> Callable[[str], Retriever]:
 
 def _remote(scheme: str) -> Callable[[str], Retriever]:
     def connect(rest: str) -> Retriever:
-        retriever = RemoteRetriever(f"{scheme}:{rest}" if rest.startswith("//") else rest)
+        url = f"{scheme}:{rest}" if rest.startswith("//") else rest
+        if url.rstrip("/").endswith(ROUTE):
+            other = SearchR1Retriever(url)
+            refuse_unreachable(other.url, RetrieverFault)
+            other.check()
+            return other
+        retriever = RemoteRetriever(url)
         refuse_unreachable(retriever.url, RetrieverFault)
         retriever.info()  # who does not answer is said before the first question
         return retriever
@@ -131,6 +139,7 @@ OTHERS: dict[str, Callable[[str], Retriever]] = {
 FORMS = (
     *(f"{kind}:DIR" for kind in LOADERS),
     "http://HOST:PORT",
+    "http://HOST:PORT/retrieve",
     "web:NAME",
     "cassette:FILE",
     "cassette:FILE@SPEC",

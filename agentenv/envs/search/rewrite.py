@@ -26,6 +26,7 @@ from agentenv.core.types import (
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.data.world_grammar import RELATIONS
 from agentenv.errors import ConfigurationError, DatasetError, check_known
+from agentenv.retrievers.base import found_by
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.retrievers.retriever_spec import make_retriever
 
@@ -184,7 +185,7 @@ class Rewrite(AsyncEnv[RewriteState]):
                 (), reward=self._reward(self.state), end=EndReason.PARSE_ERROR, valid=False, answer=None
             )
         rewrite = " ".join(match[1].split())
-        (found,) = await self._retriever.search([Query(rewrite)], self._depth)
+        (found,) = await found_by(self._retriever, [Query(rewrite)], self._depth)
         gold = _gold(self.state.task)
         ids = [passage.id for passage in found]
         ranks = [rank for rank, one in enumerate(ids, 1) if one in gold]

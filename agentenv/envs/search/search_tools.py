@@ -9,6 +9,7 @@ from agentenv.core.protocols import Retriever
 from agentenv.core.types import EndReason, Passage, Query, QueryContext, ToolResult, ToolStatus
 from agentenv.envs.search.page_format import PageFormat, format_passages
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
+from agentenv.retrievers.base import found_by
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class SearchTool:
             f"{task.id}/{state.seed}", task.question, task.answers, state.turns, task.split, state.seed
         )
         queries = [Query(text, context) for text in texts]
-        return await self.retriever.search(queries, self.k) if queries else []
+        return await found_by(self.retriever, queries, self.k) if queries else []
 
     async def search(self, texts: list[str], state: SearchState, action: str = "") -> ToolReply:
         """The page of what is found for ``texts``, which ``action`` asked for.

@@ -32,6 +32,7 @@ from agentenv.envs.search.proposals import (
 from agentenv.envs.search.search_env import SearchEnv, SearchParts
 from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
 from agentenv.envs.search.search_tools import ReadTool, TagParser
+from agentenv.retrievers.base import found_by
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.fakes import InMemoryRetriever
 
@@ -146,7 +147,7 @@ class SearchSolver(LocalSearch):
 
     async def found(self, query: str) -> tuple[str, ...]:
         """The passages that a search of the corpus shows, as a proposer would see them."""
-        ranking = (await self.search.retriever.search([query], self.search.k))[0]
+        (ranking,) = await found_by(self.search.retriever, [query], self.search.k)
         return documents_shown([information(self.search.format.passages(ranking))])
 
     async def noise_passages(self, seed: int, count: int) -> tuple[str, ...]:

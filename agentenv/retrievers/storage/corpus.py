@@ -204,12 +204,12 @@ def parse_document(line: str | bytes, place: str) -> Document:
     if "contents" in record and "text" not in record:
         given = record.get("title")
         title = given if isinstance(given, str) else ""
-        return Document(id, *_parted(title, _field(record, "contents", place)))
+        return Document(id, *title_and_text(title, _field(record, "contents", place)))
     title = _field(record, "title", place) if "title" in record else ""
     return Document(id, title, _field(record, "text", place))
 
 
-def _parted(title: str, contents: str) -> tuple[str, str]:
+def title_and_text(title: str, contents: str) -> tuple[str, str]:
     """Title and text of contents, whose first line is the title where a text follows and no other title is given."""
     first, newline, text = contents.partition("\n")
     first = first.strip().strip('"')

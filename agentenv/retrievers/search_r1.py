@@ -1,0 +1,110 @@
+"""``http://HOST:PORT/retrieve``: any server that speaks the interface of Search-R1, which says nothing of its index."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import httpx
+
+from agentenv.core.types import Passage, Query, RetrieverInfo
+from agentenv.errors import RetrieverFault
+from agentenv.retrievers.base import texts_of
+from agentenv.retrievers.remote import TOKEN_VARIABLE
+from agentenv.retrievers.storage.corpus import title_and_text
+from agentenv.web.client import HTTPClient, Request, bearer
+from agentenv.web.retries import RetryPolicy
+
+ROUTE = "/retrieve"
+
+
+class SearchR1Retriever:
+    """Asks a server that answers ``POST /retrieve`` with ``{"result": [[{"document": ..., "score": ...}]]}``.
+
+    The interface has no word for the index behind it, so nobody notices where the server begins to serve another one.
+
+    Args:
+        url: address of the route, such as ``http://127.0.0.1:8000/retrieve``.
+        timeouts: bounds of a call.
+        transport: what carries the calls; None is the network.
+
+    Raises:
+        ConfigurationError: ``url`` is no address.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeouts: RetryPolicy | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._client = HTTPClient(
+            url.rstrip("/").removesuffix(ROUTE),
+            retry_policy=timeouts,
+            headers=partial(bearer, TOKEN_VARIABLE),
+            fault=RetrieverFault,
+            transport=transport,
+        )
+        self.url = f"{self._client.base}{ROUTE}"
+
+    async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
+        """At most ``k`` passages a query, as the server orders them; none for a blank query.
+
+        Raises:
+            RetrieverFault: no answer in time, or one of another form.
+        """
+        texts = texts_of(queries, k)
+        if not (asked := [text for text in texts if text]):
+            return [[] for _ in texts]
+        found = iter(self._rankings(await self._client.call(_request(asked, k)), len(asked)))
+        return [next(found)[:k] if text else [] for text in texts]
+
+    def check(self) -> None:
+        """Asks one question, so that a server that cannot be used is told of before the first episode.
+
+        Raises:
+            RetrieverFault: no answer in time, or one of another form.
+        """
+        self._rankings(self._client.call_sync(_request(["test"], 1)), 1)
+
+    def info(self) -> RetrieverInfo:
+        """The address; of the documents behind it nothing is known."""
+        return RetrieverInfo(self.url, 0, hashlib.sha256(f"search-r1\n{self.url}".encode()).hexdigest())
+
+    def _rankings(self, reply: Any, queries: int) -> list[list[Passage]]:
+        """The passages for each query, as ``reply`` has them."""
+        rankings = reply.get("result") if isinstance(reply, dict) else None
+        if not isinstance(rankings, list) or len(rankings) != queries:
+            raise RetrieverFault(
+                f"{self.url} does not speak the interface of Search-R1: no list of {queries} rankings under 'result'."
+            )
+        try:
+            return [[_passage(entry) for entry in ranking] for ranking in rankings]
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise RetrieverFault(
+                f"{self.url} answered with passages of another form than "
+                f'{{"document": {{"contents": TEXT}}, "score": NUMBER}}: {str(rankings)[:80]}.'
+            ) from error
+
+
+def _request(queries: list[str], k: int) -> Request:
+    return Request("POST", ROUTE, {"queries": queries, "topk": k, "return_scores": True})
+
+
+def _passage(entry: Any) -> Passage:
+    """The passage of one entry; a document without an id gets one made of its text.
+
+    Raises:
+        Exception: it has another form.
+    """
+    document, score = entry["document"], float(entry["score"])
+    title, text = document.get("title") or "", document.get("text") or ""
+    if not text:
+        title, text = title_and_text(title, document["contents"])
+    named = next((document[name] for name in ("id", "_id", "docid") if name in document), None)
+    key = str(named) if named is not None else hashlib.sha256(f"{title}\n{text}".encode()).hexdigest()[:12]
+    if not (isinstance(title, str) and isinstance(text, str) and math.isfinite(score)):
+        raise TypeError("a document has texts, and a score is a number")
+    return Passage(key, title, text, score)
