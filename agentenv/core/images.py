@@ -117,18 +117,24 @@ def refuse_images(messages: Sequence[Any], why: str) -> None:
         raise ConfigurationError(f"an observation holds an image, and {why}")
 
 
-def text_alone(messages: Sequence[Message], who: str) -> str:
+def text_alone(messages: Sequence[Message], who: str, *, opens: bool = False) -> str:
     """The text of ``messages``, for somebody who takes no images.
 
     Args:
         messages: What is to be shown.
         who: To whom, for the error.
+        opens: Whether they open an episode: what a system prompt, examples and the question say then stands apart.
 
     Raises:
         ConfigurationError: there is an image among them.
     """
     refuse_images(messages, f"{who} takes text alone: set the environment's option pixels=false")
-    return "".join(message.text for message in messages)
+    return joined_text(messages, opens=opens)
+
+
+def joined_text(messages: Sequence[Message], *, opens: bool) -> str:
+    """The texts of ``messages`` as one; those that open an episode stand apart, as in the format ``inline``."""
+    return ("\n\n" if opens else "").join(message.text for message in messages)
 
 
 def expanded(ids: Sequence[int], images: Sequence[bytes], reader: ImageReader) -> list[int]:

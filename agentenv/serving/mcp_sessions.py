@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from agentenv.core.env import Env
+from agentenv.core.tools import ToolEnv
 from agentenv.core.types import Step
 from agentenv.errors import EnvFault
 from agentenv.serving.client_slots import ClientSlots
@@ -113,7 +114,7 @@ class McpSession:
         # Reset now and not at the first call: the opening of the episode is part of the answer to `initialize`.
         session = await self._service.session(self.client)
         try:
-            await session.reset(self._asked)
+            await session.reset(_native(self._asked, session))
         except BaseException:
             session.end()
             raise
@@ -183,12 +184,17 @@ class McpSession:
     async def _reset(self, data: ResetData) -> dict[str, Any]:
         session = await self._take_place()
         try:
-            reply = await session.reset(data)
+            reply = await session.reset(_native(data, session))
         finally:
             self.over = self.over or session.over
             self._last_call = time.monotonic()
         self.opening = session.opening
         return reply
+
+
+def _native(data: ResetData, session: EnvSession) -> ResetData:
+    """``data`` for a caller to whom the tools are declared: the opening message then says nothing of how one is called."""
+    return data.model_copy(update={"native": isinstance(session.env, ToolEnv)})
 
 
 def eviction_order(sessions: Sequence[McpSession]) -> list[McpSession]:

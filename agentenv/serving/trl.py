@@ -7,7 +7,6 @@ fault in ``reset`` is not raised either, because it would end the training.
 """
 
 import asyncio
-import contextlib
 import inspect
 import logging
 import typing
@@ -18,7 +17,7 @@ from typing import Any
 from agentenv.core.env import Env
 from agentenv.core.episodes import cut_reward
 from agentenv.core.images import text_alone
-from agentenv.core.tools import Tool
+from agentenv.core.tools import Tool, ToolEnv
 from agentenv.core.types import Task, ToolStatus
 from agentenv.errors import AgentEnvError, EpisodeOver, Fault, needs_extra
 from agentenv.serving.rows import DatasetRow, Episodes, rows
@@ -92,6 +91,9 @@ class _Played:
 
     def __init__(self, env: Env[Any], episodes: Episodes) -> None:
         self._env, self._episodes = env, episodes
+        env.native = isinstance(
+            env, ToolEnv
+        )  # TRL declares the tools, so the opening message says nothing of calls
         self._reward: float | None = None
         self._over = False
         self._turn = asyncio.Lock()  # TRL runs the calls of one turn at once
@@ -113,7 +115,7 @@ class _Played:
             _log.warning("an episode could not begin and has no reward: %s: %s", type(error).__name__, error)
             return "The environment could not begin this episode."
         self._reward = 0.0
-        return instructions(self._env, text_alone(observation, "the adapter of TRL"))
+        return instructions(self._env, text_alone(observation, "the adapter of TRL", opens=True))
 
     def get_reward(self) -> float | None:
         """The sum of the episode's rewards, and what giving up earns where it has not ended; None where a fault ended it."""
@@ -147,8 +149,10 @@ class _Played:
     def __del__(self) -> None:
         # TRL never closes an instance, so the garbage collector does; at the exit of the interpreter parts may be gone
         # already.
-        with contextlib.suppress(Exception):
+        try:
             self._env.close()
+        except Exception:
+            return
 
 
 def _is_ours(error: Exception) -> bool:

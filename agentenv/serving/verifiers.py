@@ -32,8 +32,8 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(name)
 
 
-def _text(observation: Observation) -> str:
-    return text_alone(observation, "the adapter of verifiers")
+def _text(observation: Observation, *, opens: bool = False) -> str:
+    return text_alone(observation, "the adapter of verifiers", opens=opens)
 
 
 async def _play(task: Any, player: Any, episodes: Episodes) -> None:
@@ -42,7 +42,7 @@ async def _play(task: Any, player: Any, episodes: Episodes) -> None:
         opening, _ = await env.areset(seed=row.seed, options=episodes.options(env, row))
         steps: list[Step] = []
         async with player.interaction(task) as interaction:
-            segment = await interaction.turn(_text(opening))
+            segment = await interaction.turn(_text(opening, opens=True))
             while not segment.terminated:
                 steps.append(await act_by_text(env, segment.last_reply))
                 if steps[-1].terminated or steps[-1].truncated:

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 import agentenv.errors
 from agentenv.core.assistant_turns import NativeCall
 from agentenv.core.conversation import openai_call
+from agentenv.core.images import joined_text
 from agentenv.core.types import (
     EndReason,
     Info,
@@ -219,10 +220,10 @@ def plain(value: Any) -> Any:
     raise EnvFault(f"{value!r:.80} of type {type(value).__name__} cannot be sent over the wire")
 
 
-def observation_out(observation: Observation) -> dict[str, Any]:
-    """An observation as it is sent."""
+def observation_out(observation: Observation, *, opens: bool) -> dict[str, Any]:
+    """An observation as it is sent; ``opens`` says whether an episode begins with it."""
     return {
-        "text": "".join(message.text for message in observation),
+        "text": joined_text(observation, opens=opens),
         "messages": [_message_out(message) for message in observation],
     }
 
@@ -277,7 +278,12 @@ def _content_in(content: Any) -> str | tuple[MessagePart, ...]:
 
 
 def opening_out(
-    observation: Observation, info: Info, anchor_key: str | None, cut_reward: float | None = 0.0
+    observation: Observation,
+    info: Info,
+    anchor_key: str | None,
+    cut_reward: float | None = 0.0,
+    *,
+    opens: bool = True,
 ) -> dict[str, Any]:
     """The answer to ``reset``; it has no reward."""
     metadata = {
@@ -288,7 +294,7 @@ def opening_out(
         "info": plain(info),
     }
     return {
-        "observation": observation_out(observation),
+        "observation": observation_out(observation, opens=opens),
         "reward": None,
         "done": False,
         "metadata": metadata,
@@ -301,7 +307,7 @@ def step_out(step: Step, anchor_key: str | None, cut_reward: float | None = 0.0)
     Raises:
         EnvFault: the reward is no finite number, or ``info`` cannot be sent.
     """
-    data = opening_out(step.observation, step.info, anchor_key, cut_reward)
+    data = opening_out(step.observation, step.info, anchor_key, cut_reward, opens=False)
     ends = {"terminated": bool(step.terminated), "truncated": bool(step.truncated)}
     data["metadata"] |= ends
     return data | {"reward": plain(float(step.reward)), "done": any(ends.values())}

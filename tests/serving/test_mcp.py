@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from agentenv.core.tools import ToolEnv, tool
-from agentenv.core.types import EndReason, Message, Step
+from agentenv.core.types import EndReason, Info, Message, Observation, Step
 from agentenv.envs.calculator import Calculator, evaluate
 from agentenv.errors import ConfigurationError, RetrieverFault
 from agentenv.serving.toolbox import as_action, toolbox
@@ -61,6 +61,7 @@ def test_an_episode_of_tool_calls(serving: Any) -> None:
         begun = client.begin()
         assert begun["protocolVersion"] == "2025-06-18"
         assert "what is 20 * 3?" in begun["instructions"]
+        assert "tool_call" not in begun["instructions"]  # the host declares the tools
         names = [entry["name"] for entry in client.ask("tools/list")["result"]["tools"]]
         assert names == ["calculate", "submit"]
         first = client.call("calculate", expression="20 * 3")
@@ -70,6 +71,23 @@ def test_an_episode_of_tool_calls(serving: Any) -> None:
         last = client.call("submit", answer="60")["_meta"]["agentenv/step"]
         assert (last["reward"], last["done"]) == (1.0, True)
         assert last["metadata"]["info"]["end_reason"] == "answered"
+
+
+class Instructed(Calculator):
+    """Has a system prompt and an example before its question."""
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        opening, info = await super().areset(seed=seed, options=options)
+        before = (Message("system", "You compute."), Message("user", "1 + 1"), Message("assistant", "2"))
+        return (*before, *opening), info
+
+
+def test_the_messages_of_an_opening_stand_apart(serving: Any) -> None:
+    """A system prompt, an example and the question were one word after the other."""
+    with serving(Instructed) as served:
+        assert Client(served.url).begin()["instructions"].startswith("You compute.\n\n1 + 1\n\n2\n\n")
 
 
 def test_mistakes_of_the_policy_are_results_that_say_so(serving: Any) -> None:

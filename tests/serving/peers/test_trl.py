@@ -36,6 +36,13 @@ def test_the_class_is_what_trl_asks_for() -> None:
     assert {name for name in vars(one) if not name.startswith("_")} == set()
 
 
+def test_the_opening_says_nothing_of_calls_that_trl_declares() -> None:
+    """The policy was told to write tags in which its own chat template calls no tool."""
+    told = spec().environment_factory().reset(**spec().train_dataset[0])
+    assert "20 * 3" in told
+    assert "tool_call" not in told
+
+
 def test_trl_reads_the_tools_schema_off_the_method() -> None:
     from transformers.utils import get_json_schema
 
