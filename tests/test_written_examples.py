@@ -3,6 +3,7 @@
 import importlib
 import re
 import shlex
+import sqlite3
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -82,6 +83,27 @@ def test_the_tutorial_runs(folder: Path) -> None:
     for target in entry_points["agentenv.envs"].values():
         module, _, name = target.partition(":")
         assert hasattr(importlib.import_module(module), name)
+
+
+def test_the_guide_to_tools_runs(folder: Path) -> None:
+    """Its environment passes the check, its database goes back with it, and each episode closes that of the one before."""
+    run_blocks(ROOT / "docs" / "guides" / "tools.md", {}, folder)
+    env = importlib.import_module("ledger").Ledger()
+    opening, _ = env.reset(seed=3)
+    assert [message.role for message in opening] == ["system", "user", "assistant", "user"]
+    pay, answer = env.expert()
+    begun, (twin,) = env.snapshot(), env.fork(1)
+    for action in (pay, pay, answer):
+        step = env.step(action)
+    assert (step.reward, step.info["reward_parts"]) == (0.8, {"right": 0.8, "recorded": 0.0})  # it paid twice
+    env.restore(begun)
+    for other in (env, twin):
+        other.step(pay)
+        assert other.step(answer).reward == 1.0
+    first = env.state.database.connection
+    env.reset(seed=4)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        first.execute("select 1")
 
 
 def test_the_readme_runs(folder: Path) -> None:

@@ -88,7 +88,7 @@ class Snapshot:
         except Exception as error:
             self.release()
             kind = SnapshotRefused if isinstance(error, SnapshotRefused) else SnapshotError
-            raise kind(f"cannot capture {_what(value, memo)}: {error}") from error
+            raise kind(f"cannot capture {_why(value, memo, error)}") from error
         self.seconds = time.perf_counter() - start
         """Wall-clock seconds that the capture took."""
 
@@ -157,21 +157,25 @@ def fork_value(value: Any) -> Any:
         for fork in forks:
             fork.close()
         kind = SnapshotRefused if isinstance(error, SnapshotRefused) else SnapshotError
-        raise kind(f"cannot fork {_what(value, memo)}: {error}") from error
+        raise kind(f"cannot fork {_why(value, memo, error)}") from error
 
 
-def _what(value: Any, memo: Mapping[int, Any]) -> str:
-    """Where in ``value`` what cannot be copied stands, such as ``state.lock``; its type where that cannot be said.
+def _why(value: Any, memo: Mapping[int, Any], error: Exception) -> str:
+    """Where in ``value`` what cannot be copied stands, such as ``state.lock``, and what to do; its type where nobody knows.
 
     Args:
         value: What was to be copied.
         memo: What stands for the resources in it.
+        error: What was raised.
     """
     names: list[str] = []
     while (name := _uncopied(value, memo)) is not None:
         names.append(name)
         value = value[name] if isinstance(value, dict) else vars(value)[name]
-    return ".".join(names) or type(value).__name__
+    if not names:
+        return f"{type(value).__name__}: {error}"
+    advice = "keep it in an object with snapshot, restore, fork and close, or declare capability = StateCapability.NONE"
+    return f"{'.'.join(names)}: {error}; {advice}"
 
 
 def _uncopied(value: Any, memo: Mapping[int, Any]) -> str | None:

@@ -504,3 +504,11 @@ def test_tasks_that_cannot_be_made_by_the_class_are_refused(make_tasks: Any) -> 
 )
 def test_a_signature_that_takes_more_is_accepted(members: dict[str, Any]) -> None:
     type("Wide", (Env,), members)
+
+
+def test_a_state_that_cannot_be_copied_says_where_and_what_to_do() -> None:
+    env = begun()
+    env.state.sessions["lock"] = threading.Lock()  # type: ignore[assignment]
+    for going in (env.snapshot, env.fork):
+        with pytest.raises(SnapshotError, match=r"state\.sessions\.lock: .*StateCapability\.NONE"):
+            going()
