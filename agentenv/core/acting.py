@@ -16,8 +16,8 @@ from agentenv.core.scene import TurnScene
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.tool_replies import replies
 from agentenv.core.trajectory import Turn
-from agentenv.core.types import EndReason, Info, Observation, Step, Task, is_context
-from agentenv.errors import EnvFault, SnapshotRefused
+from agentenv.core.types import EndReason, Info, Observation, StateCapability, Step, Task, is_context
+from agentenv.errors import ConfigurationError, EnvFault, SnapshotRefused
 
 _ESCAPED = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F]{2}")
 
@@ -142,12 +142,29 @@ async def step_env(env: Env[Any], action: str, config: RolloutConfig) -> tuple[S
     return checked_step(given, most_chars(config.context_tokens))
 
 
+def check_way_back(env: Env[Any]) -> None:
+    """Refuses an environment that declares that there is no way back in its episodes.
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    if env.capability is StateCapability.NONE:
+        raise ConfigurationError(
+            f"{type(env).__name__} can neither be captured nor replayed with the options of this run; "
+            "a strategy that goes back needs the capability replay at least"
+        )
+
+
 async def capture(state: EpisodeState, seconds: float) -> Snapshot | None:
     """A snapshot of the environment for ``rewind``, taken within ``seconds``; the caller releases it.
 
     None where it cannot be captured as it stands (a live interpreter with threads), and where that failed and ended the
     episode.
+
+    Raises:
+        ConfigurationError: the environment declares that there is no way back.
     """
+    check_way_back(state.spec.env)
     taking = state.spec.env.snapshot
     try:
         return await call_plain("the environment's snapshot", seconds, taking)
@@ -180,7 +197,11 @@ async def fork(state: EpisodeState, n: int, seconds: float) -> list[Env[Any]]:
     """``n`` copies of the environment of ``state`` in its present state, made within ``seconds``; the caller closes them.
 
     None at all where it cannot be captured as it stands, and where that failed and ended the episode.
+
+    Raises:
+        ConfigurationError: the environment declares that there is no way back.
     """
+    check_way_back(state.spec.env)
     forking = partial(state.spec.env.fork, n)
     try:
         return await call_plain("the environment's fork", seconds, forking)

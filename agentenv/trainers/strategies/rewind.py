@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass, field
 
+from agentenv.core.acting import check_way_back
 from agentenv.core.rollout import (
     EpisodeSpec,
     EpisodeState,
@@ -15,7 +16,7 @@ from agentenv.core.rollout import (
 )
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.types import EndReason, Observation, StateCapability
-from agentenv.errors import ConfigurationError, ReplayDivergence, SnapshotRefused
+from agentenv.errors import ReplayDivergence, SnapshotRefused
 
 
 @dataclass
@@ -32,11 +33,7 @@ class Rewinder:
     _snapshots: list[Snapshot | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.start.env.capability is StateCapability.NONE:
-            raise ConfigurationError(
-                f"{type(self.start.env).__name__} can neither be captured nor replayed with the options of this run; "
-                "a strategy that goes back needs the capability replay at least"
-            )
+        check_way_back(self.start.env)
 
     async def mark(self, state: EpisodeState) -> None:
         """Keeps the state in which the next turn of ``state`` begins; a failure ends the episode.

@@ -15,7 +15,16 @@ from agentenv.core.chat import InlineFormat, TemplateFormat
 from agentenv.core.env import Env
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Origin, Segment, SegmentKind, Trajectory
-from agentenv.core.types import Completion, Document, EndReason, Sampling, Step, Task, ToolStatus
+from agentenv.core.types import (
+    Completion,
+    Document,
+    EndReason,
+    Sampling,
+    StateCapability,
+    Step,
+    Task,
+    ToolStatus,
+)
 from agentenv.data.code_tasks import generate_code_tasks
 from agentenv.envs.calculator import Calculator
 from agentenv.envs.code import Code
@@ -55,6 +64,12 @@ END = "<|im_end|>"
 
 def call(expression: str, thought: str = "") -> str:
     return f'{thought}<tool_call>{{"name": "calculate", "arguments": {{"expression": "{expression}"}}}}</tool_call>'
+
+
+class NoWayBack(Calculator):
+    """Declares that its state cannot be captured."""
+
+    capability = StateCapability.NONE
 
 
 class LoggedPolicy(ScriptedPolicy):
@@ -609,3 +624,9 @@ def test_an_environment_with_tags_says_where_a_call_begins(env: type[Env[Any]], 
     """Or a turn without one would count as a call."""
     assert is_call(f"I look. {call}", env.call_markers)
     assert not is_call("I look. SELECT 1", env.call_markers)
+
+
+def test_an_environment_without_a_way_back_is_refused() -> None:
+    """Every episode ended as an infrastructure failure, which said nothing of the strategy."""
+    with pytest.raises(ConfigurationError, match="NoWayBack can neither be captured nor replayed"):
+        play(LoggedPolicy(call("1 / 0"), call("6 * 7"), "42"), NoWayBack())
