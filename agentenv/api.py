@@ -1,6 +1,5 @@
 """Training and evaluating from Python. The commands ``agentenv train`` and ``agentenv eval`` call these functions too."""
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -9,6 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from agentenv.core.concurrency.background import without_running_loop
 from agentenv.core.env import Env
+from agentenv.core.io.temporary import temporary_folder
 from agentenv.core.protocols import Policy, Retriever
 from agentenv.core.trust import confirm_file
 from agentenv.core.types import Task
@@ -422,7 +422,7 @@ def _open_folder(given: BenchmarkParts, out: str | Path | None) -> Iterator[Path
     with ExitStack() as stack:
         if isinstance(given.policy, AgentPolicy):
             stack.callback(given.policy.close)
-        folder = Path(out if out is not None else stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = Path(out if out is not None else stack.enter_context(temporary_folder("eval")))
         stack.enter_context(without_running_loop())
         yield folder
 

@@ -6,16 +6,14 @@ the file that is shown (so that no constant is right), and what it orders or cho
 
 import atexit
 import functools
-import os
 import random
-import shutil
 import sqlite3
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from agentenv.core.io.temporary import temporary_folder
 from agentenv.core.types import Task
 from agentenv.data.sql_databases import write_databases
 from agentenv.data.sql_domains import DOMAINS, Domain
@@ -84,13 +82,9 @@ def generate_sql_tasks(
 @functools.cache
 def process_folder() -> Path:
     """A folder that is removed when this process ends."""
-    folder, owner = Path(tempfile.mkdtemp(prefix="agentenv-sql-")), os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:  # a fork of this process leaves it alone
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
+    stack = ExitStack()
+    folder = stack.enter_context(temporary_folder("sql"))
+    atexit.register(stack.close)
     return folder
 
 

@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import logging
-import tempfile
-import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +13,9 @@ from agentenv.core.chat import TEXT_ALONE, cut_at_stop, ends_of_turn
 from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.concurrency.deadlines import within
 from agentenv.core.images import PlacedImage, without_strays
-from agentenv.core.io.claims import claim
-from agentenv.core.io.files import os_errors, remove
+from agentenv.core.io.files import os_errors
 from agentenv.core.io.model_files import LOCAL, check_model_files
+from agentenv.core.io.temporary import temporary_folder
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, ContextTooSmall, PolicyFault, first_line
 from agentenv.policies.compute import process_compute
@@ -39,8 +37,6 @@ _log = logging.getLogger(__name__)
 _SHARED_MEMORY = Path("/dev/shm")
 _CLOSE_S = 20.0
 _RETURN_S = 30.0  # in which an engine that was left out must take up weights
-_HANDOVER = "agentenv-weights-"
-_HANDOVER_S = 60.0  # a younger folder may not be claimed yet
 
 
 class VLLMPolicy:
@@ -273,15 +269,14 @@ class VLLMPolicy:
 
     def _follow(self, version: int) -> None:
         # In memory where there is a file system for that: weights of gigabytes pass through it after every update.
-        usual = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-        parent = self._config.weights_dir or usual
-        with _handover(parent) as folder:
+        parent = self._config.weights_dir or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
+        with temporary_folder("weights", parent) as folder:
             try:
                 with os_errors():
                     write_weights(self.model, folder)
             except OSError as error:
                 said = f"{error.strerror} where weights are handed to the engines (engine.weights_dir names another folder)"
-                raise OSError(error.errno, said, str(parent)) from error
+                raise OSError(error.errno, said, str(folder.parent)) from error
             self._background.run(self._load(folder, version))  # which has a deadline for each engine
         self.version = version
 
@@ -342,21 +337,6 @@ class VLLMPolicy:
         versions = sampled.versions[:count]
         mixed = versions if len(set(versions)) > 1 else ()
         return Completion(ids[:count], text, sampled.logprobs[:count], finish, min(versions), versions=mixed)
-
-
-@contextlib.contextmanager
-def _handover(parent: Path) -> Iterator[Path]:
-    """A new folder in ``parent``, removed in the end; what killed processes have left there goes where it is memory.
-
-    On disks it stays: other machines may use them, and their claims are not seen on every file system.
-    """
-    for left in parent.glob(f"{_HANDOVER}*") if parent == _SHARED_MEMORY else ():
-        with contextlib.suppress(OSError, ConfigurationError):  # it is somebody else's, or in use
-            if time.time() - left.stat().st_mtime > _HANDOVER_S:
-                with claim(left, "it is in use"):
-                    remove(left)
-    with tempfile.TemporaryDirectory(prefix=_HANDOVER, dir=parent) as made, claim(Path(made), "it is in use"):
-        yield Path(made)
 
 
 def _read(folder: Path) -> "tuple[Any, int, tuple[int, ...], PixelReader | None]":

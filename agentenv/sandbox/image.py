@@ -92,12 +92,12 @@ def build_from_dockerfile(dockerfile: Path, image: str = docker.IMAGE) -> int:
 def _imported(image: str, fill: Callable[[tarfile.TarFile], None]) -> int:
     client = docker.engine()
     name, _, tag = image.partition(":")
-    with contextlib.closing(client), tempfile.NamedTemporaryFile(suffix=".tar") as stream:
+    with contextlib.closing(client), tempfile.TemporaryFile() as stream:
         with tarfile.open(fileobj=stream, mode="w") as archive:
             fill(archive)
-        stream.flush()
+        stream.seek(0)
         with docker.faults("an image cannot be imported"):
-            client.import_image_from_file(stream.name, repository=name, tag=tag or "latest")
+            client.import_image_from_data(stream, repository=name, tag=tag or "latest")
             return int(client.inspect_image(image)["Size"])
 
 

@@ -5,11 +5,11 @@ import os
 import secrets
 import signal
 import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from agentenv.core.io.temporary import temporary_folder
 from agentenv.sandbox.bwrap import ENVIRONMENT
 from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor
 
@@ -115,8 +115,8 @@ def probe(executor: Executor) -> list[CheckRow]:
 @contextlib.contextmanager
 def _bait() -> Iterator[dict[str, str]]:
     """A secret file and an open port of the host."""
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
-        canary = Path(folder, "canary")
+    with temporary_folder("selftest") as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        canary = folder / "canary"
         canary.write_text("secret", encoding="utf-8")
         mark = f"canary{secrets.token_hex(4)}"
         names = {"CANARY": repr(str(canary)), "PORT": str(server.getsockname()[1]), "MARK": repr(mark)}

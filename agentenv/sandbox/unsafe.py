@@ -1,6 +1,6 @@
 """The ``unsafe-local`` backend: the same fork server without any wall. For trusted code, asked for by that name only."""
 
-import functools
+import contextlib
 import os
 import socket
 import subprocess
@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.io.temporary import temporary_folder
 from agentenv.sandbox.bwrap import ENVIRONMENT, packages
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.jail import trees
@@ -57,7 +58,11 @@ def executor(*, imports: tuple[str, ...] = ("numpy",), **options: Any) -> JailEx
         imports: Modules that every program finds loaded.
         options: As for ``JailExecutor``.
     """
-    root = tempfile.mkdtemp(prefix="agentenv-unsafe-")
     info = ExecutorInfo("unsafe-local", isolated=False)
-    clean = functools.partial(trees.remove_quietly, root)
-    return JailExecutor(info, lambda: start(root, imports), on_close=clean, **options)
+    end = contextlib.ExitStack()
+    root = str(end.enter_context(temporary_folder("unsafe", discard=lambda left: trees.remove(str(left)))))
+    try:
+        return JailExecutor(info, lambda: start(root, imports), on_close=end.close, **options)
+    except BaseException:
+        end.close()
+        raise

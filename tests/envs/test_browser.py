@@ -9,6 +9,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -532,6 +534,24 @@ def test_a_killed_browser_is_a_fault_and_is_replaced(folder: Path, room: Path) -
     driver.close()
     driver.close()
     assert list(room.iterdir()) == []
+
+
+def test_the_next_browser_removes_what_a_killed_process_left(room: Path) -> None:
+    started = (
+        "from agentenv.envs.browser.driver import Driver\n"
+        "driver = Driver()\ndriver.submit(driver._live()).result(60)\n"
+        "print('here', flush=True)\nimport time\ntime.sleep(120)"
+    )
+    with subprocess.Popen([sys.executable, "-c", started], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"here\n"
+        process.kill()
+    assert list(room.glob("agentenv-*"))
+    driver = Driver()
+    driver.submit(driver._live()).result(60)
+    assert len(list(room.glob("agentenv-*"))) == 1
+    driver.close()
+    assert not list(room.glob("agentenv-*"))
 
 
 def test_what_waits_for_a_page_hears_of_the_end_of_its_browser(folder: Path) -> None:

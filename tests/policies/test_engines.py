@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine
@@ -16,7 +15,7 @@ import torch
 from PIL import Image
 
 from agentenv.core.images import PlacedImage
-from agentenv.core.io.claims import claim
+from agentenv.core.io.temporary import temporary_folder
 from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, ContextTooSmall, PolicyFault
 from agentenv.policies.engine import Engine, EngineConfig, EngineRequest, Sampled
@@ -339,31 +338,28 @@ def test_weights_that_do_not_fit_name_their_place_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Safetensors says in words of its own that the memory is full. Folders of killed processes go, others stay."""
-    left, young, used = (tmp_path / f"agentenv-weights-{name}" for name in ("left", "young", "used"))
-    for folder in (left, young, used):
-        folder.mkdir()
-    for folder in (left, used):
-        os.utime(folder, (0, 0))
+    with temporary_folder("weights", tmp_path) as left:
+        pass
 
     def full(*_: Any) -> None:
         raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("agentenv.policies.vllm._SHARED_MEMORY", tmp_path)
-    with policy_of(WrittenEngine("a")) as policy, claim(used, "taken"):
+    with policy_of(WrittenEngine("a")) as policy, temporary_folder("weights", tmp_path) as used:
+        left.mkdir()
         with monkeypatch.context() as patch:
             patch.setattr("agentenv.policies.vllm.write_weights", full)
             with pytest.raises(OSError, match=r"No space left.*engine\.weights_dir") as caught:
                 policy.set_weights()
         assert caught.value.filename == str(tmp_path)
         assert policy.version == 0
-        assert sorted(tmp_path.iterdir()) == sorted([young, used])
+        assert list(tmp_path.iterdir()) == [used]
 
 
 def test_weights_on_a_disk_that_other_machines_may_use_stay(tmp_path: Path) -> None:
     """There the lock of a run on another machine may not be seen: NFS keeps those of folders to each machine."""
-    other = tmp_path / "agentenv-weights-other"
+    other = tmp_path / "agentenv-weights-12345678-abcdefgh"  # begins with the start of a machine that made it
     other.mkdir()
-    os.utime(other, (0, 0))
     with policy_of(WrittenEngine("a"), weights_dir=tmp_path) as policy:
         policy.set_weights()
     assert list(tmp_path.iterdir()) == [other]

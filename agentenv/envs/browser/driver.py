@@ -10,12 +10,12 @@ import contextlib
 import functools
 import os
 import shutil
-import tempfile
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from agentenv.core.concurrency.background import BackgroundLoop
+from agentenv.core.io.temporary import temporary_folder
 from agentenv.envs.browser.page import DEADLINE_S, Tab, guarded
 from agentenv.envs.browser.sites import Site
 from agentenv.errors import BrowserFault, ConfigurationError, MissingExtra
@@ -93,10 +93,10 @@ def importlib_missing(module: str) -> bool:
 class Chromium:
     """One browser process."""
 
-    def __init__(self, browser: Any, folder: str) -> None:
-        """Takes over what was started, with the folder of its temporary files."""
+    def __init__(self, browser: Any, files: contextlib.ExitStack) -> None:
+        """Takes over what was started; ``files`` removes the folder of its temporary files."""
         self.browser = browser
-        self._folder = folder
+        self.files = files
         self.opened = 0
         self.tabs = 0
         self.retired = False
@@ -111,7 +111,7 @@ class Chromium:
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self.browser.close(), DEADLINE_S)
         # Its last processes may have written there after it was no longer connected.
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self.files.close()
 
 
 class Driver:
@@ -251,6 +251,7 @@ class Driver:
         """The present browser; started where there is none, and replaced where its time has come."""
         async with self._starting:
             if self._chromium is not None and not self._chromium.browser.is_connected():
+                self._chromium.files.close()
                 self._chromium = None
             if self._chromium is not None and self._chromium.opened >= self._recycle_after:
                 await self._retire()
@@ -277,20 +278,17 @@ class Driver:
         flags = [*NETWORK, *DRAWING, *FEATURES, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
         # A browser that is killed leaves its temporary files, so it has a folder of its own for them. The name is short:
         # a socket is made in it, whose address has room for 107 characters.
-        folder = tempfile.mkdtemp(prefix="agentenv-")
-        try:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(temporary_folder("gui"))
             browser = await self._playwright.chromium.launch(
                 executable_path=self._executable,
                 headless=True,
                 args=flags,
-                env={**os.environ, "TMPDIR": folder},
+                env={**os.environ, "TMPDIR": str(folder)},
                 timeout=DEADLINE_S * 1000,
             )
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        browser.on("disconnected", lambda *_: shutil.rmtree(folder, ignore_errors=True))
-        return Chromium(browser, folder)
+            browser.on("disconnected", lambda *_: shutil.rmtree(folder, ignore_errors=True))
+            return Chromium(browser, stack.pop_all())
 
     def close(self) -> None:
         """Ends the browser, its helper process and the thread; a second call does nothing."""
