@@ -15,9 +15,9 @@ from agentenv.core.types import Task
 from agentenv.data.sources import OWN
 from agentenv.errors import ConfigurationError, UnknownName, needs_extra
 from agentenv.evaluation.benchmark import Benchmark, BenchmarkParts, run_benchmark
-from agentenv.evaluation.records import EpisodeRecord, read_evaluation
+from agentenv.evaluation.records import PAGE, EpisodeRecord, read_evaluation
 from agentenv.evaluation.report.page import require_renderer
-from agentenv.evaluation.report.report import PAGE, write_report
+from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.suite import make_suite, read_suite
 from agentenv.evaluation.task_env import env_id_of
 from agentenv.policies.agent import Agent, AgentPolicy
@@ -422,7 +422,7 @@ def _open_folder(given: BenchmarkParts, out: str | Path | None) -> Iterator[Path
     with ExitStack() as stack:
         if isinstance(given.policy, AgentPolicy):
             stack.callback(given.policy.close)
-        folder = Path(out if out is not None else stack.enter_context(temporary_folder("eval")))
+        folder = Path(out) if out is not None else stack.enter_context(temporary_folder("eval")) / "run"
         stack.enter_context(without_running_loop())
         yield folder
 

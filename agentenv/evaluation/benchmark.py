@@ -32,9 +32,9 @@ from agentenv.evaluation.eval_agent import (
 )
 from agentenv.evaluation.journal import CONFIG, CONTENTS, evaluating, forget_contents, lock_folder, release
 from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
-from agentenv.evaluation.records import EPISODES, RESULTS, read_results, write_results
+from agentenv.evaluation.records import EPISODES, PAGE, RESULTS, read_results, write_results
 from agentenv.evaluation.report.page import require_renderer
-from agentenv.evaluation.report.report import PAGE, write_report
+from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.results import RECORDED, load_measure
 from agentenv.evaluation.runner import SAMPLES, first_seed, roll_of
 from agentenv.evaluation.task_env import (

@@ -17,7 +17,7 @@ from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.checksums import announce, forget, note, verify
-from agentenv.evaluation.records import EPISODES, RESULTS, USAGE, EpisodeRecord, lines_of, parse_record
+from agentenv.evaluation.records import EPISODES, PAGE, RESULTS, USAGE, EpisodeRecord, lines_of, parse_record
 
 CONFIG = "config.toml"
 TIMINGS = "timings.jsonl"
@@ -48,7 +48,7 @@ class Journal:
         verify(path, growing=True)
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
         for number, line in enumerate(lines, start=1):
-            record = parse_record(line.decode("utf-8", errors="replace"), f"{path.name}, line {number}")
+            record = parse_record(line, f"{path.name}, line {number}")
             if not again(record):
                 self._records.setdefault(record["id"], record)
         if path.is_file():
@@ -100,7 +100,7 @@ def lock_folder(directory: Path, config: Mapping[str, Mapping[str, Any]], *, wri
     plain = {name: _plain(table) for name, table in config.items()}
     if path.is_file():
         _refuse_another(directory, _held(path), plain)
-    elif held := [name for name in (EPISODES, RESULTS, USAGE, TIMINGS) if (directory / name).exists()]:
+    elif held := [name for name in (EPISODES, RESULTS, USAGE, TIMINGS, PAGE) if (directory / name).exists()]:
         raise ConfigurationError(
             f"{directory} holds {held[0]}, to which an evaluation writes, and no {CONFIG} that says of what it is: choose "
             "another --out"

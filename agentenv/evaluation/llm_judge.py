@@ -52,13 +52,12 @@ class GradeCache:
     def __post_init__(self) -> None:
         if self.path is None or not self.path.is_file():
             return
-        text = self.path.read_text(encoding="utf-8", errors="replace")
-        for number, line in enumerate(text.split("\n"), 1):
+        for number, line in enumerate(self.path.read_bytes().split(b"\n"), 1):
             try:
                 row = read_json_text(line) if line else {}
                 self.grades |= {row.pop("key"): Grade(**row)} if row else {}
             except (ValueError, TypeError, LookupError, AttributeError):
-                if not line.endswith("}"):
+                if not line.endswith(b"}"):
                     continue  # the process that wrote it was killed
                 raise ConfigurationError(
                     f"{self.path}, line {number} is no grade; remove the file."

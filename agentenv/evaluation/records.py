@@ -26,6 +26,7 @@ EPISODES = "episodes.jsonl"
 RESULTS = "results.json"
 USAGE = "usage.json"
 SUITE = "suite.json"
+PAGE = "report.html"
 
 
 @with_config(AS_WRITTEN)
@@ -173,8 +174,7 @@ def read_records(path: Path) -> list[EpisodeRecord]:
             f"No {path.name} in {str(path.parent)!r}; give an evaluation folder, {which}."
         )
     records: dict[str, EpisodeRecord] = {}
-    # Not splitlines(): it would also cut at U+2028 and its like, which JSON leaves inside strings.
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), start=1):
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if line.strip():
             record = parse_record(line, f"{path.name}, line {number}")
             if record["id"] in records:
@@ -183,7 +183,7 @@ def read_records(path: Path) -> list[EpisodeRecord]:
     return list(records.values())
 
 
-def parse_record(line: str, where: str) -> EpisodeRecord:
+def parse_record(line: bytes, where: str) -> EpisodeRecord:
     """One line of ``episodes.jsonl``, checked; ``where`` names it in errors.
 
     Raises:

@@ -79,9 +79,10 @@ def test_faults_may_be_forgotten(record: Maker, tmp_path: Path) -> None:
 
 def test_a_broken_line_within_the_file_is_named(record: Maker, tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
-    path.write_text('{"id": "a"\n' + json.dumps(record("b")) + "\n")
-    with pytest.raises(DatasetError, match=r"line 1\b"):
-        Journal(path)
+    for broken in (b'{"id": "a"', json.dumps(record("a")).encode().replace(b'"a"', b'"\xff"', 1)):
+        path.write_bytes(broken + b"\n" + json.dumps(record("b")).encode() + b"\n")
+        with pytest.raises(DatasetError, match=r"line 1\b"):
+            Journal(path)
 
 
 def test_the_same_configuration_goes_on(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_other_questions_under_the_same_name_are_refused(tmp_path: Path) -> None
         lock_folder(tmp_path, {**ASKED, CONTENTS: {"questions": "2"}})
 
 
-@pytest.mark.parametrize("name", ["results.json", "usage.json", "timings.jsonl"])
+@pytest.mark.parametrize("name", ["results.json", "usage.json", "timings.jsonl", "report.html"])
 def test_a_folder_of_unknown_origin_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(ConfigurationError, match="test_a_folder_of_unknown_origi"):

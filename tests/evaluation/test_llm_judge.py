@@ -239,9 +239,11 @@ def test_a_torn_line_of_the_cache_is_left_out_and_a_foreign_one_refused(tmp_path
     assert len(cache.grades) == 1
     grade(judge(chat, cache=cache), "Bea")
     assert len(GradeCache(path).grades) == 2
-    path.write_text('{"id": 3}')
-    with pytest.raises(ConfigurationError, match=r"grades\.jsonl.*\b1\b"):
-        GradeCache(path)
+    whole = path.read_bytes()
+    for foreign in (b'{"id": 3}', whole.lstrip().replace(b'"key": "', b'"key": "\xff', 1)):
+        path.write_bytes(foreign)
+        with pytest.raises(ConfigurationError, match=r"grades\.jsonl.*\b1\b"):
+            GradeCache(path)
 
 
 def test_golds_that_cannot_be_scored_are_refused_before_anyone_is_asked() -> None:

@@ -156,6 +156,13 @@ def test_a_broken_line_is_named(
         read_records(path)
 
 
+def test_a_line_that_is_no_text_is_named(record: Maker, tmp_path: Path) -> None:
+    path = tmp_path / EPISODES
+    path.write_bytes(json.dumps(record("first")).encode().replace(b"Paris", b"Par\xff", 1) + b"\n")
+    with pytest.raises(DatasetError, match=r"line 1.*0xff"):
+        read_records(path)
+
+
 def test_a_folder_without_results_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"results\.json"):
         read_evaluation(tmp_path)

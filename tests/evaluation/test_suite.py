@@ -157,6 +157,10 @@ def test_a_folder_takes_the_same_suite_again_and_no_other(
         with pytest.raises(AgentEnvError, match=refused):
             asked.run(folder, lambda name: SilentDisplay())
     assert (folder / "suite.json").read_bytes() == held
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "report.html").write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"own holds report\.html"):
+        asked.run(tmp_path / "own", lambda name: SilentDisplay())
 
 
 @pytest.fixture

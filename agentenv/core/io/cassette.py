@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentenv.core.io.files import append_lines, write_text
+from agentenv.core.io.strict_json import utf8_text
 from agentenv.errors import CassetteMiss, ConfigurationError
 
 FORMAT = 1
@@ -120,9 +121,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], int | None]:
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
     complete = content.rfind(b"\n") + 1
-    head, *lines = content[:complete].decode("utf-8", "replace").split("\n")
+    head, *lines = content[:complete].split(b"\n")
     try:
-        header = json.loads(head)
+        header = _value(head)
         if header["cassette"] != FORMAT:
             raise ConfigurationError(
                 f"{path} is a cassette of format {header['cassette']}; this version reads {FORMAT}."
@@ -131,15 +132,32 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], int | None]:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         if isinstance(error, ConfigurationError):
             raise
-        raise ConfigurationError(f"{path} is no cassette: its first line is {head[:60]!r}.") from error
+        raise ConfigurationError(f"{path} is no cassette: its first line is {_shown(head)}.") from error
     replies: dict[str, str] = {}
     for number, line in enumerate(lines[:-1], start=2):  # after the last newline nothing is left
         try:
-            record = json.loads(line)
+            record = _value(line)
             replies.setdefault(_text(record["request"]), json.dumps(record["reply"]))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ConfigurationError(f"{path}, line {number} is no recorded call: {line[:60]!r}.") from error
+            raise ConfigurationError(f"{path}, line {number} is no recorded call: {_shown(line)}.") from error
     return about, replies, complete if complete < len(content) else None
+
+
+def _value(line: bytes) -> Any:
+    """What a line holds. It is written in ASCII, and may have been written otherwise by hand.
+
+    Raises:
+        ValueError: it is no JSON in UTF-8.
+    """
+    return json.loads(utf8_text(line))
+
+
+def _shown(line: bytes) -> str:
+    """How an error shows a line, with what is wrong where that is no text."""
+    try:
+        return repr(utf8_text(line)[:60])
+    except ValueError as error:
+        return str(error)
 
 
 def _text(value: Any) -> str:

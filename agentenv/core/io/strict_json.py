@@ -12,27 +12,41 @@ def read_json_text(text: str | bytes, *, distinct: bool = False) -> Any:
     """The value that ``text`` holds.
 
     Args:
-        text: one JSON value.
+        text: one JSON value; bytes are UTF-8.
         distinct: refuses an object that has a name twice, of which only the last would be read.
 
     Raises:
         ValueError: it is no JSON, is nested too deeply to be read, or holds half of a surrogate pair, which is no text and
             can be written to no file; the message says which, in words that go behind "because".
     """
+    plain = text if isinstance(text, str) else utf8_text(text)
     try:
-        value = json.loads(text.rstrip(), object_pairs_hook=_distinct if distinct else None)
+        value = json.loads(plain.rstrip(), object_pairs_hook=_distinct if distinct else None)
     except json.JSONDecodeError as error:
-        line = f"line {error.lineno}, " if len(text.strip().splitlines()) > 1 else ""
+        line = f"line {error.lineno}, " if len(plain.strip().splitlines()) > 1 else ""
         raise ValueError(f"{error.msg} at {line}column {error.colno}") from error
     except RecursionError:
         raise ValueError("it is nested too deeply to be read") from None
-    plain = text if isinstance(text, str) else text.decode("utf-8", "replace")
     if _HALF.search(plain):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except (UnicodeEncodeError, RecursionError):
             raise ValueError("it holds half of a surrogate pair, such as \\ud83d, which is no text") from None
     return value
+
+
+def utf8_text(text: bytes) -> str:
+    """``text`` decoded.
+
+    Raises:
+        ValueError: it is no UTF-8; the message says where, in words that go behind "because".
+    """
+    try:
+        return text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"it is no UTF-8: the byte 0x{text[error.start]:02x} at position {error.start}"
+        ) from None
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

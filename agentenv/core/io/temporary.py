@@ -30,7 +30,8 @@ def temporary_folder(
     """Yields a new folder for this process alone; it goes with the block, or after the process was killed.
 
     Before, the folders of the same kind go that killed processes of this user have left there since the machine started.
-    Nothing goes on a file system without locks, nor on a system that does not tell one start from another.
+    Nothing goes on a file system without locks, nor on a system that does not tell one start from another. The folder itself
+    is claimed: whatever takes a claim of its own takes it on something within.
 
     Args:
         kind: A short word for what it holds, a part of its name.

@@ -16,7 +16,7 @@ from agentenv.core.registry import is_class
 from agentenv.core.scoring.scorers import SCORERS
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.compare import compare
-from agentenv.evaluation.records import EPISODES, RESULTS, SUITE, Evaluation, read_evaluation, read_json
+from agentenv.evaluation.records import EPISODES, PAGE, RESULTS, SUITE, Evaluation, read_evaluation, read_json
 from agentenv.evaluation.report.charts import Curve, line_chart, value_text
 from agentenv.evaluation.report.evaluation_page import evaluation_page
 from agentenv.evaluation.report.page import (
@@ -40,7 +40,6 @@ from agentenv.evaluation.saved_forms import check_form
 Json = dict[str, Any]
 
 METRICS = "metrics.jsonl"
-PAGE = "report.html"
 _LARGEST = 1e300  # of the numbers that are drawn; NaN is not below it
 _ROUNDING = 1e-6  # what is within it on both sides of 0 is 0 in float32
 _STEPS = 20  # with failures that a sentence names
@@ -224,7 +223,7 @@ def read_lines(path: Path, kind: str) -> list[Json]:
     Raises:
         ConfigurationError: another line is no JSON, or any line something else.
     """
-    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
+    lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     parsed: list[Json] = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -33,9 +33,9 @@ from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.io.weight_digests import DIGESTS, check_weight_digests, write_weight_digests
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.errors import CheckpointMismatch, ConfigurationError
-from agentenv.evaluation.records import RESULTS, read_evaluation, read_json
+from agentenv.evaluation.records import PAGE, RESULTS, read_evaluation, read_json
 from agentenv.evaluation.report.page import LOG
-from agentenv.evaluation.report.report import CHANGES, PAGE
+from agentenv.evaluation.report.report import CHANGES
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.export import write_readers, write_weights
 from agentenv.policies.hf import HFPolicy

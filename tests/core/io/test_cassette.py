@@ -85,6 +85,15 @@ def test_a_torn_last_line_is_dropped_and_recording_goes_on(tape: Path) -> None:
     assert tape.read_bytes() == whole + b'{"request": "after", "reply": 1}\n'
 
 
+@pytest.mark.parametrize("place", [b"judge", b"Orla", b"correct"])
+def test_a_byte_that_is_no_text_is_refused_with_its_line(place: bytes, tape: Path) -> None:
+    """A replacement character in its place would be replayed as if somebody had said it."""
+    whole = tape.read_bytes()
+    tape.write_bytes(whole.replace(place, place[:2] + b"\xff", 1))
+    with pytest.raises(ConfigurationError, match=r"tape\.jsonl.*0xff"):
+        Cassette.replay(tape)
+
+
 def test_what_another_process_records_meanwhile_is_not_cut_off(
     tape: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

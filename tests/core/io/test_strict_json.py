@@ -19,6 +19,8 @@ from agentenv.errors import ConfigurationError
         ('["\\ud83d"]', "surrogate"),
         ('["\\uDC00 x"]', "surrogate"),
         (b'{"a": "\\uD83D"}', "surrogate"),
+        (b'{"a": "\xff"}', "0xff.* 7"),
+        (b'{"a": "\xed\xa0\xbd"}', "0xed.* 7"),
     ],
 )
 def test_what_is_no_json_or_no_text_says_what_it_is(text: str | bytes, named: str) -> None:
