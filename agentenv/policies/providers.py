@@ -6,10 +6,12 @@ wait.
 """
 
 import asyncio
+import contextlib
+import inspect
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -37,6 +39,9 @@ class Provider:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
+        self._keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None]] = (
+            WeakKeyDictionary()
+        )
         self._open()
 
     async def send(self, body: Mapping[str, Any]) -> Response:
@@ -51,6 +56,9 @@ class Provider:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             self._clients[loop] = self._open()
+            # A loop closes its generators and knows nothing of clients, so that a generator closes the client.
+            self._keepers[loop] = self._keep(loop, self._clients[loop])
+            await anext(self._keepers[loop])
         try:
             answer = await self._clients[loop].acompletion(**body)
         except AnyLLMError as error:
@@ -62,6 +70,14 @@ class Provider:
                 f"{self._endpoint.provider!r} cannot be asked for this: {error}"
             ) from error
         return Response(200, {}, answer.model_dump_json(exclude_none=True).encode(errors="replace"))
+
+    async def _keep(self, loop: asyncio.AbstractEventLoop, client: Any) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            self._clients.pop(loop, None)
+            self._keepers.pop(loop, None)
+            await _close(client)
 
     def _open(self) -> Any:
         """The library's own client, which is bound to one event loop."""
@@ -80,6 +96,17 @@ class Provider:
             raise ConfigurationError(f"{name!r} cannot be asked: {without_keys(str(error))}") from error
         except ImportError as error:
             raise MissingExtra.of(f"What any-llm needs for {name!r}", _EXTRA) from error
+
+
+async def _close(client: Any) -> None:
+    """Closes the connections of a client of any-llm, which has no method for it: those of the service's library have."""
+    library = getattr(client, "client", None)
+    library = getattr(library, "aio", library)  # of Google's, which has a half of each kind
+    close = getattr(library, "aclose", None) or getattr(library, "close", None)
+    if close is not None:
+        with contextlib.suppress(Exception):  # it is given up in any case
+            if inspect.isawaitable(closing := close()):
+                await closing
 
 
 def _key(variables: str) -> str | None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
@@ -85,6 +87,8 @@ def serving(answer: Callable[[int], tuple[int, Mapping[str, str], Any]]) -> Iter
     service = Service()
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # connections stay open
+
         def do_POST(self) -> None:
             service.paths.append(self.path)
             service.headers.append({name.lower(): value for name, value in self.headers.items()})
@@ -238,3 +242,24 @@ def test_nobody_listening_is_a_fault() -> None:
         pass
     with pytest.raises(EndpointFault, match=r"\b2\b"):
         asyncio.run(client("anthropic", server, retries=1).complete(ASK, max_tokens=9))
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_connections_are_closed_with_the_event_loop(name: str) -> None:
+    """Each evaluation has a loop of its own, and a connection left in each would use up the files of the process."""
+    with serving(lambda _: (200, {}, TEXTS[name] | USAGE[name])) as service:
+        chat = client(name, service)
+
+        def connections() -> int:
+            port = httpx.URL(service.url).port
+            found = psutil.Process().net_connections("tcp")
+            return sum(
+                1 for one in found if one.raddr and one.raddr.port == port and one.status != "CLOSE_WAIT"
+            )
+
+        async def asked() -> int:
+            await chat.complete(ASK, max_tokens=5)
+            return connections()
+
+        assert asyncio.run(asked()) == 1
+        assert connections() == 0
