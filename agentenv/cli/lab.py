@@ -126,13 +126,13 @@ class Run:
         """Runs, and writes the page before the first run, so that one that cannot be written is known, and after each."""
         with needs_extra("train"):
             import torch  # noqa: F401 (the extra is there)
+        from agentenv.core.concurrency.signals import Interrupted
+        from agentenv.core.io.claims import claim
         from agentenv.core.trust import confirm_file
-        from agentenv.progress import LiveDisplay
         from agentenv.trainers.lab.lab import experiments, load_experiment
-        from agentenv.trainers.lab.lab_page import write_page
         from agentenv.trainers.lab.results_table import publish
         from agentenv.trainers.lab.starts import refuse_missing_starts
-        from agentenv.trainers.lab.trials import drop_left_weights, next_trial, refuse_other_plan, run_trial
+        from agentenv.trainers.lab.trials import refuse_other_plan
 
         if self.name not in experiments():
             confirm_file(Path(self.name), trusted=self.trust_config)
@@ -144,15 +144,29 @@ class Run:
         if self.runs != 0:
             refuse_missing_starts(experiment)
         out.mkdir(parents=True, exist_ok=True)
+        with claim(out, f"another process runs {name} in {self.out}: wait for it, or choose another --out"):
+            try:
+                metrics = self._run_trials(experiment, name, out)
+            except Interrupted as error:  # which says how to go on with the run alone
+                said = f"; what is done is kept in {out}: the same command goes on from there"
+                raise Interrupted(error.signal, said) from error
+            if self.publish:
+                publish(name, out, self.pages)
+        return metrics | {"page": str((self.pages if self.publish else out) / f"{name}.md")}
+
+    def _run_trials(self, experiment: Any, name: str, out: Path) -> dict[str, Any]:
+        """What the page says after the last run, and how many were made."""
+        from agentenv.progress import LiveDisplay
+        from agentenv.trainers.lab.lab_page import write_page
+        from agentenv.trainers.lab.trials import drop_left_weights, next_trial, run_trial
+
         drop_left_weights(experiment, out)
         done, metrics = 0, write_page(name, experiment, out)
         while done != self.runs and (trial := next_trial(experiment, out)):
             with LiveDisplay(f"{name}: {trial.arm}, seed {trial.seed}", log=out / "lab.log") as display:
                 run_trial(experiment, trial, out, display)
             done, metrics = done + 1, write_page(name, experiment, out)
-        if self.publish:
-            publish(name, out, self.pages)
-        return metrics | {"runs": done, "page": str((self.pages if self.publish else out) / f"{name}.md")}
+        return metrics | {"runs": done}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
         """The means, the verdicts, and where the page is."""

@@ -17,8 +17,8 @@ from rich.text import Text
 from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.errors import ConfigurationError
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
-from agentenv.retrievers.bm25 import K1, B, BM25Retriever
-from agentenv.retrievers.building.builder import Report, build_folder
+from agentenv.retrievers.bm25 import K1, B
+from agentenv.retrievers.building.builder import Report, build_bm25_folder, build_folder
 from agentenv.retrievers.building.index_import import import_index
 from agentenv.retrievers.encoder import make_encoder
 from agentenv.retrievers.faiss import FaissRetriever
@@ -26,7 +26,7 @@ from agentenv.retrievers.hybrid import HybridRetriever
 from agentenv.retrievers.indexes import AUTO
 from agentenv.retrievers.rerank import RerankRetriever, make_reranker
 from agentenv.retrievers.retriever_spec import open_retriever
-from agentenv.retrievers.storage.corpus import corpus_file, load_corpus
+from agentenv.retrievers.storage.corpus import corpus_file
 from agentenv.retrievers.storage.retriever_folder import check_folder
 
 
@@ -86,8 +86,7 @@ class Build:
         )
 
     def _build_bm25(self) -> dict[str, Any]:
-        retriever = BM25Retriever.build(load_corpus(self.corpus), k1=self.k1, b=self.b)
-        retriever.save(self.out)
+        retriever = build_bm25_folder(self.corpus, self.out, k1=self.k1, b=self.b)
         return {**asdict(retriever.info()), "index": "", "resumed_rows": 0, "damaged_rows": 0}
 
     def _build_dense(self) -> dict[str, Any]:

@@ -28,8 +28,8 @@ import numpy as np
 
 from agentenv.core.io.claims import claim
 from agentenv.core.io.files import sync, sync_folder
-from agentenv.errors import AgentEnvError, ConfigurationError
-from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.errors import ConfigurationError
+from agentenv.retrievers.bm25 import K1, B, BM25Retriever
 from agentenv.retrievers.building.journal import BuildJournal, Part, UnfinishedIndex, intact_parts
 from agentenv.retrievers.encoder import Encoder
 from agentenv.retrievers.faiss import ENCODE_ROWS, INDEX_FILE, LAYOUT, dense_card, encode_documents
@@ -45,7 +45,7 @@ from agentenv.retrievers.indexes import (
     train,
     write_index,
 )
-from agentenv.retrievers.storage.corpus import Corpus, corpus_file, read_documents
+from agentenv.retrievers.storage.corpus import Corpus, corpus_file, load_corpus, read_documents
 from agentenv.retrievers.storage.mapped_corpus import write_corpus
 from agentenv.retrievers.storage.retriever_folder import Card, refuse_other_content, write_card
 
@@ -67,6 +67,27 @@ class Built:
     """Passages whose vectors an interrupted build had left undamaged."""
     damaged_rows: int = 0
     """Passages whose vectors it had left damaged; they were encoded again."""
+
+
+def build_bm25_folder(source: Path, out: Path, *, k1: float = K1, b: float = B) -> BM25Retriever:
+    """Builds a BM25 retriever in memory and then in ``out``; an older retriever there is replaced at the end.
+
+    Args:
+        source: a corpus, as `load_corpus` reads it.
+        out: where `BM25Retriever.load` will find it.
+        k1: as for `BM25Retriever.build`.
+        b: as for `BM25Retriever.build`.
+
+    Raises:
+        CorpusError: no documents, duplicate ids, or a corrupt file.
+        ConfigurationError: ``out`` is something else than a retriever or cannot be written, or another process is building
+            it.
+    """
+    corpus_file(source)
+    with _site(out) as (new, _):
+        retriever = BM25Retriever.build(load_corpus(source), k1=k1, b=b)
+        retriever.save(new)
+    return retriever
 
 
 def build_folder(
@@ -195,7 +216,7 @@ def _site(out: Path) -> Iterator[tuple[Path, Path]]:
             new.mkdir()
             try:
                 yield new, work
-            except AgentEnvError:
+            except BaseException:
                 if not (work / JOURNAL).exists():
                     shutil.rmtree(site, ignore_errors=True)
                 raise

@@ -8,13 +8,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from agentenv.cli.main import main
 from agentenv.core.types import Document, Passage
 from agentenv.errors import ConfigurationError, CorpusError
-from agentenv.retrievers.building.builder import build_folder
+from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.retrievers.building.builder import build_bm25_folder, build_folder
 from agentenv.retrievers.encoder import Recipe, Vectors
 from agentenv.retrievers.faiss import FaissRetriever
 from agentenv.retrievers.hybrid import HybridRetriever
@@ -207,6 +210,39 @@ def test_a_build_killed_while_it_encodes_goes_on(tmp_path: Path) -> None:
     for name in left_in(tmp_path / "whole"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert left_in(tmp_path) == ["corpus.jsonl", "out", "whole"]
+
+
+def test_a_bm25_build_beside_another_is_refused_before_it_works(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the work would be after hours, with a large corpus. Neither leaves anything but the retriever."""
+    words = ["retriever", "build", str(corpus), "--out", str(tmp_path / "out"), "--index", "bm25"]
+    built = BM25Retriever.build
+    codes = []
+
+    def beside(*given: Any, **options: Any) -> BM25Retriever:
+        with monkeypatch.context() as patch:
+            patch.setattr(BM25Retriever, "build", lambda *_, **__: pytest.fail("it worked"))
+            codes.append(main(words))
+        return built(*given, **options)
+
+    monkeypatch.setattr(BM25Retriever, "build", beside)
+    assert main(words) == 0
+    assert codes == [1]
+    assert len(BM25Retriever.load(tmp_path / "out").corpus) == 3000
+    assert left_in(tmp_path) == ["corpus.jsonl", "out"]
+
+
+def test_an_interrupted_bm25_build_leaves_nothing(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> BM25Retriever:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BM25Retriever, "build", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build_bm25_folder(corpus, tmp_path / "out")
+    assert left_in(tmp_path) == ["corpus.jsonl"]
 
 
 def test_a_kill_between_the_renames_loses_nothing(corpus: Path, tmp_path: Path) -> None:

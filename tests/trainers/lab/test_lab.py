@@ -1,6 +1,7 @@
 """The lab: which runs are needed when, what is compared, that a finished run is kept, and every experiment in seconds."""
 
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from agentenv.cli.lab import Run
 from agentenv.cli.main import main
+from agentenv.core.concurrency.signals import Interrupted
+from agentenv.core.io.claims import claim
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.report.charts import Curve, comparison_chart
 from agentenv.policies.fakes import random_policy
@@ -453,6 +457,32 @@ def test_runs_whose_page_cannot_be_written_do_not_begin(
     (tmp_path / "file").touch()
     assert main(["lab", "run", "group-size", "--out", str(tmp_path / "file" / "runs")]) == 1
     assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+def test_the_second_of_two_commands_that_run_the_same_experiment_is_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "group-size").mkdir()
+    words = ["lab", "run", "group-size", "--runs", "0", "--out", str(tmp_path)]
+    with claim(tmp_path / "group-size", "taken"):  # as the first of them holds it
+        assert main(words) == 1
+    assert str(tmp_path) in capsys.readouterr().err
+    assert list((tmp_path / "group-size").iterdir()) == []
+    assert main(words) == 0
+
+
+def test_an_interrupted_experiment_says_how_to_go_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run of one arm alone would say how to go on with that run."""
+
+    def interrupted(*_: Any) -> None:
+        raise Interrupted(signal.SIGTERM, "; go on with agentenv train")
+
+    monkeypatch.setattr("agentenv.trainers.lab.trials.run_trial", interrupted)
+    with pytest.raises(Interrupted, match="same command") as caught:
+        Run("group-size", out=tmp_path).run()
+    assert caught.value.signal == signal.SIGTERM
 
 
 def test_the_list_says_how_far_each_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
