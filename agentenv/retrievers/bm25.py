@@ -88,12 +88,19 @@ class BM25Retriever(CorpusRetriever):
         Raises:
             ConfigurationError: the folder is something else than a retriever, or cannot be written.
         """
-        folder = Path(folder)
-        with new_folder(folder) as fresh:
-            write_corpus(self.corpus, fresh)
-            self._index.save(str(fresh / INDEX_FOLDER), corpus=None, show_progress=False)
-            card = Card(kind="bm25", rows=len(self.corpus), corpus=self.corpus.fingerprint)
-            write_card(fresh, replace(card, k1=self._index.k1, b=self._index.b))
+        with new_folder(Path(folder)) as fresh:
+            self.write(fresh)
+
+    def write(self, fresh: Path) -> None:
+        """Writes index, corpus and card into an empty folder, which whoever has made it puts in place or removes.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        write_corpus(self.corpus, fresh)
+        self._index.save(str(fresh / INDEX_FOLDER), corpus=None, show_progress=False)
+        card = Card(kind="bm25", rows=len(self.corpus), corpus=self.corpus.fingerprint)
+        write_card(fresh, replace(card, k1=self._index.k1, b=self._index.b))
 
     @classmethod
     def load(cls, folder: Path | str, *, timeout_s: float = 60.0) -> "BM25Retriever":

@@ -86,7 +86,7 @@ def build_bm25_folder(source: Path, out: Path, *, k1: float = K1, b: float = B) 
     corpus_file(source)
     with _site(out) as (new, _):
         retriever = BM25Retriever.build(load_corpus(source), k1=k1, b=b)
-        retriever.save(new)
+        retriever.write(new)
     return retriever
 
 
@@ -135,7 +135,8 @@ def build_folder(
         write_index(index, target / INDEX_FILE)
         write_card(target, dense_card(corpus, encoder, chosen))
         if hybrid:
-            BM25Retriever.build(corpus).save(new / BM25_FOLDER)
+            (new / BM25_FOLDER).mkdir()
+            BM25Retriever.build(corpus).write(new / BM25_FOLDER)
             write_card(new, Card(kind="hybrid", rows=len(corpus), corpus=corpus.fingerprint))
     return Built(len(corpus), chosen, resumed, left - resumed)
 

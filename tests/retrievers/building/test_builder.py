@@ -1,6 +1,7 @@
 """Builds: the same as in memory, killed and taken up, larger than memory, one at a time, nothing after bad input."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -231,6 +232,23 @@ def test_a_bm25_build_beside_another_is_refused_before_it_works(
     assert codes == [1]
     assert len(BM25Retriever.load(tmp_path / "out").corpus) == 3000
     assert left_in(tmp_path) == ["corpus.jsonl", "out"]
+
+
+@pytest.mark.parametrize("kind", ["bm25", "hybrid"])
+def test_a_full_disk_names_the_folder_that_was_asked_for(
+    kind: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(BM25Retriever, "write", full)
+    builds: dict[str, Callable[[], Any]] = {
+        "bm25": lambda: build_bm25_folder(corpus, tmp_path / "out"),
+        "hybrid": lambda: build_folder(corpus, tmp_path / "out", SeededEncoder(), "Flat", hybrid=True),
+    }
+    with pytest.raises(ConfigurationError) as caught:
+        builds[kind]()
+    assert str(caught.value).startswith(f"{tmp_path / 'out'} cannot be written: No space left on device")
 
 
 def test_an_interrupted_bm25_build_leaves_nothing(
