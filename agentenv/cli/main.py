@@ -122,6 +122,9 @@ COMMANDS = {
 }
 
 
+_NO_THREAD = "can't start new thread"  # what CPython says where the system refuses one
+
+
 class Runnable(Protocol):
     """What a command's class offers; ``parse(argv)`` as a class method replaces tyro where present.
 
@@ -260,6 +263,9 @@ def _run(name: str, argv: list[str], json_only: bool) -> int:
         reason = error.strerror or str(error) or type(error).__name__
         return _fail(f"agentenv {name}", error, json_only, FAILURE, f"{reason}: {path}" if path else reason)
     except (MemoryError, RuntimeError) as error:
+        if str(error) == _NO_THREAD:
+            said = "the system allows this user no further thread or process: raise the limit (ulimit -u), or end others"
+            return _fail(f"agentenv {name}", error, json_only, FAILURE, said)
         if not is_shortage(error):
             raise
         return _fail(

@@ -24,9 +24,11 @@ def leave(code: int) -> None:
     ends the process at once.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if wait_until_idle(_SETTLE_S) and none_runs():
+    if not (wait_until_idle(_SETTLE_S) and none_runs()):
+        end_now(code)
+    try:
         threading.Thread(target=_end, args=(_END_S, code), name="agentenv-leave", daemon=True).start()
-    else:
+    except RuntimeError:  # the system gives no more threads
         end_now(code)
 
 
@@ -38,8 +40,13 @@ def end_now(code: int) -> None:
 def _end(seconds: float, code: int) -> None:
     time.sleep(seconds)
     ending = threading.Thread(target=_quietly, args=(atexit._run_exitfuncs,), daemon=True)
-    ending.start()
-    ending.join(_PATIENCE_S)
+    try:
+        ending.start()
+        ending.join(_PATIENCE_S)
+    except RuntimeError:  # the system gives no more threads: the deadline is an alarm, which ends the process
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
+        _quietly(atexit._run_exitfuncs)
     for stream in (sys.stdout, sys.stderr):
         _quietly(stream.flush)
     os._exit(code)

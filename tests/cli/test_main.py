@@ -52,6 +52,8 @@ class Echo:
                 raise OSError(errno.ENOSPC, "No space left on device")
             case "missing":
                 Path("nowhere/at/all").read_text()
+            case "thread":
+                raise RuntimeError("can't start new thread")
             case "bug":
                 raise ZeroDivisionError("a bug")
         return {"turns": self.max_turns, "name": "Zoë"}
@@ -130,6 +132,13 @@ def test_a_full_disk_names_the_folder_that_the_command_writes_to(capsys: pytest.
 def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert shell.main(["echo", "--fail", "missing"]) == 1
     assert capsys.readouterr().err == "agentenv echo: No such file or directory: nowhere/at/all\n"
+
+
+def test_a_limit_on_threads_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.main(["echo", "--fail", "thread"]) == 1
+    said = capsys.readouterr().err
+    assert "ulimit -u" in said
+    assert said.count("\n") == 1
 
 
 def test_bugs_are_loud() -> None:
