@@ -227,7 +227,7 @@ _LOADERS: dict[str, Any] = {
     "g": lambda body, room: iter(_all(body, room)),
     "q": lambda body, room: dict(enumerate(_all(body, room))).values(),
     "k": lambda body, room: dict.fromkeys(apart(_all(body, room), room)).keys(),
-    "j": lambda body, room: _dict(body, room).items(),
+    "j": lambda body, room: _dict([pair["t"] for pair in body], room).items(),
     "m": lambda body, room: _decimal(body),
     "p": lambda body, room: _fraction(body),
     "z": lambda body, room: frozenset(apart(_all(body, room), room)),
