@@ -23,6 +23,7 @@ from agentenv.core.io.shipped_files import shipped_file
 from agentenv.core.io.toml_files import read_toml
 from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.evaluation.benchmark import BY_NAME, Benchmark, BenchmarkParts, check_names, run_benchmark
+from agentenv.evaluation.journal import CONFIG
 from agentenv.evaluation.records import PAGE, SUITE, read_evaluation, read_json
 from agentenv.evaluation.report.report import write_report
 from agentenv.evaluation.results import Json, clusters_of, measure_of, values_of
@@ -161,9 +162,10 @@ def _fields(where: str, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_another(out: Path, names: Sequence[str]) -> None:
     if (out / SUITE).is_file() and (held := read_json(out / SUITE).get("sets")) != list(names):
         raise ConfigurationError(f"{out} holds a suite of {held}, not {list(names)}: choose another --out")
-    if (out / PAGE).exists() and not (out / SUITE).is_file():
+    begun = (out / SUITE, *(out / name / CONFIG for name in names))
+    if (out / PAGE).exists() and not any(path.is_file() for path in begun):
         raise ConfigurationError(
-            f"{out} holds {PAGE}, which a suite would replace, and no {SUITE} of one: choose another --out"
+            f"{out} holds {PAGE}, which a suite would replace, and no evaluation of one: choose another --out"
         )
 
 

@@ -188,8 +188,10 @@ def test_a_site_serves_its_folder_and_nothing_else(tmp_path: Path) -> None:
 def test_bad_arguments_are_refused(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="validator"):
         Browser(site=Site(folder), driver=driver)
-    with pytest.raises(ConfigurationError, match=r"\{goal\}.*max_steps"):
+    with pytest.raises(ConfigurationError, match=r"\{goal\}.*Do it"):
         Browser(prompt="Do it.", driver=driver)
+    with pytest.raises(ConfigurationError, match="max_steps=0"):
+        Browser(max_steps=0, driver=driver)
     with pytest.raises(DatasetError):
         Browser(tasks=[], driver=driver).reset(seed=0)
     with pytest.raises(ConfigurationError, match=r"'gone\.html'"):
