@@ -284,7 +284,7 @@ def test_who_does_not_take_the_answers_is_let_go(serving: Any, house: Any) -> No
 
 
 def test_a_fork_that_nobody_takes_expires(serving: Any, house: Any) -> None:
-    with serving(lambda: house, claim_s=0.3) as served, served.call() as line:
+    with serving(lambda: house, claim_s=2.0) as served, served.call() as line:
         line.ask("reset")
         id = line.ask("agentenv", verb="fork")["data"]["id"]
         assert served.service.active == 2
