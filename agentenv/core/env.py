@@ -159,7 +159,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     ) -> tuple[Observation, Info]:
         """Seeds ``np_random`` and the turn count; a subclass calls it first and gives its own observation.
 
-        The resources in the state of the episode before are closed, and that state is gone.
+        The resources in the state of the episode before are closed, and a state that held some is gone.
 
         Raises:
             UnknownName: ``options`` that a subclass hands on hold something else than ``task`` and ``client_options``.
@@ -391,13 +391,16 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
             super().close()
 
     def _leave_episode(self) -> None:
-        """Closes what the last episode has left, unless ``close`` has, and forgets its state.
+        """Closes the resources that the last episode has left, unless ``close`` has, and forgets the state around them.
 
         What cannot be closed is no failure of the episode that begins: it is logged.
         """
-        left = self.__dict__.pop("state", None)
+        held = [*resources_of(self.__dict__.get("state"))]
+        if not held:
+            return
+        del self.state
         try:
-            _close_all(None if self._closed else left)
+            _close_all([] if self._closed else held)
         except Exception as error:
             what, kind = type(self).__name__, type(error).__name__
             _log.warning("what an episode of %s held could not be closed: %s: %s", what, kind, error)
@@ -437,10 +440,9 @@ class AsyncEnv(Env[StateT]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
         """Seeds ``np_random`` and starts the turn count; a subclass calls it first."""
-        if any(resources_of(self.__dict__.get("state"))):
-            await asyncio.to_thread(
-                self._leave_episode
-            )  # what is closed may take its time, and the loop is for all
+        if next(resources_of(self.__dict__.get("state")), None) is not None:
+            # In a thread: what is closed may take its time, and the loop is for all.
+            await asyncio.to_thread(self._leave_episode)
         return Env.reset(self, seed=seed, options=options)
 
     async def astep(self, action: str) -> Step:

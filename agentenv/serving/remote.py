@@ -109,6 +109,9 @@ class RemoteEnv(AsyncEnv[RemoteState]):
             raise
         return opening
 
+    def _leave_episode(self) -> None:
+        """Closes nothing: the server ends the episode before, and the next one goes over the same connection."""
+
     def _sent(self, options: dict[str, Any] | None) -> dict[str, Any] | None:
         """``options`` as this server takes them: a whole task with the data that the environment reads, or its id.
 

@@ -267,6 +267,28 @@ def test_a_reset_closes_what_the_episode_before_held_once() -> None:
     assert [session.closed for session in seen] == [1, 1, 1]
 
 
+def test_a_state_without_resources_outlives_a_reset() -> None:
+    """An environment that fills the state of its constructor anew in each episode lost it at the first reset."""
+
+    class Reusing(Adder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.state = State()
+
+        def reset(
+            self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        ) -> tuple[Observation, Info]:
+            Env.reset(self, seed=seed, options=options)
+            self.state.sum = 0
+            self.state.drawn.clear()
+            return (Message("user", "Numbers, please."),), {}
+
+    env = Reusing()
+    for _ in range(2):
+        env.reset(seed=1)
+        assert env.step("3").observation[0].text.startswith("3 ")
+
+
 def test_what_cannot_be_closed_is_logged_and_does_not_keep_the_next_episode(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -188,6 +188,22 @@ def test_a_full_server_is_waited_for(serving: Any, house: Any) -> None:
         patient.close()
 
 
+def test_the_next_episode_goes_over_the_same_connection(serving: Any, house: Any) -> None:
+    """A connection anew for each episode gave up the place at a server on which others wait for one."""
+    with serving(lambda: house, sessions=1) as served:
+        env = RemoteEnv(served.url, timeouts=QUICK)
+        env.reset()
+        link = env.state.link
+        env.reset()
+        assert env.state.link is link
+        assert link.standing
+        env.close()
+        env.reset()
+        assert env.state.link is not link
+        env.close()
+        served.until_open(0)
+
+
 def test_a_step_that_is_given_up_costs_its_connection_alone(serving: Any, house: Any) -> None:
     async def hurried(env: Env[Any]) -> None:
         async with asyncio.timeout(0.3):
