@@ -82,6 +82,8 @@ _HOLDING = (
     "else",
 )
 """Keywords whose value is one schema."""
+_READ_OTHERWISE = re.compile(r"&&|--|~~|\[[^\]]*\[")
+"""In a pattern without its escapes: sets of characters within each other, which only pydantic's engine knows."""
 _MOST_COMPLAINTS, _COMPLAINT_CHARS = 16, 1000
 """Of one value. Branches that refer to each other would otherwise repeat those of every depth."""
 
@@ -273,12 +275,16 @@ def _matches(pattern: str, text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _linear(pattern: str) -> Any:
-    """What validates a text by ``pattern`` in pydantic's own engine; None where that cannot read it."""
+    """What validates a text by ``pattern`` in pydantic's engine; None where that cannot read it or reads it otherwise."""
     import pydantic
     from pydantic_core import SchemaError
 
+    if _READ_OTHERWISE.search(re.sub(r"(?s)\\.", "", pattern)):
+        return None
+    # Escaped, these two are the borders of a word there.
+    same = re.sub(r"(?s)\\(.)", lambda pair: pair[1] if pair[1] in "<>" else pair[0], pattern)
     try:
-        return pydantic.TypeAdapter(Annotated[str, pydantic.StringConstraints(pattern=pattern)])
+        return pydantic.TypeAdapter(Annotated[str, pydantic.StringConstraints(pattern=same)])
     except (SchemaError, pydantic.PydanticUserError):
         return None
 

@@ -268,3 +268,16 @@ def test_patterns_that_python_does_not_know_are_compared(pattern: str, good: str
     check_schema(schema, "f")
     assert complaints({"x": good}, schema) == []
     assert complaints({"x": bad}, schema)
+
+
+@pytest.mark.parametrize(("pattern", "fitting"), [(r"^\<b\>$", "<b>"), (r"^\\<a$", "\\<a")])
+def test_an_escaped_angle_bracket_is_one(pattern: str, fitting: str) -> None:
+    """In the engine of pydantic it is the border of a word."""
+    schema = {"properties": {"x": {"pattern": pattern}}}
+    assert complaints({"x": fitting}, schema) == []
+    assert complaints({"x": "?"}, schema)
+
+
+def test_sets_of_characters_are_not_read_as_sets_within_each_other() -> None:
+    """In the engine of pydantic && joins two sets, so that such a pattern is not compared."""
+    assert complaints({"x": "&&"}, {"properties": {"x": {"pattern": "^[&&]+$"}}}) == []
