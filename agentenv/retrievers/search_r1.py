@@ -22,6 +22,8 @@ ROUTE = "/retrieve"
 class SearchR1Retriever:
     """Asks a server that answers ``POST /retrieve`` with ``{"result": [[{"document": ..., "score": ...}]]}``.
 
+    A server may leave out scores, as Search-R1's servers of web searches do; its passages then have the score 0.
+
     The interface has no word for the index behind it, so nobody notices where the server begins to serve another one.
 
     Args:
@@ -99,7 +101,7 @@ def _passage(entry: Any) -> Passage:
     Raises:
         Exception: it has another form.
     """
-    document, score = entry["document"], float(entry["score"])
+    document, score = entry["document"], float(entry.get("score", 0.0))
     title, text = document.get("title") or "", document.get("text") or ""
     if not text:
         title, text = title_and_text(title, document["contents"])

@@ -67,6 +67,14 @@ def test_the_forms_of_documents_that_servers_give_are_read() -> None:
     assert (ranking[2].title, ranking[2].text, len(ranking[2].id)) == ("Web", "A snippet without an id.", 12)
 
 
+def test_passages_without_scores_keep_the_order_of_the_server() -> None:
+    """Search-R1's servers of web searches give none, and every search of them ended as a failure of the retriever."""
+    found = [{"document": {"contents": f'"{title}"\nA snippet.'}} for title in "cab"]
+    retriever = SearchR1Retriever("http://test/retrieve", transport=Server({"result": [found]}))
+    (ranking,) = asyncio.run(retriever.search(["mill"], 3))
+    assert [(passage.title, passage.score) for passage in ranking] == [("c", 0.0), ("a", 0.0), ("b", 0.0)]
+
+
 def test_no_more_passages_than_were_asked_for_and_none_for_a_blank_query() -> None:
     entry = {"document": {"id": "1", "contents": "a"}, "score": 1}
     retriever = SearchR1Retriever("http://test/retrieve", transport=Server({"result": [[entry] * 5]}))
