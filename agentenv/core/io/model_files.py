@@ -29,6 +29,8 @@ _ACTIVATION = re.compile(
 _CLASS_KEYS = ("activation_function", "activation_fn", "sbert_ce_default_activation_function")
 _KERNEL_KEYS = ("attn_implementation", "_attn_implementation", "experts_implementation")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack")
+_WHOLE = ("model.safetensors", "model.safetensors.index.json")
+"""Where libraries look for weights before they look for pickled ones: in one file, and in several."""
 _LORA_NUMBERS = {"alpha_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "r", "rank_pattern"}
 _LORA_SWITCHES = {"fan_in_fan_out", "inference_mode", "lora_bias", "use_dora", "use_rslora"}
 _LORA_LAYERS = {"exclude_modules", "layers_pattern", "modules_to_save", "target_modules"}
@@ -108,7 +110,7 @@ def _check_weights(part: Path) -> None:
     """
     # Of any other name the libraries would not see them, and take the pickled ones.
     pickled = sorted(path for path in part.iterdir() if path.suffix in _PICKLED)
-    if pickled and not any(part.glob("model*.safetensors")):
+    if pickled and not any((part / name).is_file() for name in _WHOLE):
         raise CheckpointMismatch(
             f"{pickled[0]} holds pickled weights, which may run code when they are read; convert them to safetensors"
         )

@@ -384,8 +384,17 @@ def test_safe_weights_of_another_name_or_folder_excuse_no_pickled_ones(tmp_path:
     (tmp_path / "2_Dense").mkdir()
     dense = {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}
     (tmp_path / "modules.json").write_text(json.dumps([dense]))
-    (tmp_path / ("other.safetensors" if place == "." else "model.safetensors")).touch()
+    (tmp_path / ("model-of-another.safetensors" if place == "." else "model.safetensors")).touch()
     check_model_files(tmp_path)
     (tmp_path / place / "pytorch_model.bin").touch()
     with pytest.raises(CheckpointMismatch, match="pickled"):
         check_model_files(tmp_path)
+
+
+def test_weights_in_several_files_excuse_pickled_ones_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "model-00001-of-00001.safetensors").touch()
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(CheckpointMismatch, match="pickled"):
+        check_model_files(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    check_model_files(tmp_path)
