@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -397,6 +398,79 @@ def test_errors_and_ways_out_are_told_and_the_episode_goes_on(
     assert "end_reason" not in step.info
     assert env.screen().title == "Hazards"
     assert only(step).text in step.observation[0].text
+    env.close()
+
+
+ODD = """<!DOCTYPE html><title>Odd</title>
+<button onclick="history.back()">back</button>
+<a href="table.csv">table</a>
+<button onclick="Promise = null">promise</button>
+<button onclick="document.title = 't'.repeat(1e6); goal.textContent = 'g'.repeat(1e6);
+  this.setAttribute('role', 'a\\n[9] button '.repeat(1e5))">long</button>
+<button onclick="for (let i = 0; i < 60; i++) new Image().src = 'http://example.com/' + i">images</button>
+<p id=goal>goal</p>"""
+
+
+@pytest.fixture
+def odd(folder: Path) -> Path:
+    (folder / "odd.html").write_text(ODD)
+    (folder / "table.csv").write_text("a,b\n")
+    return folder
+
+
+def test_going_back_in_the_history_does_not_leave_the_site(driver: Driver, odd: Path) -> None:
+    """It led to the blank page, of which no validator learns anything: a policy could so mask its episode."""
+    env = local(driver, odd, "odd.html")
+    do(env, ActionKind.CLICK, "back")
+    assert env.screen().title == "Odd"
+    env.close()
+
+
+def test_a_document_without_an_origin_has_no_storage(driver: Driver, odd: Path) -> None:
+    site = Site(odd)
+
+    async def learnt() -> PageFacts:
+        tab = await driver.open(site, f"{ORIGIN}/odd.html", 0)
+        await tab._page.goto("about:blank")
+        facts = await tab.facts((), ended=True)
+        await driver.close_tab(tab)
+        return facts
+
+    assert driver.submit(learnt()).result(20).storage == {}
+
+
+def test_a_link_to_a_file_that_is_not_shown_is_told(driver: Driver, odd: Path) -> None:
+    env = local(driver, odd, "odd.html")
+    began = time.monotonic()
+    step = do(env, ActionKind.CLICK, "table")
+    assert time.monotonic() - began < 15.0  # the page was waited for to the end of the deadline
+    assert (only(step).error_class, env.screen().title) == ("NavigationBlocked", "Odd")
+    assert f"{ORIGIN}/table.csv" in only(step).text
+    env.close()
+
+
+def test_a_page_that_breaks_our_scripts_ends_its_episode_and_masks_it_not(driver: Driver, odd: Path) -> None:
+    env = local(driver, odd, "odd.html")
+    step = do(env, ActionKind.CLICK, "promise")
+    assert (step.truncated, step.reward, step.info["end_reason"]) == (True, 0.0, EndReason.TIME_LIMIT)
+    assert only(step).error_class == "PageHangs"
+    env.close()
+
+
+def test_what_a_page_says_of_itself_is_cut(driver: Driver, odd: Path) -> None:
+    env = local(driver, odd, "odd.html", goal="#goal")
+    step = do(env, ActionKind.CLICK, "long")
+    (message,) = step.observation
+    assert len(message.text) < 5_000
+    assert message.text.count("\n[9]") == 0
+    assert len(env.state.seen.goal) <= 20_000
+    assert len(env.screen().title) <= 200
+    env.close()
+
+
+def test_no_more_stopped_requests_are_told_than_a_turn_has_room_for(driver: Driver, odd: Path) -> None:
+    env = local(driver, odd, "odd.html")
+    assert 10 <= only(do(env, ActionKind.CLICK, "images")).text.count("There is no network") <= 20
     env.close()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from agentenv.envs.browser.driver import Driver
-from agentenv.envs.browser.page import LatePage, Notes, PageHangs, Tab, guarded
+from agentenv.envs.browser.page import BrokenPage, LatePage, Notes, PageHangs, Tab, guarded
 from agentenv.envs.browser.sites import PageFacts, Site
 from agentenv.envs.gui.actions import Action
 from agentenv.envs.gui.screen import Screen
@@ -79,7 +79,8 @@ class BrowserSession:
         """Carries out an action; what the page makes of it is in the notes.
 
         Raises:
-            PageHangs: the page came to no end, though its browser is well; the session then has no page.
+            PageHangs: the page came to no end or broke our scripts, though its browser is well; the session then has no
+                page.
             BrowserFault: the browser or the page broke, now or before.
         """
         tab, history = self._alive()
@@ -87,7 +88,7 @@ class BrowserSession:
             async with guarded(f"the action {action.kind}"):
                 notes = await tab.act(action)
                 screen, goal = await tab.screen(image=self._images)
-        except LatePage as error:
+        except (LatePage, BrokenPage) as error:
             if not await self._driver.is_well(tab):
                 raise
             self.drop()

@@ -24,6 +24,8 @@ SETTLE_MS = 3000
 LEAST_MS = 20
 """Virtual milliseconds that every action takes."""
 MAX_ROUNDS = 20  # of navigations and requests after one action
+MAX_SAID = 500  # characters of an error of the page
+MAX_NOTES = 20  # of what was stopped during one action
 DEADLINE_S = 30.0
 WAIT_LIMIT_S = 60.0  # of a wait or a long press, in virtual seconds
 SCROLLED = 0.8  # of what is visible, by one scroll
@@ -40,6 +42,10 @@ class PageHangs(Exception):
 
 class LatePage(BrowserFault):
     """The page did not answer in time."""
+
+
+class BrokenPage(BrowserFault):
+    """A script of ours failed on the page, which has changed what it relies on."""
 
 
 @dataclass
@@ -87,6 +93,7 @@ class Tab:
         self._notes = Notes()
         self._requests = 0
         self._loads = 0
+        self._downloads = 0
         self._world: tuple[int, int] = (-1, 0)  # the load it belongs to, and its id
         self._crashed = False
         self._answered = asyncio.Event()
@@ -106,6 +113,7 @@ class Tab:
         await context.route("**/*", tab._serve)
         page = tab._page = await context.new_page()
         page.on("load", tab._loaded)
+        page.on("download", tab._downloaded)
         page.on("crash", tab._crash)
         page.on("close", tab._crash)  # as it is where the browser dies: nothing is waited for any more
         context.on("page", tab._popup)
@@ -139,6 +147,8 @@ class Tab:
 
     async def _goto(self, address: str) -> None:
         await self._page.goto(address, wait_until="load", timeout=DEADLINE_S * 1000)
+        # Going back would lead to the blank page from which every page is opened, and out of the site.
+        await self._cdp.send("Page.resetNavigationHistory")
 
     # What the browser tells.
 
@@ -163,10 +173,17 @@ class Tab:
             self._answered.set()
 
     def _note(self, kind: str, text: str) -> None:
-        self._notes.events.append((kind, text[:200]))
+        if len(self._notes.events) < MAX_NOTES:
+            self._notes.events.append((kind, text[:200]))
 
     def _loaded(self, *_: Any) -> None:
         self._loads += 1
+        self._answered.set()
+
+    def _downloaded(self, download: Any) -> None:
+        """Of a link to a file that the browser does not show: nothing is kept, and the page stays."""
+        self._note("navigation", download.url)
+        self._downloads += 1
         self._answered.set()
 
     def _crash(self, *_: Any) -> None:
@@ -283,13 +300,13 @@ class Tab:
     async def _settle(self, least_ms: int = LEAST_MS, first: str = "") -> None:
         """Waits until scripts, timers, requests and navigations rest: a condition, never a pause."""
         for _ in range(MAX_ROUNDS):
-            loads = self._loads
+            seen = self._loads, self._downloads
             call = f"{first}agentenv.settle({least_ms}, {SETTLE_MS})"
             reply = await self._evaluate(call, lost={"leaving": True})
             self._notes.events += [(kind, text) for kind, text in reply.get("notes", ())]
             self._notes.looping |= reply.get("looping", False)
             if reply["leaving"]:
-                await self._until(lambda loads=loads: self._loads > loads)
+                await self._until(lambda seen=seen: (self._loads, self._downloads) != seen)
             elif self._requests:
                 await self._until(lambda: not self._requests)
             else:
@@ -324,20 +341,34 @@ class Tab:
             raise
         if "exceptionDetails" in reply:
             details = reply["exceptionDetails"]
-            raise BrowserFault(details.get("exception", {}).get("description", details["text"]))
+            raise BrokenPage(details.get("exception", {}).get("description", details["text"])[:MAX_SAID])
         return reply["result"].get("value")
 
     # Looking.
 
     async def _look(self, function: str, *given: Any) -> Any:
         """Calls a function of ``tree.js``."""
+        from playwright.async_api import Error
+
+        call = f"agentenvPage.{function}({', '.join(map(json.dumps, given))})"
+        for _ in range(MAX_ROUNDS):
+            try:
+                return await self._evaluate(call, world=await self._own_world())
+            except Error as error:
+                # A script may put another document in the place of this one without a load.
+                if "Cannot find context" not in str(error):
+                    raise
+                self._world = (-1, 0)
+        raise BrokenPage("the page puts ever new documents in place of its own")
+
+    async def _own_world(self) -> int:
+        """The id of the world in which ``tree.js`` stands in the present document."""
         if self._world[0] != self._loads:
             frames = await self._cdp.send("Page.getFrameTree")
             made = {"frameId": frames["frameTree"]["frame"]["id"], "worldName": WORLD}
             context = await self._cdp.send("Page.createIsolatedWorld", made)
             self._world = (self._loads, context["executionContextId"])
-        arguments = ", ".join(map(json.dumps, given))
-        return await self._evaluate(f"agentenvPage.{function}({arguments})", world=self._world[1])
+        return self._world[1]
 
     async def screen(self, *, image: bool) -> tuple[Screen, str]:
         """What is to be seen, the UI tree and, if asked for, the pixels; and the text of the site's goal element."""

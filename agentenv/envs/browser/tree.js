@@ -6,6 +6,8 @@
   const MAX_ELEMENTS = 400;
   const MAX_TEXT = 200;
   const MAX_VALUE = 2000; // of what a field holds
+  const MAX_GOAL = 20000;
+  const MAX_FACT = 1000000; // characters of a text that a validator learns
   let numbers = new WeakMap();
   const known = new Map();
   let last = 0;
@@ -35,7 +37,7 @@
   const tidy = (text, room = MAX_TEXT) => (text || "").replace(/\s+/g, " ").trim().slice(0, room);
   const ownText = element => tidy([...element.childNodes].filter(node => node.nodeType === Node.TEXT_NODE).map(node => node.data).join(" "));
   const givenRole = element => {
-    const role = element.getAttribute("role");
+    const role = tidy(element.getAttribute("role"));
     return role === "presentation" || role === "none" ? "" : role;
   };
   const roleOf = element => givenRole(element) ||
@@ -118,11 +120,11 @@
     const element = known.has(id) ? known.get(id).deref() : undefined;
     return element && element.isConnected ? element : null;
   };
-  const goalOf = selector => { const element = selector && document.querySelector(selector); return element ? element.textContent.replace(/\s+/g, " ").trim() : ""; };
+  const goalOf = selector => { const element = selector && document.querySelector(selector); return element ? tidy(element.textContent, MAX_GOAL) : ""; };
   const look = goal => {
     const rows = [];
     if (document.body) visit(document.body, rows);
-    return {rows, goal: goalOf(goal), title: document.title, url: location.href, width: innerWidth, height: innerHeight};
+    return {rows, goal: goalOf(goal), title: tidy(document.title), width: innerWidth, height: innerHeight};
   };
   const rehearse = () => { look(""); numbers = new WeakMap(); known.clear(); last = 0; };
   const place = id => {
@@ -162,11 +164,13 @@
     element.scrollBy({left: dx * element.clientWidth, top: dy * element.clientHeight, behavior: "instant"});
     return "";
   };
+  const stored = () => { try { return {...localStorage}; } catch { return {}; } };  // a document without an origin has none
+  const cut = text => text.slice(0, MAX_FACT);
   const facts = () => ({
-    url: location.href, title: document.title, text: document.body ? document.body.innerText : "",
+    url: cut(location.href), title: cut(document.title), text: document.body ? cut(document.body.innerText) : "",
     fields: Object.fromEntries([...document.querySelectorAll("input, textarea, select")].filter(field => field.name || field.id)
-      .map(field => [field.name || field.id, /^(checkbox|radio)$/.test(field.type) ? field.checked : field.value])),
-    storage: {...localStorage},
+      .map(field => [field.name || field.id, /^(checkbox|radio)$/.test(field.type) ? field.checked : cut(field.value)])),
+    storage: stored(),
   });
   globalThis.agentenvPage = {look, rehearse, place, focus, choose, scroll, facts};
 })();
