@@ -1,6 +1,5 @@
 """``agentenv synthesize sws``: questions of the kinds that a policy keeps failing."""
 
-import gzip
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from agentenv.cli.making import making
 from agentenv.cli.synthesize import write_result
 from agentenv.core.env import run_sync
 from agentenv.core.io.strict_json import read_json_text
+from agentenv.core.io.tables import open_text
 from agentenv.core.io.toml_files import read_toml
 from agentenv.core.types import Document, Task
 from agentenv.data.dataset_files import read_records
@@ -243,10 +243,13 @@ def _of_run(folder: Path) -> History:
     attempts = 1
     for file in files:
         solved: dict[str, list[bool]] = defaultdict(list)
-        with gzip.open(file, "rt", encoding="utf-8") as lines:
-            for record in map(read_json_text, lines):
-                if record["valid"] and record["origin"] == "base":
-                    solved[record["task"]["question"]].append(record["reward"] >= 1)
+        try:
+            with open_text(file) as lines:
+                for record in map(read_json_text, lines):
+                    if record["valid"] and record["origin"] == "base":
+                        solved[record["task"]["question"]].append(record["reward"] >= 1)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(f"{file} holds no recorded episodes: {error}") from error
         for question, some in solved.items():
             accuracies[question].append(sum(some) / len(some))
             attempts = max(attempts, len(some))

@@ -75,7 +75,8 @@ def _only(reply: str, field: str, choices: str) -> str | None:
     # One run of marks and not two with a colon between them, which of many colons would take the square of their number.
     line = re.compile(rf"[\W_]*{re.escape(field)}([\W_]*)({choices})[\W_]*", re.IGNORECASE)
     matches = filter(None, map(line.fullmatch, reply.splitlines()))
-    found = [match[2] for match in matches if ":" in match[1]]
+    # Letters outside of ASCII, such as a long s, are equal to others where case is ignored and have no verdict.
+    found = [match[2] for match in matches if ":" in match[1] and match[2].isascii()]
     if len({verdict.lower() for verdict in found}) > 1:
         raise JudgeFault(f"The judge contradicts itself ({', '.join(found)}): {_short(reply)}")
     return found[0] if found else None

@@ -83,6 +83,7 @@ def test_a_verdict_stands_on_a_line_of_its_own(reply: str, verdict: str) -> None
         "VERDICT: CORRECTED",
         "VERDICT: A",
         "VERDICT: CORRECT\nVERDICT: INCORRECT",
+        "VERDICT: \u0131NCORRECT",  # a dotless i is equal to an I where case is ignored
     ],
 )
 def test_anything_else_is_no_verdict_and_not_a_zero(reply: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.io.named_paths import is_folder_name
 from agentenv.core.io.weight_digests import check_weight_digests
 from agentenv.errors import CheckpointMismatch
 
@@ -29,7 +30,7 @@ _ACTIVATION = re.compile(
 _CLASS_KEYS = ("activation_function", "activation_fn", "sbert_ce_default_activation_function")
 _KERNEL_KEYS = ("attn_implementation", "_attn_implementation", "experts_implementation")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack")
-_WHOLE = ("model.safetensors", "model.safetensors.index.json")
+_READ_FIRST = ("model.safetensors", "model.safetensors.index.json")
 """Where libraries look for weights before they look for pickled ones: in one file, and in several."""
 _LORA_NUMBERS = {"alpha_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "r", "rank_pattern"}
 _LORA_SWITCHES = {"fan_in_fan_out", "inference_mode", "lora_bias", "use_dora", "use_rslora"}
@@ -98,22 +99,28 @@ def check_model_files(folder: Path) -> None:
         for path in sorted(part.glob("*.json")):
             if path.name.endswith(("config.json", "_args.json")):
                 _check_values(path, _parsed(path))
-        _check_weights(part)
     check_weight_digests(folder)
+    for part in parts:
+        _check_weights(part)
 
 
 def _check_weights(part: Path) -> None:
     """Refuses what a library would read in place of a whole model, or where there is none in safetensors beside it.
 
     Raises:
-        CheckpointMismatch: the weights are pickled, or an adapter lies among them.
+        CheckpointMismatch: the weights are pickled or named elsewhere, or an adapter lies among them.
     """
     # Of any other name the libraries would not see them, and take the pickled ones.
     pickled = sorted(path for path in part.iterdir() if path.suffix in _PICKLED)
-    if pickled and not any((part / name).is_file() for name in _WHOLE):
+    if pickled and not any((part / name).is_file() for name in _READ_FIRST):
         raise CheckpointMismatch(
             f"{pickled[0]} holds pickled weights, which may run code when they are read; convert them to safetensors"
         )
+    for path in sorted(part.glob("*.safetensors.index.json")):
+        names = read_settings(path).get("weight_map", {})
+        for name in names.values() if isinstance(names, dict) else [names]:
+            if not isinstance(name, str) or not is_folder_name(name):
+                raise CheckpointMismatch(f"{path} names {name!r:.80}, which is no file beside it")
     # Its base and its settings are looked at where it is named itself; a library takes it up unasked and unchecked.
     if (part / ADAPTER_CONFIG).is_file():
         raise CheckpointMismatch(

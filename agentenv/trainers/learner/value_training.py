@@ -8,7 +8,6 @@ arXiv:2312.08935). The loss is the summed squared error of ReST-RL, over a linea
 Shapes: N states, F features.
 """
 
-import gzip
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agentenv.core.io.tables import open_text
 from agentenv.core.trajectory import Origin, Trajectory, from_record
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError
@@ -112,12 +112,12 @@ def read_groups(run: Path) -> Iterator[list[Trajectory]]:
     for path in paths:
         groups: dict[str, list[Trajectory]] = {}
         try:
-            for line in gzip.decompress(path.read_bytes()).decode().splitlines():
-                record = json.loads(line)
-                without_tokens = record | {"segments": []}  # a value model reads text
-                task = Task(record["task"]["id"], record["task"]["question"])
-                groups.setdefault(record["group_id"], []).append(from_record(without_tokens, task))
-        except (OSError, EOFError, ValueError, KeyError) as error:
+            with open_text(path) as lines:
+                for record in map(json.loads, lines):
+                    without_tokens = record | {"segments": []}  # a value model reads text
+                    task = Task(record["task"]["id"], record["task"]["question"])
+                    groups.setdefault(record["group_id"], []).append(from_record(without_tokens, task))
+        except (OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"{path} holds no recorded episodes: {error}") from error
         yield from groups.values()
 

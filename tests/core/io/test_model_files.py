@@ -398,3 +398,23 @@ def test_weights_in_several_files_excuse_pickled_ones_beside_them(tmp_path: Path
         check_model_files(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     check_model_files(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model_2.safetensors", "modelling.safetensors", "model.fp16.safetensors"])
+def test_only_weights_that_a_library_reads_first_excuse_pickled_ones(tmp_path: Path, name: str) -> None:
+    (tmp_path / "pytorch_model.bin").touch()
+    (tmp_path / name).touch()
+    with pytest.raises(CheckpointMismatch, match="pickled"):
+        check_model_files(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "..", "", 7, None])
+def test_parts_of_weights_lie_beside_their_list(tmp_path: Path, name: Any) -> None:
+    listed = tmp_path / "model.safetensors.index.json"
+    listed.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
+    check_model_files(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    check_model_files(tmp_path)
+    listed.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": name}}))
+    with pytest.raises(CheckpointMismatch, match=re.escape(str(listed))):
+        check_model_files(tmp_path)
