@@ -152,7 +152,8 @@ async def found_by(retriever: Retriever, queries: Sequence[Query | str], k: int)
     if not inspect.isawaitable(searching):
         raise RetrieverFault(f"{kind}.search is a plain function: write `async def search(self, queries, k)`")
     rankings = await searching
-    if not isinstance(rankings, list | tuple) or len(rankings) != len(queries):
+    lists = isinstance(rankings, list | tuple) and all(isinstance(one, list | tuple) for one in rankings)
+    if not lists or len(rankings) != len(queries):
         raise RetrieverFault(
             f"{kind}.search must give one list of passages for each of {len(queries)} queries"
         )

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from agentenv.core.env import run_sync
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Passage
+from agentenv.retrievers.base import found_by
 
 _AT_ONCE = 256
 
@@ -16,4 +17,4 @@ def search_all(retriever: Retriever, queries: Sequence[str], k: int) -> Iterator
         RetrieverFault: a search failed or missed its deadline.
     """
     for start in range(0, len(queries), _AT_ONCE):
-        yield from run_sync(retriever.search(queries[start : start + _AT_ONCE], k))
+        yield from run_sync(found_by(retriever, queries[start : start + _AT_ONCE], k))

@@ -9,7 +9,7 @@ from agentenv.core.io.cassette import Cassette
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import CassetteMiss, ConfigurationError, RetrieverFault
-from agentenv.retrievers.base import passage_of, texts_of
+from agentenv.retrievers.base import found_by, passage_of, texts_of
 
 
 class CassetteRetriever:
@@ -48,7 +48,7 @@ class CassetteRetriever:
         requests = [self._request(query, text, k) for query, text in zip(queries, texts, strict=True)]
         missing = [n for n, request in enumerate(requests) if texts[n] and request not in self._tape]
         if missing and self.inner is not None:
-            found = await self.inner.search([queries[n] for n in missing], k)
+            found = await found_by(self.inner, [queries[n] for n in missing], k)
             for n, passages in zip(missing, found, strict=True):
                 self._tape.add(requests[n], [asdict(passage) for passage in passages])
         try:

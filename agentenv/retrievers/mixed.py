@@ -8,6 +8,7 @@ from typing import Protocol, Self, runtime_checkable
 
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Passage, Query, RetrieverInfo
+from agentenv.retrievers.base import found_by
 
 
 @runtime_checkable
@@ -55,7 +56,7 @@ class MixedRetriever:
         found: list[list[Passage]] = [[] for _ in queries]
         for part in (self.simulated, self.real):
             mine = [n for n, query in enumerate(queries) if self._of(query) is part]
-            answers = await part.search([queries[n] for n in mine], k) if mine else []
+            answers = await found_by(part, [queries[n] for n in mine], k) if mine else []
             for n, passages in zip(mine, answers, strict=True):
                 found[n] = passages
         return found

@@ -6,6 +6,7 @@ from random import Random
 
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Passage, Query, RetrieverInfo
+from agentenv.retrievers.base import found_by
 
 
 class PrefixRetriever:
@@ -26,7 +27,7 @@ class PrefixRetriever:
         Raises:
             RetrieverFault: the search failed.
         """
-        rankings = await self._inner.search(queries, k)
+        rankings = await found_by(self._inner, queries, k)
         return [
             ranking[: prefix_length(query, len(ranking))]
             for query, ranking in zip(queries, rankings, strict=True)

@@ -13,7 +13,7 @@ from agentenv.core.scoring.normalize import squad_words
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import AgentEnvError, ConfigurationError, RetrieverFault, needs_extra
 from agentenv.policies.compute import ComputeSettings, process_compute
-from agentenv.retrievers.base import passage_text, texts_of
+from agentenv.retrievers.base import found_by, passage_text, texts_of
 from agentenv.retrievers.encoder import Encoder, folder_digest, make_encoder
 
 OVERLAP = "overlap"  # the spec of the reranker that needs no model
@@ -138,7 +138,7 @@ class RerankRetriever:
             RetrieverFault: the search or the reranker failed or missed its deadline.
         """
         texts = texts_of(queries, k)
-        found = await self.inner.search(queries, max(k, self.depth))
+        found = await found_by(self.inner, queries, max(k, self.depth))
         pairs = tuple(
             (text, passage_text(passage))
             for text, passages in zip(texts, found, strict=True)
