@@ -315,6 +315,11 @@ def _score(score: dict[str, Any]) -> str:
     return f"{score['mean']:.3f}  {interval_text(score['ci95'])}"
 
 
+def set_lines(scores: Mapping[str, dict[str, Any]]) -> list[str]:
+    """The score of each of several sets with its interval and number of questions, one line a set."""
+    return [f"{name:<15} {_score(score)}  n {score['n']}" for name, score in scores.items()]
+
+
 def played_of(result: Mapping[str, Any]) -> str:
     """How many questions the scores are of, and of how many where some failed."""
     whole = result["n"] + result["faults"]
@@ -355,6 +360,11 @@ def _show(result: dict[str, Any], console: Console) -> None:
         line("The same command with --retry-faults plays these episodes again.")
     for scorer, score in (result["scores"] | result.get("judged", {})).items():
         line(f"{scorer:<17} {_score(score)}{left_out_note(score)}")
+        groups = result.get("by_set", {}).items()
+        for own in set_lines(
+            {name: part["scores"][scorer] for name, part in groups if scorer in part["scores"]}
+        ):
+            line(f"  {own}")
     searches = result["searches_per_question"]
     if result["retrieval"]:
         for kind, value in (result["retrieval"] | {"searches": searches}).items():

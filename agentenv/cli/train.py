@@ -14,7 +14,7 @@ import tyro
 from rich.console import Console
 
 from agentenv.cli.descriptions import description, joined_field_docs
-from agentenv.cli.eval import bound_lines
+from agentenv.cli.eval import bound_lines, set_lines
 from agentenv.cli.switches import plain_switches
 from agentenv.data.sources import OWN, WORLD
 from agentenv.errors import ConfigurationError, needs_extra
@@ -119,6 +119,8 @@ class Train:
                 console.print(f"  {name:<7}no score: every episode met an infrastructure failure")
                 continue
             console.print(f"  {name:<7}{score['mean']:.3f}  {interval_text(score['ci95'])}")
+            for line in set_lines(score.get("by_set", {})):
+                console.print(f"    {line}", markup=False)
         for bound in bound_lines(result["bounds"]):
             console.print(f"  {bound}", markup=False)
         for name, value in result["index_recall"].items():

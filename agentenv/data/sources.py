@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -58,6 +58,14 @@ class SourceConfig(Frozen):
     """Dials of the world; without effect for a named set."""
 
 
+class TrainSourceConfig(SourceConfig):
+    """Which questions are trained on."""
+
+    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """Of several sets: the weight of each by its name, such as ``{nq = 0.7, hotpotqa = 0.3}``. The questions of a step come
+    from each set in proportion to its weight, whatever its size; 0 leaves a set out. Empty draws every question alike."""
+
+
 @dataclass(frozen=True)
 class Source:
     """Questions and the corpus that they are asked of."""
@@ -77,7 +85,7 @@ class Source:
 
     def set_of(self, task: Task) -> str:
         """What the set of ``task``, one of these questions, is called."""
-        return next((name for name in self.parts if task.id.startswith(f"{name}:")), self.name)
+        return str(task.data.get("set", self.name)) if self.parts else self.name
 
 
 def check_draw(config: SourceConfig) -> SourceConfig:
@@ -96,6 +104,34 @@ def check_draw(config: SourceConfig) -> SourceConfig:
         raise ConfigurationError(
             f"split is {config.split!r}, and the world is of the split {config.world.split!r}: leave split out, or set "
             "world.split."
+        )
+    return config
+
+
+def check_weights(config: TrainSourceConfig) -> TrainSourceConfig:
+    """``config``, refused with weights that cannot be those of its sets; reads nothing.
+
+    Raises:
+        ConfigurationError: there is one set alone, a set without a weight or a weight without a set, no weight is above 0,
+            or there are questions of none of the sets.
+    """
+    if not config.weights:
+        return config
+    named = config.dataset in (WORLD, OWN, *PROGRAM_SETS)
+    names = [config.dataset] if named else [_space(name) for name in set_names(config.dataset)]
+    if len(names) < 2:
+        raise ConfigurationError(f"weights are for several sets, and {names[0]!r} is one: leave weights out")
+    if set(names) != set(config.weights):
+        raise ConfigurationError(
+            f"weights names {', '.join(map(repr, config.weights))}, and the sets are {', '.join(map(repr, names))}: give "
+            "each of them a weight, 0 to leave it out"
+        )
+    if not any(config.weights.values()):
+        raise ConfigurationError("all weights are 0: give at least one set a weight above 0")
+    if config.topics or config.passage_questions:
+        raise ConfigurationError(
+            f"{'topics' if config.topics else 'passage_questions'} adds questions that belong to no set: leave it out, or "
+            "weights"
         )
     return config
 
@@ -180,6 +216,8 @@ def _refuse_beside_others(names: Sequence[str]) -> None:
 def _merged(names: Sequence[str], config: SourceConfig) -> Source:
     """Several sets as one: ``NAME:`` stands before every id of a question, a passage's cluster and a document.
 
+    Each task names its set as ``set`` in its data, by which scores are listed.
+
     Sets over one corpus file share its documents, under the name of the first of them.
     """
     _refuse_beside_others(names)
@@ -202,7 +240,7 @@ def _merged(names: Sequence[str], config: SourceConfig) -> Source:
 
 
 def _namespaced(task: Task, part: Dataset, owners: Mapping[Path, str]) -> Task:
-    data = {"family": part.name, **task.data}  # so that scores stand beside each set's own
+    data = {**task.data, "set": part.name}
     if "cluster" in data:
         data["cluster"] = f"{part.name}:{data['cluster']}"
     if "supporting_ids" in data and part.corpus is not None:

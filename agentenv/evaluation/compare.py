@@ -138,7 +138,7 @@ def rescore(directory: Path, scorers: Sequence[str]) -> Json:
     tables = score_tables(scored, scorers, seed=seed, faults=faults)
     results = dict(evaluation.results)
     results["scores"] = {**results.get("scores", {}), **tables["scores"]}
-    for table in ("by_family", "by_hops"):
+    for table in ("by_set", "by_family", "by_hops"):
         results[table] = _merged(results.get(table, {}), tables[table])
     write_results(directory, results)
     return results

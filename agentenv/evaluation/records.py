@@ -120,6 +120,8 @@ class EpisodeRecord(TypedDict, total=False):
     """The passage that the question shares with others, from which it is then not independent."""
     retrieved_ids: Sequence[Sequence[str]]
     """One ranked list of ids for each search."""
+    set: str
+    """Of an evaluation of several sets together: the one that the question is of."""
     family: str | None
     hops: int | None
     tokens: dict[str, int]

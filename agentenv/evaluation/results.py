@@ -150,7 +150,7 @@ def score_tables(
             ``range_with_faults``: its mean if all of them had scored 0, and if all had scored 1 (Manski 1990).
 
     Returns:
-        ``scores`` over all of ``scored``, and ``by_family`` and ``by_hops``, each ``{value: {"n",
+        ``scores`` over all of ``scored``, and ``by_set``, ``by_family`` and ``by_hops``, each ``{value: {"n",
         "scores"}}``.
     """
     scores = _scores(scored, scorers, seed)
@@ -159,6 +159,7 @@ def score_tables(
             score["range_with_faults"] = range_with_faults(score["mean"], len(scored), faults)
     return {
         "scores": scores,
+        "by_set": _grouped(scored, scorers, seed, lambda record: record.get("set")),
         "by_family": _grouped(scored, scorers, seed, lambda record: record.get("family")),
         "by_hops": _grouped(scored, scorers, seed, lambda record: record.get("hops")),
     }

@@ -343,6 +343,8 @@ def _describe_task(record: EpisodeRecord, task: Task) -> None:
         record["cluster"] = str(task.data["cluster"])
     if "canary" in task.data:
         record["canary"] = task.data["canary"]
+    if isinstance(own := task.data.get("set"), str):
+        record["set"] = own
     if family := task.data.get("family"):
         record["family"] = family
     if hops := task.data.get("hops"):

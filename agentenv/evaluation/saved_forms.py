@@ -74,6 +74,7 @@ class _Results(_Form):
     faults: int = 0
     scores: dict[str, _Score] = {}
     judged: dict[str, _Score] = {}
+    by_set: dict[str, _Group] = {}
     by_family: dict[str, _Group] = {}
     by_hops: dict[str, _Group] = {}
     retrieval: dict[str, float | None] = {}

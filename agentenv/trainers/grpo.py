@@ -39,7 +39,12 @@ from agentenv.trainers.league import league_of
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.learner.second_policy import split
 from agentenv.trainers.loop.evaluate import run_dev_evaluation, run_test_evaluation
-from agentenv.trainers.loop.metrics import lost_episodes, retokenized_share, rollout_metrics
+from agentenv.trainers.loop.metrics import (
+    lost_episodes,
+    retokenized_share,
+    rollout_metrics,
+    set_metrics,
+)
 from agentenv.trainers.loop.monitors import COLLAPSES, guarded, warnings_of
 from agentenv.trainers.loop.run import PhaseTimer, Run, content_digests, open_run
 from agentenv.trainers.loop.update import update_weights
@@ -125,6 +130,7 @@ def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
             with naming_own_parts(named_parts(config).values()):
                 metrics = {"step": step} | _update(run, step, batch.trained)
             metrics |= rollout_metrics(batch.played, batch.given_up) | batch.metrics
+            metrics |= set_metrics(batch.played, run.train.source)
             metrics |= retokenized_share(batch.played, run.policy.tokenizer)
             clock.lap("update")
             if config.evaluation.every and step % config.evaluation.every == 0:
@@ -308,8 +314,13 @@ def episode_card(config: TrainConfig) -> EpisodeCard:
 
 
 def _headline(summary: dict[str, Any], scorer: str) -> dict[str, Any]:
-    """The first score of an evaluation under the name of its scorer, and what an episode costs."""
+    """The first score of an evaluation under the name of its scorer, those of several sets, and what an episode costs."""
     score = summary["scores"][scorer]
+    sets = {name: _estimate(group["scores"][scorer]) for name, group in summary.get("by_set", {}).items()}
     cost = {"turns": summary.get("turns_per_question"), "searches": summary["searches_per_question"]}
     cost |= {"tokens": summary["tokens"].get("policy_per_question")}
-    return {"scorer": scorer, "mean": score["mean"], "n": score["n"], "ci95": score["ci95"]} | cost
+    return {"scorer": scorer} | _estimate(score) | cost | ({"by_set": sets} if sets else {})
+
+
+def _estimate(score: dict[str, Any]) -> dict[str, Any]:
+    return {name: score[name] for name in ("mean", "n", "ci95")}

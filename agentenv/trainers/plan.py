@@ -44,6 +44,7 @@ from agentenv.trainers.loop.parts import (
     with_declared_scorers,
 )
 from agentenv.trainers.strategies.strategies import check_tasks, get_strategy
+from agentenv.trainers.task_sampling.set_mixture import set_mixture
 
 _PROBE_ROWS = 8
 _PROBE_TOKENS = 8  # sampled a row
@@ -192,9 +193,9 @@ def _refuse_absent(config: TrainConfig) -> None:
     declared = with_declared_scorers(config)
     checked_arguments(env_class(declared.env.id), declared.env.id, declared.env.options)
     sources = {"train": declared.train, "dev": declared.dev, "test": declared.test}
-    tasks = {
-        name: open_tasks(source, declared.search, declared.env).tasks for name, source in sources.items()
-    }
+    opened = {name: open_tasks(source, declared.search, declared.env) for name, source in sources.items()}
+    set_mixture(opened["train"], declared.train.weights)
+    tasks = {name: one.tasks for name, one in opened.items()}
     rollout = declared.rollout
     check_tasks(get_strategy(rollout.strategy, rollout.strategy_options), tasks["train"])
     if not declared.train.topics:

@@ -613,6 +613,19 @@ def test_what_to_do_next_fits_the_run(words: list[str], wanted: list[str], not_w
         tyro.cli(getattr(importlib.import_module(module), cls), args=argv)  # its flags exist
 
 
+def test_the_end_of_a_run_shows_the_score_of_each_of_several_sets(capsys: pytest.CaptureFixture[str]) -> None:
+    score = {"mean": 0.5, "ci95": [0.4, 0.6], "n": 4}
+    after = score | {
+        "by_set": {"nq": {"mean": 0.25, "ci95": [0.1, 0.75], "n": 3}, "hotpotqa": {"mean": None, "n": 0}}
+    }
+    result = {"scorer": "em_squad", "before": score, "after": after, "bounds": {}, "index_recall": {}}
+    places = {"out": "runs/x", "report": "runs/x/report.html", "policy": "runs/x/policy"}
+    Train(load_config("laptop-search"), Path("runs/x")).show(result | places, Console(width=200))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["nq", "0.250", "[0.100,", "0.750]", "n", "3"] in lines
+    assert ["hotpotqa", "no", "score", "n", "0"] in lines
+
+
 def test_the_end_of_a_run_shows_the_bounds_of_its_score(capsys: pytest.CaptureFixture[str]) -> None:
     score = {"mean": 0.5, "ci95": [0.4, 0.6], "n": 4}
     bounds = {"expert": {"mean": 0.985, "n": 4}, "closed_book": {"note": "the policy failed"}}

@@ -202,7 +202,7 @@ def test_several_sets_are_one_over_all_corpora_with_ids_apart(sets: tuple[Path, 
     source = open_source(SourceConfig(dataset=f"{sets[0]},{sets[1]}"))
     assert [task.id for task in source.tasks] == ["first:1", "second:1"]
     assert [dict(task.data) for task in source.tasks] == [
-        {"family": name, "cluster": f"{name}:c", "supporting_ids": (f"{name}:d1",)}
+        {"set": name, "cluster": f"{name}:c", "supporting_ids": (f"{name}:d1",)}
         for name in ("first", "second")
     ]
     corpus = corpus_of(source)
@@ -211,6 +211,7 @@ def test_several_sets_are_one_over_all_corpora_with_ids_apart(sets: tuple[Path, 
         ("first:d1", "Oda Kest is here."),
         ("second:d1", "Tor Eth is here."),
     ]
+    assert [source.set_of(task) for task in source.tasks] == ["first", "second"]
     assert len(open_source(SourceConfig(dataset=f"{sets[0]},{sets[1]}", limit=1)).tasks) == 1
 
 

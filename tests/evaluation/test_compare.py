@@ -176,8 +176,8 @@ def test_runs_without_a_common_scorer_are_refused(tmp_path: Path, record: Maker,
 
 def test_rescore_adds_and_keeps(tmp_path: Path, record: Maker, write_run: Writer) -> None:
     rows = [
-        record("x", "in Paris, France", family="bridge", hops=1),
-        record("y", family="bridge", hops=2),
+        record("x", "in Paris, France", family="bridge", hops=1, set="one"),
+        record("y", family="bridge", hops=2, set="one"),
         record("z", None, valid=False, family="bridge", hops=2),
     ]
     write_run(tmp_path, rows, ("em_squad",))
@@ -189,6 +189,7 @@ def test_rescore_adds_and_keeps(tmp_path: Path, record: Maker, write_run: Writer
     assert after["scores"]["em_squad"] == before["scores"]["em_squad"]
     assert after["scores"]["judge"]["mean"] == 0.3  # what cannot be computed here is kept
     assert set(after["by_family"]["bridge"]["scores"]) == {"em_squad", "em_cover"}
+    assert set(after["by_set"]["one"]["scores"]) == {"em_squad", "em_cover"}
     assert after["by_hops"]["2"]["n"] == 1
     assert {key: after[key] for key in ("n", "faults", "retrieval")} == {
         key: before[key] for key in ("n", "faults", "retrieval")

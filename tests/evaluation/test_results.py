@@ -15,6 +15,7 @@ from agentenv.evaluation.records import (
     read_records,
     write_evaluation,
 )
+from agentenv.evaluation.report.tables import tables
 from agentenv.evaluation.results import (
     OUTCOME,
     Json,
@@ -92,6 +93,20 @@ def test_breakdown_by_family_and_hops(record: Maker) -> None:
         "1": (3, pytest.approx(2 / 3)),
         "2": (1, 1.0),
     }
+
+
+def test_breakdown_by_set_beside_families_that_sets_share(record: Maker) -> None:
+    result = summary(
+        record("one:a", set="one", family="bridge"),
+        record("one:b", "Rome", set="one", family="count"),
+        record("two:a", set="two", family="bridge"),
+    )
+    assert {name: _n_and_mean(row) for name, row in result["by_set"].items()} == {
+        "one": (2, 0.5),
+        "two": (1, 1.0),
+    }
+    assert {name: row["n"] for name, row in result["by_family"].items()} == {"bridge": 2, "count": 1}
+    assert [table["title"] for table in tables([("run", result)], "em_squad")][1:3] == ["By set", "By family"]
 
 
 def _n_and_mean(row: Json) -> tuple[int, float]:
@@ -206,9 +221,9 @@ def test_the_whole_summary_of_a_small_evaluation(record: Maker) -> None:
         settings={"decoding": "greedy"},
         token_unit="bytes",
     )
-    tables = {name: found.pop(name) for name in ("scores", "by_family", "by_hops", "capabilities")}
+    tables = {name: found.pop(name) for name in ("scores", "by_set", "by_family", "by_hops", "capabilities")}
     assert tables["scores"]["em_squad"]["mean"] == 0.5
-    assert (tables["by_family"], tables["by_hops"]) == ({}, {})
+    assert (tables["by_set"], tables["by_family"], tables["by_hops"]) == ({}, {}, {})
     assert "searches" in {row["skill"] for row in tables["capabilities"]}
     note = found["bounds"]["oracle"].pop("note")
     assert note

@@ -236,7 +236,7 @@ def episodes_of(
         first = redacted(next(row for row in rows if row))
         entry: Json = {key: first.get(key) for key in ("id", "question", "answers", "family", "hops")}
         entry["supporting"] = first.get("supporting_ids", [])
-        entry["set"] = name
+        entry["set"] = name or first.get("set", "")
         entry["runs"] = [_episode(row, scorer) if row else None for row in rows]
         entries.append(entry)
     return entries

@@ -242,13 +242,17 @@ def _curves(lines: Sequence[Json], scorer: str) -> tuple[list[tuple[str, str, st
     # A step has no entry for an end that none of its episodes had.
     ends = dict.fromkeys((key for key in found if key.startswith("end_")), 0)
     lines = [ends | line if "faults" in line else line for line in lines]
-    order = [key for key in CURVES if key in found] + sorted(found - set(CURVES))
+    named = [key for curve in CURVES for key in sorted(found) if key.partition("/")[0] == curve]
+    order = named + sorted(found.difference(named))
     curves, constants = [], []
     for key in order:
         rows = [line for line in lines if _number(line.get(key)) and "step" in line]
         if not rows:
             continue
-        title = CURVES.get(key, key.replace("_", " ")).replace("{scorer}", scorer)
+        base, _, own = key.partition("/")  # of several sets: the name of one
+        title = CURVES.get(base, base.replace("_", " ")).replace("{scorer}", scorer) + (
+            f", {own}" if own else ""
+        )
         last = value_text(rows[-1][key])
         if len(rows) == 1:
             constants.append((title, f"{last} (step {rows[0]['step']} alone)"))

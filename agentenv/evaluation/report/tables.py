@@ -18,6 +18,7 @@ def tables(runs: Sequence[tuple[str, Json]], scorer: str) -> list[Json]:
     """Breakdowns, each ``{"title", "head", "rows"}`` with one group of columns a run."""
     found = [
         _table("Scores", runs, _scores),
+        _table("By set", runs, lambda results: _group_cells(results.get("by_set", {}), scorer)),
         _table("By family", runs, lambda results: _group_cells(results.get("by_family", {}), scorer)),
         _table("By number of hops", runs, lambda results: _group_cells(results.get("by_hops", {}), scorer)),
         _table("Bounds", runs, lambda results: _bounds(results, scorer)),

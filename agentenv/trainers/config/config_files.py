@@ -24,6 +24,7 @@ DEFAULT_PRESET = "laptop-search"
 _FREE_TABLES = (
     "env.options",
     "train.options",
+    "train.weights",
     "dev.options",
     "test.options",
     "chat.options",

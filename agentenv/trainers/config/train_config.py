@@ -6,7 +6,15 @@ from pydantic import Field, field_validator, model_validator
 
 from agentenv.core.chat_formats import FormatName, check_chat_options
 from agentenv.core.validation import Frozen
-from agentenv.data.sources import OWN, SourceConfig, check_draw, check_source, held_out_worlds
+from agentenv.data.sources import (
+    OWN,
+    SourceConfig,
+    TrainSourceConfig,
+    check_draw,
+    check_source,
+    check_weights,
+    held_out_worlds,
+)
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, known_retriever
 from agentenv.policies.compute import ComputeSettings, multiplies_bfloat16
 from agentenv.policies.engine import COLDEST, HOTTEST, EngineConfig
@@ -29,7 +37,13 @@ from agentenv.trainers.config.sections import (
 from agentenv.trainers.learner.settings import LossSettings, MemorySettings
 from agentenv.trainers.selfplay.games import agent_names, get_game
 from agentenv.trainers.strategies.strategies import NATIVE
-from agentenv.trainers.task_sampling.samplers import GatedSampler, GuidingSampler, TaskSampler, get_sampler
+from agentenv.trainers.task_sampling.samplers import (
+    GatedSampler,
+    GuidingSampler,
+    TaskSampler,
+    chooses_tasks,
+    get_sampler,
+)
 
 
 class TrainConfig(Frozen):
@@ -57,7 +71,7 @@ class TrainConfig(Frozen):
     """The retriever of the environment; without effect where the environment searches nothing."""
     simulation: SimulationSettings = SimulationSettings()
     """A simulated search for training alone."""
-    train: SourceConfig = SourceConfig()
+    train: TrainSourceConfig = TrainSourceConfig()
     """Questions to learn from; by default of an invented world's split ``train``."""
     dev: SourceConfig = SourceConfig()
     """Questions of the evaluations during training; by default of an invented world's split ``dev``."""
@@ -110,6 +124,11 @@ class TrainConfig(Frozen):
     def _known_questions(cls, source: SourceConfig) -> SourceConfig:
         check_source(source.dataset, None if source.dataset == OWN else source.split, source.data)
         return check_draw(source)
+
+    @field_validator("train")
+    @classmethod
+    def _known_weights(cls, source: TrainSourceConfig) -> TrainSourceConfig:
+        return check_weights(source)
 
     @field_validator("search")
     @classmethod
@@ -205,6 +224,11 @@ class TrainConfig(Frozen):
                 "a second set of weights is trained synchronously: set asynchronous.staleness to 0"
             )
         sampler = get_sampler(rollout.sampler, rollout.sampler_options)
+        if self.train.weights and chooses_tasks(rollout.sampler, sampler):
+            raise ValueError(
+                f"rollout.sampler={rollout.sampler!r} chooses tasks by a rule of its own, which train.weights would change: "
+                "leave train.weights out, or take a sampler that draws uniformly, such as 'uniform' or 'dapo'"
+            )
         if self.cluster.address and (reason := self._keeps_home(sampler)):
             raise ValueError(f"episodes cannot be played in a cluster: {reason}")
         if guides(sampler) and (rollout.strategy != "plain" or self.format == "native"):

@@ -20,6 +20,7 @@ from agentenv.evaluation.journal import Journal, is_of, lock_folder, release
 from agentenv.evaluation.llm_judge import GRADES, GradeCache, Judge, judge_folder, open_judge
 from agentenv.evaluation.pipeline import play_evaluation, summarize_evaluation
 from agentenv.evaluation.records import EPISODES, RESULTS, read_evaluation, write_results
+from agentenv.evaluation.results import score_tables
 from agentenv.evaluation.rubrics import get_rubric
 from agentenv.evaluation.runner import BATCH, Roll, first_seed, play, to_record
 from agentenv.policies.compute import use_compute
@@ -48,7 +49,10 @@ def plain_roll(config: TrainConfig) -> Roll:
 
 
 def run_dev_evaluation(run: Run) -> dict[str, Any]:
-    """Score and interval of the present policy on the dev questions; nothing but a warning where none could be played."""
+    """Score and interval of the present policy on the dev questions; nothing but a warning where none could be played.
+
+    Of several sets those of each as well, as ``dev_score/NAME`` and ``dev_score/NAME_ci95``.
+    """
     temperature = run.config.evaluation.temperature
     config = rollout_config(run.config.rollout, run.config.env, temperature=temperature)
     roll = plain_roll(run.config)
@@ -62,12 +66,17 @@ def run_dev_evaluation(run: Run) -> dict[str, Any]:
         name="dev",
         roll=roll,
     )
+    records, scorer = [*map(to_record, played)], run.config.evaluation.scorers[0]
     try:
-        score = bound_of(map(to_record, played), run.config.evaluation.scorers[0], seed=run.config.seed)
+        scores = {"dev_score": bound_of(records, scorer, seed=run.config.seed)}
     except Fault as error:
         run.display.warn(f"there is no dev score: {error}")
         return {}
-    return {"dev_score": score["mean"], "dev_score_ci95": score["ci95"]}
+    valid = [record for record in records if record["valid"]]
+    sets = score_tables(valid, [scorer], seed=run.config.seed)["by_set"]
+    scores |= {f"dev_score/{name}": group["scores"][scorer] for name, group in sets.items()}
+    means = {name: score["mean"] for name, score in scores.items()}
+    return means | {f"{name}_ci95": score["ci95"] for name, score in scores.items()}
 
 
 def run_test_evaluation(run: Run, name: str) -> dict[str, Any]:

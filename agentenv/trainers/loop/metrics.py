@@ -10,6 +10,7 @@ from agentenv.core.env_lifecycle import reasons_of
 from agentenv.core.tool_results import is_search, searches_of
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import EndReason
+from agentenv.data.sources import Source
 from agentenv.trainers.credit.group_statistics import has_zero_variance
 from agentenv.trainers.credit.shaping import ANSWERS
 
@@ -86,6 +87,24 @@ def rollout_metrics(
         | _strategy_metrics([*played, *given_up])
         | {f"end_{reason}": ends[f"end_{reason}"] for reason in EndReason if ends[f"end_{reason}"]}
     )
+
+
+def set_metrics(groups: Sequence[Sequence[Trajectory]], source: Source) -> dict[str, float]:
+    """For each of several sets, the number of its episodes that count in ``reward_mean`` and the mean of their rewards.
+
+    Returns:
+        ``episodes/NAME``, and ``reward_mean/NAME`` where there are any; empty where ``source`` is a single set.
+    """
+    rewards: dict[str, list[float]] = {name: [] for name in source.parts}
+    for trajectory in (t for group in groups for t in group if t.valid and not t.guided):
+        if (own := rewards.get(source.set_of(trajectory.task))) is not None:
+            own.append(trajectory.reward)
+    metrics: dict[str, float] = {}
+    for name, own in rewards.items():
+        metrics[f"episodes/{name}"] = len(own)
+        if own:
+            metrics[f"reward_mean/{name}"] = fmean(own)
+    return metrics
 
 
 def lost_episodes(groups: Sequence[Sequence[Trajectory]]) -> str:

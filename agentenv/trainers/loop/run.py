@@ -46,6 +46,7 @@ from agentenv.trainers.strategies.branch_windows import EntropyTemperatures
 from agentenv.trainers.strategies.strategies import check_tasks, get_strategy
 from agentenv.trainers.strategies.tree import TreeStrategy
 from agentenv.trainers.task_sampling.samplers import GatedSampler, TaskSampler, get_sampler
+from agentenv.trainers.task_sampling.set_mixture import set_mixture
 from agentenv.trainers.workers.cluster import RayCluster
 from agentenv.trainers.workers.group_runner import GroupRunner
 from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
@@ -173,6 +174,7 @@ def _make_run(
             concurrent=config.concurrent_groups,
             abort=config.asynchronous.abort,
             temperatures=_temperatures(config.rollout),
+            mixture=set_mixture(train.source, config.train.weights),
         ),
         demonstrations=DemonstrationBuffer(config.optimizer.supervised_batch, train.source.tasks),
         second=second,
@@ -215,6 +217,7 @@ def _temperatures(rollout: RolloutSettings) -> EntropyTemperatures | None:
 def _open_task_envs(config: TrainConfig, policy: TrainedPolicy, display: Display) -> list[TaskEnv]:
     """The questions of training, dev and test, with what is searched; whatever can be refused is refused first."""
     opened = open_sources(config, display)
+    set_mixture(opened["train"], config.train.weights)  # which refuses weights of sets without questions
     # Before anything is played: scores on questions that were trained on would say nothing.
     refuse_overlap(
         () if config.train.topics else opened["train"].tasks,  # topics are titles, and no questions

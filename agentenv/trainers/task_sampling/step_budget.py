@@ -16,6 +16,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.group_statistics import has_zero_variance
+from agentenv.trainers.task_sampling.set_mixture import SetMixture
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ class StepBudget:
     """Groups of a plain step."""
     group_size: int
     """Episodes a group of a plain step."""
+    mixture: SetMixture | None = None
+    """Of several sets with weights: how many tasks come from each. Without it all tasks are equally likely."""
     groups: list[Group] = field(default_factory=list)
     """In the order in which they were opened."""
     rounds: int = 0
@@ -114,8 +117,13 @@ class StepBudget:
         return self.questions * self.group_size - self.reserved
 
     def draw_unplayed(self, count: int) -> list[int]:
-        """Places of ``count`` tasks drawn uniformly among those not yet played in this step; repeated where too few are."""
+        """Places of ``count`` tasks drawn uniformly among those not yet played in this step; repeated where too few are.
+
+        With a ``mixture`` each set gives its share of them, and they are drawn uniformly within the sets.
+        """
         played = {group.task for group in self.groups}
+        if self.mixture is not None:
+            return self.mixture.draw(count, played, self.rng)
         # A training set smaller than a step is gone through again, where it would otherwise end the run.
         pool = [place for place in range(len(self.tasks)) if place not in played] or range(len(self.tasks))
         drawn = self.rng.choice(np.asarray(pool), size=count, replace=count > len(pool))

@@ -38,6 +38,7 @@ from agentenv.trainers.task_sampling.samplers import (
     TaskSampler,
     collect,
 )
+from agentenv.trainers.task_sampling.set_mixture import SetMixture
 from agentenv.trainers.workers.group_runner import GroupRunner
 from agentenv.trainers.workers.inflight import InflightGroup, choose_batch
 from agentenv.trainers.workers.recorded_policy import RecordedPolicy
@@ -62,6 +63,7 @@ class RolloutScheduler:
         concurrent: int,
         abort: bool = False,
         temperatures: EntropyTemperatures | None = None,
+        mixture: SetMixture | None = None,
     ) -> None:
         """Prepares; nothing runs before the first batch is asked for.
 
@@ -77,11 +79,12 @@ class RolloutScheduler:
             concurrent: Groups under way at once; with ``abort`` also those that one step begins.
             abort: Whether groups that a batch leaves are stopped until the next one.
             temperatures: Those of a tree's window, where they follow the entropy.
+            mixture: How many tasks come from each of several sets, where they have weights.
         """
         self.staleness = staleness
         self._abort, self._temperatures = abort, temperatures
         self._runner, self._policy, self._sampler = runner, policy, sampler
-        self._tasks, self._rollout = tasks, rollout
+        self._tasks, self._rollout, self._mixture = tasks, rollout, mixture
         self._seed, self._steps = seed, steps
         self._worker_pool = runner if isinstance(runner, WorkerPool) else None
         self._loop = BackgroundLoop()
@@ -182,6 +185,7 @@ class RolloutScheduler:
             rng=np.random.default_rng([self._seed, step]),
             questions=self._rollout.questions,
             group_size=self._rollout.group_size,
+            mixture=self._mixture,
         )
 
     def _play_round(

@@ -154,6 +154,19 @@ def test_a_figure_that_never_changes_is_said_and_not_drawn(tmp_path: Path) -> No
     assert "approx kl -4e-08; clip fraction 0.25; rounds 1." in page.words
 
 
+def test_figures_of_several_sets_stand_behind_that_of_all(tmp_path: Path) -> None:
+    lines = [
+        {"step": step, "dev_score": step / 10, "dev_score/nq": step / 5, "dev_score/nq_ci95": [0.0, 0.9]}
+        | {"reward_mean": step / 10, "reward_mean/nq": step / 7, "episodes/nq": step}
+        for step in (1, 2)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = Tags(write_report(tmp_path)).words
+    titles = ["em_squad on dev", "em_squad on dev, nq", "mean reward", "mean reward, nq", "episodes, nq"]
+    places = [words.index(title) for title in titles]
+    assert places == sorted(places)
+
+
 def test_values_that_cannot_be_drawn_are_left_out(tmp_path: Path) -> None:
     rows = [{"step": 1, "kl": float("nan"), "note": "x", "ok": True}, {"step": 2, "kl": 0.1, "loss": 1.0}]
     rows += [{"step": 3, "kl": 0.2, "loss": None}]

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory, Turn
 from agentenv.core.types import EndReason, ToolResult, ToolStatus
+from agentenv.data.sources import Source
 from agentenv.policies.fakes import ByteTokenizer
-from agentenv.trainers.loop.metrics import lost_episodes, retokenized_share, rollout_metrics
+from agentenv.trainers.loop.metrics import lost_episodes, retokenized_share, rollout_metrics, set_metrics
 
 Episode = Callable[..., Trajectory]
 
@@ -69,6 +71,30 @@ def test_of_an_episode_that_was_given_up_only_its_tokens_count(right: Trajectory
     given_up = replace(wrong, valid=False, end_reason=EndReason.ABORTED)
     without, with_it = rollout_metrics([[right]]), rollout_metrics([[right]], [given_up])
     assert with_it == without | {"sampled_tokens": 3 + 1}
+
+
+def test_each_set_has_its_own_mean_over_the_episodes_that_count(
+    right: Trajectory, wrong: Trajectory, fault: Trajectory
+) -> None:
+    def of(name: str, trajectory: Trajectory, **changes: Any) -> Trajectory:
+        task = replace(trajectory.task, id=f"{name}:1", data={"set": name})
+        return replace(trajectory, task=task, **changes)
+
+    sets = Source("one+two+three", "train", (), None, None, parts=("one", "two", "three"))
+    groups = [
+        [of("one", right), of("one", wrong), of("one", wrong), of("one", right, origin=Origin.REFLECTION)],
+        [of("two", fault), of("two", right)],
+        [of("three", fault)],
+        [right],  # of none of the sets
+    ]
+    assert set_metrics(groups, sets) == {
+        "episodes/one": 3,
+        "reward_mean/one": pytest.approx(1 / 3),
+        "episodes/two": 1,
+        "reward_mean/two": 1.0,
+        "episodes/three": 0,
+    }
+    assert set_metrics(groups, Source("one", "train", (), None, None)) == {}
 
 
 def test_entropy_is_absent_where_every_token_was_sampled_in_another_context_or_at_another_temperature(
