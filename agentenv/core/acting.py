@@ -16,7 +16,16 @@ from agentenv.core.scene import TurnScene
 from agentenv.core.snapshot import Snapshot
 from agentenv.core.tool_replies import replies
 from agentenv.core.trajectory import Turn
-from agentenv.core.types import EndReason, Info, Observation, StateCapability, Step, Task, is_context
+from agentenv.core.types import (
+    EndReason,
+    FinishReason,
+    Info,
+    Observation,
+    StateCapability,
+    Step,
+    Task,
+    is_context,
+)
 from agentenv.errors import ConfigurationError, EnvFault, SnapshotRefused
 
 _ESCAPED = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F]{2}")
@@ -95,12 +104,16 @@ async def act(
 
 
 def _read(state: EpisodeState, action: str, given: AssistantTurn | None) -> AssistantTurn | None:
-    """What ``action`` holds, where the policy speaks in its native form; the conversation then has it too."""
+    """What ``action`` holds, where the policy speaks in its native form; the conversation then has it too.
+
+    A call that a budget of tokens cut off says so. In the conversation it stands as its text alone says, which is compared
+    with what the template makes of it.
+    """
     if state.conversation is None:
         return None
     turn = given or state.conversation.read(action)
     state.conversation = state.conversation.said(turn)
-    return turn
+    return turn.cut_off() if state.finish is FinishReason.LENGTH else turn
 
 
 def _wrote_surrogate(state: EpisodeState, action: str) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 
@@ -26,9 +26,13 @@ class MalformedCall:
     """What is wrong with it, for the policy."""
     id: str = ""
     """The id under which it has to be answered; empty where there is none."""
+    unfinished: bool = field(default=False, compare=False)
+    """Whether the turn ends within the call, so that more text could have completed it."""
 
 
 Call = NativeCall | MalformedCall
+CUT_OFF = "the turn was cut at its limit of tokens before the tool call was complete; write less before it or a shorter call"
+"""What a policy is told of a call that a budget of tokens cut off."""
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON Schemas of the arguments, by the names of the tools."""
 
@@ -57,6 +61,12 @@ class AssistantTurn:
     def with_thinking(self) -> str:
         """The content behind the thinking in its tags, as a reward reads it that asks for thoughts."""
         return self.content if self.thinking is None else f"<think>{self.thinking}</think>\n{self.content}"
+
+    def cut_off(self) -> "AssistantTurn":
+        """This turn where a budget of tokens ended it: an unfinished call at its end says so, and not what it lacks."""
+        if not (self.calls and isinstance(last := self.calls[-1], MalformedCall) and last.unfinished):
+            return self
+        return replace(self, calls=(*self.calls[:-1], replace(last, complaint=CUT_OFF)))
 
 
 class ToolForm(Protocol):

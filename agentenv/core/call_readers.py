@@ -7,11 +7,11 @@ import ast
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentenv.core.assistant_turns import Call, MalformedCall, NativeCall, Schemas
-from agentenv.core.grammar import encodable, read_json, shortened
+from agentenv.core.grammar import breaks_off, encodable, read_json, shortened
 from agentenv.syntax_trees import parse_python
 
 CallReader = Callable[[str, Schemas], tuple[str, list[Call]]]
@@ -101,7 +101,7 @@ def deepseek(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
     if not found:
         return text, []
     _, calls = _between(section, _BEGIN, _END, _deepseek_body)
-    return content, calls or [MalformedCall(found + section, _UNCLOSED)]
+    return content, calls or [MalformedCall(found + section, _UNCLOSED, unfinished=True)]
 
 
 def kimi(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
@@ -110,7 +110,7 @@ def kimi(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
     if not found:
         return text, []
     _, calls = _between(section, "<|tool_call_begin|>", "<|tool_call_end|>", _kimi_body)
-    return content, calls or [MalformedCall(found + section, _UNCLOSED)]
+    return content, calls or [MalformedCall(found + section, _UNCLOSED, unfinished=True)]
 
 
 def harmony_call(name: str, arguments: str) -> Call:
@@ -136,15 +136,21 @@ def _between(
         at = len(text) if end < 0 else end + len(closing)
         whole = text[start:at]
         if end < 0 and closes:
-            calls.append(MalformedCall(whole, f"{_UNCLOSED}: {closing} is missing"))
+            calls.append(MalformedCall(whole, f"{_UNCLOSED}: {closing} is missing", unfinished=True))
         else:
-            calls += _wholes(read(text[inside : at if end < 0 else end]), whole)
+            found = _wholes(read(text[inside : at if end < 0 else end]), whole)
+            calls += found if end < 0 else map(_finished, found)
     return content + text[at:], calls
 
 
 def _whole(call: Call, text: str) -> Call:
     """``call``, with the text of the whole of it where it is malformed."""
-    return MalformedCall(text, call.complaint) if isinstance(call, MalformedCall) else call
+    return replace(call, text=text) if isinstance(call, MalformedCall) else call
+
+
+def _finished(call: Call) -> Call:
+    """``call``, whose end was written."""
+    return replace(call, unfinished=False) if isinstance(call, MalformedCall) else call
 
 
 def _wholes(calls: Sequence[Call], text: str) -> list[Call]:
@@ -163,7 +169,8 @@ def _json_calls(body: str, key: str = "arguments") -> list[Call]:
     try:
         document = read_json(body.strip())
     except ValueError as error:
-        return [MalformedCall(body, _said(f"the tool call is not JSON: {error}"))]
+        said = _said(f"the tool call is not JSON: {error}")
+        return [MalformedCall(body, said, unfinished=breaks_off(body))]
     found = document if isinstance(document, list) else [document]
     return [_json_call(one, body, key) for one in found] or [
         MalformedCall(body, "the list of tool calls is empty")
@@ -183,7 +190,8 @@ def _call(name: str, arguments: str, id_: str = "") -> Call:
     try:
         return NativeCall(name, read_json(arguments.strip() or "{}"), id_)
     except ValueError as error:
-        return MalformedCall(arguments, _said(f"the arguments of {name} are not JSON: {error}"))
+        said = _said(f"the arguments of {name} are not JSON: {error}")
+        return MalformedCall(arguments, said, unfinished=breaks_off(arguments))
 
 
 def _json_documents(text: str) -> list[str]:

@@ -79,6 +79,17 @@ def read_json(text: str) -> Any:
     return document
 
 
+def breaks_off(text: str) -> bool:
+    """Whether no whole JSON document begins ``text``, so that more text could complete it."""
+    try:
+        json.JSONDecoder().raw_decode(text.lstrip())
+    except ValueError:
+        return True
+    except RecursionError:
+        return False
+    return False
+
+
 def _parts(value: Any) -> Sequence[Any]:
     """The parts that a part of a document contains.
 

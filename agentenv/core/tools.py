@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from agentenv.core.assistant_turns import AssistantTurn, Call, MalformedCall, call_text
 from agentenv.core.env import AsyncEnv, StateT
-from agentenv.core.grammar import encodable, read_json, shortened
+from agentenv.core.grammar import breaks_off, encodable, read_json, shortened
 from agentenv.core.json_schema import check_schema, complaints
 from agentenv.core.tool_results import as_result, returns_passages
 from agentenv.core.types import EndReason, Message, Step, ToolResult, ToolStatus
@@ -26,6 +26,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 MAX_CALLS = 32
 """Calls that one action may make; what is written after them is not run."""
 _COMPLAINT_CHARS = 1000
+_CUT_OFF = (
+    "the tool call breaks off before it is complete and </tool_call> is missing: the turn was cut at its limit of tokens or "
+    "ended too early; write less before the call, or a shorter one"
+)
 
 RESERVED_NAMES = frozenset(
     {"reset", "step", "state", "close", "get_reward", "verify", "seed_session", "aggregate_metrics", "mcp"}
@@ -325,7 +329,7 @@ class ToolEnv(AsyncEnv[StateT]):
             Fault: a tool failed by no fault of the policy.
         """
         self.check_running(action)
-        calls = read_calls(action)
+        calls = read_calls(action, native=self.native)
         if not calls:
             return self.answer(action)
         results = [await self._call(call) for call in calls]
@@ -354,22 +358,31 @@ class ToolCall:
     arguments: Any
 
 
-def read_calls(text: str) -> Sequence[ToolCall | ToolResult]:
-    """The tool calls in ``text``, in order; one that cannot be read stands as its ``format_error``, as do too many."""
-    bodies = re.findall(r"<tool_call>(.*?)(?:</tool_call>|\Z)", text, re.DOTALL)
-    calls = [_read_call(body) for body in bodies[:MAX_CALLS]]
+def read_calls(text: str, *, native: bool = False) -> Sequence[ToolCall | ToolResult]:
+    """The tool calls in ``text``, in order; one that cannot be read stands as its ``format_error``, as do too many.
+
+    Args:
+        text: What the policy wrote, or what ``called_text`` made of its turn.
+        native: Whether it is the latter, where a call that could not be read stands as the complaint about it.
+    """
+    bodies = re.findall(r"<tool_call>(.*?)(</tool_call>|\Z)", text, re.DOTALL)
+    calls = [_read_call(body, bool(closing), native) for body, closing in bodies[:MAX_CALLS]]
     if len(bodies) > MAX_CALLS:
         complaint = f"{len(bodies)} calls in one action; only the first {MAX_CALLS} were run"
         calls.append(ToolResult("none", ToolStatus.FORMAT_ERROR, complaint, "TooManyCalls"))
     return calls
 
 
-def _read_call(body: str) -> ToolCall | ToolResult:
+def _read_call(body: str, closed: bool, native: bool) -> ToolCall | ToolResult:
     try:
         call = read_json(body)
     except ValueError as error:
-        complaint = _complaint(f"the tool call is not JSON: {error}")
+        # Of the text alone, and not of how the turn ended, so that a replay of the action shows the same.
+        cut = not closed and breaks_off(body)
+        complaint = _CUT_OFF if cut else _complaint(f"the tool call is not JSON: {error}")
         return ToolResult("none", ToolStatus.FORMAT_ERROR, complaint, "JSONDecodeError")
+    if native and isinstance(call, str):
+        return ToolResult("none", ToolStatus.FORMAT_ERROR, _complaint(call), "MalformedCall")
     if not (isinstance(call, dict) and isinstance(call.get("name"), str)):
         complaint = 'a tool call is an object with "name" and "arguments"'
         return ToolResult("none", ToolStatus.FORMAT_ERROR, complaint, "TypeError")

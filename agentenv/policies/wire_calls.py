@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from agentenv.core.assistant_turns import Call, MalformedCall, NativeCall
-from agentenv.core.grammar import encodable, read_json, shortened
+from agentenv.core.grammar import breaks_off, encodable, read_json, shortened
 from agentenv.core.model_families import MOST_CALLS
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -61,7 +61,8 @@ def _read(id_: str, function: Any) -> Call:
         arguments = read_json(written.strip() or "{}")
     except ValueError as error:
         said = f"the arguments of {name} are not JSON: {error}: {written!r:.{_SHOWN_CHARS}}"
-        return MalformedCall(_as_text(function), encodable(shortened(said, _COMPLAINT_CHARS)), id_)
+        told = encodable(shortened(said, _COMPLAINT_CHARS))
+        return MalformedCall(_as_text(function), told, id_, unfinished=breaks_off(written))
     if not isinstance(arguments, dict):
         said = f"the arguments of {name} are {arguments!r:.{_SHOWN_CHARS}} and not an object"
         return MalformedCall(_as_text(function), encodable(shortened(said, _COMPLAINT_CHARS)), id_)

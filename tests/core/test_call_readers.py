@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
+from agentenv.core.assistant_turns import CUT_OFF, AssistantTurn, MalformedCall, NativeCall
 from agentenv.core.model_families import FAMILIES, MOST_CALLS, family_of, get_family
 from agentenv.errors import UnknownName
 
@@ -85,6 +85,69 @@ def test_a_call_that_cannot_be_read_says_why(family: str, text: str) -> None:
     (call,) = read(family, text).calls
     assert isinstance(call, MalformedCall)
     assert 0 < len(call.complaint) < 1000
+
+
+CALLS = {
+    "qwen": '<tool_call>{"name": "f", "arguments": {"text": "ab"}}</tool_call>',
+    "phi": '<|tool_call|>[{"name": "f", "arguments": {"text": "ab"}}]<|/tool_call|>',
+    "granite": '<|tool_call|>[{"name": "f", "arguments": {"text": "ab"}}]',
+    "qwen-coder": "<tool_call><function=f><parameter=text>ab</parameter></function></tool_call>",
+    "glm": "<tool_call>f<arg_key>text</arg_key><arg_value>ab</arg_value></tool_call>",
+    "llama": '{"name": "f", "parameters": {"text": "ab"}}',
+    "mistral": '[TOOL_CALLS]f[ARGS]{"text": "ab"}',
+    "deepseek": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"text": "ab"}'  # noqa: RUF001
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",  # noqa: RUF001
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+    '{"text": "ab"}<|tool_call_end|><|tool_calls_section_end|>',
+    "olmo": "<function_calls>f(text='ab')</function_calls>",
+    "lfm": "<|tool_call_start|>[f(text='ab')]<|tool_call_end|>",
+    "gpt-oss": '<|channel|>commentary to=functions.f<|message|>{"text": "ab"}',
+}
+
+
+@pytest.mark.parametrize("family", [name for name, one in FAMILIES.items() if one.calls_tools])
+def test_a_call_that_a_budget_cut_off_says_so_wherever_it_was_cut(family: str) -> None:
+    text = CALLS[family]
+    turns = [read(family, text[:end]) for end in range(1, len(text) + 1)]
+    broken = [turn for turn in turns if turn.calls and isinstance(turn.calls[-1], MalformedCall)]
+    assert len(broken) > 10
+    for turn in broken:
+        (call,) = turn.cut_off().calls
+        assert isinstance(call, MalformedCall)
+        assert call.complaint == CUT_OFF != turn.calls[-1].complaint  # type: ignore[union-attr]
+    (whole,) = turns[-1].calls
+    assert whole == NativeCall("f", {"text": "ab"}, whole.id)
+    assert turns[-1].cut_off() is turns[-1]
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("qwen", "<tool_call>{bad</tool_call>"),
+        ("qwen", "<tool_call>{bad</tool_call> and then"),
+        ("glm", "<tool_call>f<arg_key>n</arg_key>1</tool_call>"),
+        ("llama", '{"name": "f", "parameters": {}} and then'),
+        ("granite", '<|tool_call|>[{"name": "f"}] and then'),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"n": 1} and then'),
+        ("olmo", "<function_calls>f(1)</function_calls>"),
+    ],
+)
+def test_a_call_that_is_wrong_as_it_stands_is_told_what_is_wrong_where_the_turn_is_cut_behind_it(
+    family: str, text: str
+) -> None:
+    turn = read(family, text)
+    assert isinstance(turn.calls[-1], MalformedCall)
+    assert turn.cut_off() is turn
+
+
+def test_calls_before_the_one_that_was_cut_off_stand() -> None:
+    turn = read("qwen", CALLS["qwen"] + "<tool_call>{bad</tool_call>" + CALLS["qwen"][:30]).cut_off()
+    first, bad, last = turn.calls
+    assert first == NativeCall("f", {"text": "ab"})
+    assert isinstance(bad, MalformedCall)
+    assert bad.complaint != CUT_OFF
+    assert isinstance(last, MalformedCall)
+    assert last.complaint == CUT_OFF
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
+from agentenv.core.assistant_turns import CUT_OFF, AssistantTurn, MalformedCall, NativeCall
 from agentenv.core.chat import ends_of_turn
 from agentenv.core.chat_formats import make_chat_format
 from agentenv.core.env import AsyncEnv
@@ -52,7 +52,13 @@ def tokenizer_of(template: str = CHATML, eos: str = "<|im_end|>") -> Any:
     return chat_tokenizer(template, eos=eos, special=["<|im_start|>"])
 
 
-def play(env: AsyncEnv[Any], actions: Sequence[str], tokenizer: Any = None, task: Task = TASK) -> Trajectory:
+def play(
+    env: AsyncEnv[Any],
+    actions: Sequence[str],
+    tokenizer: Any = None,
+    task: Task = TASK,
+    turn_tokens: int = 500,
+) -> Trajectory:
     tokenizer = tokenizer or tokenizer_of()
     chat = make_chat_format("native", tokenizer, ends_of_turn(tokenizer))
     policy = ScriptedPolicy({"e-0": actions}, tokenizer)
@@ -61,7 +67,7 @@ def play(env: AsyncEnv[Any], actions: Sequence[str], tokenizer: Any = None, task
             [EpisodeSpec(env, task, 0)],
             policy,
             chat,
-            RolloutConfig(turn_tokens=500, context_tokens=4096),
+            RolloutConfig(turn_tokens=turn_tokens, context_tokens=4096),
             name="e",
         )
     )
@@ -98,6 +104,30 @@ def test_calls_of_one_turn_are_answered_in_their_order() -> None:
     assert texts[::2] == ["2", "4"]
     assert "not JSON" in texts[1]
     assert not played.turns[0].valid
+
+
+def test_a_call_that_turn_tokens_cut_off_is_told_so_to_the_policy_and_in_the_record() -> None:
+    whole = called(expression="1 + 1")
+    long = whole + called(expression="2 * 3 - 1 + 0" + " + 0" * 50)
+    played = play(Calculator(), [long, whole, "5"], turn_tokens=len(whole) + 60)
+    first, second, _ = played.turns
+    assert [message.text for message in first.observation] == ["2", CUT_OFF]
+    assert [result.text for result in first.tool_results] == ["2", CUT_OFF]
+    assert (first.valid, second.valid) == (False, True)
+    assert [result.text for result in second.tool_results] == ["2"]
+
+
+def test_a_turn_that_was_cut_off_within_a_call_stands_in_the_prompt_as_it_was_written() -> None:
+    played = play(Calculator(), [called(expression="2 * 3 - 1" + " + 0" * 50), "5"], turn_tokens=60)
+    assert [message.text for message in played.turns[0].observation] == [CUT_OFF]
+    assert {segment.row for segment in played.segments} == {0}
+
+
+def test_a_call_that_could_not_be_read_is_told_alike_to_the_policy_and_in_the_record() -> None:
+    (first, _) = play(Calculator(), ["<tool_call>{</tool_call>", "5"]).turns
+    (message,), (result,) = first.observation, first.tool_results
+    assert message.text == result.text
+    assert "not JSON" in result.text
 
 
 def test_marks_in_arguments_and_in_text_make_no_calls() -> None:

@@ -213,6 +213,29 @@ def test_a_call_without_its_end_is_read_to_the_end_of_the_text() -> None:
     assert read_calls('<tool_call>{"name": "a"}') == [ToolCall("a", {})]
 
 
+def test_a_call_that_breaks_off_is_told_so_and_not_how_its_json_is_wrong() -> None:
+    text = '<tool_call>{"name": "a", "arguments": {"b": "c"}}'
+    for end in range(len("<tool_call>"), len(text)):
+        (result,) = read_calls(text[:end])
+        assert isinstance(result, ToolResult)
+        assert result.status is ToolStatus.FORMAT_ERROR
+        assert "limit of tokens" in result.text
+        assert "JSON" not in result.text
+    for wrong in (text + " and then", text[:-1] + "</tool_call>"):
+        (result,) = read_calls(wrong)
+        assert isinstance(result, ToolResult)
+        assert "not JSON" in result.text
+
+
+def test_a_text_in_place_of_a_call_is_a_complaint_of_the_native_form_alone() -> None:
+    text = '<tool_call>"the answer is 5"</tool_call>'
+    native, plain = (read_calls(text, native=native)[0] for native in (True, False))
+    assert isinstance(native, ToolResult)
+    assert isinstance(plain, ToolResult)
+    assert (native.text, native.status) == ("the answer is 5", ToolStatus.FORMAT_ERROR)
+    assert "5" not in plain.text
+
+
 @dataclass
 class ListState:
     items: list[str] = field(default_factory=list)

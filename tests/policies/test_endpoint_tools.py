@@ -12,6 +12,7 @@ import pytest
 
 from agentenv.api import evaluate
 from agentenv.cli.main import main
+from agentenv.core.assistant_turns import CUT_OFF
 from agentenv.core.env import AsyncEnv, Env
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.tools import Tool, ToolEnv
@@ -93,6 +94,24 @@ def test_calls_that_are_malformed_unknown_or_refused_by_the_schema_are_told_so_a
     assert "'calculate'" in said["u"]
     assert "expression" in said["w"]
     assert [turn.valid for turn in played.turns] == [False, True, True]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(("arguments", "finish", "said"), [
+    ('{"expression": "2', "length", CUT_OFF),
+    ('{"expression": "2', "", "not JSON"),
+    ('{"expression": "2"} 3', "length", "not JSON"),
+])  # fmt: skip
+def test_a_call_that_the_length_limit_of_a_service_cut_off_is_told_so(
+    wire: Any, arguments: str, finish: str, said: str
+) -> None:
+    cut = (calculate("1 + 1", "x1"), ("x2", "calculate", arguments))
+    answers = [Answer(calls=cut, finish=finish), Answer("5")]
+    played, bodies = play(Calculator(), answers, wire=wire)
+    told = dict(results_of(wire, bodies[1]))
+    assert told["x1"] == "2"
+    assert said in told["x2"]
+    assert said in played.turns[0].tool_results[1].text
 
 
 def test_calls_beyond_the_bound_are_told_so_in_the_users_name() -> None:
