@@ -40,8 +40,8 @@ class Build:
     """
 
     corpus: tyro.conf.Positional[Path]
-    """A .jsonl file with id, title and text a line, a .tsv file with these columns (also with .gz), or a folder that
-    holds corpus.jsonl."""
+    """A .jsonl file with id, title and text a line, a .csv, .tsv or .parquet file with these columns (all but the last also
+    with .gz), or a folder that holds corpus.jsonl."""
     out: Path
     """The folder to write; an older retriever there is replaced."""
     index: str = AUTO

@@ -55,7 +55,7 @@ class RawRow:
                 f"; a prompt is no question: give the bare question a field {_QUESTION!r}, in the record or in its "
                 "'extra_info'"
             )
-        if _QUESTION in names and self._in_table():
+        if {_QUESTION, "id"} & set(names) and self._in_table():
             return "; the first line of a table names its columns"
         return ""
 
@@ -226,6 +226,9 @@ def _refuse_compressed(path: Path) -> None:
         )
 
 
+_PARQUET_BYTES, _PARQUET_ROWS = 1 << 20, 1024  # read at once
+
+
 def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         import pyarrow
@@ -233,8 +236,10 @@ def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except ImportError:
         raise MissingExtra.of("pyarrow", "eval") from None
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+        # By default the columns of many rows are read at once, whatever the batch: most of a large file.
+        with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=_PARQUET_BYTES) as file:
+            batches = file.iter_batches(batch_size=_PARQUET_ROWS)
+            rows = (row for batch in batches for row in batch.to_pylist())
             for number, row in enumerate(rows, 1):
                 yield (
                     f"{path}, row {number}",

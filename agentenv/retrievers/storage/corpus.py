@@ -1,20 +1,23 @@
-"""A corpus: documents in a fixed order, read from JSON lines, with a fingerprint of their content."""
+"""A corpus: documents in a fixed order, read from JSON lines or a table, with a fingerprint of their content."""
 
-import csv
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.io.tables import open_text, reason_of
 from agentenv.core.types import Document
-from agentenv.errors import CorpusError
+from agentenv.data.dataset_files import read_records
+from agentenv.errors import CorpusError, DatasetError
 
 CORPUS_FILES = ("corpus.jsonl", "corpus.jsonl.gz")
-COLUMNS = ("id", "text", "title")
-"""Of a table of passages, as DPR and TopiOCQA publish theirs."""
+ID_FIELDS, TEXT_FIELDS = ("id", "_id"), ("text", "contents")
+"""What the id and the text of a document may be called."""
+TABLES = (".csv", ".tsv", ".parquet")
+"""Ends of the names of tables."""
 ID_PREFIXES = {"full_wiki_segments": "wiki:"}
 """What stands before the ids of a table in the question set that it belongs to, by the beginning of the table's name."""
 
@@ -86,9 +89,13 @@ def as_corpus(documents: Iterable[Document]) -> Corpus:
 
 
 def load_corpus(path: Path | str) -> Corpus:
-    """Reads a corpus from a ``.jsonl`` or ``.tsv`` file, also ``.gz``, or from ``corpus.jsonl[.gz]`` in a folder.
+    """Reads a corpus from a file of JSON lines or a table, or from ``corpus.jsonl[.gz]`` in a folder.
 
-    A table has the columns id, text and title in any order, named in its head line. The ids of TopiOCQA's table
+    The name of a file says its form: ``.csv``, ``.tsv`` and ``.parquet`` are tables, any other is JSON lines. All but
+    ``.parquet`` may be compressed (``.gz``).
+
+    A table has the fields of a line of JSON as columns in any order, named in the head line of a ``.csv`` or ``.tsv`` file;
+    others are not read, and an empty cell of a ``.parquet`` file is a missing field. The ids of TopiOCQA's table
     (``full_wiki_segments.tsv``) are numbers, which its questions name with ``wiki:`` before them; so do the documents.
 
     A line of JSON is ``{"id", "title", "text"}``, where a missing title is an empty one and the id may be called ``_id`` as
@@ -103,10 +110,11 @@ def load_corpus(path: Path | str) -> Corpus:
 
 
 def read_documents(path: Path | str) -> Iterator[Document]:
-    """Yields the documents of a ``.jsonl`` or ``.tsv`` file, also compressed, one by one; blank lines are skipped.
+    """Yields the documents of a file, as `load_corpus` reads it, one by one; blank lines are skipped.
 
     Raises:
-        CorpusError: a line cannot be read or lacks a field; the message gives its number.
+        CorpusError: a line or row cannot be read or lacks a field; the message gives its number.
+        MissingExtra: a parquet file, and pyarrow is not installed.
     """
     path = Path(path)
     if is_table(path):
@@ -120,45 +128,27 @@ def read_documents(path: Path | str) -> Iterator[Document]:
                     yield parse_document(line, f"{path}, line {number}")
     except UnicodeDecodeError as error:
         raise CorpusError(
-            f"{path} cannot be read after line {number}: {error}; save it in UTF-8, as a .jsonl or a .tsv file."
+            f"{path} cannot be read after line {number}: {error}; save it in UTF-8, as a .jsonl, .csv or .tsv file."
         ) from error
     except (OSError, EOFError) as error:
         raise CorpusError(f"{path} cannot be read after line {number}: {reason_of(error)}.") from error
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file holds tab-separated fields, by its name."""
-    return path.name.removesuffix(".gz").endswith(".tsv")
+    """Whether a file is a table, by its name."""
+    return path.name.removesuffix(".gz").endswith(TABLES)
 
 
 def _read_table(path: Path) -> Iterator[Document]:
     prefix = next((prefix for name, prefix in ID_PREFIXES.items() if path.name.startswith(name)), "")
-    line = 0
     try:
-        with open_text(path, newline="") as file:
-            rows = csv.reader(file, delimiter="\t")
-            head = next(rows, [])
-            line = rows.line_num
-            if not set(COLUMNS) <= set(head):
-                raise CorpusError(
-                    f"{path} needs a head line with the columns id, text and title, not {head[:5]}."
-                )
-            for row in rows:
-                line = rows.line_num
-                if not row:
-                    continue
-                if len(row) != len(head):
-                    raise CorpusError(
-                        f"{path}, line {line} has {len(row)} columns and the head line {len(head)}."
-                    )
-                fields = dict(zip(head, row, strict=True))
-                if not fields["id"]:
-                    raise CorpusError(f"{path}, line {line}: the id is empty; give one.")
-                yield Document(prefix + fields["id"], fields["title"], fields["text"])
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"{path} cannot be read after line {line}: {error}; save it in UTF-8.") from error
-    except (OSError, EOFError, csv.Error) as error:
-        raise CorpusError(f"{path} cannot be read after line {line}: {reason_of(error)}.") from error
+        for row in read_records(path):
+            row.value(*ID_FIELDS)  # which says more of a head line than can be said of one record
+            row.value(*TEXT_FIELDS)
+            document = _document(dict(row.fields), row.place)
+            yield replace(document, id=prefix + document.id)
+    except DatasetError as error:
+        raise CorpusError(str(error)) from error
 
 
 def corpus_file(path: Path) -> Path:
@@ -197,6 +187,10 @@ def parse_document(line: str | bytes, place: str) -> Document:
         ) from error
     if not isinstance(record, dict):
         raise CorpusError(f"{place} is not an object with id, title and text: {line[:60]!r}.")
+    return _document(record, place)
+
+
+def _document(record: dict[str, Any], place: str) -> Document:
     id_field = "_id" if "_id" in record and "id" not in record else "id"
     if isinstance(record.get(id_field), int):
         record[id_field] = str(record[id_field])

@@ -120,7 +120,7 @@ def link_corpus(path: Path, folder: Path) -> MappedCorpus:
     """Opens a corpus file where it lies, JSON lines of any layout; ``folder`` gets a link to it and the tables.
 
     Raises:
-        CorpusError: the file is compressed, a table of tabs, empty or corrupt, or an id occurs twice.
+        CorpusError: the file is compressed, a table, empty or corrupt, or an id occurs twice.
     """
     if is_table(path):
         raise CorpusError(

@@ -1,14 +1,20 @@
 """Corpora: the layouts that are read, the fingerprint, and one clear sentence for whatever is wrong."""
 
+import csv
 import gzip
+import io
 import json
+import subprocess
+import sys
+from itertools import islice
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from agentenv.core.types import Document
 from agentenv.errors import CorpusError
-from agentenv.retrievers.storage.corpus import Corpus, as_corpus, load_corpus, parse_document
+from agentenv.retrievers.storage.corpus import Corpus, as_corpus, load_corpus, parse_document, read_documents
 from agentenv.retrievers.storage.mapped_corpus import link_corpus
 
 DOCUMENTS = [Document("a", "Ärger", 'He said "no".\nThen left.'), Document("b", "", "Plain.")]
@@ -175,8 +181,8 @@ def test_the_ids_of_topiocqa_are_those_that_its_questions_name(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("7\thigh\tThe Tower\n", "'7'"),
-        ("", r"\[\]"),
+        ("7\thigh\tThe Tower\n8\tlow\tThe Mill\n", "line 2.*'7'.*first line of a table"),
+        ("", "is empty"),
         ("id\ttext\ttitle\n7\thigh\n", "line 2 has 2"),
         ("id\ttext\ttitle\n\thigh\tThe Tower\n", "line 2"),
         ("id\ttext\ttitle\n", "is empty"),
@@ -189,7 +195,125 @@ def test_a_bad_table_is_named(tmp_path: Path, text: str, named: str) -> None:
         load_corpus(write_table(tmp_path / "passages.tsv", text))
 
 
-def test_a_table_is_not_opened_where_it_lies(tmp_path: Path) -> None:
-    path = write_table(tmp_path / "passages.tsv", "id\ttext\ttitle\n7\ta\tA\n")
-    with pytest.raises(CorpusError, match=r"passages\.tsv is a table"):
+def write_parquet(path: Path, rows: list[dict[str, object]]) -> Path:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the eval extra")
+    pyarrow.parquet = pytest.importorskip("pyarrow.parquet", reason="needs the eval extra")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
+    return path
+
+
+ROWS: list[dict[str, object]] = [
+    {"id": "7", "title": "The Tower", "text": 'high, and "old"\nindeed', "year": "1200"},
+    {"id": "8", "title": "", "text": "low", "year": ""},
+    {"id": "9", "title": "The Mill", "text": "round", "year": "1900"},
+]
+
+
+@pytest.mark.parametrize("name", ["passages.csv", "passages.csv.gz", "passages.tsv", "passages.parquet"])
+def test_every_table_holds_the_documents_of_the_same_lines_of_json(tmp_path: Path, name: str) -> None:
+    lines = tmp_path / "corpus.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    if name.endswith(".parquet"):
+        table = write_parquet(tmp_path / name, ROWS)
+    else:
+        file = io.StringIO()
+        writer = csv.DictWriter(file, list(ROWS[0]), delimiter="\t" if ".tsv" in name else ",")
+        writer.writeheader()
+        writer.writerows(ROWS)
+        table = write_table(tmp_path / name, file.getvalue())
+    assert load_corpus(table) == load_corpus(lines)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"_id": "7", "title": "A", "text": "b"},
+        {"id": "7", "text": "b"},
+        {"id": "7", "contents": '"A"\nb'},
+        {"id": 7, "title": "A", "text": "b"},
+    ],
+)
+def test_columns_are_called_as_fields_of_lines_of_json_are(tmp_path: Path, row: dict[str, object]) -> None:
+    lines = tmp_path / "corpus.jsonl"
+    lines.write_text(json.dumps(row))
+    cells = ",".join('"' + str(value).replace('"', '""') + '"' for value in row.values())
+    comma = write_table(tmp_path / "corpus.csv", f"{','.join(row)}\n{cells}\n")
+    columns = write_parquet(tmp_path / "corpus.parquet", [row])
+    assert load_corpus(comma) == load_corpus(columns) == load_corpus(lines)
+
+
+def test_a_bad_row_of_columns_is_named_in_one_sentence(tmp_path: Path) -> None:
+    bad: list[tuple[dict[str, object], str]] = [
+        ({"id": "7", "title": "A", "text": None}, r"row 2 has no field 'text' or 'contents'"),
+        ({"id": None, "title": "A", "text": "b"}, r"row 2 has no field 'id' or '_id'"),
+        ({"id": "", "title": "A", "text": "b"}, "row 2: 'id' is ''"),
+    ]
+    for row, said in bad:
+        path = write_parquet(tmp_path / "passages.parquet", [{"id": "6", "title": "", "text": "a"}, row])
+        documents = read_documents(path)
+        assert next(documents).id == "6"
+        with pytest.raises(CorpusError, match=said) as caught:
+            next(documents)
+        assert "\n" not in str(caught.value)
+    (tmp_path / "passages.parquet").write_bytes(b"id,text\n")
+    with pytest.raises(CorpusError, match="cannot be read"):
+        load_corpus(tmp_path / "passages.parquet")
+
+
+@pytest.mark.parametrize(("head", "said"), [
+    ("Id,text", "write 'id' in place of 'Id'"),
+    ("id;text", "by commas"),
+    ("id,id", "two columns 'id'"),
+    ("id,body", "'body'"),
+])  # fmt: skip
+def test_what_is_wrong_with_a_head_line_is_said(tmp_path: Path, head: str, said: str) -> None:
+    cells = "7,a" if "," in head else "7;a"
+    with pytest.raises(CorpusError, match=said):
+        load_corpus(write_table(tmp_path / "passages.csv", f"{head}\n{cells}\n"))
+
+
+def test_a_table_is_read_row_by_row(tmp_path: Path) -> None:
+    """A row that is wrong at the end is told of after all those before it were given."""
+    path = write_table(tmp_path / "passages.csv", "id,text\n" + "7,a\n" * 1000 + "8\n")
+    documents = read_documents(path)
+    assert [document.id for document in islice(documents, 1000)] == ["7"] * 1000
+    with pytest.raises(CorpusError, match="line 1002 has 1"):
+        next(documents)
+
+
+PEAK = """
+import re, sys
+from pathlib import Path
+import pyarrow.parquet
+from agentenv.retrievers.storage.corpus import read_documents
+def peak():  # that of this process alone: what getrusage says begins with that of the one that started it
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+before = peak()
+rows = sum(1 for _ in read_documents(sys.argv[1]))
+print(rows, (peak() - before) // 1024)
+"""
+
+
+def test_a_large_parquet_file_is_not_held_in_memory(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the eval extra")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the eval extra")
+    random, path = Random(1), tmp_path / "passages.parquet"
+    ids = pyarrow.array([str(row) for row in range(60_000)])
+    texts = pyarrow.array([random.randbytes(1500).hex() for _ in range(60_000)])
+    parquet.write_table(
+        pyarrow.table({"id": ids, "text": texts}), path, row_group_size=20_000, compression=None
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    rows, mebibytes = map(int, done.stdout.split())
+    assert rows == 60_000
+    assert path.stat().st_size > 170 << 20
+    assert mebibytes < 170
+
+
+@pytest.mark.parametrize("name", ["passages.tsv", "passages.csv", "passages.parquet"])
+def test_a_table_is_not_opened_where_it_lies(tmp_path: Path, name: str) -> None:
+    path = write_table(tmp_path / name, "id\ttext\ttitle\n7\ta\tA\n")
+    with pytest.raises(CorpusError, match="is a table"):
         link_corpus(path, tmp_path)
