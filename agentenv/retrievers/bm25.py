@@ -32,6 +32,7 @@ INDEX_FOLDER = "bm25s"
 _CJK = re.compile(f"[{CJK}]")
 _UNCUT = re.compile(f"[{CJK}]{{3}}")
 _importing = threading.Lock()
+_METHOD = "lucene"
 K1, B = 1.5, 0.75
 """The defaults of bm25s. ConvSearch-R1 takes .9 and .4 for TopiOCQA, .82 and .68 for QReCC."""
 
@@ -118,13 +119,27 @@ class BM25Retriever(CorpusRetriever):
         card = read_card(folder, "bm25")
         corpus = read_corpus(folder, card)
         try:
-            index = _bm25s().BM25.load(str(folder / INDEX_FOLDER))
-        except (OSError, ValueError, KeyError) as error:
+            # Named here, because another one that the folder names is compiled code that checks no places of arrays.
+            index = _bm25s().BM25.load(str(folder / INDEX_FOLDER), backend="numpy")
+            rows = int(index.scores["num_docs"])
+            sound = _is_sound(index, rows)
+        except (
+            OSError,
+            LookupError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            MemoryError,
+        ) as error:
             message = f"{folder / INDEX_FOLDER} cannot be read; build the retriever again."
             raise ConfigurationError(message) from error
-        rows = int(index.scores["num_docs"])
         if rows != len(corpus):
             raise IndexMismatch(f"The index in {folder} holds {rows} rows, not {len(corpus)}; rebuild it.")
+        if not sound:
+            raise IndexMismatch(
+                f"The arrays or settings in {folder / INDEX_FOLDER} do not fit together; build the retriever again."
+            )
         if any(map(_UNCUT.search, index.vocab_dict)):
             raise IndexMismatch(
                 f"The index in {folder} holds clauses of Chinese or Japanese as single words, as earlier versions wrote "
@@ -153,6 +168,27 @@ class BM25Retriever(CorpusRetriever):
         kth_best = np.partition(scores, -k)[-k]
         rows = np.flatnonzero((scores >= kth_best) & (scores > 0))
         return best_hits(scores[rows], rows, k)
+
+
+def _is_sound(index: Any, rows: int) -> bool:
+    """Whether every word of ``index`` leads to scores, and every score to one of ``rows`` documents."""
+    data, documents, starts = (index.scores[name] for name in ("data", "indices", "indptr"))
+    if data.dtype.kind != "f" or {documents.dtype.kind, starts.dtype.kind} != {"i"} or starts.ndim != 1:
+        return False
+    # What stands for no word at all has a number and no scores.
+    words = [number for word, number in index.vocab_dict.items() if word or number != len(starts) - 1]
+    return bool(
+        index.method == _METHOD
+        and np.dtype(index.dtype).kind == "f"
+        and all(isinstance(constant, int | float) for constant in (index.k1, index.b))
+        and data.shape == documents.shape == (int(starts[-1]),)
+        and starts[0] == 0
+        and (starts[1:] >= starts[:-1]).all()
+        and documents.min(initial=0) >= 0
+        and documents.max(initial=-1) < rows
+        and -inf < data.min(initial=0.0) <= data.max(initial=0.0) < inf
+        and all(type(word) is int and 0 <= word < len(starts) - 1 for word in words)
+    )
 
 
 class _Stems:

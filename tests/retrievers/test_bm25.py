@@ -1,8 +1,10 @@
 """BM25 beyond its contract: a hand-computed score, both sides treated alike, saving, and silence."""
 
 import asyncio
+import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from agentenv.core.types import Document, Passage
@@ -211,3 +215,79 @@ def test_threads_may_import_bm25s_at_once_and_jax_stays_what_it_was(tmp_path: Pa
     """
     done = run_beside(tmp_path, program)
     assert done.stdout.split() == ["bm25s", "True"], done.stderr
+
+
+def _change_settings(**values: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "params.index.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def _change_array(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        path = folder / f"{name}.csc.index.npy"
+        np.save(path, change(np.load(path)))
+
+    return changed
+
+
+def _as(name: str, text: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / f"{name}.index.json").write_text(text)
+
+    return change
+
+
+def _endless(folder: Path) -> None:
+    head = {"descr": "<f4", "fortran_order": False, "shape": (10**13,)}
+    with (folder / "data.csc.index.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, head)
+
+
+HOSTILE: dict[str, Callable[[Path], None]] = {
+    "dtype": _change_settings(dtype="object"),
+    "a large dtype": _change_settings(dtype="f8,(1000000000,)f8"),
+    "no number of documents": _change_settings(num_docs="x"),
+    "no number": _change_settings(k1="x"),
+    "unknown settings": _change_settings(foo=1),
+    "another method": _change_settings(method="bm25l"),
+    "no settings": _as("params", "[]"),
+    "no starts": _change_array("indptr", lambda starts: starts[:0]),
+    "far starts": _change_array("indptr", lambda starts: starts + 1_000),
+    "falling starts": _change_array("indptr", lambda starts: np.concatenate([starts[:1], starts[:0:-1]])),
+    "broken starts": _change_array("indptr", lambda starts: starts + 0.5),
+    "starts in two rows": _change_array("indptr", lambda starts: starts.reshape(1, -1)),
+    "documents that are not there": _change_array("indices", lambda documents: documents + 2**30),
+    "documents before the first": _change_array("indices", lambda documents: documents - 5),
+    "documents as text": _change_array("indices", lambda documents: documents.astype("U20")),
+    "scores as text": _change_array("data", lambda scores: scores.astype("U20")),
+    "scores without an end": _change_array("data", lambda scores: scores * np.float32("inf")),
+    "fewer scores": _change_array("data", lambda scores: scores[:-1]),
+    "more scores than there is memory": _endless,
+    "no words": _as("vocab", "null"),
+    "a list of words": _as("vocab", "[]"),
+    "a word without a number": _as("vocab", '{"citi": "x"}'),
+    "a word before the first": _as("vocab", '{"citi": -9999}'),
+    "a word that is not there": _as("vocab", '{"citi": 99999999999}'),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_an_index_that_somebody_has_made_up_is_one_sentence(tmp_path: Path, kind: str) -> None:
+    """Whoever writes one writes its checksums too; a search ended in an error of numpy, or found other documents."""
+    documents = [Document(f"d{n}", f"T{n}", f"city river capital number {n}") for n in range(30)]
+    BM25Retriever.build(documents).save(tmp_path)
+    HOSTILE[kind](tmp_path / INDEX_FOLDER)
+    write_card(tmp_path, read_card(tmp_path, "bm25"))
+    with pytest.raises((ConfigurationError, IndexMismatch), match=re.escape(str(tmp_path))):
+        BM25Retriever.load(tmp_path)
+
+
+@pytest.mark.parametrize("backend", ["numba", "jax", "auto", 7])
+def test_an_index_chooses_no_library_that_computes(tmp_path: Path, backend: Any) -> None:
+    BM25Retriever.build([Document("a", "A", "city river"), Document("b", "B", "hill")]).save(tmp_path)
+    _change_settings(backend=backend)(tmp_path / INDEX_FOLDER)
+    write_card(tmp_path, read_card(tmp_path, "bm25"))
+    assert BM25Retriever.load(tmp_path)._index.backend == "numpy"
