@@ -53,8 +53,10 @@ class MappedCorpus(Corpus):
             self._ids: Table = np.asarray(np.load(folder / IDS_FILE, mmap_mode="r"))
         except (OSError, ValueError) as error:
             raise CorpusError(f"{self._path} or its tables cannot be read: {reason_of(error)}.") from error
-        if self._ids.shape != (2, len(self._starts)) or self._starts[-1] >= len(self._bytes):
-            raise CorpusError(f"{self._path} does not belong to its tables; build the retriever again.")
+        starts, ids = self._starts, self._ids
+        numbers = starts.dtype.kind == ids.dtype.kind == "i" and starts.ndim == 1 and starts.size > 0
+        if not numbers or ids.shape != (2, starts.size) or not 0 <= starts[-1] < len(self._bytes):
+            raise self._strange_tables()
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -76,6 +78,7 @@ class MappedCorpus(Corpus):
 
         Raises:
             KeyError: no document has this id.
+            CorpusError: the tables are not those of the corpus.
         """
         hashes, rows = self._ids
         code = _hash(document_id)
@@ -83,9 +86,14 @@ class MappedCorpus(Corpus):
         for place in range(int(np.searchsorted(hashes, code)), len(rows)):
             if hashes[place] != code:
                 break
+            if not 0 <= rows[place] < len(self):
+                raise self._strange_tables()
             if self._read(int(rows[place])).id == document_id:
                 return int(rows[place])
         raise KeyError(document_id)
+
+    def _strange_tables(self) -> CorpusError:
+        return CorpusError(f"{self._path} does not belong to its tables; build the retriever again.")
 
     def _read(self, row: int) -> Document:
         start = int(self._starts[row])

@@ -105,3 +105,23 @@ def test_tables_of_another_corpus_are_refused(tmp_path: Path) -> None:
 def test_documents_survive_the_corpus(tmp_path: Path) -> None:
     document = write_corpus(DOCUMENTS, tmp_path)[0]
     assert pickle.loads(pickle.dumps(document)) == DOCUMENTS[0]  # copied out of the map
+
+
+TEXT, BROKEN, NONE, FAR = "U20", "float64", 0, 2**40
+
+
+@pytest.mark.parametrize("made", [TEXT, BROKEN, NONE, FAR])
+def test_tables_that_somebody_has_made_up_are_one_sentence(tmp_path: Path, made: str | int) -> None:
+    """Whoever writes a folder writes its checksums too."""
+    corpus = write_corpus(DOCUMENTS, tmp_path)
+    starts, ids = np.load(tmp_path / STARTS_FILE), np.load(tmp_path / IDS_FILE)
+    if isinstance(made, str):
+        starts, ids = starts.astype(made), ids.astype(made)
+    elif made == NONE:
+        starts, ids = starts[:0], ids[:, :0]
+    else:
+        ids[1] += made
+    np.save(tmp_path / STARTS_FILE, starts)
+    np.save(tmp_path / IDS_FILE, ids)
+    with pytest.raises(CorpusError, match="does not belong to its tables"):
+        MappedCorpus(tmp_path, corpus.fingerprint).row_of(DOCUMENTS[0].id)
