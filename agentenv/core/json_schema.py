@@ -49,6 +49,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "minProperties": ("object", lambda value, bound: len(value) >= bound, "must have {} entries or more"),
     "maxProperties": ("object", lambda value, bound: len(value) <= bound, "must have {} entries or fewer"),
 }
+_LISTING = {"enum": "must be one of", "const": "must be"}
 _CHOICES = ("anyOf", "oneOf", "allOf")
 _KNOWN = _DESCRIBING | _BOUNDS.keys() | {*_CHOICES, "type", "enum", "const", "not", "$ref"}
 _KNOWN |= {
@@ -94,8 +95,22 @@ class _Root:
 
     schema: Mapping[str, Any]
     known: dict[tuple[int, int, str], list[str]] = field(default_factory=dict)
-    """Complaints by the identities of a list or object and a schema, and the place of the former. Where several branches
+    """Complaints by the identities of a value and a schema, and the place of the former. Where several branches
     lead to the same schema, each would look at all below anew: three branches, 3 to the power of the depth."""
+    listed: dict[tuple[int, str], tuple[set[Any], str]] = field(default_factory=dict)
+    """What `allowed` has found, by the identity of a schema and a keyword of it."""
+
+    def allowed(self, schema: Mapping[str, Any], keyword: str) -> tuple[set[Any], str]:
+        """The forms that ``enum`` or ``const`` allows, and how they are shown.
+
+        They are made once, or a list of values would take the product of its length and theirs.
+        """
+        key = (id(schema), keyword)
+        if key not in self.listed:
+            held = schema[keyword]
+            shown = shortened(json.dumps(held, ensure_ascii=False), _COMPLAINT_CHARS)
+            self.listed[key] = set(map(_form, held if keyword == "enum" else [held])), shown
+        return self.listed[key]
 
 
 def check_schema(schema: Any, name: str) -> None:
@@ -182,10 +197,9 @@ def _complaints(value: Any, schema: Any, root: _Root, place: str) -> list[str]:
     key = (id(value), id(schema), place)
     if key in root.known:
         return root.known[key]
-    if "enum" in schema and not any(_equal(value, one) for one in schema["enum"]):
-        found.append(f"{where}: must be one of {json.dumps(schema['enum'], ensure_ascii=False)}")
-    if "const" in schema and not _equal(value, schema["const"]):
-        found.append(f"{where}: must be {json.dumps(schema['const'], ensure_ascii=False)}")
+    for keyword, words in _LISTING.items():
+        if keyword in schema and _form(value) not in root.allowed(schema, keyword)[0]:
+            found.append(f"{where}: {words} {root.allowed(schema, keyword)[1]}")
     for keyword, (kind, holds, words) in _BOUNDS.items():
         if keyword in schema and _TYPES[kind](value) and not holds(value, schema[keyword]):
             found.append(f"{where}: {words.format(schema[keyword])}")
@@ -197,8 +211,7 @@ def _complaints(value: Any, schema: Any, root: _Root, place: str) -> list[str]:
     if isinstance(value, list):
         found += _of_array(value, schema, root, place)
     found = [shortened(said, _COMPLAINT_CHARS) for said in found[:_MOST_COMPLAINTS]]
-    if isinstance(value, list | dict):
-        root.known[key] = found
+    root.known[key] = found
     return found
 
 
@@ -310,11 +323,9 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value) and value.is_integer()
 
 
-def _equal(one: Any, other: Any) -> bool:
-    """Equality of JSON, in which true is not 1."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True) or (
-        _is_number(one) and _is_number(other) and one == other
-    )
+def _form(value: Any) -> Any:
+    """What equal values of JSON have in common, in which true is not 1."""
+    return value if _is_number(value) else json.dumps(value, sort_keys=True)
 
 
 def _unique(values: list[Any]) -> bool:

@@ -238,6 +238,27 @@ def test_forms_that_hold_each_other_are_looked_at_once_for_each_part_of_a_value(
     assert time.process_time() - began < 2.0
 
 
+def test_forms_that_lead_to_the_same_form_are_looked_at_once_for_a_word_too() -> None:
+    forms: dict[str, Any] = {
+        f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}, {"const": n}]}
+        for n in range(40)
+    }
+    schema = {"properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": forms | {"d40": {"const": "z"}}}
+    check_schema(schema, "f")
+    began = time.process_time()
+    assert complaints({"x": "q"}, schema)
+    assert complaints({"x": "z"}, schema) == []
+    assert time.process_time() - began < 2.0
+
+
+@pytest.mark.parametrize("words", [{"enum": [f"{n:0100}" for n in range(2_000)]}, {"const": "c" * 4_000_000}])
+def test_a_list_of_words_takes_no_product_of_its_length_and_that_of_the_words(words: dict[str, Any]) -> None:
+    schema = {"properties": {"x": {"items": words}}}
+    began = time.process_time()
+    assert complaints({"x": ["b"] * 3_000}, schema)
+    assert time.process_time() - began < 2.0
+
+
 @pytest.mark.parametrize("pattern", [r"^([a-z]+\s?)+$", r"^(\w*)*!$", r"^(a|aa)+$", r"(.*,)+x"])
 def test_no_text_keeps_a_pattern_busy(pattern: str) -> None:
     """Python's own engine takes twice as long for each further letter, days for 40, and nothing else goes on meanwhile."""
