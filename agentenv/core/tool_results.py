@@ -1,24 +1,44 @@
 """What a tool may return, and which results of tools are searches.
 
-A tool returns text, a JSON value, a whole `ToolResult`, or what it found: passages or documents, in order, or one such list
-for each of its queries. What was found is recorded with its ids, so that an evaluation can say how often an episode searched
-and whether that found what the question needs.
+A tool returns text, a JSON value, images among texts, a whole `ToolResult`, or what it found: passages or documents, in
+order, or one such list for each of its queries. What was found is recorded with its ids, so that an evaluation can say how
+often an episode searched and whether that found what the question needs.
 """
 
 import json
 import re
 import typing
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentenv.core.grammar import encodable
-from agentenv.core.types import Document, Passage, ToolResult, ToolStatus
+from agentenv.core.images import image_digest
+from agentenv.core.types import Document, MessagePart, Passage, ToolResult, ToolStatus
 from agentenv.errors import EnvFault
 
 _HEAD = re.compile(r"^Doc \d+\(Title: ", re.MULTILINE)
 _END_OF_TITLE = re.compile(r"\)(?: |\Z)")
 _READING = "read"  # shows again in full what a search had found
+
+
+@dataclass(frozen=True, slots=True)
+class ImageResult(ToolResult):
+    """A result with images, before it is decided whether they are shown."""
+
+    parts: tuple[MessagePart, ...] = ()
+
+    def told(self, *, shown: bool) -> tuple[ToolResult, tuple[MessagePart, ...]]:
+        """The result as text, in which a mark stands for each image, with their digests as data; and the images to show.
+
+        Args:
+            shown: Whether they are shown; otherwise the marks say that they are not.
+        """
+        mark = "[image]" if shown else "[image, which is not shown]"
+        text = "\n".join(part.text if part.kind == "text" else mark for part in self.parts)
+        images = tuple(part for part in self.parts if part.kind == "image")
+        digests = [image_digest(part.image) for part in images]
+        return ToolResult(self.name, self.status, text, data={"images": digests}), images if shown else ()
 
 
 def as_result(name: str, value: Any, *, finds: bool = False) -> ToolResult:
@@ -36,6 +56,8 @@ def as_result(name: str, value: Any, *, finds: bool = False) -> ToolResult:
         return replace(value, name=name, text=encodable(value.text))
     if isinstance(value, str):
         return ToolResult(name, ToolStatus.OK, encodable(value))
+    if parts := _parts(value):
+        return ImageResult(name, ToolStatus.OK, parts=parts)
     if (rankings := _rankings(value, finds)) is not None:
         ids = [[one.id for one in ranking] for ranking in rankings]
         text = "".join(map(passage_lines, rankings)) or "Nothing was found."
@@ -47,7 +69,7 @@ def as_result(name: str, value: Any, *, finds: bool = False) -> ToolResult:
     except TypeError as error:
         kind = type(value).__name__
         raise EnvFault(
-            f"tool {name!r} returned a {kind}; return text, JSON, passages or a ToolResult"
+            f"tool {name!r} returned a {kind}; return text, JSON, passages, images or a ToolResult"
         ) from error
 
 
@@ -110,6 +132,17 @@ def searches_of(results: Iterable[ToolResult], *, complete: bool = True) -> list
     if (done or not complete) and not any("ids" in result.data for result in done):
         return None
     return [list(ids) for result in searches for ids in result.data["ids"]]
+
+
+def _parts(value: Any) -> tuple[MessagePart, ...]:
+    """Texts and images as parts of a message; nothing where there is no such part in ``value``, or something else."""
+    given = value if isinstance(value, list | tuple) else [value]
+    if not any(isinstance(one, MessagePart) for one in given):
+        return ()
+    if not all(isinstance(one, MessagePart | str) for one in given):
+        return ()
+    parts = (MessagePart("text", one) if isinstance(one, str) else one for one in given)
+    return tuple(replace(part, text=encodable(part.text)) for part in parts)
 
 
 def _rankings(value: Any, finds: bool) -> Sequence[Sequence[Passage | Document]] | None:

@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from agentenv.core.assistant_turns import AssistantTurn, Call, MalformedCall, call_text
+from agentenv.core.chat import TEXT_ALONE
+from agentenv.core.conversation import ConversationFormat
 from agentenv.core.env import AsyncEnv, StateT
 from agentenv.core.grammar import breaks_off, encodable, read_json, shortened
 from agentenv.core.json_schema import check_schema, complaints
-from agentenv.core.tool_results import as_result, returns_passages
-from agentenv.core.types import EndReason, Message, Step, ToolResult, ToolStatus
+from agentenv.core.protocols import ChatFormat, Policy
+from agentenv.core.tool_results import ImageResult, as_result, returns_passages
+from agentenv.core.types import EndReason, Message, MessagePart, Step, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError, Fault, UnknownName
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -284,6 +287,7 @@ class ToolEnv(AsyncEnv[StateT]):
         *,
         tools: Iterable[Callable[..., Any] | Tool] = (),
         tool_timeout_s: float | None = None,
+        pixels: bool = False,
         render_mode: str | None = None,
     ) -> None:
         """Collects the tools.
@@ -291,12 +295,15 @@ class ToolEnv(AsyncEnv[StateT]):
         Args:
             tools: Functions beside the marked methods.
             tool_timeout_s: Seconds that one call may take; None is no limit.
+            pixels: Whether images that tools return are shown, which a policy must be able to see; otherwise a text says
+                that there is one.
             render_mode: As in Gymnasium.
 
         Raises:
             ConfigurationError: a tool that cannot be declared, or two of one name.
         """
         super().__init__(render_mode=render_mode)
+        self.pixels = pixels
         methods = [m for _, m in inspect.getmembers(type(self), inspect.isfunction) if hasattr(m, "is_tool")]
         self.tools: dict[str, Tool] = {}
         for given in (*methods, *tools):
@@ -304,6 +311,22 @@ class ToolEnv(AsyncEnv[StateT]):
             if made.name in self.tools:
                 raise ConfigurationError(f"two tools are called {made.name!r}")
             self.tools[made.name] = made
+
+    def use_policy(self, policy: Policy, chat: ChatFormat) -> None:
+        """Refuses a policy that reads text alone where images are to be shown.
+
+        Raises:
+            ConfigurationError: it does.
+        """
+        if not self.pixels:
+            return
+        reader = getattr(chat, "image_reader", self)
+        if reader is None:
+            raise ConfigurationError(f"the tools of this environment may return images, and {TEXT_ALONE}")
+        if reader is self and not isinstance(chat, ConversationFormat):
+            chat.extend(
+                [], (Message("user", (MessagePart("image"),)),)
+            )  # which refuses it where it shows none
 
     def answer(self, text: str) -> Step:
         """Ends the episode on the final answer; a subclass scores it and returns ``self.result(...)``."""
@@ -332,13 +355,20 @@ class ToolEnv(AsyncEnv[StateT]):
         calls = read_calls(action, native=self.native)
         if not calls:
             return self.answer(action)
-        results = [await self._call(call) for call in calls]
+        told = [self._told(await self._call(call)) for call in calls]
+        results = [result for result, _ in told]
+        images = tuple(image for _, shown in told for image in shown)
         texts = (result.text if self.native else response_text(result.text) for result in results)
         observation = tuple(Message("tool", text) for text in texts)
+        if images:  # behind all results, as few templates show one in a result
+            observation = (*observation, Message("user", images))
         valid = all(result.status is not ToolStatus.FORMAT_ERROR for result in results)
         over = self._turn + 1 >= self.max_turns
         end = EndReason.TURN_LIMIT if over else None
         return self.result(observation, end=end, truncated=over, valid=valid, tool_results=results)
+
+    def _told(self, result: ToolResult) -> tuple[ToolResult, tuple[MessagePart, ...]]:
+        return result.told(shown=self.pixels) if isinstance(result, ImageResult) else (result, ())
 
     async def _call(self, call: "ToolCall | ToolResult") -> ToolResult:
         if isinstance(call, ToolResult):

@@ -118,5 +118,6 @@ def as_action(name: str, arguments: Mapping[str, Any]) -> str:
 def observation_text(env: Env[Any], step: Step) -> str:
     """What a caller of tools sees of ``step``: the bare results of tools, or the observation of any other environment."""
     if isinstance(env, ToolEnv):
+        text_alone(step.observation, "a caller of tools")  # an image beside the results is refused
         return "\n".join(result.text for result in step.info["tool_results"])
     return text_alone(step.observation, "a caller of tools")

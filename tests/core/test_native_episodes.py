@@ -17,6 +17,7 @@ from agentenv.core.env import AsyncEnv
 from agentenv.core.native_format import NativeFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, rollout
 from agentenv.core.tool_replies import NOT_RUN, replies
+from agentenv.core.tools import tool
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import (
     Completion,
@@ -199,6 +200,69 @@ def test_a_placeholder_that_the_policy_wrote_stands_for_no_image_in_a_new_row(tu
     assert (played.end_reason, len(played.turns), played.error) == (EndReason.ANSWERED, 3, "")
     assert [len(images) for images in played.row_images] == [1] * len(played.row_slices)
     assert len(played.row_slices) > 1
+
+
+class Charts(Calculator):
+    """Has a tool that shows a picture between two texts."""
+
+    @tool
+    def chart(self, color: str) -> list[str | MessagePart]:
+        """Draws a chart.
+
+        Args:
+            color: Of its lines.
+        """
+        return [f"In {color}:", MessagePart("image", image=b"\x89PNG\r\n\x1a\n" + color.encode()), "Done."]
+
+
+def drawn(color: str) -> str:
+    return f'<tool_call>{{"name": "chart", "arguments": {{"color": "{color}"}}}}</tool_call>'
+
+
+class OneByTwo:
+    placeholder = 0
+
+    def grid(self, image: bytes) -> tuple[int, int]:
+        return 1, 2
+
+
+@pytest.mark.parametrize("form", ["native", "template"])
+def test_images_of_tools_are_shown_behind_all_results_of_the_turn(form: str) -> None:
+    tokenizer = chat_tokenizer(SHOWS_IMAGES, eos="<|im_end|>", special=["<|im_start|>", PAD])
+    reader = OneByTwo()
+    reader.placeholder = tokenizer.convert_tokens_to_ids(PAD)
+    chat = make_chat_format(form, tokenizer, ends_of_turn(tokenizer), image_reader=reader)
+    policy = Blind({"e-0": [drawn("red") + called(expression="1 + 1") + drawn("blue"), "5"]}, tokenizer)
+    config = RolloutConfig(turn_tokens=500, context_tokens=4096)
+    specs = [EpisodeSpec(Charts(pixels=True), TASK, 0)]
+    (played,) = asyncio.run(rollout(specs, policy, chat, config, name="e"))
+    assert (played.error, played.reward) == ("", 1.0)
+    *texts, pictures = played.turns[0].observation
+    assert [message.role for message in texts] == ["tool"] * 3
+    assert [result.text for result in played.turns[0].tool_results] == [
+        "In red:\n[image]\nDone.",
+        "2",
+        "In blue:\n[image]\nDone.",
+    ]
+    assert pictures.role == "user"
+    assert [image.image[8:] for images in played.row_images for image in images] == [b"red", b"blue"]
+
+
+def test_without_pixels_a_text_says_that_an_image_is_not_shown() -> None:
+    played = play(Charts(), [drawn("red"), "5"])
+    (message,) = played.turns[0].observation
+    assert message.text == "In red:\n[image, which is not shown]\nDone."
+    assert (played.reward, played.error) == (1.0, "")
+
+
+@pytest.mark.parametrize("form", ["native", "template", "inline"])
+def test_a_policy_of_text_is_refused_before_it_acts_where_tools_show_images(form: str) -> None:
+    tokenizer = tokenizer_of()
+    chat = make_chat_format(form, tokenizer, ends_of_turn(tokenizer))
+    policy = ScriptedPolicy({"e-0": []}, tokenizer)  # which fails where it is asked
+    specs = [EpisodeSpec(Charts(pixels=True), TASK, 0)]
+    with pytest.raises(ConfigurationError, match="pixels=false"):
+        asyncio.run(rollout(specs, policy, chat, RolloutConfig(), name="e"))
 
 
 @dataclass

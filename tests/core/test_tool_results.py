@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.tool_results import passage_lines, read_passage_lines, searches_of
+from agentenv.core.images import image_digest
+from agentenv.core.tool_results import ImageResult, passage_lines, read_passage_lines, searches_of
 from agentenv.core.tools import Tool
-from agentenv.core.types import Document, Passage, ToolResult, ToolStatus
+from agentenv.core.types import Document, MessagePart, Passage, ToolResult, ToolStatus
 from agentenv.errors import EnvFault
 
+PICTURE = MessagePart("image", image=b"\x89PNG\r\n\x1a\n")
 ONE, TWO = Passage("a", "Halvik", "A town.", 0.9), Passage("b", "Herring", "A fish.", 0.1)
 
 
@@ -61,10 +63,27 @@ def test_other_values_are_text_or_json_as_before(value: Any, text: str) -> None:
     assert result_of(value) == ToolResult("lookup", ToolStatus.OK, text)
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, [ONE, "text"], b"bytes"])
+@pytest.mark.parametrize("value", [object(), {1, 2}, [ONE, "text"], b"bytes", [PICTURE, 3]])
 def test_what_no_tool_may_return_is_a_fault_that_names_the_tool(value: Any) -> None:
     with pytest.raises(EnvFault, match="'lookup'"):
         result_of(value)
+
+
+@pytest.mark.parametrize(
+    "value", [PICTURE, [PICTURE], ("A chart:", PICTURE, MessagePart("text", "Done."), PICTURE)]
+)
+def test_images_that_a_tool_returns_are_marked_in_the_text_and_given_apart(value: Any) -> None:
+    result = result_of(value)
+    assert isinstance(result, ImageResult)
+    count = sum(part is PICTURE for part in (value if isinstance(value, list | tuple) else [value]))
+    told, images = result.told(shown=True)
+    assert (told.name, told.status, images) == ("lookup", ToolStatus.OK, (PICTURE,) * count)
+    assert told.data == {"images": [image_digest(PICTURE.image)] * count}
+    assert told.text.split("\n").count("[image]") == count
+    hidden, none = result.told(shown=False)
+    assert (hidden.text.count("not shown"), none, hidden.data) == (count, (), told.data)
+    if count == 2:
+        assert told.text == "A chart:\n[image]\nDone.\n[image]"
 
 
 def ok(name: str, **data: Any) -> ToolResult:

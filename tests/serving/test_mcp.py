@@ -4,13 +4,14 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
 from agentenv.core.tools import ToolEnv, tool
-from agentenv.core.types import EndReason, Info, Message, Observation, Step
+from agentenv.core.types import EndReason, Info, Message, MessagePart, Observation, Step
 from agentenv.envs.calculator import Calculator, evaluate
 from agentenv.errors import ConfigurationError, RetrieverFault
 from agentenv.serving.toolbox import as_action, toolbox
@@ -137,6 +138,26 @@ def test_no_argument_can_close_the_tag(serving: Any) -> None:
         client = Client(served.url)
         client.begin()
         assert text_of(client.call("echo", text=told)) == told
+
+
+class Camera(Calculator):
+    """Has a tool that shows a picture."""
+
+    @tool
+    def look(self) -> list[MessagePart]:
+        """Looks."""
+        return [MessagePart("image", image=b"\x89PNG\r\n\x1a\n")]
+
+
+def test_an_image_of_a_tool_is_told_or_refused_and_never_left_out(serving: Any) -> None:
+    with serving(Camera) as served:
+        client = Client(served.url)
+        client.begin()
+        assert text_of(client.call("look")) == "[image, which is not shown]"
+    with serving(partial(Camera, pixels=True)) as served:
+        client = Client(served.url)
+        client.begin()
+        assert "pixels=false" in client.ask("tools/call", name="look", arguments={})["error"]["message"]
 
 
 def test_a_fault_is_an_error_and_no_result(serving: Any) -> None:
