@@ -320,13 +320,12 @@ class ToolEnv(AsyncEnv[StateT]):
         """
         if not self.pixels:
             return
-        reader = getattr(chat, "image_reader", self)
-        if reader is None:
+        if getattr(chat, "image_reader", self) is None:
             raise ConfigurationError(f"the tools of this environment may return images, and {TEXT_ALONE}")
-        if reader is self and not isinstance(chat, ConversationFormat):
+        if not hasattr(chat, "image_reader") and not isinstance(chat, ConversationFormat):
             chat.extend(
                 [], (Message("user", (MessagePart("image"),)),)
-            )  # which refuses it where it shows none
+            )  # a format of text alone refuses an image
 
     def answer(self, text: str) -> Step:
         """Ends the episode on the final answer; a subclass scores it and returns ``self.result(...)``."""

@@ -91,7 +91,7 @@ def test_what_can_be_refused_of_a_run_is_refused_before_an_index_is_built(
         '{"id": "1", "title": "Museum", "text": "Founded by Ada Stone."}\n'
     )
     built: list[object] = []
-    monkeypatch.setattr(task_env, "_index", built.append)
+    monkeypatch.setattr(task_env, "build_retriever", lambda *args: built.append(args))
     own = {"train.dataset": str(same), "search.retriever": ""}
     for change, said in (
         ({"test.dataset": str(tmp_path / "nowhere.jsonl")}, "nowhere.jsonl"),
