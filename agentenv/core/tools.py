@@ -323,9 +323,8 @@ class ToolEnv(AsyncEnv[StateT]):
         if getattr(chat, "image_reader", self) is None:
             raise ConfigurationError(f"the tools of this environment may return images, and {TEXT_ALONE}")
         if not hasattr(chat, "image_reader") and not isinstance(chat, ConversationFormat):
-            chat.extend(
-                [], (Message("user", (MessagePart("image"),)),)
-            )  # a format of text alone refuses an image
+            # A format of text alone refuses an image.
+            chat.extend([], (Message("user", (MessagePart("image"),)),))
 
     def answer(self, text: str) -> Step:
         """Ends the episode on the final answer; a subclass scores it and returns ``self.result(...)``."""
