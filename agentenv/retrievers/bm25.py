@@ -92,12 +92,13 @@ class BM25Retriever(CorpusRetriever):
         with new_folder(Path(folder)) as fresh:
             self.write(fresh)
 
-    def write(self, fresh: Path) -> None:
-        """Writes index, corpus and card into an empty folder, which whoever has made it puts in place or removes.
+    def write(self, folder: Path | str) -> None:
+        """Writes index, corpus and card into an empty folder, which its maker puts in place or removes.
 
         Raises:
             OSError: they cannot be written.
         """
+        fresh = Path(folder)
         write_corpus(self.corpus, fresh)
         self._index.save(str(fresh / INDEX_FOLDER), corpus=None, show_progress=False)
         card = Card(kind="bm25", rows=len(self.corpus), corpus=self.corpus.fingerprint)
