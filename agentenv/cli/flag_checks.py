@@ -16,7 +16,7 @@ def require_at_least_one(**flags: int) -> None:
     """
     for name, value in flags.items():
         if value < 1:
-            raise ConfigurationError(f"{_flag(name)} is {value}; it is at least 1.")
+            raise ConfigurationError(f"{_flag(name)} is {value}; it must be at least 1.")
 
 
 def require_positive(**flags: float) -> None:
@@ -30,7 +30,7 @@ def require_positive(**flags: float) -> None:
     """
     for name, value in flags.items():
         if not 0 < value < inf:
-            raise ConfigurationError(f"{_flag(name)} is {value}; it is finite and above 0.")
+            raise ConfigurationError(f"{_flag(name)} is {value}; it must be finite and above 0.")
 
 
 def _flag(name: str) -> str:

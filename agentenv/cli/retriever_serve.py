@@ -76,7 +76,7 @@ class Serve:
         require_at_least_one(threads=self.threads, queue=self.queue)
         require_positive(timeout=self.timeout)
         if self.cache < 0:
-            raise ConfigurationError(f"--cache is {self.cache}; it is at least 0.")
+            raise ConfigurationError(f"--cache is {self.cache}; it must be at least 0.")
         load = self._asked(self._shards() if self.shards else self._folders())
         limits = ServiceLimits(queue=self.queue, cache=self.cache, timeout_s=self.timeout)
         service = Service(limits, token=token_in(TOKEN_VARIABLE))

@@ -83,7 +83,7 @@ _HOLDING = (
     "else",
 )
 """Keywords whose value is one schema."""
-_READ_OTHERWISE = re.compile(r"&&|--|~~|\[[^\]]*\[")
+_READ_OTHERWISE = re.compile(r"\[[^\]]*(?:&&|--|~~|\[)")
 """In a pattern without its escapes: sets of characters within each other, which only pydantic's engine knows."""
 _MOST_COMPLAINTS, _COMPLAINT_CHARS = 16, 1000
 """Of one value. Branches that refer to each other would otherwise repeat those of every depth."""

@@ -28,7 +28,7 @@ class ImageResult(ToolResult):
 
     parts: tuple[MessagePart, ...] = ()
 
-    def told(self, *, shown: bool) -> tuple[ToolResult, tuple[MessagePart, ...]]:
+    def rendered(self, *, shown: bool) -> tuple[ToolResult, tuple[MessagePart, ...]]:
         """The result as text, in which a mark stands for each image, with their digests as data; and the images to show.
 
         Args:

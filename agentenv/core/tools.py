@@ -353,9 +353,9 @@ class ToolEnv(AsyncEnv[StateT]):
         calls = read_calls(action, native=self.native)
         if not calls:
             return self.answer(action)
-        told = [self._told(await self._call(call)) for call in calls]
-        results = [result for result, _ in told]
-        images = tuple(image for _, shown in told for image in shown)
+        rendered = [self._rendered(await self._call(call)) for call in calls]
+        results = [result for result, _ in rendered]
+        images = tuple(image for _, shown in rendered for image in shown)
         texts = (result.text if self.native else response_text(result.text) for result in results)
         observation = tuple(Message("tool", text) for text in texts)
         if images:  # behind all results, as few templates show one in a result
@@ -365,8 +365,8 @@ class ToolEnv(AsyncEnv[StateT]):
         end = EndReason.TURN_LIMIT if over else None
         return self.result(observation, end=end, truncated=over, valid=valid, tool_results=results)
 
-    def _told(self, result: ToolResult) -> tuple[ToolResult, tuple[MessagePart, ...]]:
-        return result.told(shown=self.pixels) if isinstance(result, ImageResult) else (result, ())
+    def _rendered(self, result: ToolResult) -> tuple[ToolResult, tuple[MessagePart, ...]]:
+        return result.rendered(shown=self.pixels) if isinstance(result, ImageResult) else (result, ())
 
     async def _call(self, call: "ToolCall | ToolResult") -> ToolResult:
         if isinstance(call, ToolResult):

@@ -143,7 +143,7 @@ def texts_of(queries: Sequence[Query | str], k: int) -> tuple[str, ...]:
 
 
 async def found_by(retriever: Retriever, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-    """What ``retriever``, which may be somebody's own, finds for each of ``queries``.
+    """What ``retriever``, which may be one of the user, finds for each of ``queries``.
 
     Raises:
         RetrieverFault: the search failed, or gave something else than a list of passages for each query.

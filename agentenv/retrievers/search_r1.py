@@ -24,7 +24,7 @@ class SearchR1Retriever:
 
     A server may leave out scores, as Search-R1's servers of web searches do; its passages then have the score 0.
 
-    The interface has no word for the index behind it, so nobody notices where the server begins to serve another one.
+    The interface does not say which index is behind it, so a server that begins to serve another index is not noticed.
 
     Args:
         url: address of the route, such as ``http://127.0.0.1:8000/retrieve``.
@@ -64,7 +64,7 @@ class SearchR1Retriever:
         return [next(found)[:k] if text else [] for text in texts]
 
     def check(self) -> None:
-        """Asks one question, so that a server that cannot be used is told of before the first episode.
+        """Asks one question, so that a server that cannot be used is reported before the first episode.
 
         Raises:
             RetrieverFault: no answer in time, or one of another form.
@@ -99,7 +99,7 @@ def _passage(entry: Any) -> Passage:
     """The passage of one entry; a document without an id gets one made of its text.
 
     Raises:
-        Exception: it has another form.
+        TypeError, ValueError, KeyError or AttributeError: it has another form.
     """
     document, score = entry["document"], float(entry.get("score", 0.0))
     title, text = document.get("title") or "", document.get("text") or ""

@@ -91,9 +91,8 @@ class _Played:
 
     def __init__(self, env: Env[Any], episodes: Episodes) -> None:
         self._env, self._episodes = env, episodes
-        env.native = isinstance(
-            env, ToolEnv
-        )  # TRL declares the tools, so the opening message says nothing of calls
+        # TRL declares the tools, so the opening message says nothing of calls.
+        env.native = isinstance(env, ToolEnv)
         self._reward: float | None = None
         self._over = False
         self._turn = asyncio.Lock()  # TRL runs the calls of one turn at once

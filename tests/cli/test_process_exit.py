@@ -49,10 +49,8 @@ def test_a_process_ends_where_the_system_gives_no_further_thread(stuck: str) -> 
     done = subprocess.run(
         [sys.executable, "-c", child], capture_output=True, text=True, timeout=60, check=False
     )
-    hangs = stuck in (
-        "an atexit function",
-        "a call that runs",
-    )  # the end of the call is waited for in another one
+    # The end of a call that runs is waited for in another atexit function.
+    hangs = stuck in ("an atexit function", "a call that runs")
     assert done.returncode == (-signal.SIGALRM if hangs else 3), done.stderr
     assert ("registered work is done" in done.stdout) == (stuck != "an atexit function")
     assert "Traceback" not in done.stderr

@@ -207,6 +207,5 @@ def test_the_memory_for_a_list_of_broken_calls_grows_with_its_length_and_no_fast
     tracemalloc.stop()
     assert peak < 5 << 20
     texts = [call.text for call in calls if isinstance(call, MalformedCall)]
-    assert (
-        texts == ["[TOOL_CALLS][" + "0," * 5_000 + "0]"] + [""] * 5_000
-    )  # what is shown again is shown once
+    # What is shown again is shown once.
+    assert texts == ["[TOOL_CALLS][" + "0," * 5_000 + "0]"] + [""] * 5_000

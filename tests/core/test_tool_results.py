@@ -76,11 +76,11 @@ def test_images_that_a_tool_returns_are_marked_in_the_text_and_given_apart(value
     result = result_of(value)
     assert isinstance(result, ImageResult)
     count = sum(part is PICTURE for part in (value if isinstance(value, list | tuple) else [value]))
-    told, images = result.told(shown=True)
+    told, images = result.rendered(shown=True)
     assert (told.name, told.status, images) == ("lookup", ToolStatus.OK, (PICTURE,) * count)
     assert told.data == {"images": [image_digest(PICTURE.image)] * count}
     assert told.text.split("\n").count("[image]") == count
-    hidden, none = result.told(shown=False)
+    hidden, none = result.rendered(shown=False)
     assert (hidden.text.count("not shown"), none, hidden.data) == (count, (), told.data)
     if count == 2:
         assert told.text == "A chart:\n[image]\nDone.\n[image]"

@@ -224,7 +224,7 @@ class TrainConfig(Frozen):
                 "a second set of weights is trained synchronously: set asynchronous.staleness to 0"
             )
         sampler = get_sampler(rollout.sampler, rollout.sampler_options)
-        if self.train.weights and chooses_tasks(rollout.sampler, sampler):
+        if self.train.weights and chooses_tasks(sampler):
             raise ValueError(
                 f"rollout.sampler={rollout.sampler!r} chooses tasks by a rule of its own, which train.weights would change: "
                 "leave train.weights out, or take a sampler that draws uniformly, such as 'uniform' or 'dapo'"

@@ -53,6 +53,7 @@ class SelfPlaySampler:
     attempts: int = field(init=False, default=1)
     """The most attempts that have stood behind a rate; failures of the infrastructure leave some rates with fewer."""
     replays = False
+    chooses = True
     known: dict[str, None] = field(init=False, default_factory=dict)
     """``signature`` of every question accepted so far."""
 

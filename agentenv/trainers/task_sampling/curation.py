@@ -59,6 +59,7 @@ class AdaptiveCuration:
     """
 
     replays = True
+    chooses = True
     easy: float = 0.6
     min_rollouts: int = 2
     memory: int = 16

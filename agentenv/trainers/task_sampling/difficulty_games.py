@@ -242,6 +242,11 @@ class PromptGame(DifficultyGame):
         usable = self.z_bound == 0 or (self.z_bound > 0 and self.apply == "probability")
         require("z_bound", self.z_bound, usable, "0, or above 0 with apply='probability'")
 
+    @property
+    def chooses(self) -> bool:
+        """Whether the probabilities of the classes decide what is drawn."""
+        return self.apply == "draw"
+
     def draw(self, step_budget: StepBudget) -> list[TaskDraw]:
         """``questions`` tasks; a class that has tasks is played with its probability, within it all are equally likely."""
         if self.apply != "draw":

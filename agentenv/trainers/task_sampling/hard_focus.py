@@ -36,6 +36,7 @@ class HardFocus:
     """
 
     replays = False
+    chooses = True
     phases: tuple[tuple[int, int], ...] = ((64, 72), (32, 50), (32, 25))
     group_size: int = 64
     keep: Literal["hardest", "random"] = "hardest"

@@ -60,6 +60,7 @@ class PartialStates:
     """
 
     replays = False
+    chooses = True
     part: float = 0.5
     min_spread: float = 0.05
     good: float = 0.9

@@ -104,6 +104,8 @@ class TargetedReplay:
         self._learned: DifficultyPredictor | None = None
         self._saved: Mapping[str, Any] | None = None
 
+    chooses = True
+
     @property
     def replays(self) -> bool:
         """Unless every trained group is fresh."""

@@ -19,6 +19,7 @@ from agentenv.trainers.task_sampling.step_budget import (
     StepBudget,
     TaskDraw,
     TaskSampler,
+    chooses_tasks,
     collect,
 )
 
@@ -41,17 +42,6 @@ SAMPLERS: Mapping[str, str] = {
     "self_play": "agentenv.trainers.selfplay.sampler:SelfPlaySampler",
     "dart": "agentenv.trainers.task_sampling.curation:AdaptiveCuration",
 }
-_CHOOSING = (
-    "vade",
-    "dots",
-    "gdro",
-    "hard_focus",
-    "partial_states",
-    "curriculum",
-    "self_play",
-    "dart",
-)
-"""Those that draw some tasks otherwise than by ``StepBudget.draw_unplayed``; ``prompt_gdro`` does so by its options."""
 _KIND = "task sampler"
 _METHODS = ("replays", "draw", "select", "state_dict", "load_state_dict")
 
@@ -65,11 +55,6 @@ def get_sampler(name: str, options: Mapping[str, Any] | None = None) -> TaskSamp
     """
     sampler: Callable[..., TaskSampler] = load_part(_KIND, name, SAMPLERS)
     return made_part(_KIND, name, bind_options(_KIND, name, sampler, options or {}), _METHODS)
-
-
-def chooses_tasks(name: str, sampler: TaskSampler) -> bool:
-    """Whether the sampler of that name chooses tasks by a rule of its own, so that sets could not keep their weights."""
-    return name in _CHOOSING or (name == "prompt_gdro" and getattr(sampler, "apply", "") == "draw")
 
 
 __all__ = [

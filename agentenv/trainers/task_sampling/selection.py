@@ -45,6 +45,7 @@ class PosteriorSampling:
     """
 
     replays = False
+    chooses = True
     decay: float = 0.9
     idle_decay: float = 0.99
 
@@ -124,6 +125,7 @@ class GroupRobust:
     """
 
     replays = False
+    chooses = True
     by: str = "hops"
     strength: float = 3.0
     memory: float = 0.9
@@ -200,6 +202,7 @@ class Curriculum(StatelessSampler):
         paid_ranks: Ranks that ``Rewrite-v0`` pays under its reward ``curriculum`` (ConvSearch-R1, Zhu et al. 2025).
     """
 
+    chooses = True
     _NAMES: ClassVar[tuple[str, ...]] = ("hops", "max_turns", "passages", "noise", "paid_ranks")
     hops: Schedule = ()
     max_turns: Schedule = ()

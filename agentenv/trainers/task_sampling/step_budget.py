@@ -212,6 +212,23 @@ class GuidingSampler(Protocol):
         """Whether they ever do."""
 
 
+@runtime_checkable
+class ChoosingSampler(Protocol):
+    """A sampler that may choose tasks by a rule of its own, and not by ``StepBudget.draw_unplayed``.
+
+    Sets of questions keep the weights that a user gives them only where it does not.
+    """
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it does so with its present options."""
+
+
+def chooses_tasks(sampler: "TaskSampler") -> bool:
+    """Whether ``sampler`` chooses tasks by a rule of its own; one that does not say so draws as the step does."""
+    return isinstance(sampler, ChoosingSampler) and sampler.chooses
+
+
 class StatelessSampler:
     """A sampler that learns nothing from step to step and trains on every group."""
 

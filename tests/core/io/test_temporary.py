@@ -102,7 +102,7 @@ def test_folders_of_other_kinds_other_users_and_other_machines_stay(
         with temporary_folder("eval"):
             assert left.is_dir()
     with monkeypatch.context() as patch:
-        patch.setattr(temporary, "_this_start", lambda: "elsewhere-")
+        patch.setattr(temporary, "_boot_prefix", lambda: "elsewhere-")
         with temporary_folder("eval"):
             assert left.is_dir()
     aside = room / "aside"
@@ -123,11 +123,11 @@ def test_nothing_goes_where_it_cannot_be_told_whether_it_is_used(
     if lacking == "locks":
         monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     else:
-        temporary._this_start.cache_clear()
-        monkeypatch.setattr(temporary, "_BOOT", room / "none")
+        temporary._boot_prefix.cache_clear()
+        monkeypatch.setattr(temporary, "_BOOT_ID", room / "none")
     with temporary_folder("eval"):
         assert left.is_dir()
-    temporary._this_start.cache_clear()
+    temporary._boot_prefix.cache_clear()
 
 
 def test_a_folder_that_is_swept_before_it_is_claimed_is_made_anew(

@@ -60,12 +60,11 @@ def test_what_is_evaluated_has_no_weights(section: str) -> None:
         config_of({section: SETS}, "test")
 
 
-@pytest.mark.parametrize(
-    "sampler", [name for name in SAMPLERS if name != "self_play"]
-)  # refused for its strategy
+# self_play is refused for its strategy.
+@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "self_play"])
 def test_weights_go_with_the_samplers_that_leave_the_draw_to_the_step(sampler: str) -> None:
     values = {"train": SETS, "rollout": {"sampler": sampler}, "loss": {"proximal": "sampler"}}
-    if not chooses_tasks(sampler, get_sampler(sampler)):
+    if not chooses_tasks(get_sampler(sampler)):
         assert config_of(values, "test").rollout.sampler == sampler
         return
     with pytest.raises(ConfigurationError, match=rf"'{sampler}' chooses tasks.*train\.weights"):

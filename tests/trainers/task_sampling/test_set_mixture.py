@@ -165,7 +165,7 @@ def _own_draws(name: str, monkeypatch: pytest.MonkeyPatch, options: dict[str, An
 def test_the_samplers_that_take_weights_are_those_that_leave_the_draw_to_the_step(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (_own_draws(name, monkeypatch, {}) > 0) == chooses_tasks(name, get_sampler(name))
+    assert (_own_draws(name, monkeypatch, {}) > 0) == chooses_tasks(get_sampler(name))
 
 
 def test_a_game_over_prompts_leaves_the_draw_to_the_step_where_it_weighs_credit(
@@ -173,4 +173,4 @@ def test_a_game_over_prompts_leaves_the_draw_to_the_step_where_it_weighs_credit(
 ) -> None:
     options = {"apply": "weight"}
     assert _own_draws("prompt_gdro", monkeypatch, options) == 0
-    assert not chooses_tasks("prompt_gdro", get_sampler("prompt_gdro", options))
+    assert not chooses_tasks(get_sampler("prompt_gdro", options))
