@@ -35,6 +35,7 @@ from agentenv.policies.scripted import complete
 from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.task_sampling.samplers import get_sampler
+from agentenv.trainers.task_sampling.training_tasks import TrainedEnvironment, TrainingTasks
 from agentenv.trainers.workers.group_runner import GroupRunner
 from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 
@@ -197,7 +198,8 @@ def measure(args: argparse.Namespace, config: TrainConfig) -> dict[str, float]:
     limits = RolloutConfig(context_tokens=1000, turn_tokens=4, deadline_s=1e9, deterministic=False)
     seed, steps = config.seed, config.optimizer.steps
     chat = InlineFormat(TOKENIZER)
-    runner = GroupRunner(config.rollout, limits, policy, chat, field, seed=seed, steps=steps)  # type: ignore[arg-type]
+    training = TrainingTasks([TrainedEnvironment("env", 1.0, field, limits, {})])  # type: ignore[arg-type]
+    runner = GroupRunner(config.rollout, policy, chat, training, seed=seed, steps=steps)  # type: ignore[arg-type]
     made = RolloutScheduler(
         runner,
         policy,  # type: ignore[arg-type]

@@ -112,19 +112,13 @@ class Train:
             for name, value in result.items():
                 console.print(f"{name}: {value}")
             return
-        before, after = result["before"], result["after"]
-        console.print(f"\n{result['scorer']} on {after['n']} held-out questions", style="bold")
-        for name, score in (("before", before), ("after", after)):
-            if score["mean"] is None:
-                console.print(f"  {name:<7}no score: every episode met an infrastructure failure")
-                continue
-            console.print(f"  {name:<7}{score['mean']:.3f}  {interval_text(score['ci95'])}")
-            for line in set_lines(score.get("by_set", {})):
-                console.print(f"    {line}", markup=False)
+        self._show_scores(result, "", console)
         for bound in bound_lines(result["bounds"]):
             console.print(f"  {bound}", markup=False)
         for name, value in result["index_recall"].items():
             console.print(f"  index, bare question: {name:<12}{value:.3f}")
+        for name in self.config.environments:
+            self._show_scores(result, name, console)
         out = result["out"]
         lines = [
             f"\nNumbers: {out}/results.json",
@@ -133,6 +127,21 @@ class Train:
         ]
         for line in (*lines, "\nNext:", *(f"  {command}" for command in next_commands(self.config, out))):
             console.print(line, markup=False)
+
+    @staticmethod
+    def _show_scores(result: dict[str, Any], environment: str, console: Console) -> None:
+        """The scores before and after in a further environment, or in the run's own where none is named."""
+        end, where = (f"-{environment}", f" of {environment}") if environment else ("", "")
+        sides = {moment: result[f"{moment}{end}"] for moment in ("before", "after")}
+        after = sides["after"]
+        console.print(f"\n{after['scorer']} on {after['n']} held-out questions{where}", style="bold")
+        for name, score in sides.items():
+            if score["mean"] is None:
+                console.print(f"  {name:<7}no score: every episode met an infrastructure failure")
+                continue
+            console.print(f"  {name:<7}{score['mean']:.3f}  {interval_text(score['ci95'])}")
+            for line in set_lines(score.get("by_set", {})):
+                console.print(f"    {line}", markup=False)
 
 
 def next_commands(config: TrainConfig, out: str) -> list[str]:
@@ -143,7 +152,9 @@ def next_commands(config: TrainConfig, out: str) -> list[str]:
         out: its folder.
     """
     folder = shlex.quote(out)
-    commands = [f"agentenv compare {folder}/evaluation/before {folder}/evaluation/after"]
+    ends = ["", *(f"-{name}" for name in config.environments)]
+    evaluation = f"{folder}/evaluation"
+    commands = [f"agentenv compare {evaluation}/before{end} {evaluation}/after{end}" for end in ends]
     test, asked = config.test, f"--policy hf:{folder}/policy --out {folder}/eval"
     flags: dict[str, Any] = {
         "dataset": test.dataset,

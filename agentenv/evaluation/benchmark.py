@@ -269,6 +269,7 @@ def _open_agent(benchmark: Benchmark, policy: Policy | None) -> Iterator[EvalAge
 
 def _as_asked(benchmark: Benchmark, agent: EvalAgent) -> EvalAgent:
     """``agent`` in the chat format, at the temperature and with the strategy of the benchmark."""
+    agent = replace(agent, card=agent.card.of(benchmark.env))
     asked = _sampling(benchmark, _in_format(benchmark, agent))
     if benchmark.token_ids and agent.token_unit != "tokens":
         raise ConfigurationError(

@@ -41,6 +41,10 @@ from agentenv.retrievers.retriever_spec import check_retriever, make_retriever
 from agentenv.retrievers.simulation.simulated import check_gold
 from agentenv.retrievers.storage.corpus import Corpus
 
+OWN_ENVIRONMENT = "env"
+"""What the environment of a training run is called beside further ones, after its table in the configuration."""
+ENVIRONMENT_KEY = "environment"
+"""Where a training task names its environment in its data, in a run of several."""
 _RECALL_AT = (2, 3, 5, 10)
 _OWN_TASKS = 200
 _MAKING_S = 900.0  # for an environment to make its tasks, a data set being read among them

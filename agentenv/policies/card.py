@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,12 @@ class EpisodeCard:
     """Options of the strategy by name."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of the environment that shape its episodes, such as the tools. See `portable`."""
+    environments: tuple["EpisodeCard", ...] = ()
+    """The form of the episodes in each further environment that the policy was trained in."""
+
+    def of(self, env: str) -> "EpisodeCard":
+        """The form of the episodes in the environment ``env``; this one where the policy was not trained in it."""
+        return next((card for card in (self, *self.environments) if card.env == env), self)
 
     def chat_format(
         self, tokenizer: Any, ends: Collection[int] = (), image_reader: ImageReader | None = None
@@ -104,8 +110,21 @@ def read_card(folder: Path) -> EpisodeCard:
     path = folder / _FILE
     if not path.is_file():
         return EpisodeCard()
+    card = _checked(settings := read_settings(path), path)
+    further = settings.get("environments", ())
+    if any("environments" in one for one in further):
+        raise CheckpointMismatch(f"{path} is no card of episodes: a further environment has none of its own")
+    return replace(card, environments=tuple(_checked(one, path) for one in further))
+
+
+def _checked(settings: dict[str, Any], path: Path) -> EpisodeCard:
+    """The card that ``settings`` of the file at ``path`` are.
+
+    Raises:
+        CheckpointMismatch: they are none, or could run code, open a file or ask a host.
+    """
     try:
-        EpisodeCard(**(settings := read_settings(path)))  # which refuses what it does not know
+        EpisodeCard(**settings)  # which refuses what it does not know
         card: EpisodeCard = TypeAdapter(EpisodeCard).validate_python(settings)
     except TypeError as error:
         raise CheckpointMismatch(f"{path} is no card of episodes: {error}") from error
@@ -136,6 +155,11 @@ def _unsafe_strategy(card: EpisodeCard) -> str:
 
 def write_card(folder: Path, card: EpisodeCard) -> None:
     """Writes the card beside the weights."""
+    (folder / _FILE).write_text(json.dumps(_settings_of(card), indent=1) + "\n", encoding="utf-8")
+
+
+def _settings_of(card: EpisodeCard) -> dict[str, Any]:
+    """What of ``card`` differs from a card that says nothing about it."""
     settings = asdict(card)
     if card.format != "native":
         del settings["family"], settings["template_options"]
@@ -143,4 +167,7 @@ def write_card(folder: Path, card: EpisodeCard) -> None:
         del settings["strategy"], settings["strategy_options"]
     if not card.options:
         del settings["options"]
-    (folder / _FILE).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    del settings["environments"]
+    if card.environments:
+        settings["environments"] = [_settings_of(one) for one in card.environments]
+    return settings

@@ -53,6 +53,15 @@ def merged_state(model: Any) -> dict[str, Any]:
     return state
 
 
+def _score_row(evaluation: str, scorer: str, score: Mapping[str, Any]) -> str:
+    """A line of the table of a model card."""
+    if score["mean"] is None:
+        return f"| {evaluation} | {scorer} | no score | | {score['n']} |"
+    ends = score["ci95"]
+    interval = f"[{ends[0]:.3f}, {ends[1]:.3f}]" if ends else ""
+    return f"| {evaluation} | {scorer} | {score['mean']:.3f} | {interval} | {score['n']} |"
+
+
 def write_model_card(folder: Path, results: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Writes ``README.md`` beside the weights: where they come from, and the numbers of the run with n and interval.
 
@@ -63,16 +72,16 @@ def write_model_card(folder: Path, results: Mapping[str, Any], config: Mapping[s
     """
     rows = []
     for when in ("before", "after"):
-        if results[when]["mean"] is None:
-            rows.append(f"| {when} | no score | | {results[when]['n']} |")
-            continue
-        ends = results[when]["ci95"]
-        interval = f"[{ends[0]:.3f}, {ends[1]:.3f}]" if ends else ""
-        rows.append(f"| {when} | {results[when]['mean']:.3f} | {interval} | {results[when]['n']} |")
+        rows.append(_score_row(when, results["scorer"], results[when]))
+        for name in config["environments"]:
+            own = results[f"{when}-{name}"]
+            rows.append(_score_row(f"{when}, in {name}", own["scorer"], own))
     loss, lora = config["loss"], config["lora"]
     trained = "all weights"
     if lora["rank"]:
         trained = f"LoRA adapters of rank {lora['rank']}, alpha {lora['alpha']}, merged into these weights"
+    further = (f"{name} `{one['env']['id']}`" for name, one in config["environments"].items())
+    environments = ", ".join([f"`{config['env']['id']}`", *further])
     text = f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -83,11 +92,11 @@ tags: [agentenv, reinforcement-learning]
 
 Trained by agentenv from `{config["policy"]}` in {results["steps"]} steps, seed {results["seed"]}.
 
-| evaluation | {results["scorer"]} | 95 % interval | questions |
-| --- | --- | --- | --- |
+| evaluation | scorer | score | 95 % interval | questions |
+| --- | --- | --- | --- | --- |
 {chr(10).join(rows)}
 
-- Environment: `{config["env"]["id"]}`; the form of its episodes is in `episode.json`.
+- Environment: {environments}; the form of its episodes is in `episode.json`.
 - Credit `{loss["estimator"]}`, loss `{loss["objective"]}`, step size {config["optimizer"]["learning_rate"]}.
 - Trained: {trained}.
 - Sampled by `{config["engine"]["kind"]}` at temperature {config["rollout"]["temperature"]}.

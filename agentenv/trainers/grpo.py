@@ -27,7 +27,7 @@ from agentenv.core.registry import env_class
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import AgentEnvError, ConfigurationError, Diverged, Fault, is_shortage
 from agentenv.evaluation.records import RESULTS, read_json, write_results
-from agentenv.evaluation.task_env import defaults_of
+from agentenv.evaluation.task_env import OWN_ENVIRONMENT, defaults_of
 from agentenv.policies.card import EpisodeCard, portable, write_card
 from agentenv.policies.compute import use_compute
 from agentenv.policies.export import write_model_card, write_readers, write_weights
@@ -40,10 +40,10 @@ from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.learner.second_policy import split
 from agentenv.trainers.loop.evaluate import run_dev_evaluation, run_test_evaluation
 from agentenv.trainers.loop.metrics import (
+    environment_metrics,
     lost_episodes,
     retokenized_share,
     rollout_metrics,
-    set_metrics,
 )
 from agentenv.trainers.loop.monitors import COLLAPSES, guarded, warnings_of
 from agentenv.trainers.loop.run import PhaseTimer, Run, content_digests, open_run
@@ -130,7 +130,7 @@ def _steps(run: Run, done: int, stop: Interruptible, *, stopped: bool) -> None:
             with naming_own_parts(named_parts(config).values()):
                 metrics = {"step": step} | _update(run, step, batch.trained)
             metrics |= rollout_metrics(batch.played, batch.given_up) | batch.metrics
-            metrics |= set_metrics(batch.played, run.train.source)
+            metrics |= environment_metrics(batch.played, run.training)
             metrics |= retokenized_share(batch.played, run.policy.tokenizer)
             clock.lap("update")
             if config.evaluation.every and step % config.evaluation.every == 0:
@@ -273,9 +273,13 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
         "faults": sum(line["faults"] for line in history),
         "seconds": {name: round(value, 1) for name, value in run.seconds.items()},
     }
-    if (strategy := run.config.evaluation.strategy) != "plain":
-        for name in (f"before-{strategy}", f"after-{strategy}"):
-            results[name] = _headline(read_json(run.folder.path / "evaluation" / name / RESULTS), scorer)
+    strategy = run.config.evaluation.strategy
+    beside = {} if strategy == "plain" else {strategy: scorer}
+    beside |= {name: one.scorers[0] for name, one in run.config.environments.items()}
+    for name, own_scorer in beside.items():
+        for side in (f"before-{name}", f"after-{name}"):
+            held = read_json(run.folder.path / "evaluation" / side / RESULTS)
+            results[side] = _headline(held, own_scorer)
     if run.config.league.every:
         results["league"] = league_of(run).as_json()
     if run.config.correction_note:
@@ -309,6 +313,9 @@ def episode_card(config: TrainConfig) -> EpisodeCard:
         strategy=played.strategy if keeps else "",
         strategy_options=played.strategy_options if keeps else {},
         options=portable({name: value for name, value in own.items() if name not in left_out}),
+        environments=tuple(
+            episode_card(one) for name, one in config.by_environment.items() if name != OWN_ENVIRONMENT
+        ),
         **options,
     )
 

@@ -149,4 +149,4 @@ def league_of(run: Run) -> League:
         versions.append(Version(name, policy, run.chat, policy.tokenizer.decode))
     config = rollout_config(settings, run.config.env, temperature=settings.temperature)
     games = run.config.league.games
-    return play_league(versions, run.train, strategy, config, games=games, seed=run.config.seed)
+    return play_league(versions, run.own.train, strategy, config, games=games, seed=run.config.seed)

@@ -118,7 +118,8 @@ def plan_run(config: TrainConfig, *, available: int | None = None) -> dict[str, 
         sampled_speed = _probe_sampling(policy, config)
     rollout = config.rollout
     episodes = rollout.questions * rollout.group_size
-    turns = int(config.env.options.get("max_turns", 3)) + 1
+    environments = [one.env for one in config.by_environment.values()]
+    turns = max(int(env.options.get("max_turns", 3)) for env in environments) + 1
     sampled = int(episodes * min(turns * rollout.turn_tokens, rollout.context_tokens) * _TYPICAL_FILL)
     tokens = int(episodes * rollout.context_tokens * _TYPICAL_FILL)
     notes = [note for note in (config.bounds_note, config.precision_note) if note]
@@ -190,19 +191,23 @@ def _refuse_absent(config: TrainConfig) -> None:
     Raises:
         AgentEnvError: what the run would raise.
     """
-    declared = with_declared_scorers(config)
-    checked_arguments(env_class(declared.env.id), declared.env.id, declared.env.options)
-    sources = {"train": declared.train, "dev": declared.dev, "test": declared.test}
-    opened = {name: open_tasks(source, declared.search, declared.env) for name, source in sources.items()}
-    set_mixture(opened["train"], declared.train.weights)
-    tasks = {name: one.tasks for name, one in opened.items()}
-    rollout = declared.rollout
-    check_tasks(get_strategy(rollout.strategy, rollout.strategy_options), tasks["train"])
-    if not declared.train.topics:
-        refuse_overlap(tasks.pop("train"), tasks, allowed=declared.evaluation.on_training_tasks)
-    spec = declared.search.retriever
-    if spec not in BUILT and takes(declared.env.id, "retriever"):
-        make_retriever(spec)
+    learned: list[Task] = []
+    measured: dict[str, dict[str, Sequence[Task]]] = {}
+    rollout = config.rollout
+    for name, declared in with_declared_scorers(config).by_environment.items():
+        checked_arguments(env_class(declared.env.id), declared.env.id, declared.env.options)
+        sources = {"train": declared.train, "dev": declared.dev, "test": declared.test}
+        opened = {part: open_tasks(source, declared.search, declared.env) for part, source in sources.items()}
+        set_mixture(opened["train"], declared.train.weights)
+        tasks = {part: one.tasks for part, one in opened.items()}
+        check_tasks(get_strategy(rollout.strategy, rollout.strategy_options), tasks["train"])
+        learned += () if declared.train.topics else tasks["train"]
+        measured[name] = {part: tasks[part] for part in ("dev", "test")}
+        spec = declared.search.retriever
+        if spec not in BUILT and takes(declared.env.id, "retriever"):
+            make_retriever(spec)
+    for questions in measured.values():
+        refuse_overlap(learned, questions, allowed=config.evaluation.on_training_tasks)
     refuse_silent(config.cluster.address)
 
 

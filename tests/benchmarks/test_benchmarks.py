@@ -395,3 +395,13 @@ def test_staleness_curves(policy: Path, tmp_path: Path, here: Run) -> None:
     assert set(figures["summary"]) == {"0", "1"}
     assert figures["summary"]["0"]["reward"]["difference"] == {"mean": 0}  # equal seeds have no interval
     assert [len(run["rewards"]) for runs in figures["curves"].values() for run in runs] == [2] * 4
+
+
+def test_several_environments(policy: Path, tmp_path: Path, here: Run) -> None:
+    path = tmp_path / "out.json"
+    words = ["--policy", f"hf:{policy}", "--out", str(path), "--threads", "1", "--json"]
+    words += ["--steps", "1", "--seeds", "1", "--questions", "2", "--limit", "2"]
+    figures = written(here("several_environments", *words), path)
+    assert set(figures["summary"]) == {"search", "rewrites"}
+    assert [len(runs) for runs in figures["runs"].values()] == [1, 1, 1]
+    assert "after-rewrites" in figures["runs"]["both"][0]

@@ -20,6 +20,7 @@ RESULTS = {
 CONFIG = {
     "policy": "tiny",
     "env": {"id": "agentenv/LocalSearch-v0"},
+    "environments": {},
     "loss": {"estimator": "group_relative", "objective": "ppo_clip"},
     "optimizer": {"learning_rate": 1e-4},
     "engine": {"kind": "vllm"},
@@ -90,8 +91,8 @@ def test_the_card_holds_the_numbers_of_the_run(tmp_path: Path) -> None:
     write_model_card(tmp_path, RESULTS, CONFIG)
     card = (tmp_path / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
-    assert "| before | 0.250 | [0.200, 0.300] | 400 |" in card
-    assert "| after | 0.500 | [0.450, 0.550] | 400 |" in card
+    assert f"| before | {RESULTS['scorer']} | 0.250 | [0.200, 0.300] | 400 |" in card
+    assert f"| after | {RESULTS['scorer']} | 0.500 | [0.450, 0.550] | 400 |" in card
     assert "from `tiny` in 20 steps, seed 3" in card
     assert "Episodes lost to faults: 2." in card
     assert "- Trained: all weights." in card

@@ -36,6 +36,7 @@ from agentenv.evaluation.report.page import (
 from agentenv.evaluation.report.tables import league_tables, question_tables, tables
 from agentenv.evaluation.results import OUTCOME
 from agentenv.evaluation.saved_forms import check_form
+from agentenv.evaluation.task_env import OWN_ENVIRONMENT
 
 Json = dict[str, Any]
 
@@ -112,7 +113,7 @@ def training_page(directory: Path) -> Page:
     named = [name for name in dict.fromkeys(("before", "after", *sides)) if results.get(name) is not None]
     for name in (name for name in named if name not in ("before", "after")):
         check_form("score", results[name], f"{directory / RESULTS}, {name}")
-    levels = levels_of({name: results[name] for name in named})
+    levels = levels_of({_labelled(name, results[name], scorer): results[name] for name in named})
     curves, constants = _curves(lines, scorer)
     config, questions = directory / "config.toml", directory / "questions.jsonl"
     changes = read_lines(directory / CHANGES, "change") if (directory / CHANGES).is_file() else []
@@ -149,6 +150,12 @@ def training_page(directory: Path) -> Page:
     return with_room(page, list(sides.values()))
 
 
+def _labelled(name: str, score: Any, scorer: str) -> str:
+    """``name``, and the scorer of its ``score`` where that is not ``scorer``, as in a further environment."""
+    own = score.get("scorer", scorer) if isinstance(score, dict) else scorer
+    return name if own == scorer else f"{name} ({own})"
+
+
 def _training_results(path: Path) -> Json:
     """The results of a training run; empty where it is not finished."""
     results = read_json(path) if path.is_file() else {}
@@ -172,9 +179,15 @@ def _change(after_step: int, key: str, old: Any, new: Any) -> str:
 
 
 def _sides(folder: Path) -> list[str]:
-    """The finished evaluations of a run: before, after, then those with a rollout strategy."""
+    """The finished evaluations of a run: before, after, then those with a rollout strategy or in a further environment."""
     names = sorted(path.parent.name for path in folder.glob(f"*/{RESULTS}"))
-    return sorted(names, key=lambda name: ({"before": 0, "after": 1}.get(name, 2), name))
+    order = {"before": 0, "after": 1}
+
+    def place(name: str) -> tuple[str, int, str]:
+        moment, _, what = name.partition("-")
+        return what, order.get(moment, len(order)), name
+
+    return sorted(names, key=place)
 
 
 def _paired(sides: Mapping[str, Evaluation], scorer: str) -> tuple[Json | None, list[str]]:
@@ -239,6 +252,8 @@ def read_lines(path: Path, kind: str) -> list[Json]:
 def _curves(lines: Sequence[Json], scorer: str) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
     """The curves of a run: title, last value and chart of each that moves, title and value of each that never does."""
     found = {key for line in lines for key, value in line.items() if _number(value)} - {"step"}
+    # Further environments have scorers of their own.
+    scorer = "score" if f"dev_score/{OWN_ENVIRONMENT}" in found else scorer
     # A step has no entry for an end that none of its episodes had.
     ends = dict.fromkeys((key for key in found if key.startswith("end_")), 0)
     lines = [ends | line if "faults" in line else line for line in lines]

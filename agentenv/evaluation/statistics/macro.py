@@ -35,6 +35,27 @@ def macro_mean(
     return mean, finite_ends(*ends)
 
 
+def combined_interval(
+    means: Sequence[float], intervals: Sequence[Sequence[float]], weights: Sequence[float]
+) -> tuple[float, float]:
+    """The ends of the interval of a weighted mean of independent means, from their own intervals of the same level.
+
+    The method of variance estimates recovery (Zou and Donner 2008, Statistics in Medicine 27, section 2): the distance of an
+    end from the mean is sqrt(sum_i (w_i d_i)^2), where d_i is the distance of that end of interval i from mean i. Intervals
+    may be lopsided, such as those of shares near 0 or 1.
+
+    Args:
+        means: One for each part.
+        intervals: Lower and upper end for each part.
+        weights: One for each part, at least 0.
+    """
+    parts = list(zip(means, intervals, weights, strict=True))
+    middle = sum(weight * mean for mean, _, weight in parts)
+    below = sqrt(sum((weight * (mean - ends[0])) ** 2 for mean, ends, weight in parts))
+    above = sqrt(sum((weight * (ends[1] - mean)) ** 2 for mean, ends, weight in parts))
+    return middle - below, middle + above
+
+
 def _freedom(errors: Sequence[float], clusters: Sequence[Sequence[Hashable]]) -> float:
     """Welch's degrees of freedom of a sum of squared errors; infinite from `SMALL_SAMPLE` on."""
     parts = zip(errors, clusters, strict=True)

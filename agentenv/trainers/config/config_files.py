@@ -15,8 +15,9 @@ from agentenv.core.trust import confirm_file, needs_trust
 from agentenv.core.values import read_value
 from agentenv.data.sources import OWN
 from agentenv.errors import ConfigurationError, UnknownName, check_known
-from agentenv.trainers.config.identity import IDENTITY, Identity
+from agentenv.trainers.config.identity import IDENTITY, Identity, without_environment
 from agentenv.trainers.config.other_names import key_hint
+from agentenv.trainers.config.sections import EnvironmentSettings
 from agentenv.trainers.config.train_config import TrainConfig
 
 CONFIG = "config.toml"
@@ -44,6 +45,8 @@ _OPTIONS_OF = {
     "objective": "objective_options",
 }
 """What names something, and the table beside it with the options of that."""
+_OF_ENVIRONMENT = EnvironmentSettings(share=0.5).model_dump(mode="json")
+"""The keys of a further environment."""
 
 
 def presets() -> dict[str, Path]:
@@ -117,12 +120,24 @@ def without_inapplicable_options(base: Mapping[str, Any], values: Mapping[str, A
     same holds for strategies, samplers, estimators, objectives and data sets. The options of an environment's own tasks
     belong to the environment.
     """
-    kept = _without_options_of_others(base, values, TrainConfig().model_dump(mode="json"))
-    if kept.get("env") != base.get("env"):
-        for name in ("train", "dev", "test"):
-            if base.get(name, {}).get("dataset") == OWN:
-                kept[name] = {key: value for key, value in kept[name].items() if key != "options"}
+    kept = _without_options_of_others(base, values, _known_tables(values))
+    further = base.get("environments", {})
+    for before, after in (
+        (base, kept),
+        *((one, kept["environments"][name]) for name, one in further.items()),
+    ):
+        if after.get("env") != before.get("env"):
+            for name in ("train", "dev", "test"):
+                if before.get(name, {}).get("dataset") == OWN:
+                    after[name] = {key: value for key, value in after[name].items() if key != "options"}
     return kept
+
+
+def _known_tables(values: Mapping[str, Any]) -> dict[str, Any]:
+    """All keys with their defaults, table by table; those of an environment for each that ``values`` names."""
+    environments = values.get("environments")
+    named = environments if isinstance(environments, dict) else {}
+    return TrainConfig().model_dump(mode="json") | {"environments": dict.fromkeys(named, _OF_ENVIRONMENT)}
 
 
 def _without_options_of_others(
@@ -196,7 +211,7 @@ def _missing(wanted: Mapping[str, Any], values: Mapping[str, Any], above: str = 
     for key, value in wanted.items():
         if key not in values:
             return above + key
-        below = values[key] if isinstance(value, Mapping) and above + key not in _FREE_TABLES else None
+        below = values[key] if isinstance(value, Mapping) and not _is_free(above + key) else None
         if isinstance(below, Mapping) and (missing := _missing(value, below, f"{above}{key}.")):
             return missing
     return ""
@@ -221,15 +236,20 @@ def parse_config(values: dict[str, Any], place: str) -> TrainConfig:
         raise ConfigurationError(f"{place}: {key}: {message}{received}{end}") from error
 
 
+def _is_free(key: str) -> bool:
+    """Whether the table at ``key`` is one of `_FREE_TABLES`, of the run's own environment or of a further one."""
+    return without_environment(key) in _FREE_TABLES
+
+
 def _check_keys(values: dict[str, Any], place: str) -> None:
     """Nested data classes would drop a misspelt key without a word; free tables are checked by their owners."""
-    whole = TrainConfig().model_dump()
+    whole = _known_tables(values)
 
     def check(table: dict[str, Any], known: dict[str, Any], above: str) -> None:
         for key, value in table.items():
             if key not in known:
                 raise UnknownName(f"No key in {place}: {above + key!r}. {key_hint(key, above, known, whole)}")
-            if isinstance(value, dict) and isinstance(known[key], dict) and above + key not in _FREE_TABLES:
+            if isinstance(value, dict) and isinstance(known[key], dict) and not _is_free(above + key):
                 check(value, known[key], f"{above}{key}.")
 
     check(values, whole, "")

@@ -3,14 +3,27 @@
 Each conflict is the sentence that refuses such a configuration.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from agentenv.trainers.config.sections import OptimizerSettings, RolloutSettings
+from agentenv.evaluation.task_env import OWN_ENVIRONMENT
+from agentenv.trainers.config.sections import (
+    EnvironmentSettings,
+    EvaluationSettings,
+    OptimizerSettings,
+    RolloutSettings,
+)
 from agentenv.trainers.learner.settings import LossSettings
 from agentenv.trainers.strategies.strategies import IN_CONTEXT
-from agentenv.trainers.task_sampling.samplers import GatedSampler, GuidingSampler, get_sampler
+from agentenv.trainers.task_sampling.samplers import (
+    GatedSampler,
+    GuidingSampler,
+    chooses_tasks,
+    get_sampler,
+)
 
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 UNCLIPPED = ("opmd", "probability_mask")
 """Objectives without bounds on the ratio."""
 
@@ -29,6 +42,40 @@ def conflict_of(rollout: RolloutSettings, loss: LossSettings, optimizer: Optimiz
         _with_strategy(rollout, loss, supervised_batch=optimizer.supervised_batch),
     )
     return next(found, "")
+
+
+def environments_conflict(
+    environments: Mapping[str, EnvironmentSettings], rollout: RolloutSettings, evaluation: EvaluationSettings
+) -> str:
+    """What keeps further environments out of a run; empty where nothing does.
+
+    Args:
+        environments: By their names.
+        rollout: Of the run.
+        evaluation: Of the run.
+    """
+    for name in environments:
+        if name in (OWN_ENVIRONMENT, evaluation.strategy) or not _ENVIRONMENT_NAME.fullmatch(name):
+            return (
+                f"environments.{name}: the name of a further environment is a word of letters, digits and '_', and neither "
+                f"{OWN_ENVIRONMENT!r} nor the strategy of the evaluation: its figures and folders are named after it"
+            )
+    if (total := sum(one.share for one in environments.values())) >= 1:
+        return (
+            f"the shares of environments add up to {total:g}, which leaves no question to the run's own environment: lower "
+            "them, so that they add up to less than 1"
+        )
+    if rollout.strategy in ("self_play", "demonstrate"):
+        return (
+            f"rollout.strategy={rollout.strategy!r} is for one environment alone: leave environments out, or take another "
+            "strategy"
+        )
+    if chooses_tasks(get_sampler(rollout.sampler, rollout.sampler_options)):
+        return (
+            f"rollout.sampler={rollout.sampler!r} chooses tasks by a rule of its own, which the shares of environments would"
+            " change: leave environments out, or take a sampler that draws uniformly, such as 'uniform' or 'dapo'"
+        )
+    return ""
 
 
 def bounds_note(

@@ -6,6 +6,7 @@ name another place with the same content; any other change is refused.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,6 +69,8 @@ PLACES = (
 )
 """Keys that say where something lies whose content is compared."""
 
+_FURTHER = re.compile(r"^environments\.[^.]+\.")
+
 
 class Change(NamedTuple):
     """One key with another value than before."""
@@ -126,6 +129,11 @@ class Identity:
         return tables
 
 
+def without_environment(key: str) -> str:
+    """``key`` as it would be of the run's own environment: ``train.data`` for ``environments.code.train.data``."""
+    return _FURTHER.sub("", key)
+
+
 def flatten_config(config: TrainConfig) -> dict[str, Any]:
     """The configuration by dotted keys, as JSON has its values."""
     return dict(_flattened(config.model_dump(mode="json")))
@@ -152,7 +160,9 @@ def refuse_changes(held: Identity, config: TrainConfig, place: Path) -> list[Cha
     """
     changes = held.changes(flatten_config(config))
     for key, old, new in changes:
-        if key not in PLACES and not any(key == free or key.startswith(f"{free}.") for free in FREE):
+        if without_environment(key) not in PLACES and not any(
+            key == free or key.startswith(f"{free}.") for free in FREE
+        ):
             raise ConfigurationError(
                 f"{place} was begun with {key} = {_value_text(old)}, and its configuration now says {_value_text(new)}: "
                 "put it back, or begin another run with another --out"
@@ -193,7 +203,11 @@ def named_policies(config: TrainConfig) -> dict[str, str]:
 def named_parts(config: TrainConfig) -> dict[str, str]:
     """The estimator, objective, player of a role and so on that the configuration names as ``module:name``, by key."""
     texts = {key: value for key, value in flatten_config(config).items() if isinstance(value, str)}
-    parts = {key: value for key, value in texts.items() if key != "env.id" and names_module(key, value)}
+    parts = {
+        key: value
+        for key, value in texts.items()
+        if without_environment(key) != "env.id" and names_module(key, value)
+    }
     players = {key: value for key, value in texts.items() if ".role_policies." in key}
     return parts | {
         key: value.removeprefix(PROGRAM) for key, value in players.items() if value.startswith(PROGRAM)

@@ -7,9 +7,10 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from agentenv.core.episodes import EpisodeBudgets
 from agentenv.core.model_families import get_family
 from agentenv.core.validation import Frozen
+from agentenv.data.sources import SourceConfig, TrainSourceConfig, held_out_worlds
 from agentenv.evaluation.llm_judge import check_judge
 from agentenv.evaluation.results import load_measure
-from agentenv.evaluation.task_env import known_retriever
+from agentenv.evaluation.task_env import EnvConfig, SearchConfig, known_retriever
 from agentenv.trainers.config.addresses import known_address
 from agentenv.trainers.strategies.strategies import evaluation_conflict, get_strategy
 from agentenv.trainers.task_sampling.samplers import get_sampler
@@ -248,6 +249,12 @@ class EvaluationSettings(Frozen):
             raise ValueError("keep_best compares evaluations on the dev questions: set every above 0")
         return self
 
+    def of_further_environment(self, scorers: tuple[str, ...]) -> Self:
+        """The evaluations in an environment beside the run's own: plain ones, without a judge."""
+        return self.model_copy(
+            update={"scorers": scorers, "judge": "", "strategy": "plain", "strategy_options": {}}
+        )
+
 
 class SimulationSettings(Frozen):
     """What training searches in place of ``search``; evaluations never do."""
@@ -269,6 +276,32 @@ class SimulationSettings(Frozen):
         if not all(0 <= share <= 1 for share in real):
             raise ValueError(f"shares lie within 0 and 1, not {list(real)}")
         return real
+
+
+class EnvironmentSettings(Frozen):
+    """One more environment that the policy is trained in, beside the run's own."""
+
+    share: float = Field(gt=0, lt=1)
+    """Share of the questions of a step that this environment poses; the run's own poses what the others leave."""
+    env: EnvConfig = EnvConfig()
+    """The environment."""
+    search: SearchConfig = SearchConfig()
+    """Its retriever; without effect where it searches nothing."""
+    simulation: SimulationSettings = SimulationSettings()
+    """A simulated search for training alone."""
+    train: TrainSourceConfig = TrainSourceConfig()
+    """Its questions to learn from."""
+    dev: SourceConfig = SourceConfig()
+    """Its questions of the evaluations during training."""
+    test: SourceConfig = SourceConfig()
+    """Its questions of the evaluations before and after."""
+    scorers: tuple[str, ...] = ()
+    """What its evaluations are scored by, the first being its headline; empty takes those of the environment."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _held_out(cls, values: Any) -> Any:
+        return held_out_worlds(values)
 
 
 class GuardSettings(Frozen):

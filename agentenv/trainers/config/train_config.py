@@ -2,7 +2,7 @@
 
 from typing import Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from agentenv.core.chat_formats import FormatName, check_chat_options
 from agentenv.core.validation import Frozen
@@ -15,15 +15,21 @@ from agentenv.data.sources import (
     check_weights,
     held_out_worlds,
 )
-from agentenv.evaluation.task_env import EnvConfig, SearchConfig, known_retriever
+from agentenv.evaluation.task_env import OWN_ENVIRONMENT, EnvConfig, SearchConfig, known_retriever
 from agentenv.policies.compute import ComputeSettings, multiplies_bfloat16
 from agentenv.policies.engine import COLDEST, HOTTEST, EngineConfig
 from agentenv.tracking import check_tracker
-from agentenv.trainers.config.conflicts import bounds_note, conflict_of, leaves_contexts
+from agentenv.trainers.config.conflicts import (
+    bounds_note,
+    conflict_of,
+    environments_conflict,
+    leaves_contexts,
+)
 from agentenv.trainers.config.sections import (
     AsynchronousSettings,
     ChatSettings,
     ClusterSettings,
+    EnvironmentSettings,
     EvaluationSettings,
     GuardSettings,
     LeagueSettings,
@@ -44,6 +50,9 @@ from agentenv.trainers.task_sampling.samplers import (
     chooses_tasks,
     get_sampler,
 )
+
+_OF_AN_ENVIRONMENT = ("env", "search", "simulation", "train", "dev", "test")
+"""Sections that every environment of a run has for itself."""
 
 
 class TrainConfig(Frozen):
@@ -77,6 +86,8 @@ class TrainConfig(Frozen):
     """Questions of the evaluations during training; by default of an invented world's split ``dev``."""
     test: SourceConfig = SourceConfig()
     """Questions of the evaluations before and after; by default of an invented world's split ``test``."""
+    environments: dict[str, EnvironmentSettings] = Field(default_factory=dict)
+    """Further environments that the policy is trained in, by a name for their figures."""
     rollout: RolloutSettings = Field(default_factory=RolloutSettings)  # it imports its methods
     """How episodes are sampled."""
     asynchronous: AsynchronousSettings = AsynchronousSettings()
@@ -282,6 +293,21 @@ class TrainConfig(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _environments_fit(self) -> Self:
+        if not self.environments:
+            return self
+        if sentence := environments_conflict(self.environments, self.rollout, self.evaluation):
+            raise ValueError(sentence)
+        for name, config in self.by_environment.items():
+            try:
+                type(self).model_validate(config.model_dump())
+            except ValidationError as error:
+                first = error.errors()[0]
+                key = ".".join(("environments", name, *map(str, first["loc"])))
+                raise ValueError(f"{key}: {first['msg'].removeprefix('Value error, ')}") from error
+        return self
+
+    @model_validator(mode="after")
     def _goes_together(self) -> Self:
         if sentence := conflict_of(self.rollout, self.resolved_loss, self.optimizer):
             raise ValueError(sentence)
@@ -308,6 +334,28 @@ class TrainConfig(Frozen):
         if self.engine.urls:
             return "engine.urls would get their weights from every worker; let workers start engines of their own"
         return ""
+
+    @property
+    def by_environment(self) -> dict[str, Self]:
+        """The run as it would be in each of its environments alone, the run's own first, as `OWN_ENVIRONMENT`.
+
+        Further environments are played without a strategy of the evaluation, and nobody judges their answers.
+        """
+        alone = self.model_copy(update={"environments": {}})
+        further = {
+            name: alone.model_copy(
+                update={field: getattr(one, field) for field in _OF_AN_ENVIRONMENT}
+                | {"evaluation": self.evaluation.of_further_environment(one.scorers)}
+            )
+            for name, one in self.environments.items()
+        }
+        return {OWN_ENVIRONMENT: alone, **further}
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the questions of a step that each environment poses; they add up to 1."""
+        further = {name: one.share for name, one in self.environments.items()}
+        return {OWN_ENVIRONMENT: 1 - sum(further.values()), **further}
 
     @property
     def resolved_loss(self) -> LossSettings:

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,12 @@ from agentenv.evaluation.records import EPISODES, RESULTS, read_evaluation, writ
 from agentenv.evaluation.results import score_tables
 from agentenv.evaluation.rubrics import get_rubric
 from agentenv.evaluation.runner import BATCH, Roll, first_seed, play, to_record
+from agentenv.evaluation.statistics.macro import combined_interval
+from agentenv.evaluation.task_env import OWN_ENVIRONMENT
 from agentenv.policies.compute import use_compute
 from agentenv.policies.lora import trained_state
 from agentenv.policies.policy_spec import make_policy
+from agentenv.trainers.config.sections import EvaluationSettings
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.loop.parts import (
     make_chat_format,
@@ -33,7 +36,7 @@ from agentenv.trainers.loop.parts import (
     rollout_config,
     with_declared_scorers,
 )
-from agentenv.trainers.loop.run import Run
+from agentenv.trainers.loop.run import Run, RunEnvironment
 from agentenv.trainers.strategies.evaluation_roll import strategy_roll
 
 
@@ -51,68 +54,109 @@ def plain_roll(config: TrainConfig) -> Roll:
 def run_dev_evaluation(run: Run) -> dict[str, Any]:
     """Score and interval of the present policy on the dev questions; nothing but a warning where none could be played.
 
-    Of several sets those of each as well, as ``dev_score/NAME`` and ``dev_score/NAME_ci95``.
+    Of several sets those of each as well, as ``dev_score/NAME`` and ``dev_score/NAME_ci95``. Of several environments the
+    score of each is ``dev_score/NAME``, those of its sets are ``dev_score/NAME/SET``, and ``dev_score`` is the mean of the
+    environments, each with its share of the training; a step in which one of them could not be played has none.
     """
-    temperature = run.config.evaluation.temperature
-    config = rollout_config(run.config.rollout, run.config.env, temperature=temperature)
-    roll = plain_roll(run.config)
+    scores: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, environment in run.environments.items():
+        try:
+            scores[name] = _dev_scores(run, environment)
+        except Fault as error:
+            which = (
+                "no dev score" if len(run.environments) == 1 else f"no dev score of the environment {name}"
+            )
+            run.display.warn(f"there is {which}: {error}")
+    if len(run.environments) == 1:
+        return _figures(scores.get(OWN_ENVIRONMENT, {}))
+    named: dict[str, dict[str, Any]] = {}
+    for name, own in scores.items():
+        above = "" if name == OWN_ENVIRONMENT else f"{name}/"
+        named[f"dev_score/{name}"] = own.pop("dev_score")
+        named |= {key.replace("/", f"/{above}", 1): score for key, score in own.items()}
+    if len(scores) == len(run.environments):
+        named["dev_score"] = _mean_score([named[f"dev_score/{name}"] for name in scores], run.config.shares)
+    return _figures(named)
+
+
+def _dev_scores(run: Run, environment: RunEnvironment) -> dict[str, dict[str, Any]]:
+    """``dev_score`` in one environment and, of several sets, ``dev_score/SET`` of each.
+
+    Raises:
+        Fault: every episode met an infrastructure failure.
+    """
+    settings, dev = environment.config, environment.dev
     played = play(
         run.policy,
         run.chat,
-        run.dev.make_env,
-        run.dev.source.tasks,
-        config,
-        seed=first_seed(run.config.seed),
+        dev.make_env,
+        dev.source.tasks,
+        rollout_config(settings.rollout, settings.env, temperature=settings.evaluation.temperature),
+        seed=first_seed(settings.seed),
         name="dev",
-        roll=roll,
+        roll=plain_roll(settings),
     )
-    records, scorer = [*map(to_record, played)], run.config.evaluation.scorers[0]
-    try:
-        scores = {"dev_score": bound_of(records, scorer, seed=run.config.seed)}
-    except Fault as error:
-        run.display.warn(f"there is no dev score: {error}")
-        return {}
+    records, scorer = [*map(to_record, played)], settings.evaluation.scorers[0]
+    scores = {"dev_score": bound_of(records, scorer, seed=settings.seed)}
     valid = [record for record in records if record["valid"]]
-    sets = score_tables(valid, [scorer], seed=run.config.seed)["by_set"]
-    scores |= {f"dev_score/{name}": group["scores"][scorer] for name, group in sets.items()}
+    sets = score_tables(valid, [scorer], seed=settings.seed)["by_set"]
+    return scores | {f"dev_score/{name}": group["scores"][scorer] for name, group in sets.items()}
+
+
+def _mean_score(scores: Sequence[Mapping[str, Any]], shares: Mapping[str, float]) -> dict[str, Any]:
+    """The mean of the scores of all environments by their ``shares``, which have the same order."""
+    means = [float(score["mean"]) for score in scores]
+    intervals = [score["ci95"] for score in scores]
+    weights = [*shares.values()]
+    mean = sum(weight * value for weight, value in zip(weights, means, strict=True))
+    known = all(ends is not None for ends in intervals)
+    return {"mean": mean, "ci95": list(combined_interval(means, intervals, weights)) if known else None}
+
+
+def _figures(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     means = {name: score["mean"] for name, score in scores.items()}
     return means | {f"{name}_ci95": score["ci95"] for name, score in scores.items()}
 
 
 def run_test_evaluation(run: Run, name: str) -> dict[str, Any]:
-    """The full evaluation on the test questions, kept under ``evaluation/NAME``.
+    """The full evaluation on the test questions, kept under ``evaluation/NAME``; returns that of the run's own environment.
 
     A resumed run does not play again what was finished.
 
-    Where a strategy is asked for, it is made once more with it and kept under ``evaluation/NAME-STRATEGY``.
+    Where a strategy is asked for, it is made once more with it and kept under ``evaluation/NAME-STRATEGY``. That of a
+    further environment is kept under ``evaluation/NAME-ENVIRONMENT``.
 
     Raises:
         Fault: every episode met an infrastructure failure.
     """
-    plain = _run_test_evaluation(run, name, "plain")
+    plain = _run_test_evaluation(run, run.own, name, "plain")
     if run.config.evaluation.strategy != "plain":
         # Beside and not in place of the plain one, because runs are compared by what a policy does without a
         # strategy.
-        _run_test_evaluation(run, f"{name}-{run.config.evaluation.strategy}", run.config.evaluation.strategy)
+        strategy = run.config.evaluation.strategy
+        _run_test_evaluation(run, run.own, f"{name}-{strategy}", strategy)
+    for which in run.config.environments:
+        _run_test_evaluation(run, run.environments[which], f"{name}-{which}", "plain")
     return plain
 
 
-def _run_test_evaluation(run: Run, name: str, strategy: str) -> dict[str, Any]:
+def _run_test_evaluation(run: Run, environment: RunEnvironment, name: str, strategy: str) -> dict[str, Any]:
     directory = run.folder.path / "evaluation" / name
     about = {"policy": _policy_name(run), "weights": _weights_digest(run.policy.model), "strategy": strategy}
+    asked = environment.config.evaluation
     held = _held_results(run, directory, {"benchmark": about})
     if held is not None:
-        return _judged(run, directory, held)
+        return _judged(run, asked, directory, held)
     began = time.perf_counter()
     try:
-        results = _play_test_evaluation(run, directory, f"evaluation {name}", strategy)
+        results = _play_test_evaluation(run, environment, directory, f"evaluation {name}", strategy)
     except (AgentEnvError, OSError):
         release(directory)
         if not any(directory.parent.iterdir()):
             directory.parent.rmdir()
         raise
     run.seconds[f"evaluation_{name}"] = time.perf_counter() - began
-    return _judged(run, directory, results)
+    return _judged(run, asked, directory, results)
 
 
 def _held_results(run: Run, directory: Path, about: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -135,8 +179,10 @@ def _held_results(run: Run, directory: Path, about: dict[str, dict[str, Any]]) -
     return None
 
 
-def _play_test_evaluation(run: Run, directory: Path, title: str, strategy: str) -> dict[str, Any]:
-    config, scorers = run.config, run.config.evaluation.scorers
+def _play_test_evaluation(
+    run: Run, environment: RunEnvironment, directory: Path, title: str, strategy: str
+) -> dict[str, Any]:
+    config, scorers = environment.config, environment.config.evaluation.scorers
     agent = EvalAgent(
         policy=run.policy,
         tokenizer=run.policy.tokenizer,
@@ -149,7 +195,7 @@ def _play_test_evaluation(run: Run, directory: Path, title: str, strategy: str) 
     )
     records, bounds = play_evaluation(
         agent,
-        run.test,
+        environment.test,
         directory,
         run.display,
         title=title,
@@ -159,7 +205,7 @@ def _play_test_evaluation(run: Run, directory: Path, title: str, strategy: str) 
     )
     results = summarize_evaluation(
         agent,
-        run.test,
+        environment.test,
         records,
         bounds,
         policy=_policy_name(run),
@@ -176,9 +222,8 @@ _open_judge = cache(open_judge)
 """One client for all evaluations of a process, so that the budget in its address holds for all together."""
 
 
-def _judged(run: Run, directory: Path, results: dict[str, Any]) -> dict[str, Any]:
+def _judged(run: Run, asked: EvaluationSettings, directory: Path, results: dict[str, Any]) -> dict[str, Any]:
     """``results`` with what the judge says, where one is asked for; a run that was stopped before that asks it now."""
-    asked = run.config.evaluation
     if not asked.judge:
         return results
     chat = _open_judge(asked.judge, asked.rubric)

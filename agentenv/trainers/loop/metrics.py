@@ -13,9 +13,20 @@ from agentenv.core.types import EndReason
 from agentenv.data.sources import Source
 from agentenv.trainers.credit.group_statistics import has_zero_variance
 from agentenv.trainers.credit.shaping import ANSWERS
+from agentenv.trainers.task_sampling.training_tasks import TrainingTasks
 
 _AUDITED = 256
 """Turns of a step whose text is encoded again, which takes about a millisecond each where they are long."""
+_OF_ENVIRONMENTS = (
+    "reward_mean",
+    "reward_std",
+    "zero_variance_share",
+    "format_rate",
+    "answer_rate",
+    "response_tokens",
+    "searches_per_episode",
+)
+"""Means that each of several environments has for itself."""
 
 
 def retokenized_share(groups: Sequence[Sequence[Trajectory]], tokenizer: Any) -> dict[str, float]:
@@ -89,8 +100,37 @@ def rollout_metrics(
     )
 
 
-def set_metrics(groups: Sequence[Sequence[Trajectory]], source: Source) -> dict[str, float]:
+def environment_metrics(groups: Sequence[Sequence[Trajectory]], training: TrainingTasks) -> dict[str, float]:
+    """The figures of every environment of a run, where there are several, and those of their sets of questions.
+
+    Returns:
+        ``FIGURE/NAME`` for ``episodes``, those that count in the means, ``faults``, and the means of `rollout_metrics` that
+        are named in ``_OF_ENVIRONMENTS``, which are left out where no episode counts; also what `set_metrics` gives for
+        each, where ``NAME/`` stands before the sets of a further environment.
+    """
+    if not training.several:
+        return set_metrics(groups, training.environments[0].task_env.source)
+    metrics: dict[str, float] = {}
+    for number, environment in enumerate(training.environments):
+        name = environment.name
+        members = [[t for t in group if training.environment_of(t.task) == name] for group in groups]
+        mine = [group for group in members if group]
+        counted = sum(t.valid and not t.guided for group in mine for t in group)
+        metrics[f"episodes/{name}"] = counted
+        metrics[f"faults/{name}"] = sum(not t.valid for group in mine for t in group)
+        means = rollout_metrics(mine) if counted else {}
+        metrics |= {f"{figure}/{name}": means[figure] for figure in _OF_ENVIRONMENTS if figure in means}
+        metrics |= set_metrics(mine, environment.task_env.source, f"{name}/" if number else "")
+    return metrics
+
+
+def set_metrics(groups: Sequence[Sequence[Trajectory]], source: Source, above: str = "") -> dict[str, float]:
     """For each of several sets, the number of its episodes that count in ``reward_mean`` and the mean of their rewards.
+
+    Args:
+        groups: The episodes of a step.
+        source: The sets.
+        above: What stands before the name of a set.
 
     Returns:
         ``episodes/NAME``, and ``reward_mean/NAME`` where there are any; empty where ``source`` is a single set.
@@ -101,9 +141,9 @@ def set_metrics(groups: Sequence[Sequence[Trajectory]], source: Source) -> dict[
             own.append(trajectory.reward)
     metrics: dict[str, float] = {}
     for name, own in rewards.items():
-        metrics[f"episodes/{name}"] = len(own)
+        metrics[f"episodes/{above}{name}"] = len(own)
         if own:
-            metrics[f"reward_mean/{name}"] = fmean(own)
+            metrics[f"reward_mean/{above}{name}"] = fmean(own)
     return metrics
 
 

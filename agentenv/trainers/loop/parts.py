@@ -48,15 +48,27 @@ from agentenv.trainers.run_folder.folder import TrainedPolicy
 
 
 def with_declared_scorers(config: TrainConfig) -> TrainConfig:
-    """``config`` with the environment's scorers and the policy's usual opening message, where it names none."""
-    evaluation, env = config.evaluation, config.env
-    if not evaluation.scorers:
-        evaluation = evaluation.model_copy(update={"scorers": env_class(env.id).scorers})
+    """``config`` with the scorers of each environment and the policy's usual opening message there, where it names none."""
     card = read_card(policy_folder(config.policy))
-    usual = card.prompt if card.format == config.format else None
-    if usual is not None and card.env == env.id and "prompt" not in env.options:
-        env = EnvConfig(id=env.id, options=env.options | {"prompt": usual})
-    return config.model_copy(update={"env": env, "evaluation": evaluation})
+
+    def opened(env: EnvConfig) -> EnvConfig:
+        own = card.of(env.id)
+        usual = own.prompt if own.format == config.format and own.env == env.id else None
+        if usual is None or "prompt" in env.options:
+            return env
+        return EnvConfig(id=env.id, options=env.options | {"prompt": usual})
+
+    def scorers(named: Sequence[str], env: EnvConfig) -> Sequence[str]:
+        return named or env_class(env.id).scorers
+
+    own_scorers = scorers(config.evaluation.scorers, config.env)
+    further = {
+        name: one.model_copy(update={"env": opened(one.env), "scorers": scorers(one.scorers, one.env)})
+        for name, one in config.environments.items()
+    }
+    evaluation = config.evaluation.model_copy(update={"scorers": own_scorers})
+    declared = {"env": opened(config.env), "evaluation": evaluation, "environments": further}
+    return config.model_copy(update=declared)
 
 
 def open_trained(config: TrainConfig) -> HFPolicy:

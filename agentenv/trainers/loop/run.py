@@ -1,7 +1,7 @@
 """What a training run holds while it lasts, and how it is set up from its configuration."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,11 +10,12 @@ import torch
 
 from agentenv.core.io.digests import value_digest
 from agentenv.core.protocols import ChatFormat
+from agentenv.core.types import Task
 from agentenv.data.overlap import refuse_overlap
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.contents import environment_digest, part_digest
 from agentenv.evaluation.records import RESULTS
-from agentenv.evaluation.task_env import TaskEnv
+from agentenv.evaluation.task_env import OWN_ENVIRONMENT, TaskEnv
 from agentenv.policies.compute import set_process_compute
 from agentenv.policies.policy_spec import check_reached, make_policy, policy_digest
 from agentenv.policies.vllm import VLLMPolicy
@@ -47,10 +48,22 @@ from agentenv.trainers.strategies.strategies import check_tasks, get_strategy
 from agentenv.trainers.strategies.tree import TreeStrategy
 from agentenv.trainers.task_sampling.samplers import GatedSampler, TaskSampler, get_sampler
 from agentenv.trainers.task_sampling.set_mixture import set_mixture
+from agentenv.trainers.task_sampling.training_tasks import TrainedEnvironment, TrainingTasks
 from agentenv.trainers.workers.cluster import RayCluster
 from agentenv.trainers.workers.group_runner import GroupRunner
 from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 from agentenv.trainers.workers.worker_pool import WorkerPool
+
+
+@dataclass(frozen=True)
+class RunEnvironment:
+    """One environment of a run: what is trained on there, and what the policy is measured on."""
+
+    config: TrainConfig
+    """The run as it would be in this environment alone, with the scorers of its evaluations."""
+    train: TaskEnv
+    dev: TaskEnv
+    test: TaskEnv
 
 
 @dataclass
@@ -65,9 +78,10 @@ class Run:
     learner: Learner
     sampler: TaskSampler
     scheduler: RolloutScheduler
-    train: TaskEnv
-    dev: TaskEnv
-    test: TaskEnv
+    environments: Mapping[str, RunEnvironment]
+    """By name, the run's own first."""
+    training: TrainingTasks
+    """The tasks of all environments."""
     demonstrations: DemonstrationBuffer
     second: SecondPolicy | None = None
     """The second set of weights, where there is one."""
@@ -75,6 +89,11 @@ class Run:
     """At most one, where the configuration names it."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds of each phase."""
+
+    @property
+    def own(self) -> RunEnvironment:
+        """The run's own environment, and none of the further ones."""
+        return self.environments[OWN_ENVIRONMENT]
 
     def close(self) -> None:
         """Ends what is under way, in other processes too."""
@@ -123,14 +142,24 @@ def content_digests(run: Run) -> dict[str, str]:
     """Digests of what the configuration of ``run`` names: sources, questions, passages, files, weights."""
     config = run.folder.config
     specs = {"policy": config.policy, "second.policy": config.second.policy} | named_policies(config)
-    contents = {"sources of the environment": environment_digest(config.env.id)}
-    contents |= {f"sources of {key}": part_digest(entry) for key, entry in named_parts(config).items()}
+    contents = {f"sources of {key}": part_digest(entry) for key, entry in named_parts(config).items()}
     contents |= {f"weights of {key}": policy_digest(spec) for key, spec in specs.items() if spec}
-    for name, task_env in {"train": run.train, "dev": run.dev, "test": run.test}.items():
-        contents[f"questions of {name}"] = value_digest(task_env.source.tasks)
-        if task_env.retriever is not None:
-            contents[f"passages searched in {name}"] = task_env.retriever.info().fingerprint
+    for name, environment in run.environments.items():
+        contents |= _environment_digests(name, environment)
     return contents | named_files(config)
+
+
+def _environment_digests(name: str, environment: RunEnvironment) -> dict[str, str]:
+    """Digests of the sources, questions and passages of one environment of a run."""
+    own = name == OWN_ENVIRONMENT
+    which, above = ("the environment", "") if own else (f"environments.{name}", f"environments.{name}.")
+    contents = {f"sources of {which}": environment_digest(environment.config.env.id)}
+    opened = {"train": environment.train, "dev": environment.dev, "test": environment.test}
+    for part, task_env in opened.items():
+        contents[f"questions of {above}{part}"] = value_digest(task_env.source.tasks)
+        if task_env.retriever is not None:
+            contents[f"passages searched in {above}{part}"] = task_env.retriever.info().fingerprint
+    return contents
 
 
 def _make_run(
@@ -152,8 +181,9 @@ def _make_run(
     _check_judges(config, folder)
     chat = make_chat_format(config.format, config.chat, policy)
     sampler = get_sampler(config.rollout.sampler, config.rollout.sampler_options)
-    train, dev, test = _open_task_envs(config, policy, display)
-    runner = worker_pool or _make_group_runner(config, policy, chat, train, sampler, second)
+    environments = _open_environments(config, policy, display)
+    training = _training_tasks(config, {name: one.train for name, one in environments.items()})
+    runner = worker_pool or _make_group_runner(config, policy, chat, training, sampler, second)
     return Run(
         config=config,
         folder=folder,
@@ -166,7 +196,7 @@ def _make_run(
             runner,
             policy,
             sampler,
-            train.source.tasks,
+            training.tasks,
             config.rollout,
             seed=config.seed,
             steps=config.optimizer.steps,
@@ -174,13 +204,12 @@ def _make_run(
             concurrent=config.concurrent_groups,
             abort=config.asynchronous.abort,
             temperatures=_temperatures(config.rollout),
-            mixture=set_mixture(train.source, config.train.weights),
+            mixture=training.mixture,
         ),
-        demonstrations=DemonstrationBuffer(config.optimizer.supervised_batch, train.source.tasks),
+        environments=environments,
+        training=training,
+        demonstrations=DemonstrationBuffer(config.optimizer.supervised_batch, training.tasks),
         second=second,
-        train=train,
-        dev=dev,
-        test=test,
         trackers=[ForgivingTracker(make_tracker(config.tracker, folder.path), display.warn)]
         if config.tracker
         else [],  # last: nothing after it can fail
@@ -214,45 +243,72 @@ def _temperatures(rollout: RolloutSettings) -> EntropyTemperatures | None:
     return strategy.temperature_control() if isinstance(strategy, TreeStrategy) else None
 
 
-def _open_task_envs(config: TrainConfig, policy: TrainedPolicy, display: Display) -> list[TaskEnv]:
-    """The questions of training, dev and test, with what is searched; whatever can be refused is refused first."""
-    opened = open_sources(config, display)
-    set_mixture(opened["train"], config.train.weights)  # which refuses weights of sets without questions
-    # Before anything is played: scores on questions that were trained on would say nothing.
-    refuse_overlap(
-        () if config.train.topics else opened["train"].tasks,  # topics are titles, and no questions
-        {"dev": opened["dev"].tasks, "test": opened["test"].tasks},
-        allowed=config.evaluation.on_training_tasks,
-        warn=display.warn,
+def _open_environments(
+    config: TrainConfig, policy: TrainedPolicy, display: Display
+) -> dict[str, RunEnvironment]:
+    """The questions of all environments, with what is searched; whatever can be refused is refused first."""
+    configs = config.by_environment
+    opened = {name: open_sources(one, display) for name, one in configs.items()}
+    strategy = get_strategy(config.rollout.strategy, config.rollout.strategy_options)
+    learned: list[Task] = []
+    for name, one in configs.items():
+        set_mixture(
+            opened[name]["train"], one.train.weights
+        )  # which refuses weights of sets without questions
+        # Topics are titles, and no questions.
+        learned += () if one.train.topics else opened[name]["train"].tasks
+    for name, one in configs.items():
+        # Before anything is played: scores on questions that were trained on would say nothing.
+        refuse_overlap(
+            learned,
+            {"dev": opened[name]["dev"].tasks, "test": opened[name]["test"].tasks},
+            allowed=one.evaluation.on_training_tasks,
+            warn=display.warn,
+        )
+    environments = {}
+    for name, one in configs.items():
+        search, env, sources = one.search, one.env, opened[name]
+        train = open_training_questions(
+            one.train, search, one.simulation, env, policy, display, sources["train"]
+        )
+        check_tasks(strategy, train.source.tasks)  # all of which the strategy can play
+        dev = open_questions(one.dev, search, env, policy, display, sources["dev"])
+        test = open_questions(one.test, search, env, policy, display, sources["test"])
+        environments[name] = RunEnvironment(one, train, dev, test)
+    return environments
+
+
+def _training_tasks(config: TrainConfig, train: Mapping[str, TaskEnv]) -> TrainingTasks:
+    """The training tasks of the environments, played within the budgets of the run; each has stop strings of its own."""
+    configs, shares, temperature = config.by_environment, config.shares, config.rollout.temperature
+    return TrainingTasks(
+        [
+            TrainedEnvironment(
+                name,
+                shares[name],
+                task_env,
+                rollout_config(config.rollout, configs[name].env, temperature=temperature),
+                configs[name].train.weights,
+            )
+            for name, task_env in train.items()
+        ]
     )
-    search, env = config.search, config.env
-    train = open_training_questions(
-        config.train, search, config.simulation, env, policy, display, opened["train"]
-    )
-    # All of which the strategy can play.
-    check_tasks(get_strategy(config.rollout.strategy, config.rollout.strategy_options), train.source.tasks)
-    return [
-        train,
-        open_questions(config.dev, search, env, policy, display, opened["dev"]),
-        open_questions(config.test, search, env, policy, display, opened["test"]),
-    ]
 
 
 def _make_group_runner(
     config: TrainConfig,
     policy: TrainedPolicy,
     chat: ChatFormat,
-    task_env: TaskEnv,
+    training: TrainingTasks,
     sampler: TaskSampler | None = None,
     second: SecondPolicy | None = None,
 ) -> GroupRunner:
     """The runner of groups; where the learner is, ``sampler`` and ``second`` decide part of how they are played."""
     return GroupRunner(
         config.rollout,
-        rollout_config(config.rollout, config.env, temperature=config.rollout.temperature),
         policy,
         chat,
-        task_env,
+        training,
         seed=config.seed,
         steps=config.optimizer.steps,
         rescore=config.resolved_loss.correction.off_context == "rescore",
@@ -278,11 +334,15 @@ def open_group_runner(config: TrainConfig) -> GroupRunner:
     set_process_compute(config.compute)
     config, policy = with_declared_scorers(config), open_policy(config)
     try:
-        task_env = open_training_questions(config.train, config.search, config.simulation, config.env, policy)
+        train = {
+            name: open_training_questions(one.train, one.search, one.simulation, one.env, policy)
+            for name, one in config.by_environment.items()
+        }
+        training = _training_tasks(config, train)
     except BaseException:
         policy.close()
         raise
-    return _make_group_runner(config, policy, make_chat_format(config.format, config.chat, policy), task_env)
+    return _make_group_runner(config, policy, make_chat_format(config.format, config.chat, policy), training)
 
 
 def _refuse_single(rollout: RolloutSettings, second: SecondSettings) -> None:
@@ -342,11 +402,12 @@ class PhaseTimer:
         self._neural = self._counters()
 
     def _counters(self) -> dict[str, float]:
-        encoder = getattr(self._run.train.retriever, "encoder", None)
+        retrievers = (one.train.retriever for one in self._run.environments.values())
+        encoders = {id(one): one for one in (getattr(each, "encoder", None) for each in retrievers)}
         return {
             "policy_forward": self._run.policy.forward_seconds,
             "learner_compute": self._run.learner.compute_seconds,
-            "encoder_forward": float(getattr(encoder, "forward_seconds", 0.0)),
+            "encoder_forward": sum(float(getattr(one, "forward_seconds", 0.0)) for one in encoders.values()),
         }
 
     def lap(self, name: str) -> None:

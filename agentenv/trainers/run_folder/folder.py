@@ -36,6 +36,7 @@ from agentenv.errors import CheckpointMismatch, ConfigurationError
 from agentenv.evaluation.records import PAGE, RESULTS, read_evaluation, read_json
 from agentenv.evaluation.report.page import LOG
 from agentenv.evaluation.report.report import CHANGES
+from agentenv.evaluation.task_env import ENVIRONMENT_KEY
 from agentenv.policies.card import EpisodeCard, write_card
 from agentenv.policies.export import write_readers, write_weights
 from agentenv.policies.hf import HFPolicy
@@ -231,13 +232,20 @@ class RunFolder:
         return [*self.logs.lines(name)]
 
     def dump(self, step: int, trajectories: Sequence[Trajectory]) -> None:
-        """Writes all trajectories of a step, and beside them the images that they name; equal ones give equal bytes."""
+        """Writes all trajectories of a step, and beside them the images that they name; equal ones give equal bytes.
+
+        Where there are several environments, each record names its own.
+        """
         require_place(self.path)
         folder = self.path / "trajectories"
         folder.mkdir(exist_ok=True)
         for image in (image for t in trajectories for row in t.row_images for image in row):
             keep_image(image, folder / "images")
-        text = "".join(json.dumps(to_record(trajectory)) + "\n" for trajectory in trajectories)
+        records = [to_record(trajectory) for trajectory in trajectories]
+        if self.config.environments:
+            named = [{"environment": t.task.data[ENVIRONMENT_KEY]} for t in trajectories]
+            records = [name | record for name, record in zip(named, records, strict=True)]
+        text = "".join(json.dumps(record) + "\n" for record in records)
         path = folder / f"step-{step:06d}.jsonl.gz"
         write_bytes(path, gzip.compress(text.encode(), compresslevel=3, mtime=0))
 

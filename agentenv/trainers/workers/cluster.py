@@ -57,7 +57,7 @@ class RolloutActor:
         try:
             await self.load_weights(version, weights)
             inflight = InflightGroup.of(order, self._runner.policy)
-            deterministic_batcher = DeterministicBatcher() if self._runner.settings.deterministic else None
+            deterministic_batcher = DeterministicBatcher() if self._runner.rollout.deterministic else None
             return await self._runner.play(inflight, deterministic_batcher), inflight.policy.state_dict()
         finally:
             self._running.discard(task)

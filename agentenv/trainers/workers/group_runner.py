@@ -11,11 +11,10 @@ from functools import partial
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.env_lifecycle import close_envs, close_quickly, make_envs, mask_trajectory
 from agentenv.core.protocols import ChatFormat, Policy
-from agentenv.core.rollout import EpisodeSpec, EpisodeState, RolloutConfig
+from agentenv.core.rollout import EpisodeSpec, EpisodeState
 from agentenv.core.trajectory import Trajectory, from_record
 from agentenv.core.types import EndReason
 from agentenv.errors import ContextTooSmall, Fault
-from agentenv.evaluation.task_env import TaskEnv
 from agentenv.retrievers.mixed import at_progress
 from agentenv.retrievers.simulation.lossy import LossyRetriever
 from agentenv.trainers.config.sections import RolloutSettings
@@ -23,20 +22,20 @@ from agentenv.trainers.run_folder.folder import TrainedPolicy
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.splicing import rescore_logprobs
 from agentenv.trainers.strategies.strategies import get_strategy
+from agentenv.trainers.task_sampling.training_tasks import TrainedEnvironment, TrainingTasks
 from agentenv.trainers.workers.inflight import InflightGroup
 from agentenv.trainers.workers.segmented_policy import SegmentedPolicy
 
 
 class GroupRunner:
-    """Plays groups on its task environment with its policy, by the strategy of the run."""
+    """Plays groups in the environments of their tasks with its policy, by the strategy of the run."""
 
     def __init__(
         self,
         rollout: RolloutSettings,
-        settings: RolloutConfig,
         policy: TrainedPolicy,
         chat: ChatFormat,
-        task_env: TaskEnv,
+        training: TrainingTasks,
         *,
         seed: int,
         steps: int,
@@ -48,18 +47,17 @@ class GroupRunner:
 
         Args:
             rollout: The strategy, and how many environments play at once.
-            settings: Budgets and sampling of an episode.
             policy: The policy that acts.
             chat: How messages become ids.
-            task_env: Questions, retriever and environment.
+            training: The tasks, with their environments.
             seed: Of the run, which names its groups.
             steps: Of the run, over which a simulated search changes.
             rescore: Whether the policy scores again what was sampled under another context.
             gate: Asked after each turn whether an episode goes on.
             role_policies: The policies that act in some roles.
         """
-        self.policy, self.settings = policy, settings
-        self._chat, self._task_env, self._gate = chat, task_env, gate
+        self.policy, self.rollout = policy, rollout
+        self._chat, self._training, self._gate = chat, training, gate
         self._others = role_policies or {}
         self._seed, self._steps, self._rescore = seed, steps, rescore
         self._segment_tokens = rollout.segment_tokens
@@ -92,14 +90,16 @@ class GroupRunner:
         ready: Callable[[], None],
     ) -> list[Trajectory]:
         """Does the work of ``play``; calls ``ready`` once the episodes take their slots."""
-        specs = await self._specs(inflight)
+        environment = self._training.environment_at(inflight.group.task)
+        settings = environment.settings
+        specs = await self._specs(inflight, environment)
         policy: Policy = inflight.policy
         if self._segment_tokens:
             policy = SegmentedPolicy(policy, self._segment_tokens, self.policy.tokenizer.decode)
         context = RolloutContext(
             policy,
             self._chat,
-            self.settings,
+            settings,
             self.policy.tokenizer.decode,
             name=f"step-{inflight.step}",
             first=inflight.slot,
@@ -109,7 +109,7 @@ class GroupRunner:
             temperatures=tuple(inflight.draw.temperatures),
             worker=partial(self._worker, inflight, ready),
         )
-        envs, seconds = [spec.env for spec in specs], self.settings.deadline_s
+        envs, seconds = [spec.env for spec in specs], settings.deadline_s
         try:
             members = await self._strategy.play(specs, context)
         except BaseException:
@@ -119,7 +119,7 @@ class GroupRunner:
         flaws = await close_envs(envs, seconds)
         members = with_flaws(members, {context.episode(i): flaw for i, flaw in enumerate(flaws) if flaw})
         if self._rescore:
-            heat = self.settings.temperature
+            heat = settings.temperature
             members = [await _rescore(member, inflight.policy, heat) for member in members]
         return members
 
@@ -133,21 +133,21 @@ class GroupRunner:
             )
             yield
 
-    async def _specs(self, inflight: InflightGroup) -> list[EpisodeSpec]:
+    async def _specs(self, inflight: InflightGroup, environment: TrainedEnvironment) -> list[EpisodeSpec]:
         draw, group = inflight.draw, inflight.group
         # The id follows from what was drawn, so that a resumed run gives its groups the same ids.
         name = f"{self._seed}/{group.step}/{group.first}"
         group_id = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
-        retriever = self._task_env.retriever
+        retriever = environment.task_env.retriever
         if retriever is not None:
             retriever = at_progress(retriever, inflight.step / self._steps)
         if draw.noise:
-            retriever = LossyRetriever(retriever or self._task_env.searched, draw.noise)
-        task_env = self._task_env.varied(retriever=retriever, **draw.env)
-        task = self._task_env.source.tasks[group.task]
+            retriever = LossyRetriever(retriever or environment.task_env.searched, draw.noise)
+        task_env = environment.task_env.varied(retriever=retriever, **draw.env)
+        task = self._training.tasks[group.task]
         # Before there are environments, which nobody would close if the record cannot be read.
         prefix = from_record(draw.prefix, task) if draw.prefix else None
-        envs = await make_envs([task_env.make_env] * len(inflight.seeds), self.settings.deadline_s)
+        envs = await make_envs([task_env.make_env] * len(inflight.seeds), environment.settings.deadline_s)
         seeded = zip(envs, inflight.seeds, strict=True)
         given = (group_id, self._gate, draw.guidance, prefix)
         return [EpisodeSpec(env, task, seed, *given) for env, seed in seeded]

@@ -41,7 +41,7 @@ def run_of(closed: list[str], *, fails: str = "") -> Any:
         Held(name, closed, fails=name == fails) for name in ("tracker", "scheduler", "policy")
     )
     rest = dict.fromkeys(("config", "folder", "display", "chat", "learner", "sampler"))
-    rest |= dict.fromkeys(("train", "dev", "test", "demonstrations"))
+    rest |= dict.fromkeys(("environments", "training", "demonstrations"))
     return make(**rest, policy=policy, scheduler=scheduler, trackers=[tracker])
 
 

@@ -42,6 +42,7 @@ from agentenv.trainers.strategies.branch_windows import EntropyTemperatures
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 from agentenv.trainers.task_sampling.samplers import GatedSampler, Group, TaskDraw, get_sampler
+from agentenv.trainers.task_sampling.training_tasks import TrainedEnvironment, TrainingTasks
 from agentenv.trainers.workers.group_runner import GroupRunner
 from agentenv.trainers.workers.inflight import InflightGroup, choose_batch
 from agentenv.trainers.workers.recorded_policy import RecordedPolicy
@@ -155,7 +156,8 @@ def group_runner(
 ) -> GroupRunner:
     """Who plays the groups of ``run``."""
     chat, steps = InlineFormat(TOKENIZER), run.optimizer.steps
-    return GroupRunner(run.rollout, limits, policy, chat, field, seed=run.seed, steps=steps, **options)
+    training = TrainingTasks([TrainedEnvironment("env", 1.0, field, limits, {})])
+    return GroupRunner(run.rollout, policy, chat, training, seed=run.seed, steps=steps, **options)
 
 
 def task_env(tasks: Sequence[Task] = TASKS) -> Any:
@@ -184,7 +186,7 @@ class Nearby:
         await self.open()
         self.load_weights(weights)
         inflight = InflightGroup.of(order, self.player.policy)
-        deterministic_batcher = DeterministicBatcher() if self.player.settings.deterministic else None
+        deterministic_batcher = DeterministicBatcher() if self.player.rollout.deterministic else None
         return await self.player.play(inflight, deterministic_batcher), inflight.policy.state_dict()
 
     def load_weights(self, weights: Weights) -> None:
