@@ -28,7 +28,7 @@ from agentenv.core.chat import InlineFormat
 from agentenv.core.types import Message
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.policies.fakes import random_policy
-from agentenv.trainers.config.config_files import load_config, override
+from agentenv.trainers.config.config_files import changed, load_config, override
 from tests.file_contents import contents_of
 
 WORLD = {"documents": 200, "questions": 24, "families": ("yes_no",), "hops": (2, 2)}
@@ -614,7 +614,7 @@ def test_what_to_do_next_fits_the_run(words: list[str], wanted: list[str], not_w
 
 
 def test_the_end_of_a_run_shows_the_score_of_each_of_several_sets(capsys: pytest.CaptureFixture[str]) -> None:
-    score = {"mean": 0.5, "ci95": [0.4, 0.6], "n": 4}
+    score = {"scorer": "em_squad", "mean": 0.5, "ci95": [0.4, 0.6], "n": 4}
     after = score | {
         "by_set": {"nq": {"mean": 0.25, "ci95": [0.1, 0.75], "n": 3}, "hotpotqa": {"mean": None, "n": 0}}
     }
@@ -626,8 +626,22 @@ def test_the_end_of_a_run_shows_the_score_of_each_of_several_sets(capsys: pytest
     assert ["hotpotqa", "no", "score", "n", "0"] in lines
 
 
+def test_the_end_of_a_run_shows_the_scores_in_every_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    own = {"scorer": "em_squad", "mean": 0.5, "ci95": [0.4, 0.6], "n": 4}
+    sums = {"scorer": "reward", "mean": 0.25, "ci95": [0.1, 0.75], "n": 3}
+    scores = {"before": own, "after": own, "before-sums": sums, "after-sums": sums | {"mean": 0.75}}
+    places = {"out": "runs/x", "report": "runs/x/report.html", "policy": "runs/x/policy"}
+    result = {"scorer": "em_squad", "bounds": {}, "index_recall": {}, **scores, **places}
+    config = changed(load_config("laptop-search"), {"environments.sums": {"share": 0.5}})
+    Train(config, Path("runs/x")).show(result, Console(width=200))
+    shown = capsys.readouterr().out
+    assert "reward on 3 held-out questions of sums" in shown
+    assert "after  0.750  [0.100, 0.750]" in shown
+    assert "agentenv compare runs/x/evaluation/before-sums runs/x/evaluation/after-sums" in shown
+
+
 def test_the_end_of_a_run_shows_the_bounds_of_its_score(capsys: pytest.CaptureFixture[str]) -> None:
-    score = {"mean": 0.5, "ci95": [0.4, 0.6], "n": 4}
+    score = {"scorer": "em_squad", "mean": 0.5, "ci95": [0.4, 0.6], "n": 4}
     bounds = {"expert": {"mean": 0.985, "n": 4}, "closed_book": {"note": "the policy failed"}}
     result = {"scorer": "em_squad", "before": score, "after": score, "bounds": bounds, "index_recall": {}}
     places = {"out": "runs/x", "report": "runs/x/report.html", "policy": "runs/x/policy"}
