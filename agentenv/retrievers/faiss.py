@@ -1,5 +1,6 @@
 """Dense retrieval: an encoder and a FAISS inner-product index over one corpus."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from agentenv.retrievers.indexes import (
     load_faiss,
     new_index,
     read_index,
+    refuse_unsearchable,
     train,
     tune,
     write_index,
@@ -133,7 +135,7 @@ class FaissRetriever(CorpusRetriever):
             timeout_s: seconds that a batch may take.
 
         Raises:
-            ConfigurationError: the folder holds no FAISS retriever.
+            ConfigurationError: the folder holds no FAISS retriever, or an index of a kind that cannot be searched here.
             IndexMismatch: encoder or corpus are not those that the index was built with, or a newer FAISS wrote it.
         """
         folder = Path(folder)
@@ -143,6 +145,7 @@ class FaissRetriever(CorpusRetriever):
         encoder = encoder or make_encoder(card.encoder_spec)
         _refuse_other_encoder(card, encoder, folder)
         index = read_index(folder / INDEX_FILE)
+        refuse_unsearchable(index, folder / INDEX_FILE)
         if (index.ntotal, index.d) != (len(corpus), encoder.dim):
             raise IndexMismatch(
                 f"The index in {folder} holds {index.ntotal} vectors of {index.d} dimensions, "
@@ -231,7 +234,7 @@ def _refuse_newer(card: Card, folder: Path) -> None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
+    return tuple(int(part) for part in version.split(".") if re.fullmatch("[0-9]{1,9}", part))
 
 
 def _refuse_other_encoder(card: Card, encoder: Encoder, folder: Path) -> None:

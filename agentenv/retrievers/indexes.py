@@ -220,10 +220,28 @@ def read_index(path: Path, *, mapped: bool = True) -> Any:
     faiss = load_faiss()
     try:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
-    except RuntimeError as error:
+    except (
+        RuntimeError,
+        MemoryError,
+    ) as error:  # of a file that is damaged, FAISS may take a count for a size
         raise ConfigurationError(f"{path} cannot be read; build the retriever again.") from error
     tune(index)
     return index
+
+
+def refuse_unsearchable(index: Any, path: Path) -> None:
+    """Refuses an index from a file whose hits would not be the best rows of the corpus.
+
+    Raises:
+        ConfigurationError: it compares by distance, of which the least is best, or keeps labels of its own.
+    """
+    faiss = load_faiss()
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise ConfigurationError(f"{path} compares by distance, not by inner product; build the index again.")
+    if isinstance(index, faiss.IndexIDMap):
+        raise ConfigurationError(
+            f"{path} keeps labels of its own; rows of the corpus are the only labels here."
+        )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import pytest
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, IndexMismatch, RetrieverFault
 from agentenv.retrievers.encoder import HashEncoder, Recipe, SentenceEncoder, Vectors, make_encoder
-from agentenv.retrievers.faiss import LAYOUT, FaissRetriever, laid_out
+from agentenv.retrievers.faiss import INDEX_FILE, LAYOUT, FaissRetriever, laid_out
 from agentenv.retrievers.indexes import Effort, tune
 from agentenv.retrievers.storage.checksums import file_sums
 from agentenv.retrievers.storage.retriever_folder import CARD_FILE, CORPUS_FILE, _digest_of
@@ -163,6 +163,51 @@ def test_a_manifest_that_disagrees_is_refused(tmp_path: Path, field: str, value:
     build().save(tmp_path / "saved")
     change_card(tmp_path / "saved", {field: value})
     with pytest.raises(IndexMismatch, match=named):
+        FaissRetriever.load(tmp_path / "saved", encoder=HashEncoder(dim=64))
+
+
+@pytest.mark.parametrize("version", ["1.²", "1." + "9" * 5_000, "1.9.0.dev²"])
+def test_a_version_that_is_no_number_is_no_reason_to_fail(tmp_path: Path, version: str) -> None:
+    build().save(tmp_path / "saved")
+    change_card(tmp_path / "saved", {"faiss": version})
+    assert len(FaissRetriever.load(tmp_path / "saved", encoder=HashEncoder(dim=64)).corpus) == 400
+
+
+def replace_index(folder: Path, content: bytes) -> None:
+    """Lets a saved retriever have another index, on a card without checksums."""
+    (folder / INDEX_FILE).write_bytes(content)
+    change_card(folder, {"files": {}})
+
+
+@pytest.mark.parametrize("kind", ["distance", "labels"])
+def test_an_index_whose_best_hits_are_others_is_not_opened(tmp_path: Path, kind: str) -> None:
+    # By distance the farthest passages would come first; labels of its own would name other passages.
+    retriever = build()
+    retriever.save(tmp_path / "saved")
+    vectors = retriever._index.reconstruct_n(0, len(DOCUMENTS))
+    if kind == "distance":
+        index = faiss.IndexFlatL2(64)
+        index.add(vectors)
+    else:
+        index = faiss.IndexIDMap(faiss.IndexFlatIP(64))
+        index.add_with_ids(vectors, np.arange(len(DOCUMENTS))[::-1].copy())
+    replace_index(tmp_path / "saved", faiss.serialize_index(index).tobytes())
+    with pytest.raises(ConfigurationError, match=INDEX_FILE):
+        FaissRetriever.load(tmp_path / "saved", encoder=HashEncoder(dim=64))
+
+
+def test_an_index_that_claims_more_than_memory_holds_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build().save(tmp_path / "saved")
+
+    def claims(path: str, flags: int) -> None:
+        raise MemoryError(
+            "std::bad_alloc"
+        )  # what FAISS's wrapper raises where a count in the file is too large
+
+    monkeypatch.setattr(faiss, "read_index", claims)
+    with pytest.raises(ConfigurationError, match=INDEX_FILE):
         FaissRetriever.load(tmp_path / "saved", encoder=HashEncoder(dim=64))
 
 

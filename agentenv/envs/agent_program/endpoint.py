@@ -10,6 +10,7 @@ from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.concurrency.forks import in_forked_processes
 from agentenv.envs.agent_program.requests import Asked, Reply, completion, read_request, stream_of
 from agentenv.errors import EnvFault, needs_extra
+from agentenv.web.connections import ConnectionLimits, bounded_protocol
 from agentenv.web.gate import Gate, Refusal
 from agentenv.web.hosts import HostCheck
 from agentenv.web.http import body_within, unless_gone
@@ -20,6 +21,9 @@ LOOP = BackgroundLoop("agentenv-agent-programs")
 _BODY_BYTES, _BODY_S = 32 * 2**20, 30.0
 _START_S = 30.0
 _KEEPALIVE_S = 300  # far longer than clients keep an idle connection: one that is closed as they ask breaks off the agent
+_CONNECTIONS = ConnectionLimits(
+    per_address=ConnectionLimits.connections
+)  # all agents have the address of this machine
 _UNAUTHORISED, _NOT_FOUND, _NOT_ALLOWED = 401, 404, 405
 _SERVED = "POST /v1/chat/completions and GET /v1/models"
 
@@ -72,6 +76,7 @@ class AgentEndpoint:
         listening = listen("127.0.0.1", 0)
         config = uvicorn.Config(
             HostCheck(self._app()),
+            http=bounded_protocol(_CONNECTIONS),
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -14,7 +14,7 @@ import numpy as np
 from agentenv.errors import ConfigurationError, IndexMismatch
 from agentenv.retrievers.encoder import Encoder, Vectors
 from agentenv.retrievers.faiss import INDEX_FILE, FaissRetriever, dense_card, laid_out
-from agentenv.retrievers.indexes import load_faiss, read_index
+from agentenv.retrievers.indexes import load_faiss, read_index, refuse_unsearchable
 from agentenv.retrievers.storage.mapped_corpus import MappedCorpus, link_corpus
 from agentenv.retrievers.storage.retriever_folder import new_folder, write_card
 
@@ -40,7 +40,7 @@ def import_index(index_file: Path, corpus: Path, out: Path, encoder: Encoder) ->
         IndexMismatch: index, corpus and encoder do not belong together.
     """
     index = read_index(index_file)
-    _refuse_unsearchable(index, index_file)
+    refuse_unsearchable(index, index_file)
     with new_folder(out) as fresh:
         linked = link_corpus(corpus, fresh)
         if (index.ntotal, index.d) != (len(linked), encoder.dim):
@@ -55,16 +55,6 @@ def import_index(index_file: Path, corpus: Path, out: Path, encoder: Encoder) ->
         kind = type(index).__name__
         write_card(fresh, dense_card(linked, encoder, kind, layout=layout, corpus_file=digest))
     return FaissRetriever.load(out, encoder=encoder)
-
-
-def _refuse_unsearchable(index: Any, path: Path) -> None:
-    faiss = load_faiss()
-    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise ConfigurationError(f"{path} compares by distance, not by inner product; build the index again.")
-    if isinstance(index, faiss.IndexIDMap):
-        raise ConfigurationError(
-            f"{path} keeps labels of its own; rows of the corpus are the only labels here."
-        )
 
 
 def _layout_of(index: Any, corpus: MappedCorpus, encoder: Encoder) -> str:

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import psutil
 
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.types import EndReason, Step, Task, TurnTokens, is_context
+from agentenv.envs.agent_program.endpoint import endpoint
 from agentenv.envs.agent_program.env import AgentProgram
 from agentenv.errors import ConfigurationError, EnvFault, SnapshotError, SnapshotRefused
 from agentenv.trainers.strategies.rewind import Rewinder
@@ -404,6 +406,15 @@ def test_a_key_of_another_time_is_refused() -> None:
         env.step("5")
     with playing("with_a_wrong_key") as env:
         assert "no episode that is being played has this key" in env.state.request.messages[0].text
+
+
+def test_headers_without_end_are_refused_while_an_episode_is_played() -> None:
+    with playing("plain") as env:
+        port = int(endpoint._url.rpartition(":")[2].removesuffix("/v1"))
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as peer:
+            peer.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"a" * 100_000)
+            assert b" 431 " in peer.recv(100)
+        assert env.step("5").reward == 1.0
 
 
 def test_an_agent_that_works_again_is_told_of_the_same_tokens() -> None:
