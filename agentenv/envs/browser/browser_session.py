@@ -5,6 +5,8 @@ hashed, and a replay that shows something else is a fault and no state to go on 
 """
 
 import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -84,15 +86,9 @@ class BrowserSession:
             BrowserFault: the browser or the page broke, now or before.
         """
         tab, history = self._alive()
-        try:
-            async with guarded(f"the action {action.kind}"):
-                notes = await tab.act(action)
-                screen, goal = await tab.screen(image=self._images)
-        except (LatePage, BrokenPage) as error:
-            if not await self._driver.is_well(tab):
-                raise
-            self.drop()
-            raise PageHangs from error
+        async with self._of_the_page(tab, f"the action {action.kind}"):
+            notes = await tab.act(action)
+            screen, goal = await tab.screen(image=self._images)
         seen = BrowserStep(screen, notes, goal)
         self._history = replace(
             history, actions=(*history.actions, action), digests=(*history.digests, seen.digest)
@@ -103,10 +99,24 @@ class BrowserSession:
         """What a validator learns.
 
         Raises:
+            PageHangs: as in ``act``.
             BrowserFault: the browser or the page broke.
         """
-        async with guarded("reading the page"):
-            return await self._alive()[0].facts(answers, ended=ended)
+        tab, _ = self._alive()
+        async with self._of_the_page(tab, "reading the page"):
+            return await tab.facts(answers, ended=ended)
+
+    @asynccontextmanager
+    async def _of_the_page(self, tab: Tab, doing: str) -> AsyncIterator[None]:
+        """``guarded``, and what the page is to blame for is ``PageHangs``: the policy has brought it there."""
+        try:
+            async with guarded(doing):
+                yield
+        except (LatePage, BrokenPage) as error:
+            if not await self._driver.is_well(tab):
+                raise
+            self.drop()
+            raise PageHangs from error
 
     async def screenshot(self) -> bytes:
         """The page's pixels now, as a PNG.

@@ -228,23 +228,28 @@ class Browser(AsyncEnv[BrowserState]):
         if reply.action is None:
             wrong = ToolResult("none", ToolStatus.FORMAT_ERROR, reply.error, "no action")
             return self._going_on(reply.error, (wrong,), valid=False)
-        done, notes = reply.action, Notes()
+        done = reply.action
         if done.kind is ActionKind.ANSWER:
             state.answers += (done.text,)
-        elif done.kind is not ActionKind.TERMINATE:
-            try:
-                state.seen = await self._on_driver(state.session.act(done))
-            except PageHangs:  # the policy has chosen the action; a fault would exclude its episode
-                hung = ToolResult(str(done.kind), ToolStatus.TIMEOUT, error_class="PageHangs")
-                return self.result((), end=EndReason.TIME_LIMIT, truncated=True, tool_results=(hung,))
-            notes = state.seen.notes
-        results = (result_of(done, notes),)
-        if notes.looping:
-            return self.result((), end=EndReason.TIME_LIMIT, truncated=True, tool_results=results)
-        verdict = await self._verdict(notes, ended=done.kind is ActionKind.TERMINATE)
+        try:
+            notes = await self._carried_out(done)
+            results = (result_of(done, notes),)
+            if notes.looping:
+                return self.result((), end=EndReason.TIME_LIMIT, truncated=True, tool_results=results)
+            verdict = await self._verdict(notes, ended=done.kind is ActionKind.TERMINATE)
+        except PageHangs:  # the policy has chosen the action; a fault would exclude its episode
+            hung = ToolResult(str(done.kind), ToolStatus.TIMEOUT, error_class="PageHangs")
+            return self.result((), end=EndReason.TIME_LIMIT, truncated=True, tool_results=(hung,))
         if verdict is not None:
             return self.result((), reward=verdict, end=EndReason.SUBMITTED, tool_results=results)
         return self._going_on(results[0].text, results)
+
+    async def _carried_out(self, action: Action) -> Notes:
+        """What happened on the page during ``action``; nothing where that is for us and not for the page."""
+        if action.kind in (ActionKind.ANSWER, ActionKind.TERMINATE):
+            return Notes()
+        self.state.seen = await self._on_driver(self.state.session.act(action))
+        return self.state.seen.notes
 
     def _going_on(self, feedback: str, results: tuple[ToolResult, ...], *, valid: bool = True) -> Step:
         if self.state.turns >= self._max_steps:

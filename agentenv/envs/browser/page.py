@@ -25,7 +25,9 @@ LEAST_MS = 20
 """Virtual milliseconds that every action takes."""
 MAX_ROUNDS = 20  # of navigations and requests after one action
 MAX_SAID = 500  # characters of an error of the page
-MAX_NOTES = 20  # of what was stopped during one action
+MAX_NOTES = 20  # of what happened during one action
+MAX_NOTE = 200  # characters of one
+EVENTS = frozenset({"error", "alert", "confirm", "prompt", "navigation", "network", "popup"})
 DEADLINE_S = 30.0
 WAIT_LIMIT_S = 60.0  # of a wait or a long press, in virtual seconds
 SCROLLED = 0.8  # of what is visible, by one scroll
@@ -53,7 +55,7 @@ class Notes:
     """What happened on the page during one action."""
 
     events: list[tuple[str, str]] = field(default_factory=list)
-    """Kind (error, alert, confirm, prompt, navigation, network, popup) and text; the last three were stopped."""
+    """Kind (one of ``EVENTS``) and text on one line; what has the kind navigation, network or popup was stopped."""
     looping: bool = False
     """Whether the page opened dialogs without end."""
     reward: float | None = None
@@ -174,7 +176,8 @@ class Tab:
 
     def _note(self, kind: str, text: str) -> None:
         if len(self._notes.events) < MAX_NOTES:
-            self._notes.events.append((kind, text[:200]))
+            # On one line: the page could otherwise write lines like those of the UI tree.
+            self._notes.events.append((kind, " ".join(text[:MAX_NOTE].split())))
 
     def _loaded(self, *_: Any) -> None:
         self._loads += 1
@@ -303,8 +306,7 @@ class Tab:
             seen = self._loads, self._downloads
             call = f"{first}agentenv.settle({least_ms}, {SETTLE_MS})"
             reply = await self._evaluate(call, lost={"leaving": True})
-            self._notes.events += [(kind, text) for kind, text in reply.get("notes", ())]
-            self._notes.looping |= reply.get("looping", False)
+            self._take_notes(reply)
             if reply["leaving"]:
                 await self._until(lambda seen=seen: (self._loads, self._downloads) != seen)
             elif self._requests:
@@ -312,6 +314,26 @@ class Tab:
             else:
                 return
             least_ms, first = 0, ""
+
+    def _take_notes(self, reply: Any) -> None:
+        """Takes note of what a script of ours in the page's own world says; its arrays are those that the page may change.
+
+        Raises:
+            BrokenPage: it is nothing that our script says.
+        """
+        match reply:
+            case {"leaving": bool(), "notes": list(told), "looping": bool(looping)}:
+                self._notes.looping |= looping
+            case {"leaving": bool()}:
+                told = []
+            case _:
+                told = [reply]
+        for note in told:
+            match note:
+                case [str(kind), str(text)] if kind in EVENTS:
+                    self._note(kind, text)
+                case _:
+                    raise BrokenPage(f"the page has changed what is noted of it: {str(note)[:MAX_NOTE]}")
 
     async def _until(self, condition: Any) -> None:
         while not condition():

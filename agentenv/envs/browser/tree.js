@@ -30,20 +30,25 @@
     "255,0,255": "magenta", "128,128,128": "grey", "165,42,42": "brown",
   };
 
+  // The fields of a form are properties of it, by their names, and hide its own ones: a field may be called "children".
+  const its = (element, name) =>
+    element instanceof HTMLFormElement ? Reflect.get(HTMLFormElement.prototype, name, element) : element[name];
+  const ask = (element, name, ...given) => its(element, name).call(element, ...given);
+
   const numbered = element => {
     if (!numbers.has(element)) { numbers.set(element, String(++last)); known.set(String(last), new WeakRef(element)); }
     return numbers.get(element);
   };
   const tidy = (text, room = MAX_TEXT) => (text || "").replace(/\s+/g, " ").trim().slice(0, room);
-  const ownText = element => tidy([...element.childNodes].filter(node => node.nodeType === Node.TEXT_NODE).map(node => node.data).join(" "));
+  const ownText = element => tidy([...its(element, "childNodes")].filter(node => node.nodeType === Node.TEXT_NODE).map(node => node.data).join(" "));
   const givenRole = element => {
-    const role = tidy(element.getAttribute("role"));
+    const role = tidy(ask(element, "getAttribute", "role"));
     return role === "presentation" || role === "none" ? "" : role;
   };
   const roleOf = element => givenRole(element) ||
-    (element.tagName === "INPUT" ? INPUTS[element.type] || "textbox" : ROLES[element.tagName]) ||
-    (element.isContentEditable && !element.parentElement.isContentEditable ? "textbox" : "") ||
-    (SHAPES.has(element.tagName) ? "graphic" : "");
+    (element.tagName === "INPUT" ? INPUTS[element.type] || "textbox" : ROLES[its(element, "tagName")]) ||
+    (its(element, "isContentEditable") && !its(element.parentElement, "isContentEditable") ? "textbox" : "") ||
+    (SHAPES.has(its(element, "tagName")) ? "graphic" : "");
 
   const colour = value => {
     const parts = /rgba?\((\d+), (\d+), (\d+)(?:, ([\d.]+))?\)/.exec(value);
@@ -53,45 +58,48 @@
   };
   // The part of an element's box that can be seen: inside the window and every scrolled box around it.
   const seenBox = element => {
-    const rect = element.getBoundingClientRect();
+    const rect = ask(element, "getBoundingClientRect");
     const box = [Math.max(rect.left, 0), Math.max(rect.top, 0), Math.min(rect.right, innerWidth), Math.min(rect.bottom, innerHeight)];
-    for (let parent = element.parentElement; parent && parent !== document.body; parent = parent.parentElement) {
+    for (let parent = its(element, "parentElement"); parent && parent !== document.body; parent = its(parent, "parentElement")) {
       if (getComputedStyle(parent).overflow === "visible" || parent instanceof SVGElement) continue;
-      const around = parent.getBoundingClientRect();
+      const around = ask(parent, "getBoundingClientRect");
       box[0] = Math.max(box[0], around.left); box[1] = Math.max(box[1], around.top);
       box[2] = Math.min(box[2], around.right); box[3] = Math.min(box[3], around.bottom);
     }
     return box[2] - box[0] >= 1 && box[3] - box[1] >= 1 ? box : null;
   };
   const nameOf = (element, role, style) => {
-    const given = element.getAttribute("aria-label") || element.getAttribute("alt") || element.getAttribute("title");
+    const given = ["aria-label", "alt", "title"].map(name => ask(element, "getAttribute", name)).find(Boolean);
     if (given) return tidy(given);
     if (element.tagName === "INPUT" && role === "button") return tidy(element.value);
-    if (element.labels && element.labels.length) return tidy([...element.labels].map(label => label.innerText).join(" "));
+    const labels = its(element, "labels");
+    if (labels && labels.length) return tidy([...labels].map(label => label.innerText).join(" "));
     if (role === "textbox" || role === "searchbox" || role === "combobox" || role === "spinbutton")
       return tidy(element.getAttribute("placeholder") || element.name || element.id);
     if (role === "graphic" || role === "img") return drawn(element, style);
-    return WHOLE.has(role) ? tidy(element.innerText || element.textContent) || drawn(element, style) : ownText(element);
+    return WHOLE.has(role) ? tidy(its(element, "innerText") || element.textContent) || drawn(element, style) : ownText(element);
   };
   const drawn = (element, style) => {
     const svg = element instanceof SVGElement;
-    const classes = String(svg ? element.getAttribute("class") || "" : element.className);
+    const classes = String(svg ? element.getAttribute("class") || "" : its(element, "className"));
     const kind = SHAPES.has(element.tagName) ? element.tagName : "";
     const source = element.tagName === "IMG" ? element.getAttribute("src").slice(-40).split("/").pop() : "";
-    return tidy([kind, element.id, classes, source, colour(svg ? style.fill : style.backgroundColor)].filter(Boolean).join(" "));
+    return tidy([kind, its(element, "id"), classes, source, colour(svg ? style.fill : style.backgroundColor)].filter(Boolean).join(" "));
   };
   const valueOf = (element, role) => {
     if (element.tagName === "SELECT") return tidy([...element.selectedOptions].map(option => option.text).join(", "));
     if (role === "checkbox" || role === "radio" || role === "button") return "";
-    if (role === "textbox" && element.value === undefined) return tidy(element.innerText);
-    return tidy(element.value === undefined || element.tagName === "LI" ? element.getAttribute("aria-valuenow") : String(element.value), MAX_VALUE);
+    const value = its(element, "value");
+    if (role === "textbox" && value === undefined) return tidy(its(element, "innerText"));
+    return tidy(value === undefined || element.tagName === "LI" ? ask(element, "getAttribute", "aria-valuenow") : String(value), MAX_VALUE);
   };
+  const says = (element, attribute) => ask(element, "getAttribute", attribute) === "true";
   const statesOf = element => [
-    (element.checked || element.getAttribute("aria-checked") === "true") && "checked",
-    (element.selected || element.getAttribute("aria-selected") === "true") && "selected",
-    element.getAttribute("aria-expanded") === "true" && "expanded",
+    (its(element, "checked") || says(element, "aria-checked")) && "checked",
+    (its(element, "selected") || says(element, "aria-selected")) && "selected",
+    says(element, "aria-expanded") && "expanded",
     document.activeElement === element && "focused",
-    (element.disabled || element.getAttribute("aria-disabled") === "true") && "disabled",
+    (its(element, "disabled") || says(element, "aria-disabled")) && "disabled",
   ].filter(Boolean);
   const isDrawn = style => colour(style.backgroundColor) || style.backgroundImage !== "none" ||
     style.borderTopStyle !== "none" || style.cursor === "pointer";
@@ -100,7 +108,7 @@
     [numbered(element), role, nameOf(element, role, style), box.map(Math.round), valueOf(element, role), statesOf(element)];
   const visit = (element, rows) => {
     if (rows.length >= MAX_ELEMENTS || ["SCRIPT", "STYLE", "NOSCRIPT", "TEMPLATE"].includes(element.tagName)) return;
-    if (IGNORED && element.matches(IGNORED)) return;
+    if (IGNORED && ask(element, "matches", IGNORED)) return;
     const style = getComputedStyle(element);
     if (style.display === "none") return;
     const box = style.visibility === "hidden" || style.opacity === "0" ? null : seenBox(element);
@@ -112,8 +120,8 @@
       for (const option of [...element.options].slice(0, 100)) rows.push([numbered(option), "option", tidy(option.text), box.map(Math.round), "", statesOf(option)]);
     if (role === "combobox" || (WHOLE.has(role) && !element.querySelector("[role=menuitem], input, button"))) return;
     const before = rows.length;
-    for (const child of element.children) visit(child, rows);
-    if (box && !role && rows.length === before && isDrawn(style) && !element.innerText.trim()) rows.push(row(element, "graphic", style, box));
+    for (const child of its(element, "children")) visit(child, rows);
+    if (box && !role && rows.length === before && isDrawn(style) && !its(element, "innerText").trim()) rows.push(row(element, "graphic", style, box));
   };
 
   const found = id => {
@@ -169,7 +177,7 @@
   const facts = () => ({
     url: cut(location.href), title: cut(document.title), text: document.body ? cut(document.body.innerText) : "",
     fields: Object.fromEntries([...document.querySelectorAll("input, textarea, select")].filter(field => field.name || field.id)
-      .map(field => [field.name || field.id, /^(checkbox|radio)$/.test(field.type) ? field.checked : cut(field.value)])),
+      .map(field => [field.name || field.id, /^(checkbox|radio)$/.test(field.type) ? field.checked : cut(String(field.value))])),
     storage: stored(),
   });
   globalThis.agentenvPage = {look, rehearse, place, focus, choose, scroll, facts};
