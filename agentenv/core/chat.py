@@ -2,12 +2,20 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 from agentenv.core.images import ImageReader, expanded, images_of, refuse_images
 from agentenv.core.model_families import family_of
-from agentenv.core.token_texts import control_tokens, defused, encode, encode_after, encode_first
+from agentenv.core.token_texts import (
+    control_tokens,
+    defused,
+    encode,
+    encode_after,
+    encode_first,
+    normaliser,
+)
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError, first_line
 
@@ -22,26 +30,30 @@ _OTHER_TEMPLATE = "save one that takes these messages in the folder of the token
 _INLINE = "the format 'inline' has no place for one: use the format 'template' or 'native', or pixels=false"
 
 
-def _plain(messages: Sequence[Message], control: Sequence[str]) -> list[dict[str, Any]]:
-    return [{"role": message.role, "content": content_of(message, control)} for message in messages]
+Defuse = Callable[[str], str]
+"""Takes the control tokens of a tokenizer out of a text."""
 
 
-def content_of(message: Message, control: Sequence[str]) -> str | list[dict[str, str]]:
+def _plain(messages: Sequence[Message], defuse: Defuse) -> list[dict[str, Any]]:
+    return [{"role": message.role, "content": content_of(message, defuse)} for message in messages]
+
+
+def content_of(message: Message, defuse: Defuse) -> str | list[dict[str, str]]:
     """What a chat template takes as the content of ``message``: its text, or a list of its parts where there is an image.
 
     Args:
         message: What is to be shown.
-        control: Tokens that it must not hold.
+        defuse: Is asked about its texts.
     """
     if isinstance(message.content, str) or not images_of([message]):
-        return defused(message.text, control)
+        return defuse(message.text)
     parts: list[dict[str, str]] = []
     for kind, run in groupby(message.content, key=lambda part: part.kind):
         if kind == "image":
             parts += [{"type": "image"} for _ in run]
         else:  # texts next to each other could make up a control token between them
             text = "".join(part.text for part in run)
-            parts.append({"type": "text", "text": defused(text, control)})
+            parts.append({"type": "text", "text": defuse(text)})
     return parts
 
 
@@ -74,7 +86,7 @@ class InlineFormat:
             unread: Whether nobody reads the prompts, as with a script that acts: images are then left out of them.
         """
         self._tokenizer = tokenizer
-        self._control = control_tokens(tokenizer)
+        self._defuse = partial(defused, control=control_tokens(tokenizer), normalise=normaliser(tokenizer))
         self._unread = unread
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -88,8 +100,8 @@ class InlineFormat:
         self._refuse(messages)
         if self._tokenizer.chat_template is None:
             text = "\n\n".join(message.text for message in messages) + "\n"
-            return encode_first(self._tokenizer, defused(text, self._control))
-        return encode(self._tokenizer, _rendered_whole(self._tokenizer, _plain(messages, self._control)))
+            return encode_first(self._tokenizer, self._defuse(text))
+        return encode(self._tokenizer, _rendered_whole(self._tokenizer, _plain(messages, self._defuse)))
 
     def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """``ids``, then the text of the observation and nothing around it.
@@ -98,7 +110,7 @@ class InlineFormat:
             ConfigurationError: there is an image in it.
         """
         self._refuse(messages)
-        text = defused("".join(message.text for message in messages), self._control)
+        text = self._defuse("".join(message.text for message in messages))
         return [*ids, *encode_after(self._tokenizer, text)]
 
     def _refuse(self, messages: Sequence[Message]) -> None:
@@ -140,7 +152,8 @@ class TemplateFormat:
         self._end = end
         self._mark = tokenizer.eos_token if end == tokenizer.eos_token_id else tokenizer.decode([end])
         self._ends = {end, *ends}
-        self._control = control_tokens(tokenizer, image_reader)
+        control = control_tokens(tokenizer, image_reader)
+        self._defuse = partial(defused, control=control, normalise=normaliser(tokenizer))
         self.image_reader = image_reader
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -152,7 +165,7 @@ class TemplateFormat:
             EnvFault: an image cannot be read.
         """
         self._refuse(messages)
-        text = _rendered_whole(self._tokenizer, _plain(messages, self._control))
+        text = _rendered_whole(self._tokenizer, _plain(messages, self._defuse))
         return encode_with_images(self._tokenizer, text, messages, self.image_reader)
 
     def _refuse(self, messages: Sequence[Message]) -> None:
@@ -169,7 +182,7 @@ class TemplateFormat:
         """
         self._refuse(messages)
         before = _render(self._tokenizer, _OPENING, open_assistant=False)
-        form = self._in_known_roles(_plain(messages, self._control))
+        form = self._in_known_roles(_plain(messages, self._defuse))
         after = _rendered_whole(self._tokenizer, [*_OPENING, *form])
         end = self._mark
         head = before[: before.rfind(end) + len(end)]

@@ -19,7 +19,7 @@ from agentenv.core.conversation import Conversation, Unrenderable, as_turns
 from agentenv.core.images import ImageReader, refuse_images
 from agentenv.core.model_families import Family, family_of, get_family
 from agentenv.core.template_dates import ASKS, dated
-from agentenv.core.token_texts import control_tokens, defused, template_tags
+from agentenv.core.token_texts import control_tokens, defused, normaliser, template_tags
 from agentenv.core.tool_replies import call_id
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError, first_line
@@ -68,6 +68,7 @@ class NativeFormat:
         self._options, self._day = _template_options(options or {})
         self.image_reader = image_reader
         self._control, self._tags = control_tokens(tokenizer, image_reader), template_tags(tokenizer)
+        self._normalise = normaliser(tokenizer)
         self._ends = set(ends)
         self._closers = self._closing_texts(ends)
         self._thinking_key, self._json_arguments, self._tool_without_call = "", False, False
@@ -198,8 +199,8 @@ class NativeFormat:
         if isinstance(message, AssistantTurn):
             return self._assistant(message)
         if message.role != "tool":
-            return {"role": message.role, "content": content_of(message, self._control)}
-        text = defused(message.text, (*self._control, *self._tags))
+            return {"role": message.role, "content": content_of(message, self._defused_text)}
+        text = defused(message.text, (*self._control, *self._tags), self._normalise)
         if self._in_users_name(message):
             return {"role": "user", "content": text}
         if self.family.plain_results:
@@ -216,7 +217,11 @@ class NativeFormat:
     def _assistant(self, turn: AssistantTurn) -> dict[str, Any]:
         # With the marks of calls as they were written: the row goes on, and what was wrong is seen.
         others = [token for token in self._control if token not in self._call_marks]
-        raw = [defused(call.text, others) for call in turn.calls if isinstance(call, MalformedCall)]
+        raw = [
+            defused(call.text, others, self._normalise)
+            for call in turn.calls
+            if isinstance(call, MalformedCall)
+        ]
         content = "\n".join(part for part in (self._defused(turn.content), *raw) if part)
         calls = [
             self._call(call, place) for place, call in enumerate(turn.calls) if isinstance(call, NativeCall)
@@ -244,10 +249,13 @@ class NativeFormat:
         function = {"name": self._defused(call.name), "arguments": arguments}
         return {"type": "function", "id": self._defused(call.id) or call_id(place), "function": function}
 
+    def _defused_text(self, text: str) -> str:
+        return defused(text, self._control, self._normalise)
+
     def _defused(self, value: Any) -> Any:
         """A value with no control token in any text of it: a turn of the policy is shown again, and may hold any."""
         if isinstance(value, str):
-            return defused(value, self._control)
+            return self._defused_text(value)
         if isinstance(value, Mapping):
             return {self._defused(name): self._defused(one) for name, one in value.items()}
         return [self._defused(one) for one in value] if isinstance(value, list) else value

@@ -5,7 +5,7 @@ before it, or a space, and a token may take the white space beside it.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentenv.core.images import ImageReader
@@ -80,12 +80,41 @@ def template_tags(tokenizer: Any) -> tuple[str, ...]:
     )
 
 
-def defused(text: str, control: Sequence[str]) -> str:
-    """``text`` in which no token of ``control`` can be read: a page that quotes ``<|im_end|>`` must not end a turn."""
+def normaliser(tokenizer: Any) -> Callable[[str], str] | None:
+    """What ``tokenizer`` makes of a text before it looks for added tokens in it; None where it looks in the text as it is.
+
+    Behind it a page may have written a token in another way: in capitals, in wide characters (NFKC), or with characters in
+    between that are taken out.
+    """
+    found = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    if found is None or not any(token.normalized for token in tokenizer.added_tokens_decoder.values()):
+        return None
+    normalise: Callable[[str], str] = found.normalize_str
+    return normalise
+
+
+def defused(text: str, control: Sequence[str], normalise: Callable[[str], str] | None = None) -> str:
+    """``text`` in which no token of ``control`` can be read: a page that quotes ``<|im_end|>`` must not end a turn.
+
+    Args:
+        text: What somebody else wrote.
+        control: From ``control_tokens``.
+        normalise: From ``normaliser``; a text that holds a token behind it alone is given as it is there.
+    """
     for token in control:
-        if token in text:
-            text = text.replace(token, f"{token[:1]} {token[1:]}")
-    return text
+        text = _parted(text, token)
+    if normalise is None:
+        return text
+    read = normalise(text)
+    hidden = [token for name in control for token in {name, normalise(name)} if token in read]
+    return defused(read, hidden) if hidden else text
+
+
+def _parted(text: str, token: str) -> str:
+    """``text`` with a space within every ``token``, also within two that overlap, such as ``<<`` in ``<<<``."""
+    if token not in text:
+        return text
+    return re.sub(f"{re.escape(token[:1])}(?={re.escape(token[1:])})", lambda first: f"{first[0]} ", text)
 
 
 def _is_of_pair(name: str, added: Mapping[str, bool]) -> bool:

@@ -1,5 +1,6 @@
 """Chat formats by name: which class is made, what it is handed, and options that belong to another format."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -75,6 +76,7 @@ def test_images_are_refused_by_a_format_of_text_unless_nobody_reads_it() -> None
 def test_control_tokens_are_parted_after_their_first_letter() -> None:
     assert defused(f"a{END_OF_TURN}b{END_OF_TURN}", [END_OF_TURN]) == "a< |im_end|>b< |im_end|>"
     assert defused(f"a{END_OF_TURN}", ["<s>"]) == f"a{END_OF_TURN}"
+    assert defused("a<<<b", ["<<"]) == "a< < <b"
 
 
 def test_a_page_writes_no_control_token_that_the_settings_do_not_name() -> None:
@@ -92,15 +94,16 @@ def test_a_page_writes_no_control_token_that_the_settings_do_not_name() -> None:
 
 
 def test_the_content_of_a_message_is_text_or_its_parts_where_there_is_an_image() -> None:
+    defuse = partial(defused, control=[END_OF_TURN])
     texts = (MessagePart("text", "<|im_"), MessagePart("text", "end|>"))
-    assert content_of(Message("user", texts), [END_OF_TURN]) == "< |im_end|>"
+    assert content_of(Message("user", texts), defuse) == "< |im_end|>"
     mixed = (
         *texts,
         MessagePart("image", image=PNG),
         MessagePart("image", image=PNG),
         MessagePart("text", "c"),
     )
-    assert content_of(Message("user", mixed), [END_OF_TURN]) == [
+    assert content_of(Message("user", mixed), defuse) == [
         {"type": "text", "text": "< |im_end|>"},
         {"type": "image"},
         {"type": "image"},
