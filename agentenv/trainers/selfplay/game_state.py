@@ -1,14 +1,20 @@
 """The state of one game: what has been played so far, the question in play, and what it was refused for."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentenv.core.grammar import shortened
+from agentenv.core.protocols import ChatFormat
 from agentenv.core.tool_results import searches_of
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Task
+from agentenv.core.types import Message, Task
+from agentenv.envs.search.page_format import filled
 from agentenv.envs.search.proposals import Proposal
+
+_ROOM = 8  # of its context a role has at least this part for its reply, where cutting what others wrote can give it
+_LEAST_CHARS = 200  # of a text that is not cut further
 
 
 def successes(state: "GameState") -> float | None:
@@ -91,6 +97,29 @@ def actions_of(trajectory: Trajectory) -> str:
 def mean_of(values: Sequence[float]) -> float | None:
     """The mean; None of nothing."""
     return sum(values) / len(values) if values else None
+
+
+def fitting(
+    prompt: str, seen: Mapping[str, str], written: Collection[str], chat: ChatFormat, context_tokens: int
+) -> str:
+    """``prompt`` filled with ``seen``; what roles have written is cut in its middle where it leaves no room for a reply.
+
+    A role that writes too much for the prompt of its judge would have no verdict otherwise, and its episode be left out.
+
+    Args:
+        prompt: Of a written turn.
+        seen: What each of its braces is filled with.
+        written: The braces whose texts roles have written; only these are cut, the longest first.
+        chat: How the prompt becomes ids.
+        context_tokens: Of the role that reads it.
+    """
+    texts, most = dict(seen), context_tokens - context_tokens // _ROOM
+    while len(chat.prompt((Message("user", text := filled(prompt, texts)),))) > most:
+        longest = max(written, key=lambda brace: len(texts[brace]), default="")
+        if len(texts.get(longest, "")) <= _LEAST_CHARS:
+            break
+        texts[longest] = shortened(texts[longest], len(texts[longest]) // 2)
+    return text
 
 
 def paid_by_game(played: Trajectory, reward: float) -> Trajectory:

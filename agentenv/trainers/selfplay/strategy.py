@@ -24,7 +24,7 @@ from agentenv.core.rollout import EpisodeSpec, run_episode
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.trajectory import SegmentKind, Trajectory
 from agentenv.core.types import Task
-from agentenv.envs.search.page_format import as_question, filled
+from agentenv.envs.search.page_format import as_question
 from agentenv.envs.search.proposals import Proposal, QuestionRules, as_page
 from agentenv.envs.search.self_play import (
     PROPOSER_PROMPT,
@@ -39,7 +39,7 @@ from agentenv.errors import ConfigurationError, EndpointFault, EnvFault, JudgeFa
 from agentenv.evaluation.llm_judge import Judge
 from agentenv.evaluation.rubrics import get_rubric
 from agentenv.policies.policy_spec import is_endpoint, is_program, make_endpoint_policy, make_program_policy
-from agentenv.trainers.selfplay.game_state import GameState, masked, paid_by_game, without_tokens
+from agentenv.trainers.selfplay.game_state import GameState, fitting, masked, paid_by_game, without_tokens
 from agentenv.trainers.selfplay.games import Game, GameTurn, agent_names, get_game
 from agentenv.trainers.selfplay.question_checks import AGREED, CHECKS, UNVERIFIED
 from agentenv.trainers.selfplay.role_rewards import ADMISSIONS, CHALLENGES, RATES, REWARDS, Challenge
@@ -292,8 +292,10 @@ class _GameRunner:
         if turn.check in AGREED and self.strategy.verifier == "searches":
             return await self._verifier_search(turn, seed), self._question()
         seen = {brace: await self._seen(source, place, seed) for brace, source in turn.sees.items()}
-        asked = Task(f"{state.seed.id}/{turn.name}", filled(prompt, seen), split=state.seed.split)
-        return RoleTurn(turn.writes), asked
+        written = [brace for brace, source in turn.sees.items() if source == "question" or "." in source]
+        _, chat = self._policy_of(self._role_of(turn, seed))
+        text = fitting(prompt, seen, written, chat, self.context.config.context_tokens)
+        return RoleTurn(turn.writes), Task(f"{state.seed.id}/{turn.name}", text, split=state.seed.split)
 
     async def _seen(self, source: str, place: int, seed: int) -> str:
         """What one brace of a prompt is filled with."""

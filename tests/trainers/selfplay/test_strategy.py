@@ -82,6 +82,7 @@ def game(
     chat: Any = None,
     seed: int = 0,
     topic: Task = TOPICS[0],
+    context_tokens: int = 8000,
     **options: Any,
 ) -> list[Trajectory]:
     """One game, about Ada Guild if nothing else is said."""
@@ -94,7 +95,7 @@ def game(
         )
         for i in range(slots)
     ]
-    config = RolloutConfig(context_tokens=8000, turn_tokens=2000, stop=STOP)
+    config = RolloutConfig(context_tokens=context_tokens, turn_tokens=2000, stop=STOP)
     context = RolloutContext(policy, chat or InlineFormat(TOKENIZER), config, TOKENIZER.decode, name="step-1")
     return asyncio.run(
         play_groups([specs], get_strategy("self_play", {"searches": (1, 1)} | options), context)
@@ -498,6 +499,29 @@ def test_multi_agent_evolve_by_its_table() -> None:
     assert figures(played)["solve_rate"] == [0.5]
     assert "Which town is oldest?" in roles.shown["propose"][0]
     assert all("score" not in text for text in roles.shown["solve"])
+
+
+@pytest.mark.parametrize("context_tokens", [1780, 1800])
+def test_nobody_escapes_a_verdict_by_writing_more_than_the_judges_context_holds(context_tokens: int) -> None:
+    """Such an answer left its judge no room in 1,780 tokens, and room for no number in 1,800.
+
+    The solver was left out of the loss then, as our failure, or paid for half of the best grade.
+    """
+
+    def script(move: str, place: int, turn: int, shown: str) -> str:
+        return {
+            "propose": "<question>Which town is older than any?</question>",
+            "rate": "<score>8</score>",
+            "solve": f"<answer>{'none ' * 330 if place == 0 else 'none'}</answer>",
+            "grade": "<score>1</score>",
+        }[move]
+
+    roles = Roles(script)
+    played = game(roles, game="mae", checks=(), context_tokens=context_tokens)
+    assert [(t.valid, t.error) for t in played] == [(True, "")] * len(played)
+    assert by_role(played)["solver"] == [0.5] * 4  # half for the form, and nothing for the grade
+    (cut,) = [text for text in roles.shown["grade"] if "left out" in text]
+    assert cut.count("none none") > 50  # its beginning and its end are read
 
 
 @pytest.mark.parametrize("question", ["Why?", "why " * 300, "Which town is older than any?"])
