@@ -64,6 +64,13 @@ class ImageReader(Protocol):
         """
 
 
+def picture_errors() -> tuple[type[Exception], ...]:
+    """What pillow raises of a picture that is damaged, or that would take more memory than pictures do."""
+    from PIL import Image
+
+    return (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+
+
 def image_digest(image: bytes) -> str:
     """Twenty hexadecimal digits of the bytes of an image."""
     return hashlib.sha256(image).hexdigest()[:20]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentenv.core.images import PlacedImage, rope_positions, substitute
+from agentenv.core.images import PlacedImage, picture_errors, rope_positions, substitute
 from agentenv.core.io.model_files import LOCAL
 from agentenv.errors import CheckpointMismatch, EnvFault, first_line, needs_extra
 from agentenv.policies.forward import CacheShape, RowCache, probe, refusal, require_small, span, step
@@ -169,7 +169,7 @@ def opened_picture(image: bytes) -> Any:
             return picture.convert("RGB")
     except UnidentifiedImageError as error:  # whose own words name an address in memory
         raise EnvFault(f"an image of {len(image)} bytes cannot be read: its header is damaged") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except picture_errors() as error:
         raise EnvFault(f"an image of {len(image)} bytes cannot be read: {error}") from error
 
 

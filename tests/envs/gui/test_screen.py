@@ -1,6 +1,8 @@
 """Screens: sizes for models by hand, what lies at a place, JSON and back, images as message parts."""
 
 import io
+import json
+import zlib
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from agentenv.envs.gui.actions import Action, ActionKind
 from agentenv.envs.gui.observation import ScreenFormat, opening, usage
+from agentenv.envs.gui.recordings import load_recordings
 from agentenv.envs.gui.screen import (
     Box,
     Element,
@@ -20,7 +23,7 @@ from agentenv.envs.gui.screen import (
     resized,
     to_json,
 )
-from agentenv.errors import ConfigurationError, EnvFault
+from agentenv.errors import ConfigurationError, DatasetError, EnvFault
 
 FIELD = Element("1", "textbox", "Name", Box(0, 0, 100, 20), 'Ann "A"', ("focused",))
 PANEL = Element("2", "group", "Form", Box(0, 0, 200, 100))
@@ -97,6 +100,27 @@ def test_an_image_becomes_a_resized_part(tmp_path: Path) -> None:
     for bad in (tmp_path / "bad.png", tmp_path / "none.png", b"no image"):
         with pytest.raises(EnvFault, match="screenshot"):
             image_part(bad)
+
+
+def test_a_picture_that_is_damaged_or_as_large_as_memory_is_one_sentence(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    held = io.BytesIO()
+    image.new("RGB", (100, 50), "red").save(held, "PNG")
+    good = held.getvalue()
+    header = b"IHDR" + (60_000).to_bytes(4, "big") * 2 + good[24:29]
+    large = good[:12] + header + zlib.crc32(header).to_bytes(4, "big") + good[33:]
+    damaged = good[:37] + b"\x01\x02\x03\x04" + good[41:]  # the name of a part that is none
+    (tmp_path / "large.png").write_bytes(large)
+    for bad in (large, damaged, tmp_path / "large.png"):
+        with pytest.raises(EnvFault, match="screenshot"):
+            image_part(bad)
+    row = {
+        "goal": "g",
+        "steps": [{"action_content": {"action": "wait", "time": 1}, "screenshot": "large.png"}],
+    }
+    (tmp_path / "runs.jsonl").write_text(json.dumps(row))
+    with pytest.raises(DatasetError, match=r"large\.png"):
+        load_recordings(tmp_path / "runs.jsonl", screenshots=tmp_path)
 
 
 def test_the_opening_says_what_can_be_done() -> None:
