@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentenv.core.concurrency.batching import Batcher
+from agentenv.core.episodes import replace_surrogates
 from agentenv.core.protocols import Retriever
 from agentenv.core.scoring.normalize import CJK
 from agentenv.core.types import Document, Passage, Query, RetrieverInfo
@@ -129,7 +130,8 @@ class CorpusRetriever(ABC):
 def texts_of(queries: Sequence[Query | str], k: int) -> tuple[str, ...]:
     """The texts of ``queries`` in composed characters (NFC), white space collapsed, cut to `QUERY_CHARS`.
 
-    A policy may write queries of any length, and a server that refused one would mask its episode.
+    A policy may write queries of any length, and a server that refused one would mask its episode. Half of a surrogate pair
+    becomes a question mark: no encoder takes it, and the searches of all others in the batch would fail with it.
 
     Raises:
         ConfigurationError: ``k`` is below 1, or a bare string was given for the list of queries.
@@ -138,7 +140,7 @@ def texts_of(queries: Sequence[Query | str], k: int) -> tuple[str, ...]:
         raise ConfigurationError(f"queries is the string {queries[:40]!r}; give a list of queries.")
     if k < 1:
         raise ConfigurationError(f"k is {k}; ask for at least 1 passage.")
-    texts = (query if isinstance(query, str) else query.text for query in queries)
+    texts = (replace_surrogates(query if isinstance(query, str) else query.text) for query in queries)
     return tuple(" ".join(composed(text).split())[:QUERY_CHARS].rstrip() for text in texts)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from agentenv.core.concurrency.batching import DeterministicBatcher
-from agentenv.core.types import Document
+from agentenv.core.types import Document, Passage
 from agentenv.errors import ConfigurationError, CorpusError, IndexMismatch, MissingExtra, RetrieverFault
 from agentenv.retrievers import faiss as module
 from agentenv.retrievers.base import best_hits
@@ -69,6 +69,18 @@ def test_concurrent_searches_are_encoded_in_one_call_without_duplicates() -> Non
 
     assert asyncio.run(main()) == [1, 1, 5, 2, 0]
     assert encoder.asked == [["Town 1", "Town 2", "Town 3"]]
+
+
+def test_half_a_character_in_a_query_fails_nobodys_search() -> None:
+    """A client of a served environment can send one, and the searches of all episodes meet in a batch."""
+    retriever = FaissRetriever.build(DOCUMENTS, HashEncoder())
+
+    async def main() -> list[list[list[Passage]]]:
+        return await asyncio.gather(*(retriever.search([text], 2) for text in ("Town 1", "Town \ud83d 2")))
+
+    (first,), (second,) = asyncio.run(main())
+    assert [passage.id for passage in first] == ids(retriever, "Town 1", 2)
+    assert [passage.id for passage in second] == ids(retriever, "Town ? 2", 2)
 
 
 def test_in_lockstep_a_batch_holds_the_queries_of_all_episodes_in_order() -> None:
