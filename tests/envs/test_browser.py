@@ -498,6 +498,24 @@ def test_a_page_that_a_validator_cannot_read_masks_no_episode(
     env.close()
 
 
+def test_a_page_that_closes_its_window_stays(driver: Driver, folder: Path) -> None:
+    """A page that was gone was a fault of the browser, by which a policy could have its episode excluded."""
+    env = local(driver, folder, written(folder, "<button onclick=window.close()>leave</button>"))
+    assert only(do(env, ActionKind.CLICK, "leave")).status is ToolStatus.OK
+    assert only(do(env, ActionKind.CLICK, "leave")).status is ToolStatus.OK
+    env.close()
+
+
+def test_a_page_that_writes_itself_anew_is_shown(driver: Driver, folder: Path) -> None:
+    """The browser waits for more of such a document until it is closed, and the page was taken for one that hangs."""
+    script = "document.write('<title>Anew</title><button>next</button>')"
+    env = local(driver, folder, written(folder, f'<button onclick="{script}">write</button>'))
+    step = do(env, ActionKind.CLICK, "write")
+    assert (step.truncated, env.screen().title) == (False, "Anew")
+    assert only(do(env, ActionKind.CLICK, "next")).status is ToolStatus.OK
+    env.close()
+
+
 def test_a_note_of_a_page_is_one_line(driver: Driver, folder: Path) -> None:
     """It could otherwise write elements that are not there behind a line break."""
     page = written(

@@ -16,7 +16,7 @@
   const report = window.agentenvReport;
   delete window.agentenvReport;
 
-  let now = 0, order = 0, dialogs = 0, leaving = false, notes = [];
+  let now = 0, order = 0, dialogs = 0, leaving = false, loaded = false, notes = [];
   const timers = new Map();
   const note = (kind, text) => { if (notes.length < MAX_NOTES) notes.push([kind, String(text).slice(0, 200)]); };
   const replace = (owner, name, value) => Object.defineProperty(owner, name, {value, writable: true, configurable: true});
@@ -77,7 +77,7 @@
   replace(window, "alert", text => dialog("alert", text));
   replace(window, "confirm", text => { dialog("confirm", text); return true; });
   replace(window, "prompt", (text, initial) => { dialog("prompt", text); return initial === undefined ? "" : String(initial); });
-  replace(window, "print", () => {});
+  for (const name of ["print", "close"]) replace(window, name, () => {});
   replace(window, "open", url => { note("popup", url); return null; });
   window.addEventListener("click", event => {
     const link = event.target instanceof Element && event.target.closest("a[target]");
@@ -122,7 +122,9 @@
     for (let wait = 0; asked && !leaving && wait < MAX_WAITS; wait++) await new Promise(done => realTimeout(done, 10));
   };
   const settle = async (least, most) => {
+    if (loaded && document.readyState === "loading") document.close(); // opened anew by document.write
     if (document.readyState !== "complete") await new Promise(done => window.addEventListener("load", done, {once: true}));
+    loaded = true;
     await frame();
     await answers();
     const floor = now + least, end = now + Math.max(least, most);
