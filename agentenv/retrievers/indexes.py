@@ -219,7 +219,9 @@ def read_index(path: Path, *, mapped: bool = True) -> Any:
     """
     faiss = load_faiss()
     try:
-        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
+        # To be read only: an index may name a file with its lists, which FAISS opens to be written otherwise.
+        flags = faiss.IO_FLAG_READ_ONLY | (faiss.IO_FLAG_MMAP_IFC if mapped else 0)
+        index = faiss.read_index(str(path), flags)
     except (
         RuntimeError,
         MemoryError,
@@ -230,18 +232,35 @@ def read_index(path: Path, *, mapped: bool = True) -> Any:
 
 
 def refuse_unsearchable(index: Any, path: Path) -> None:
-    """Refuses an index from a file whose hits would not be the best rows of the corpus.
+    """Refuses an index from a file whose hits would not be the best rows of the corpus, or that reads other files.
 
     Raises:
-        ConfigurationError: it compares by distance, of which the least is best, or keeps labels of its own.
+        ConfigurationError: it compares by distance, of which the least is best, keeps labels of its own, or keeps its lists
+            in a file that it names, which could be any file of this machine.
     """
     faiss = load_faiss()
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise ConfigurationError(f"{path} compares by distance, not by inner product; build the index again.")
-    if isinstance(index, faiss.IndexIDMap):
-        raise ConfigurationError(
-            f"{path} keeps labels of its own; rows of the corpus are the only labels here."
-        )
+    for part in _indexes_in(index):
+        if isinstance(part, faiss.IndexIDMap):
+            raise ConfigurationError(
+                f"{path} keeps labels of its own; rows of the corpus are the only labels here."
+            )
+        lists = getattr(part, "invlists", None)
+        if lists is not None and isinstance(faiss.downcast_InvertedLists(lists), faiss.OnDiskInvertedLists):
+            raise ConfigurationError(
+                f"{path} keeps its lists in another file; build the index again, in one file."
+            )
+
+
+def _indexes_in(index: Any) -> Iterator[Any]:
+    """``index`` and those inside it, each as what it is: FAISS gives inner ones as their base class."""
+    faiss = load_faiss()
+    index = faiss.downcast_index(index)
+    yield index
+    for name in ("index", "base_index", "refine_index", "storage", "quantizer"):
+        if isinstance(inner := getattr(index, name, None), faiss.Index):
+            yield from _indexes_in(inner)
 
 
 @contextmanager

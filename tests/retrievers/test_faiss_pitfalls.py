@@ -179,19 +179,42 @@ def replace_index(folder: Path, content: bytes) -> None:
     change_card(folder, {"files": {}})
 
 
-@pytest.mark.parametrize("kind", ["distance", "labels"])
+@pytest.mark.parametrize("kind", ["distance", "labels", "inner labels"])
 def test_an_index_whose_best_hits_are_others_is_not_opened(tmp_path: Path, kind: str) -> None:
     # By distance the farthest passages would come first; labels of its own would name other passages.
     retriever = build()
     retriever.save(tmp_path / "saved")
-    vectors = retriever._index.reconstruct_n(0, len(DOCUMENTS))
+    vectors, rows = retriever._index.reconstruct_n(0, len(DOCUMENTS)), np.arange(len(DOCUMENTS))
+    index = faiss.IndexFlatL2(64) if kind == "distance" else faiss.IndexIDMap(faiss.IndexFlatIP(64))
     if kind == "distance":
-        index = faiss.IndexFlatL2(64)
         index.add(vectors)
     else:
-        index = faiss.IndexIDMap(faiss.IndexFlatIP(64))
-        index.add_with_ids(vectors, np.arange(len(DOCUMENTS))[::-1].copy())
+        index.add_with_ids(vectors, rows[::-1].copy())
+    if kind == "inner labels":
+        fine = faiss.IndexFlatIP(64)
+        fine.add(vectors)
+        index = faiss.IndexRefine(index, fine)
     replace_index(tmp_path / "saved", faiss.serialize_index(index).tobytes())
+    with pytest.raises(ConfigurationError, match=INDEX_FILE):
+        FaissRetriever.load(tmp_path / "saved", encoder=HashEncoder(dim=64))
+
+
+@pytest.mark.parametrize("spec", ["IVF4,Flat", "PCA16,IVF4,Flat"])
+def test_an_index_names_no_other_file(tmp_path: Path, spec: str) -> None:
+    """The lists of an index may be in a file that it names: any file of this machine, which was opened to be written."""
+    retriever = build()
+    retriever.save(tmp_path / "saved")
+    vectors = retriever._index.reconstruct_n(0, len(DOCUMENTS))
+    index = faiss.index_factory(64, spec, faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors)
+    lists = faiss.extract_index_ivf(index)
+    other = tmp_path / "other.bin"
+    on_disk = faiss.OnDiskInvertedLists(lists.nlist, lists.code_size, str(other))  # held as long as the index
+    lists.replace_invlists(on_disk)
+    index.add(vectors)
+    replace_index(tmp_path / "saved", faiss.serialize_index(index).tobytes())
+    other.write_bytes(b"\0" * 2**22)
+    other.chmod(0o400)
     with pytest.raises(ConfigurationError, match=INDEX_FILE):
         FaissRetriever.load(tmp_path / "saved", encoder=HashEncoder(dim=64))
 
