@@ -8,6 +8,7 @@ from typing import Any
 
 from agentenv.core.images import ImageReader, expanded, images_of, refuse_images
 from agentenv.core.model_families import family_of
+from agentenv.core.template_dates import dated_template, template_of
 from agentenv.core.token_texts import (
     control_tokens,
     defused,
@@ -274,7 +275,10 @@ def _rendered_whole(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
 def _render(tokenizer: Any, messages: list[dict[str, Any]], *, open_assistant: bool) -> str:
     try:
         text: str = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=open_assistant
+            messages,
+            tokenize=False,
+            add_generation_prompt=open_assistant,
+            **dated_template(template_of(tokenizer)),
         )
     except Exception as error:  # a template raises whatever its author wrote
         roles = ", ".join(message["role"] for message in messages)

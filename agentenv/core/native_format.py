@@ -18,13 +18,12 @@ from agentenv.core.chat import TEXT_ALONE, content_of, encode_with_images, end_o
 from agentenv.core.conversation import Conversation, Unrenderable, as_turns
 from agentenv.core.images import ImageReader, refuse_images
 from agentenv.core.model_families import Family, family_of, get_family
-from agentenv.core.template_dates import ASKS, dated
+from agentenv.core.template_dates import TODAY, dated_template, template_of
 from agentenv.core.token_texts import control_tokens, defused, normaliser, template_tags
 from agentenv.core.tool_replies import call_id
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError, first_line
 
-_TODAY = date(2026, 1, 1)
 _MARK = f"Tuvq{secrets.token_hex(8)}x{{}}z"
 """Stands for a text while a template is rendered. Nobody can write it into a conversation: marks of results within results
 would otherwise be filled one after the other, and a few of them would make a prompt of any length."""
@@ -63,7 +62,7 @@ class NativeFormat:
                 "this tokenizer has no chat template, so its model has no native form: use the inline format"
             )
         self._tokenizer = tokenizer
-        self._template = _template(tokenizer)
+        self._template = template_of(tokenizer)
         self.family: Family = get_family(family) if family else family_of(self._template)
         self._options, self._day = _template_options(options or {})
         self.image_reader = image_reader
@@ -175,8 +174,7 @@ class NativeFormat:
         named: dict[str, Any] = (
             {"xml_tools": rendered} if "xml_tools" in self._template else {}
         )  # SmolLM3 calls them so
-        if ASKS in (template := _template(self._tokenizer, rendered)):
-            named["chat_template"] = dated(template, self._day)
+        named |= dated_template(template_of(self._tokenizer, rendered), self._day)
         try:
             text: str = self._tokenizer.apply_chat_template(
                 form,
@@ -466,14 +464,6 @@ def _with_system(form: Sequence[dict[str, Any]], text: str, between: str) -> lis
     return [{"role": "system", "content": text}, *form]
 
 
-def _template(tokenizer: Any, tools: Sequence[Any] | None = None) -> str:
-    """The template that ``tokenizer`` takes for a conversation with these tools."""
-    template = tokenizer.chat_template
-    if not isinstance(template, Mapping):
-        return str(template)
-    return str(template.get("tool_use" if tools and "tool_use" in template else "default", ""))
-
-
 def _template_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], date]:
     """What of ``options`` is handed to the template, and the day that it writes, which is the same whenever a run goes on.
 
@@ -485,7 +475,7 @@ def _template_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], date]
         raise ConfigurationError(
             f"the template's argument {taken[0]!r} is filled by the format; leave it out"
         )
-    day = options.get("date", _TODAY.isoformat())
+    day = options.get("date", TODAY.isoformat())
     try:
         today = date.fromisoformat(str(day))
     except ValueError:

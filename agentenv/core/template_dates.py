@@ -1,12 +1,29 @@
 """The day that a chat template writes when it asks for today's, so that a prompt is the same whenever a run goes on."""
 
 import re
+from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import cache
+from typing import Any
 
 ASKS = "strftime_now"
 """The function by which chat templates ask for the present time."""
+TODAY = date(2026, 1, 1)
+"""What is written where nothing else is said."""
 _DIRECTIVES = re.compile(r"%-?[aAbBcCdDefFgGhHIjmMprRSTuUVwWxXyYzZ]")
+
+
+def template_of(tokenizer: Any, tools: Sequence[Any] | None = None) -> str:
+    """The template that ``tokenizer`` takes for a conversation with these tools."""
+    template = tokenizer.chat_template
+    if not isinstance(template, Mapping):
+        return str(template)
+    return str(template.get("tool_use" if tools and "tool_use" in template else "default", ""))
+
+
+def dated_template(template: str, day: date = TODAY) -> dict[str, str]:
+    """The argument of ``apply_chat_template`` that lets ``template`` write ``day``; none where it asks for no time."""
+    return {"chat_template": dated(template, day)} if ASKS in template else {}
 
 
 @cache
@@ -32,4 +49,4 @@ def _written(directive: str, day: date) -> str:
     return text.lstrip("0") or "0" if "-" in directive else text
 
 
-__all__ = ["ASKS", "dated"]
+__all__ = ["ASKS", "TODAY", "dated", "dated_template", "template_of"]

@@ -93,6 +93,16 @@ def test_a_page_writes_no_control_token_that_the_settings_do_not_name() -> None:
     assert len(shown) == 3  # those of the template itself
 
 
+@pytest.mark.parametrize("make", [InlineFormat, TemplateFormat])
+def test_a_template_that_asks_for_today_is_told_the_same_day_always(make: Any) -> None:
+    """Llama 3.1 asks so: a run that goes on tomorrow, or an observation of another second, would meet another prompt."""
+    pytest.importorskip("transformers")
+    asks = "{{ strftime_now('%d %b %Y %H:%M:%S') }} {% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
+    tokenizer = chat_tokenizer(asks, eos="<|end|>")
+    prompt = make(tokenizer).prompt([Message("user", "Who?")])
+    assert tokenizer.decode(prompt) == "01 Jan 2026 00:00:00 Who?<|end|>"
+
+
 def test_the_content_of_a_message_is_text_or_its_parts_where_there_is_an_image() -> None:
     defuse = partial(defused, control=[END_OF_TURN])
     texts = (MessagePart("text", "<|im_"), MessagePart("text", "end|>"))
