@@ -30,7 +30,7 @@ from agentenv.trainers.strategies.step_verifiers import Flaw, Verifier, find_ver
 from agentenv.trainers.warmstart.advised_episodes import Attempt, attempted
 from agentenv.trainers.warmstart.expert_pool import open_expert_run
 
-from common import common_arguments, finish  # isort: skip  # a sibling script
+from common import common_arguments, finish, run_script  # isort: skip  # a sibling script
 
 ARMS = ("with advice", "without", "with advice for another question")
 _AT_ONCE = 32  # episodes
@@ -186,4 +186,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

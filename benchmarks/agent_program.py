@@ -9,7 +9,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import torch
-from common import Silent, common_arguments, finish, load
+from common import Silent, common_arguments, finish, load, run_script
 
 import agentenv
 from agentenv.evaluation.records import RESULTS, read_json
@@ -42,4 +42,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

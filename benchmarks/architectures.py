@@ -8,7 +8,7 @@ loading it says why it cannot be used; wrong otherwise; and left out where it ca
 from collections import Counter
 from typing import Any
 
-from common import common_arguments, finish
+from common import common_arguments, finish, run_script
 
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fake_architectures import CONTEXT, VOCABULARY, architectures, tiny_model
@@ -43,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -56,7 +56,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
 
-from common import arguments, finish, fork  # isort: skip  # sibling scripts
+from common import arguments, finish, fork, run_script  # isort: skip  # sibling scripts
 from kills import groups  # isort: skip
 from sandbox_soak import descendants, harm, inodes, resident_mib  # isort: skip
 
@@ -468,4 +468,4 @@ def main() -> None:
 if __name__ == "__main__":
     from async_soak import main as soak  # the module that environments are made from, not a second one
 
-    soak()
+    run_script(soak)

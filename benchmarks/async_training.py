@@ -27,7 +27,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
 
-from common import arguments, finish  # isort: skip  # sibling scripts
+from common import arguments, finish, run_script  # isort: skip  # sibling scripts
 from throughput import Clock  # isort: skip
 
 ENV = "bench/SlowSearch-v0"
@@ -118,4 +118,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, command_line, common_arguments, write
+from common import RESULTS, command_line, common_arguments, run_script, write
 
 from agentenv.core.types import Task
 from agentenv.envs.browser.browser_session import BrowserSession
@@ -290,4 +290,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

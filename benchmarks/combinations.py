@@ -35,7 +35,7 @@ from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.strategies.strategies import STRATEGIES
 
-from common import arguments, finish  # isort: skip  # sibling scripts
+from common import arguments, finish, run_script  # isort: skip  # sibling scripts
 
 PROXIMAL = (None, "sampler", "recompute", "interpolate")
 MODES = (None, "none", "truncate", "mask")
@@ -228,4 +228,4 @@ def summary(
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

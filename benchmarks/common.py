@@ -7,7 +7,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from agentenv.core.trajectory import Trajectory
+from agentenv.errors import ConfigurationError, MissingExtra
 from agentenv.progress import SilentDisplay
 
 _PR_SET_PDEATHSIG = 1
@@ -50,6 +51,18 @@ def common_arguments(doc: str) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="result file; by default benchmarks/results/NAME.json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
     return parser
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Runs ``main``; what is wrong with what it was given, or missing on this machine, ends it with one sentence.
+
+    Raises:
+        SystemExit: with that sentence.
+    """
+    try:
+        main()
+    except (ConfigurationError, MissingExtra) as error:
+        raise SystemExit(f"{Path(sys.argv[0]).stem}: {error}") from None
 
 
 def load() -> dict[str, Any]:

@@ -40,7 +40,7 @@ from agentenv.trainers.workers.group_runner import GroupRunner
 from agentenv.trainers.workers.rollout_scheduler import RolloutScheduler
 
 from async_training import pareto  # isort: skip  # sibling scripts
-from common import common_arguments, finish  # isort: skip
+from common import common_arguments, finish, run_script  # isort: skip
 
 T = TypeVar("T")
 TOKENIZER = ByteTokenizer()
@@ -287,4 +287,4 @@ def simulated_loops() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -43,7 +43,7 @@ from agentenv.trainers.selfplay.game_state import GameState, field_of
 from agentenv.trainers.selfplay.games import GAMES, Game, get_game
 from agentenv.trainers.selfplay.role_rewards import REWARDS, Rule, read_score
 
-from common import Silent, common_arguments, finish, interval, write  # isort: skip  # sibling scripts
+from common import Silent, common_arguments, finish, interval, run_script, write  # isort: skip  # sibling scripts
 from miniatures import make_start, own_questions, own_values, presets, small  # isort: skip
 from sums import AGENTS, NO_FLAW  # isort: skip
 
@@ -254,4 +254,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

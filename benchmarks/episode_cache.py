@@ -27,7 +27,7 @@ from agentenv.policies.decoding import Request
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.hf import HFPolicy
 
-from common import common_arguments, finish, load  # isort: skip  # sibling script
+from common import common_arguments, finish, load, run_script  # isort: skip  # sibling script
 from gpu_models import random_weights  # isort: skip
 from model_flops import ModelShape  # isort: skip
 
@@ -137,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

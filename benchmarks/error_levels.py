@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from common import common_arguments, finish
+from common import common_arguments, finish, run_script
 from numpy.typing import NDArray
 
 from agentenv.evaluation.statistics.equivalence import equivalence_p
@@ -213,7 +213,7 @@ def families(rng: np.random.Generator, trials: int) -> list[Row]:
     for systems, per_interim, interims in ((2, 5, 2), (3, 5, 2), (5, 5, 2), (7, 5, 2), (3, 3, 3), (5, 10, 1)):
         pairs = [*combinations(range(systems), 2)]
         found: list[bool] = []
-        for _ in range(trials // 5):
+        for _ in range(max(1, trials // 5)):
             sums_RPS = np.zeros((100, len(pairs), 1001))
             looks = []
             for _ in range(interims):
@@ -245,4 +245,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

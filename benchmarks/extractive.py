@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from common import finish
+from common import finish, run_script
 
 from agentenv.evaluation.records import read_json
 
@@ -41,7 +41,9 @@ def main() -> None:
     args = parser.parse_args()
     words = ["eval", "--suite", str(args.suite), "--policy", POLICY, "--out", str(args.runs), "--json"]
     code = "import sys; from agentenv.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run([sys.executable, "-c", code, *words], check=False, stdout=subprocess.DEVNULL)
+    if done.returncode:  # the command has said why
+        sys.exit(done.returncode)
     suite = read_json(args.runs / "suite.json")
     sets = {name: _figures(read_json(args.runs / name / "results.json")) for name in suite["sets"]}
     figures = {"policy": POLICY, "sets": sets, "over_sets": suite["scores"]}
@@ -86,4 +88,4 @@ def _short(value: float | None) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from common import common_arguments, finish
+from common import common_arguments, finish, run_script
 
 from agentenv.evaluation.records import EpisodeRecord, read_evaluation
 from agentenv.evaluation.results import values_of
@@ -73,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import common_arguments, finish
+from common import common_arguments, finish, run_script
 from index_recall import Questions, Remembering, read_questions
 
 from agentenv.evaluation.statistics.significance import paired_bootstrap
@@ -123,4 +123,4 @@ def summary(figures: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

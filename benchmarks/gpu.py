@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import RESULTS, common_arguments, write  # isort: skip
+from common import RESULTS, common_arguments, run_script, write  # isort: skip
 from gpu_models import Plan, describe_card, tried  # isort: skip
 from gpu_sections import SECTIONS  # isort: skip
 
@@ -260,4 +260,4 @@ def _keep(args: argparse.Namespace, card: dict[str, Any], results: dict[str, Any
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -35,7 +35,7 @@ from agentenv.policies.attention import VARLEN, serve_masks
 from agentenv.trainers.learner.optimizers import MasterWeights
 from agentenv.trainers.learner.packing import micro_batches
 
-from common import RESULTS, common_arguments, finish  # isort: skip  # sibling scripts
+from common import RESULTS, common_arguments, finish, run_script  # isort: skip  # sibling scripts
 from gpu_learner import SMALL_CARD, STEP_TOKENS, Setup, prepared_learner  # isort: skip
 from gpu_models import Plan, ids_of, training_row  # isort: skip
 
@@ -235,4 +235,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

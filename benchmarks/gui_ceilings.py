@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import common_arguments, finish
+from common import common_arguments, finish, run_script
 
 from agentenv.envs.gui.cards import card, gold_replay
 from agentenv.envs.gui.recordings import Recording, load_recordings
@@ -53,4 +53,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

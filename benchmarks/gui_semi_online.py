@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Silent, arguments, finish, interval
+from common import Silent, arguments, finish, interval, run_script
 
 from agentenv.core.chat import TemplateFormat
 from agentenv.envs.domsim.env import DomSim
@@ -155,4 +155,4 @@ def _shown(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from common import common_arguments, finish
+from common import common_arguments, finish, run_script
 
 from agentenv.envs.domsim.env import DomSim
 from agentenv.envs.domsim.tasks import TEMPLATES
@@ -89,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import common_arguments, finish, write
+from common import common_arguments, finish, run_script, write
 from numpy.typing import NDArray
 
 from agentenv.retrievers.indexes import (
@@ -247,4 +247,4 @@ def summary(figures: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import common_arguments, finish
+from common import common_arguments, finish, run_script
 
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.encoder import Encoder, Vectors, make_encoder
@@ -218,4 +218,4 @@ def summary(figures: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from common import common_arguments, finish
+from common import common_arguments, finish, run_script
 from numpy.typing import NDArray
 
 from agentenv.evaluation.statistics.significance import estimate, paired_bootstrap
@@ -121,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

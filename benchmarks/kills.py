@@ -40,7 +40,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
 
-from common import arguments, finish, fork  # isort: skip  # sibling scripts
+from common import arguments, finish, fork, run_script  # isort: skip  # sibling scripts
 from throughput import Clock  # isort: skip
 
 QUESTIONS, SIZE = 3, 4
@@ -291,4 +291,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

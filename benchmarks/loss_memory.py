@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from agentenv.policies.output_head import WHOLE, LogitTail
 from agentenv.trainers.learner.chunked import chunked_logprobs, whole_logprobs
 
-from common import common_arguments, finish, load  # isort: skip  # sibling script
+from common import common_arguments, finish, load, run_script  # isort: skip  # sibling script
 
 WAYS = ("whole", "chunked")
 _DEADLINE_S = 1800.0
@@ -147,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import Silent, common_arguments, finish, load
+from common import Silent, common_arguments, finish, load, run_script
 
 import agentenv
 from agentenv.core.io.digests import file_digest
@@ -78,4 +78,4 @@ def _line(seed: str, run: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -27,7 +27,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
 
-from common import Silent, arguments, finish  # isort: skip  # sibling scripts
+from common import Silent, arguments, finish, run_script  # isort: skip  # sibling scripts
 from soak import resident_mib  # isort: skip
 
 WORLD: dict[str, Any] = {"documents": 200, "questions": 24}
@@ -118,4 +118,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

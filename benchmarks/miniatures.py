@@ -34,7 +34,7 @@ from agentenv.policies.tiny import shipped_weights
 from agentenv.trainers.config.config_files import config_of, load_config, merged
 from agentenv.trainers.config.train_config import TrainConfig
 
-from common import Silent, common_arguments, load, write  # isort: skip  # sibling scripts
+from common import Silent, common_arguments, load, run_script, write  # isort: skip  # sibling scripts
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
@@ -212,4 +212,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

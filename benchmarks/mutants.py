@@ -38,7 +38,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, common_arguments, finish
+from common import RESULTS, common_arguments, finish, run_script
 
 from agentenv.evaluation.statistics.significance import wilson_interval
 
@@ -321,4 +321,4 @@ def lines(figures: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

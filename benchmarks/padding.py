@@ -30,7 +30,7 @@ from agentenv.trainers.learner.packing import micro_batches
 from agentenv.trainers.run_folder.folder import RunFolder
 from agentenv.trainers.strategies.strategies import by_group
 
-from common import common_arguments, finish  # isort: skip  # sibling script
+from common import common_arguments, finish, run_script  # isort: skip  # sibling script
 
 
 def steps_of(folder: RunFolder) -> list[list[TrainingRow]]:
@@ -106,4 +106,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

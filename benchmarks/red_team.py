@@ -41,7 +41,7 @@ from agentenv.policies.card import EpisodeCard
 from agentenv.trainers.config.config_files import config_of, load_config, merged
 from agentenv.trainers.config.train_config import TrainConfig
 
-from common import Silent, common_arguments, finish, interval, load, write  # isort: skip  # sibling scripts
+from common import Silent, common_arguments, finish, interval, load, run_script, write  # isort: skip  # sibling scripts
 from red_team_words import (  # isort: skip
     ANIMALS,
     ATTACKERS,
@@ -375,4 +375,4 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any], steps: int) ->
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

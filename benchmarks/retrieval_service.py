@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import common_arguments, finish
+from common import common_arguments, finish, run_script
 from grounds import Ground, million, passages
 from load import Answer, Ask, drive, ours, percentile, reference, retrieve, server
 
@@ -217,4 +217,4 @@ def table(cases: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -7,10 +7,11 @@ The table shows what the best of them earns beside the expert and beside an hone
 from functools import partial
 from typing import Any
 
-from common import common_arguments, finish
+from common import common_arguments, finish, run_script
 
 from agentenv.core.probes import HONEST, ProbeRow, probe_env
 from agentenv.core.registry import make, registered
+from agentenv.errors import UnknownName
 
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("agentenv/LocalSearch-v0", {"outcome": "knowledge_boundary"}),
@@ -62,6 +63,10 @@ def main() -> None:
     cases: list[tuple[str, dict[str, Any]]] = [
         (name, {}) for name in registered() if name not in _WITH_ARGUMENTS
     ] + list(VARIANTS)
+    probed = {name for name, _ in cases}
+    for name in args.only or ():
+        if name not in probed:
+            raise UnknownName.among("environment that is probed", name, probed)
     found = {}
     for name, options in cases:
         if not args.only or name in args.only:
@@ -107,4 +112,4 @@ def _short(value: float | None) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

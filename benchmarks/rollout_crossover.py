@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from broadened_rollouts import DECAY, AdamW, first_logits, softmax, surrogate_gradient
-from common import common_arguments, finish, interval
+from common import common_arguments, finish, interval, run_script
 
 QUESTIONS, ACTIONS, RIGHT, EPISODES, RATE = 64, 64, 5, 256, 1e-2
 ARMS = {"64x4": 4, "16x16": 16, "4x64": 64}
@@ -123,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

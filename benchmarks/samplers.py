@@ -36,7 +36,7 @@ from agentenv.evaluation.statistics.significance import estimate, holm, paired_b
 from agentenv.trainers.config.config_files import config_of, load_config, merged
 from agentenv.trainers.config.train_config import TrainConfig
 
-from common import Silent, common_arguments, finish, interval, load, without_faults, write  # isort: skip  # sibling scripts
+from common import Silent, common_arguments, finish, interval, load, run_script, without_faults, write  # isort: skip
 from sampler_steps import hops_of, played_figures, steps_of, variance_check  # isort: skip
 
 Json = dict[str, Any]
@@ -285,4 +285,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -27,7 +27,7 @@ from agentenv.sandbox.backends import make_executor, unavailable
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.types import ExecutionLimits
 
-from common import finish, load  # isort: skip  # a sibling script
+from common import finish, load, run_script  # isort: skip  # a sibling script
 
 WARM_RUN_MS = {"bwrap": 5.0, "docker": 10.0, "unsafe-local": 5.0}
 LIMITS = ExecutionLimits(memory_mb=512, wall_s=60.0, cpu_s=60.0)
@@ -255,4 +255,4 @@ def _ok(result: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -21,7 +21,7 @@ from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.grading import grade
 from agentenv.sandbox.types import ExecutionLimits
 
-from common import finish, load  # isort: skip  # a sibling script
+from common import finish, load, run_script  # isort: skip  # a sibling script
 
 SETS = ("humaneval", "mbpp")
 LIMITS = ExecutionLimits(wall_s=60.0, cpu_s=30.0, memory_mb=512)
@@ -36,15 +36,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="by default benchmarks/results/sandbox_bulk.json")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
     args = parser.parse_args()
+    data = os.environ.get("AGENTENV_DATA")
+    if not data:
+        sys.exit("Set AGENTENV_DATA to the folder of the real sets.")
     before = load()
-    data = Path(os.environ["AGENTENV_DATA"])
     reasons = {name: unavailable(name) for name in args.backends}
     rows: dict[str, Any] = {}
     for backend in (name for name, reason in reasons.items() if not reason):
         with make_executor(backend, limits=LIMITS) as executor:
             executor.warm()
             for name in SETS:
-                rows[f"{backend}: {name}"] = graded(executor, load_code_set(name, data, executor))
+                rows[f"{backend}: {name}"] = graded(executor, load_code_set(name, Path(data), executor))
     left_out = {name: reason for name, reason in reasons.items() if reason}
     lines = [f"{name:<24}{row}" for name, row in {**rows, **before, "left out": left_out}.items()]
     finish("sandbox_bulk", args, {**before, "left_out": left_out, "rows": rows}, lines)
@@ -68,4 +70,4 @@ def graded(executor: JailExecutor, loaded: CodeSet) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -30,7 +30,7 @@ from agentenv.sandbox.backends import make_executor
 from agentenv.sandbox.executor import JailExecutor
 from agentenv.sandbox.types import ExecStatus, ExecutionLimits
 
-from common import RESULTS, finish, load  # isort: skip  # a sibling script
+from common import RESULTS, finish, load, run_script  # isort: skip  # a sibling script
 
 LIMITS = ExecutionLimits(wall_s=60.0, cpu_s=30.0, memory_mb=128)
 BRIEF = ExecutionLimits(wall_s=0.3, memory_mb=128)
@@ -332,4 +332,4 @@ def parent_of(pid: int) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import common_arguments, finish, interval, write
+from common import common_arguments, finish, interval, run_script, write
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.rollout import EpisodeSpec
@@ -258,4 +258,4 @@ def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

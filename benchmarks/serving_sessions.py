@@ -16,7 +16,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from common import common_arguments, finish, load
+from common import common_arguments, finish, load, run_script
 
 STEPS = 3
 BOUND_S = 120.0
@@ -139,4 +139,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

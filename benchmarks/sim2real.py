@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Silent, arguments, finish, without_faults
+from common import Silent, arguments, finish, run_script, without_faults
 from numpy.typing import NDArray
 
 from agentenv.core.chat import InlineFormat
@@ -238,4 +238,4 @@ def _lines(figures: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

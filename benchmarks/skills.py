@@ -56,7 +56,7 @@ from agentenv.trainers.trace import (
     write_capabilities,
 )
 
-from common import Silent, common_arguments, finish, interval, load, write  # isort: skip  # sibling scripts
+from common import Silent, common_arguments, finish, interval, load, run_script, write  # isort: skip  # sibling scripts
 from skills_game import (  # isort: skip
     CAPABILITIES,
     CAPABILITIES_OF_ALL,
@@ -431,4 +431,4 @@ def settings() -> Json:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import common_arguments, finish
+from common import common_arguments, finish, run_script
 from grounds import passages
 from load import Answer, Ask, drive, ours, percentile, server
 
@@ -173,4 +173,4 @@ def resident_mib(process: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -48,7 +48,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.loop.evaluate import play_under
 from agentenv.trainers.warmstart.sql_warmstart import SqlWarmstartConfig, demonstrated_tasks
 
-from common import Silent, common_arguments, finish, write  # isort: skip  # sibling scripts
+from common import Silent, common_arguments, finish, run_script, write  # isort: skip  # sibling scripts
 from miniatures import make_start, own_values, presets, small  # isort: skip
 from sim2real import resampled_means  # isort: skip
 
@@ -323,4 +323,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -24,7 +24,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
 
-from common import arguments, finish, interval, write  # isort: skip  # sibling scripts
+from common import arguments, finish, interval, run_script, write  # isort: skip  # sibling scripts
 from throughput import Clock  # isort: skip
 
 
@@ -92,4 +92,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -31,7 +31,7 @@ from agentenv.trainers.strategies.step_verifiers import EvidenceVerifier
 from agentenv.trainers.warmstart.expert_pool import open_expert_run
 
 from advice import of_unseen_world, retry_failures, summed  # isort: skip  # a sibling script
-from common import RESULTS, common_arguments, finish  # isort: skip  # a sibling script
+from common import RESULTS, common_arguments, finish, run_script  # isort: skip  # a sibling script
 
 SEED, QUESTIONS = 101, 400
 """The unseen world in which failures are retried. No configuration was chosen by what was found in it."""
@@ -190,4 +190,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import arguments, finish
+from common import arguments, finish, run_script
 
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import load_config, parse_config
@@ -111,4 +111,4 @@ def table(figures: dict[str, Any], indent: str = "") -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -35,7 +35,7 @@ from agentenv.sandbox.executor import JailExecutor
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy
 
-from common import common_arguments, finish  # isort: skip  # a sibling script
+from common import common_arguments, finish, run_script  # isort: skip  # a sibling script
 
 TOKENIZER = ByteTokenizer()
 CONFIG = RolloutConfig(context_tokens=1 << 20, turn_tokens=1 << 12)
@@ -264,4 +264,4 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
-from common import common_arguments, finish
+from common import common_arguments, finish, run_script
 from scripted_repairer import Reads, Repairer, Sketch, Skill, sketch_of
 
 from agentenv.core.types import Task
@@ -458,4 +458,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

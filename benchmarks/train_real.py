@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from common import finish
+from common import finish, run_script
 
 from agentenv.core.io.digests import file_digest
 from agentenv.core.protocols import Policy
@@ -176,4 +176,4 @@ def _line(name: str, figures: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

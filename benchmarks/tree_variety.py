@@ -37,7 +37,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
 
-from common import common_arguments, finish, interval, load  # isort: skip  # a sibling script
+from common import common_arguments, finish, interval, load, run_script  # isort: skip  # a sibling script
 
 Json = dict[str, Any]
 SLOTS = 8
@@ -169,4 +169,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from common import arguments, finish, write
+from common import arguments, finish, run_script, write
 from common import load as load_of_machine
 from reading import Reading, questions
 
@@ -215,4 +215,4 @@ def line(cell: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

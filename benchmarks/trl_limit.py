@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import torch
-from common import RESULTS, common_arguments, finish
+from common import RESULTS, common_arguments, finish, run_script
 from common import load as load_of_machine
 from model_flops import ModelShape
 
@@ -71,8 +71,9 @@ def main() -> None:
     parser = common_arguments(__doc__ or "")
     parser.add_argument("--group", type=int, default=8, help="episodes a group, as the comparison had")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long each matrix product is repeated")
+    published = sorted(path.name for path in RESULTS.glob("trl_comparison*.json"))
     parser.add_argument(
-        "--compared", default="trl_comparison.json", help="result file of the comparison, among the published"
+        "--compared", default="trl_comparison.json", choices=published, help="result file of the comparison"
     )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -111,4 +112,4 @@ def line(cell: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from common import common_arguments, finish, load
+from common import common_arguments, finish, load, run_script
 
 from agentenv.core.env_lifecycle import close_quickly, make_envs
 from agentenv.core.rollout import EpisodeSpec
@@ -140,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

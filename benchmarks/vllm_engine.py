@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from common import RESULTS, common_arguments, finish, write
+from common import RESULTS, common_arguments, finish, run_script, write
 
 from agentenv.core.types import Sampling
 from agentenv.policies.engine import EngineConfig
@@ -162,4 +162,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from common import common_arguments, finish, interval
+from common import common_arguments, finish, interval, run_script
 
 from agentenv.trainers.selfplay.weaknesses import Rule, failed_kinds
 
@@ -100,4 +100,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)
