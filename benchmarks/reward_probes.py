@@ -60,9 +60,7 @@ def main() -> None:
     parser = common_arguments(__doc__)
     parser.add_argument("--only", nargs="*", help="ids of environments; all by default")
     args = parser.parse_args()
-    cases: list[tuple[str, dict[str, Any]]] = [
-        (name, {}) for name in registered() if name not in _WITH_ARGUMENTS
-    ] + list(VARIANTS)
+    cases = probed_cases()
     probed = {name for name, _ in cases}
     for name in args.only or ():
         if name not in probed:
@@ -72,6 +70,12 @@ def main() -> None:
         if not args.only or name in args.only:
             found[_named(name, options)] = [_row(row) for row in probe_env(partial(make, name, **options))]
     finish("reward_probes", args, {"environments": found}, _table(found))
+
+
+def probed_cases() -> list[tuple[str, dict[str, Any]]]:
+    """Every environment that comes with agentenv and can be made without arguments, and then the variants."""
+    own = [name for name in registered() if name.startswith("agentenv/")]
+    return [(name, {}) for name in own if name not in _WITH_ARGUMENTS] + list(VARIANTS)
 
 
 def _named(name: str, options: dict[str, Any]) -> str:
@@ -87,7 +91,7 @@ def _row(row: ProbeRow) -> dict[str, Any]:
 def _table(found: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Rows of Markdown: the best probe of each environment."""
     lines = [
-        "| environment | expert | honest, but wrong | best probe | earns | |",
+        "| environment | expert | honest, but wrong | best probe | earns | verdict |",
         "|---|---|---|---|---|---|",
     ]
     for name, rows in found.items():

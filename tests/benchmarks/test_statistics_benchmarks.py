@@ -52,6 +52,24 @@ def test_a_row_counts_the_intervals_that_hold_the_mean(
     assert (row["coverage"], row["width"], row["methods"]) == (0.5, 0.2, {"by hand": 4})
 
 
+def test_coverage_is_calculated_by_hand(interval_coverage: Any) -> None:
+    """Of five, Wilson's interval of none right is [0, .434], of one [.036, .624] and of two [.118, .769]: two miss .1."""
+    assert interval_coverage.exact(0.1, 5)["coverage"] == pytest.approx(0.9**5 + 5 * 0.1 * 0.9**4, abs=1e-4)
+
+
+def test_what_is_calculated_agrees_with_samples(
+    tmp_path: Path, here: Callable[..., str], interval_coverage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interval_coverage, "QUESTIONS", (10,))
+    out = tmp_path / "out.json"
+    printed = json.loads(here("interval_coverage", "--exact", "--json", "--out", str(out)))
+    assert printed == json.loads(out.read_text(encoding="utf-8"))
+    assert [row["mean"] for row in printed["rows"]] == list(interval_coverage.MEANS)
+    for row in printed["rows"]:
+        sampled = interval_coverage.measure("independent", "binary", row["mean"], 10, 400)["coverage"]
+        assert sampled == pytest.approx(row["coverage"], abs=0.05)
+
+
 def test_the_table_of_coverage(
     tmp_path: Path, here: Callable[..., str], interval_coverage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
