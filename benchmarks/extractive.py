@@ -58,23 +58,22 @@ def _figures(results: dict[str, Any]) -> dict[str, Any]:
 def _table(sets: dict[str, Any], means: dict[str, Any]) -> list[str]:
     """Rows of Markdown."""
     lines = [
-        "| set | n | em_squad | f1_squad | oracle | support recall | answer in corpus | retrieval / read miss |",
+        "| set | n | em_squad | f1_squad | oracle | oracle, paged | support recall | answer in corpus |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, found in sets.items():
-        scores, errors = found["scores"], found["errors"]
+        scores, bounds = found["scores"], found["bounds"]
         cells = [name, found["n"], _score(scores["em_squad"]), f"{scores['f1_squad']['mean']:.3f}"]
-        cells += [_short(found["bounds"]["oracle"].get("mean")), _short(found["retrieval"]["support_recall"])]
+        cells += [_short(bounds.get(bound, {}).get("mean")) for bound in ("oracle", "oracle_paged")]
         cells += [
+            _short(found.get("retrieval", {}).get("support_recall")),
             _short(found["answer_in_corpus"]["share"]),
-            f"{errors['retrieval_miss']} / {errors['read_miss']}",
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    for kind in ("macro", "micro"):
+    counts = {"macro": f"{len(sets)} sets", "micro": means["em_squad"]["micro"]["n"]}
+    for kind, count in counts.items():
         f1 = means["f1_squad"][kind]["mean"]
-        lines.append(
-            f"| {kind} mean | {means['em_squad']['micro']['n']} | {_score(means['em_squad'][kind])} | {f1:.3f} | | | | |"
-        )
+        lines.append(f"| {kind} mean | {count} | {_score(means['em_squad'][kind])} | {f1:.3f} | | | | |")
     return lines
 
 
