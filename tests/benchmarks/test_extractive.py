@@ -30,8 +30,8 @@ def test_a_suite_of_two_small_sets(tmp_path: Path, here: Callable[..., str]) -> 
     pages = [
         {"id": t, "title": t, "text": f"The town of {t} was founded by {w}."} for t, w in founders.items()
     ]
-    for name, rows in {"questions": questions, "pages": pages}.items():
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    for name, rows in (("questions", questions), ("pages", pages)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
     section = f'dataset = "{tmp_path / "questions.jsonl"}"\ncorpus = "{tmp_path / "pages.jsonl"}"\n'
     suite, out = tmp_path / "suite.toml", tmp_path / "out.json"
     suite.write_text(f'retriever = "bm25"\n[both]\n{section}[first]\n{section}limit = 1\n', encoding="utf-8")
