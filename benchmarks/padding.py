@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentenv.core.trajectory import from_record
 from agentenv.core.types import Task
+from agentenv.errors import ConfigurationError
 from agentenv.policies.policy_spec import make_policy
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.learner.denormals import flushed_denormals
@@ -64,7 +65,12 @@ def compared(args: argparse.Namespace) -> dict[str, Any]:
     """Every bound on every step."""
     torch.set_num_threads(args.threads)
     folder = RunFolder.open(args.run)
-    steps, model = steps_of(folder), make_policy(folder.config.policy).model
+    steps = steps_of(folder)
+    if not steps:
+        raise ConfigurationError(
+            f"{args.run} holds no trajectories to learn from: give a run that dumps them."
+        )
+    model = make_policy(folder.config.policy).model
     micro = args.micro_tokens or folder.config.memory.micro_tokens
     found: dict[float, dict[str, Any]] = {}
     with flushed_denormals():

@@ -4,9 +4,12 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from agentenv.trainers.config.config_files import load_config
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 WITHOUT_ARGUMENTS = {"miniatures_page", "readme_plot"}
@@ -57,6 +60,14 @@ def test_what_is_missing_is_one_sentence(
     assert named in said
     assert "\n" not in said
     assert not (tmp_path / "out.json").exists()
+
+
+def test_a_run_without_trajectories_is_one_sentence(
+    tmp_path: Path, script: Callable[[str], Any], ending: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = SimpleNamespace(path=tmp_path, config=load_config("laptop-search"))
+    monkeypatch.setattr(script("padding").RunFolder, "open", lambda path: folder)
+    assert "trajectories" in ending("padding", "--run", str(tmp_path), "--out", str(tmp_path / "out.json"))
 
 
 def test_an_evaluation_that_cannot_be_made_ends_with_its_status(
