@@ -26,7 +26,7 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import train
 from agentenv.trainers.run_folder.folder import RunFolder
 
-from common import Silent, common_arguments, finish, interval, write  # isort: skip  # sibling scripts
+from common import Silent, common_arguments, finish, interval, run_script, write  # isort: skip  # sibling scripts
 
 REWRITES = "rewrites"
 SECTIONS = ("env", "search", "train", "dev", "test")
@@ -109,4 +109,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)
