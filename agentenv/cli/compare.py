@@ -22,7 +22,8 @@ class Compare:
 
     Prints the difference (second minus first) with its 95 % interval, the number of questions on which the
     two disagree, McNemar's exact test for 0/1 scorers and a paired bootstrap for all; both are over passages where
-    questions share one. Of two suites every set is compared, and the p-values are corrected for their number (Holm).
+    questions share one. Of two suites, or of two evaluations over several sets, every set is compared as well, and its
+    p-values are corrected for the number of sets (Holm). Each interval is by itself one of 95 %.
     `agentenv export SECOND --against FIRST` gives the same as CSV, Markdown or LaTeX.
 
     Example: agentenv compare runs/before runs/after --scorer em_squad
@@ -43,9 +44,10 @@ class Compare:
         return (compare_suites if both else compare)(self.first, self.second, scorer=self.scorer)
 
     def show(self, result: dict[str, Any], console: Console) -> None:
-        """Prints a table of the scorers, of two suites a table of the sets for each scorer."""
+        """Prints a table of the scorers, of several sets a table of the sets for each scorer."""
         console.print(f"first: {result['a']}\nsecond: {result['b']}", markup=False)
-        for table in difference_table(result).parts("scorer" if "sets" in result else "set"):
+        several = "sets" in result or "by_set" in result
+        for table in difference_table(result).parts("scorer" if several else "set"):
             console.print()
             print_table(console, table)
         for name, part in result.get("sets", {"": result}).items():

@@ -1,8 +1,9 @@
 """Two evaluations of the same questions against each other, and one evaluation under another scorer."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -55,17 +56,11 @@ def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None) -> Js
         )
     both = {name: _compared(dir_a / name, dir_b / name, scorer, 0) for name in names}
     sets = {name: found for name, (found, _) in both.items()}
-    rows: dict[str, list[Json]] = {}
+    _correct(sets)
     values: dict[str, list[_Measured]] = {}
-    for found, measured in both.values():
-        for name, row in found["scores"].items():
-            rows.setdefault(name, []).append(row)
-            values.setdefault(name, []).append(measured[name])
-    for several in rows.values():
-        for test in ("p_mcnemar", "p_bootstrap"):
-            having = [row for row in several if test in row]
-            for row, adjusted in zip(having, holm([row[test] for row in having]), strict=True):
-                row[f"{test}_holm"] = adjusted
+    for _, measured in both.values():
+        for name, one in measured.items():
+            values.setdefault(name, []).append(one)
     macro = {
         name: macro_mean([m.differences for m in several], [m.clusters for m in several], lowest=-1.0)
         for name, several in values.items()
@@ -77,6 +72,19 @@ def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None) -> Js
         "macro": {name: mean for name, (mean, _) in macro.items()},
         "macro_ci95": {name: ends for name, (_, ends) in macro.items()},
     }
+
+
+def _correct(sets: Mapping[str, Json]) -> None:
+    """Adds to the rows of each set its p-values corrected for the number of sets with the same scorer (Holm)."""
+    rows: dict[str, list[Json]] = {}
+    for part in sets.values():
+        for name, row in part["scores"].items():
+            rows.setdefault(name, []).append(row)
+    for several in rows.values():
+        for test in ("p_mcnemar", "p_bootstrap"):
+            having = [row for row in several if test in row]
+            for row, adjusted in zip(having, holm([row[test] for row in having]), strict=True):
+                row[f"{test}_holm"] = adjusted
 
 
 def compare(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed: int = 0) -> Json:
@@ -91,6 +99,11 @@ def compare(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed: int = 
         dir_b: another one, over the same questions.
         scorer: one scorer, or a judge as ``judge_RUBRIC``; None compares under all that both have.
         seed: of the bootstrap.
+
+    Returns:
+        Both folders, the number of questions and, for each scorer, the difference with its interval and tests. Where the
+        questions are of several sets, ``by_set`` has the same for each set, its p-values also corrected for their number as
+        in `compare_suites`; intervals are each of 95 %.
 
     Raises:
         ConfigurationError: other data set, questions, scorer version or judge, or no scorer in common.
@@ -108,13 +121,38 @@ def _compared(dir_a: Path, dir_b: Path, scorer: str | None, seed: int) -> tuple[
         "b": str(dir_b),
         "dataset": a.results.get("dataset"),
         "split": a.results.get("split"),
-        "n": len(pairs),
-        "left_out": len(a.records) - len(pairs),
-        "faults_a": sum(not record["valid"] for record in a.records),
-        "faults_b": sum(not record["valid"] for record in b.records),
+        **_counts(a.records, b.records, pairs),
         "scores": {name: _compare_under(m, seed) for name, m in measured.items()},
     }
+    sets = sorted({str(record["set"]) for record in a.records if record.get("set")})
+    if len(sets) > 1:
+        found["by_set"] = {name: _of_set(name, (a, b), pairs, measured, seed) for name in sets}
+        _correct(found["by_set"])
     return found, measured
+
+
+def _counts(a: Sequence[EpisodeRecord], b: Sequence[EpisodeRecord], pairs: Sequence[Pair]) -> Json:
+    return {
+        "n": len(pairs),
+        "left_out": len(a) - len(pairs),
+        "faults_a": sum(not record["valid"] for record in a),
+        "faults_b": sum(not record["valid"] for record in b),
+    }
+
+
+def _of_set(
+    name: str,
+    sides: tuple[Evaluation, Evaluation],
+    pairs: Sequence[Pair],
+    measured: Mapping[str, "_Measured"],
+    seed: int,
+) -> Json:
+    """The comparison on the questions of one set, without the scorers that have no value in it."""
+    (a, b) = ([record for record in side.records if record.get("set") == name] for side in sides)
+    own = [pair for pair in pairs if pair[0].get("set") == name]
+    parts = {scorer: m.of_set(name) for scorer, m in measured.items()}
+    scores = {scorer: _compare_under(part, seed) for scorer, part in parts.items() if part.a}
+    return {**_counts(a, b, own), "scores": scores}
 
 
 def rescore(directory: Path, scorers: Sequence[str]) -> Json:
@@ -226,8 +264,17 @@ class _Measured:
     a: list[float]
     b: list[float]
     clusters: list[str]
+    sets: list[Any]
+    """The set of each question; None where the evaluation is of one set."""
     version: int
     binary: bool
+
+    def of_set(self, name: str) -> "_Measured":
+        """The values on the questions of one set."""
+        kept = [own == name for own in self.sets]
+        columns = (self.a, self.b, self.clusters, self.sets)
+        a, b, clusters, sets = (list(compress(column, kept)) for column in columns)
+        return _Measured(a, b, clusters, sets, self.version, self.binary)
 
     @property
     def differences(self) -> list[float]:
@@ -238,13 +285,14 @@ class _Measured:
 def _measured(name: str, sides: tuple[Evaluation, Evaluation], pairs: Sequence[Pair]) -> _Measured:
     columns = [list(column) for column in zip(*pairs, strict=True)]
     clusters = clusters_of(columns[0])
+    sets = [record.get("set") for record in columns[0]]
     if "judge" not in (table := _scored_by(sides[0])[name]):
         a, b = (values_of(column, name) for column in columns)
-        return _Measured(a, b, clusters, measure_of(name).version, measure_of(name).binary)
+        return _Measured(a, b, clusters, sets, measure_of(name).version, measure_of(name).binary)
     graded = [kept_grades(side.directory, table, column) for side, column in zip(sides, columns, strict=True)]
     kept = [
-        (x.value, y.value, cluster)
-        for x, y, cluster in zip(*graded, clusters, strict=True)
+        (x.value, y.value, cluster, own)
+        for x, y, cluster, own in zip(*graded, clusters, sets, strict=True)
         if isinstance(x, Grade) and isinstance(y, Grade)
     ]
     if not kept:
@@ -252,8 +300,8 @@ def _measured(name: str, sides: tuple[Evaluation, Evaluation], pairs: Sequence[P
             f"No question has a grade of {name} in both runs: run agentenv rescore --judge."
         )
     binary = set(get_rubric(table["rubric"]).verdicts.values()) <= {0.0, 1.0}
-    left, right, passages = (list(column) for column in zip(*kept, strict=True))
-    return _Measured(left, right, passages, table["version"], binary)
+    left, right, passages, of = (list(column) for column in zip(*kept, strict=True))
+    return _Measured(left, right, passages, of, table["version"], binary)
 
 
 def _compare_under(m: _Measured, seed: int) -> Json:

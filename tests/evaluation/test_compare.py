@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
 from math import sqrt
 from pathlib import Path
@@ -306,6 +307,53 @@ def test_suites_are_compared_set_by_set_with_holm_and_a_mean_over_sets(
     assert bare["p_bootstrap_holm"] >= bare["p_bootstrap"]
     only = compare_suites(tmp_path / "a", tmp_path / "b", scorer="f1_squad")
     assert list(only["macro"]) == ["f1_squad"]
+
+
+def test_an_evaluation_of_several_sets_is_compared_by_set_as_well(
+    tmp_path: Path, record: Maker, write_run: Writer
+) -> None:
+    """B alone is right on six questions of one set and on three of the other: p = 2/64 and 2/8, Holm 2/32 and 2/8."""
+    for name, right in (("a", (0, 0)), ("b", (6, 3))):
+        rows = [
+            record(f"{part}:q{n}", "Paris" if n < hits else "Rome", set=part)
+            for part, hits in zip(("one", "two"), right, strict=True)
+            for n in range(7)
+        ]
+        rows[-1]["valid"] = name == "a"
+        write_run(tmp_path / name, rows, ("em_squad", "f1_squad"), dataset="one+two")
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert (found["n"], found["scores"]["em_squad"]["p_mcnemar"]) == (13, 2 / 2**9)
+    assert "p_mcnemar_holm" not in found["scores"]["em_squad"]
+    one, two = (found["by_set"][name] for name in ("one", "two"))
+    counts = [(part["n"], part["left_out"], part["faults_a"], part["faults_b"]) for part in (one, two)]
+    assert counts == [(7, 0, 0, 0), (6, 1, 0, 1)]
+    exact = [part["scores"]["em_squad"] for part in (one, two)]
+    assert [row["difference"] for row in exact] == pytest.approx([6 / 7, 3 / 6])
+    assert [row["p_mcnemar"] for row in exact] == [2 / 64, 2 / 8]
+    assert [row["p_mcnemar_holm"] for row in exact] == [2 / 32, 2 / 8]
+    shown = io.StringIO()
+    Compare(tmp_path / "a", tmp_path / "b").show(found, rich.console.Console(file=shown, width=120))
+    assert re.search(r"set +one\+two.* one +two\n", shown.getvalue())
+
+
+def test_a_judge_that_graded_nothing_of_a_set_has_no_row_in_it(
+    tmp_path: Path, record: Maker, write_run: Writer
+) -> None:
+    for name, said in (("a", "Rome"), ("b", "the city")):
+        rows = [record(f"one:q{n}", said, set="one") for n in range(3)]
+        _judged(tmp_path / name, [*rows, record("two:q", "odd", set="two")], write_run)
+    parts = compare(tmp_path / "a", tmp_path / "b")["by_set"]
+    assert {name: list(part["scores"]) for name, part in parts.items()} == {
+        "one": ["em_squad", "judge_simpleqa"],
+        "two": ["em_squad"],
+    }
+    assert parts["one"]["scores"]["judge_simpleqa"]["difference"] == 1.0
+
+
+def test_one_set_alone_has_no_table_by_set(tmp_path: Path, record: Maker, write_run: Writer) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, [record("q", set="one"), record("r", set="one")])
+    assert "by_set" not in compare(tmp_path / "a", tmp_path / "b")
 
 
 def test_the_mean_difference_of_equal_suites_may_go_either_way(

@@ -163,10 +163,9 @@ def _mean_rows(directory: Path) -> list[tuple[Any, ...]]:
 
 
 def difference_table(found: Json) -> FlatTable:
-    """One row for each set and scorer of what `compare` or `compare_suites` returned."""
-    sets: Mapping[str, Json] = found.get(
-        "sets", {f"{found.get('dataset')} {found.get('split')}".strip(): found}
-    )
+    """One row for each set and scorer of what `compare` or `compare_suites` returned; that over all sets comes first."""
+    whole = f"{found.get('dataset')} {found.get('split')}".strip()
+    sets: Mapping[str, Json] = found.get("sets") or {whole: found, **found.get("by_set", {})}
     rows = [
         (
             *(
