@@ -24,6 +24,12 @@ from agentenv.trainers.loop.parts import (
 from agentenv.trainers.strategies.guided_strategies import expert_actions, spell
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
+_NATIVE_EXPERT = (
+    ". An expert writes its actions as text with tags, which most models do not call tools with where format='native': take "
+    "format='template' or 'inline', or learn from a model with the same tokens (agentenv eval --format native --token-ids, "
+    "then agentenv warmstart --imitate RUN --episodes FOLDER)"
+)
+
 
 class ExpertAttempt(NamedTuple):
     """An episode of the expert."""
@@ -80,13 +86,18 @@ def expert_attempts(config: TrainConfig) -> list[ExpertAttempt]:
     return [run_to_completion(_play(task_env, place, context)) for place in places]
 
 
-def why_none_is_shown(attempts: Sequence[ExpertAttempt], turn_tokens: int) -> str:
+def why_none_is_shown(attempts: Sequence[ExpertAttempt], config: TrainConfig) -> str:
     """In words, what became of ``attempts`` of which none can be shown to a policy.
 
     Args:
         attempts: Those of a run.
-        turn_tokens: The bound of a turn in it.
+        config: The run.
     """
+    said = _what_became_of(attempts, config.rollout.turn_tokens)
+    return said + _NATIVE_EXPERT * (config.format == "native" and not any(one.solved for one in attempts))
+
+
+def _what_became_of(attempts: Sequence[ExpertAttempt], turn_tokens: int) -> str:
     if solved := sum(one.solved for one in attempts):
         return f"{solved} of {len(attempts)} answered without having found the documents of the answer"
     if not (valid := [one.trajectory for one in attempts if one.trajectory.valid]):

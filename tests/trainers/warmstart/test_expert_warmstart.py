@@ -10,15 +10,16 @@ from agentenv.core.types import EndReason, Task, ToolResult, ToolStatus
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.task_env import open_task_env
 from agentenv.policies.card import read_card
-from agentenv.policies.fakes import random_policy
+from agentenv.policies.fakes import random_model, random_policy
 from agentenv.policies.policy_spec import make_policy
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import config_of, merged
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.loop.evaluate import score_under
 from agentenv.trainers.warmstart.expert_pool import found_its_sources
-from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart, training_examples
+from agentenv.trainers.warmstart.expert_warmstart import demonstrations, expert_warmstart, training_examples
 from agentenv.trainers.warmstart.learning import LearningSettings
+from tests.core.test_native_episodes import tokenizer_of
 
 
 def run(**changes: Any) -> TrainConfig:
@@ -109,6 +110,21 @@ def test_an_expert_that_never_succeeds_teaches_nothing(tmp_path: Path) -> None:
             learning=LearningSettings(steps=1),
         )
     assert not (tmp_path / "policy").exists()
+
+
+def test_tags_that_call_no_tool_in_the_native_form_are_explained(tmp_path: Path) -> None:
+    """The expert of a search writes ``<search>``, which no family reads as a call; without tools its text is the action."""
+    tokenizer = tokenizer_of()
+    random_model(len(tokenizer), eos=tokenizer.eos_token_id, context=4096).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    native = run(
+        env={"id": "agentenv/LocalSearch-v0", "options": {"prompt": "{question}"}},
+        format="native",
+        policy=f"hf:{tmp_path / 'model'}",
+        rollout={"strategy": "plain", "turn_tokens": 100, "context_tokens": 4000},
+    )
+    with pytest.raises(ConfigurationError, match=r"native.*--token-ids"):
+        demonstrations(native)
 
 
 def test_an_environment_without_an_expert_is_refused(tmp_path: Path) -> None:
