@@ -252,9 +252,14 @@ def probe_env(make: MakeEnv) -> list[ProbeRow]:
 
 def _expert_episode(env: Env[Any], seed: int) -> ExpertEpisode:
     opening, _ = env.reset(seed=seed)
-    actions = tuple(env.expert() or ())
-    reward = sum(env.step(action).reward for action in actions) if actions else env.reward_ceiling
-    return ExpertEpisode(seed, opening, actions, float(reward))
+    actions, reward = [], 0.0
+    for action in env.expert() or ():  # what it would do after the end of the episode is never done
+        step = env.step(action)
+        actions.append(action)
+        reward += float(step.reward)
+        if step.terminated or step.truncated:
+            break
+    return ExpertEpisode(seed, opening, tuple(actions), reward if actions else float(env.reward_ceiling))
 
 
 def _probed(

@@ -72,6 +72,13 @@ class PaysLength(Lookup):
         return action.count("\n") / 10
 
 
+class GoesOn(Lookup):
+    """Its expert names an action for after the end, which no episode comes to."""
+
+    def expert(self) -> Sequence[str]:
+        return (*(super().expert() or ()), "<look>more</look>")
+
+
 class PaysMention(Lookup):
     def paid(self, answer: str) -> float:
         return float(self.secret in answer)
@@ -404,3 +411,9 @@ def test_a_row_is_over_the_episodes_that_count() -> None:
     bare = rows_of(NoExpert)
     assert bare["answer at once"].expert == 1.0
     assert (bare["first action repeated"].episodes, bare["first action repeated"].action) == (0, "")
+
+
+def test_what_an_expert_would_do_after_the_end_is_not_done() -> None:
+    rows = probe_env(GoesOn)
+    assert {row.expert for row in rows if row.expert is not None} == {1.0}
+    assert not any(row.is_farm for row in rows)
