@@ -8,6 +8,7 @@ record of a run is its own ``metrics.jsonl``.
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -97,6 +98,11 @@ class WandbTracker:
         self._run.finish()
 
 
+def mlflow_name(metric: str) -> str:
+    """``metric`` with ``_`` for every character that MLflow refuses; names of sets (``reward_mean/NAME``) may have any."""
+    return re.sub(r"[^\w.\- :/]", "_", metric)
+
+
 class MlflowTracker:
     """An MLflow run in an experiment; ``MLFLOW_TRACKING_URI`` says where.
 
@@ -117,9 +123,9 @@ class MlflowTracker:
         self._run_id: str = created.info.run_id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Logs one value a metric."""
+        """Logs one value a metric, under a name that MLflow takes."""
         for name, value in metrics.items():
-            self._client.log_metric(self._run_id, name, float(value), step=step)
+            self._client.log_metric(self._run_id, mlflow_name(name), float(value), step=step)
 
     def close(self) -> None:
         """Marks the run as finished."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentenv.errors import ConfigurationError, MissingExtra, UnknownName
-from agentenv.tracking import TRACKERS, ForgivingTracker, Tracker, check_tracker, make_tracker
+from agentenv.tracking import TRACKERS, ForgivingTracker, Tracker, check_tracker, make_tracker, mlflow_name
 
 
 def absent(module: str) -> bool:
@@ -39,7 +39,7 @@ def test_mlflow_holds_every_value_under_its_step(tmp_path: Path, monkeypatch: py
     import mlflow
 
     tracker = make_tracker("mlflow:trial", tmp_path)
-    tracker.log(3, {"em": 0.5})
+    tracker.log(3, {"em": 0.5, "em/questions (1)": 0.25})
     tracker.close()
     client: Any = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("trial").experiment_id])
@@ -47,6 +47,13 @@ def test_mlflow_holds_every_value_under_its_step(tmp_path: Path, monkeypatch: py
     assert [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, "em")] == [
         (3, 0.5)
     ]
+    assert run.data.metrics["em/questions _1_"] == 0.25
+
+
+def test_a_set_of_any_name_has_a_name_that_mlflow_takes() -> None:
+    """MLflow refused the whole step for one such name, and the run was shown no further."""
+    assert mlflow_name("reward_mean/questions (1), new+old") == "reward_mean/questions _1__ new_old"
+    assert mlflow_name("dev_score/früh_2.0-a:b") == "dev_score/früh_2.0-a:b"
 
 
 @pytest.mark.skipif(absent("wandb"), reason="wandb is not installed")
