@@ -28,7 +28,7 @@ from agentenv.trainers.config.identity import named_parts
 from agentenv.trainers.credit.estimators import get_estimator
 from agentenv.trainers.learner.losses import Tokens, get_objective, usual_aggregation
 from agentenv.trainers.strategies.strategies import get_strategy
-from agentenv.trainers.task_sampling.samplers import get_sampler
+from agentenv.trainers.task_sampling.samplers import chooses_tasks, get_sampler
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "own_parts.md"
 RUN = """
@@ -170,7 +170,8 @@ def test_options_of_own_parts_are_checked(here: Path) -> None:
         get_estimator("parts:above_best_loser", {"scal": 1})
     with pytest.raises(ConfigurationError, match=r"'stride'.*'much'"):
         get_sampler("parts:InOrder", {"stride": "much"})
-    assert vars(get_sampler("parts:InOrder", {"stride": "2"})) == {"stride": 2}
+    assert vars(sampler := get_sampler("parts:InOrder", {"stride": "2"})) == {"stride": 2}
+    assert chooses_tasks(sampler)  # it would leave the weights of sets unheeded
 
 
 @pytest.mark.parametrize(
