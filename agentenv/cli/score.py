@@ -66,7 +66,7 @@ class ScoreFile:
         return {"dataset": self.dataset, **found}
 
     def show(self, result: dict[str, Any], console: Console) -> None:
-        """Prints one line a measure."""
+        """Prints one line a measure, and below it one for each of several sets."""
         notes = [f"{count} without {part}" for part, count in result["missing"].items() if count]
         if result.get("ungraded"):
             notes.append(f"{result['ungraded']} left out because their gold query fails here")
@@ -80,3 +80,8 @@ class ScoreFile:
             known = result.get("ci95", {})
             interval = f"  {interval_text(known[name], '.4f')}" if name in known else ""
             console.print(f"  {name:<14}{value:.4f}{interval}", markup=False)
+            for of, part in result.get("by_set", {}).items():
+                said = (
+                    f"{part['scores'][name]:.4f}  {interval_text(part['ci95'][name], '.4f')}  n {part['n']}"
+                )
+                console.print(f"    {of:<12}{said}", markup=False)

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.scoring.scorers import load_scorer
+from agentenv.core.scoring.scorers import Scorer, load_scorer
+from agentenv.core.types import Task
 from agentenv.data.dataset_files import RawRow, number_text, read_records
 from agentenv.data.sources import OWN, PROGRAM_SETS, WORLD, SourceConfig, check_source, open_source
 from agentenv.errors import ConfigurationError, DatasetError
@@ -43,7 +44,8 @@ def score_predictions(
         split: of the set; its first where None.
 
     Returns:
-        ``n`` (all questions), ``missing``, the number of ``unknown`` ids, ``scores`` and their ``ci95``.
+        ``n`` (all questions), ``missing``, the number of ``unknown`` ids, ``scores`` and their ``ci95``; of several sets
+        also ``by_set``, with the same of each but ``unknown``.
 
     Raises:
         UnknownName: no such set, split or scorer.
@@ -56,13 +58,21 @@ def score_predictions(
         raise ConfigurationError(
             f"{dataset!r} has no written answers to hold predictions against; run `agentenv eval --dataset {dataset}`."
         )
-    tasks = open_source(SourceConfig(dataset=dataset, data=data, split=split)).tasks
-    answers = read_answers(predictions)
+    source = open_source(SourceConfig(dataset=dataset, data=data, split=split))
+    tasks, answers = source.tasks, read_answers(predictions)
     known = {task.id for task in tasks}
     if not known & set(answers):
         raise DatasetError(
             f"None of {len(answers)} predictions is of a question of {dataset}; its ids are like {tasks[0].id!r}."
         )
+    report = _scored(tasks, answers, judges)
+    if source.parts:
+        of_set = {name: [task for task in tasks if source.set_of(task) == name] for name in source.parts}
+        report["by_set"] = {name: _scored(own, answers, judges) for name, own in of_set.items()}
+    return {**report, "unknown": len(set(answers) - known)}
+
+
+def _scored(tasks: Sequence[Task], answers: Mapping[str, str | None], judges: Mapping[str, Scorer]) -> Report:
     clusters = [str(task.data.get("cluster", f"question {task.id}")) for task in tasks]
     values = {
         name: [judge(answers.get(task.id), task.answers).value for task in tasks]
@@ -72,7 +82,6 @@ def score_predictions(
     return {
         "n": len(tasks),
         "missing": {"answer": sum(answers.get(task.id) is None for task in tasks)},
-        "unknown": len(set(answers) - known),
         "scores": {name: one.mean for name, one in found.items()},
         "ci95": {name: one.ci95 for name, one in found.items()},
     }

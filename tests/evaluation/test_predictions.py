@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,21 @@ def test_a_scorer_is_chosen_and_people_see_what_is_missing(
     assert "2 without answer" in shown
     assert "f1_hotpot" in shown
     assert "em_squad" not in shown
+
+
+def test_several_sets_have_their_scores_each(
+    questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "more.jsonl").write_text('{"id": "a", "question": "Where?", "answers": ["Kyiv"]}\n')
+    predictions = tmp_path / "predictions.json"
+    predictions.write_text(json.dumps({"questions:a": "Rome", "questions:b": "Rome", "more:a": "Kyiv"}))
+    both = f"{questions},{tmp_path / 'more.jsonl'}"
+    found = score(capsys, both, str(predictions), "--scorer", "em_squad")
+    assert (found["n"], found["scores"], found["missing"]) == (5, {"em_squad": 0.4}, {"answer": 2})
+    parts = {name: (p["n"], p["scores"]["em_squad"], p["missing"]) for name, p in found["by_set"].items()}
+    assert parts == {"questions": (4, 0.25, {"answer": 2}), "more": (1, 1.0, {"answer": 0})}
+    assert main(["score", both, str(predictions)]) == 0
+    assert re.search(r"\n    more +1\.0000 .* n 1\n", capsys.readouterr().out)
 
 
 def test_a_set_with_official_measures_takes_plain_answers_too(
