@@ -8,6 +8,7 @@ Shapes: T tokens of a row, rows x columns tokens of an image.
 """
 
 import hashlib
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,10 @@ from numpy.typing import NDArray
 
 from agentenv.core.io.files import write_bytes
 from agentenv.core.types import Message
-from agentenv.errors import ConfigurationError
+from agentenv.errors import ConfigurationError, EnvFault, first_line, needs_extra
+
+MOST_PIXELS = 2**26
+"""Of an image that is read, which then takes 192 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +68,6 @@ class ImageReader(Protocol):
         """
 
 
-def picture_errors() -> tuple[type[Exception], ...]:
-    """What pillow raises of a picture that is damaged, or that would take more memory than pictures do."""
-    from PIL import Image
-
-    return (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
-
-
 def image_digest(image: bytes) -> str:
     """Twenty hexadecimal digits of the bytes of an image."""
     return hashlib.sha256(image).hexdigest()[:20]
@@ -97,6 +94,36 @@ def read_image(folder: Path | None, digest: str) -> bytes:
     if image_digest(image) != digest:
         raise ConfigurationError(f"{path} holds another image than the record names: it was changed")
     return image
+
+
+def opened_picture(image: bytes, file_format: str = "") -> Any:
+    """A picture of pillow, of three colours.
+
+    Args:
+        image: A file, as bytes.
+        file_format: The one that it must have, as pillow calls it; empty is any.
+
+    Raises:
+        EnvFault: the image cannot be read, or has more than ``MOST_PIXELS``.
+        MissingExtra: pillow is not installed.
+    """
+    with needs_extra("gui", "pillow"):
+        from PIL import Image, UnidentifiedImageError
+    what = f"an image of {len(image)} bytes cannot be read"
+    try:
+        with Image.open(io.BytesIO(image), formats=[file_format] if file_format else None) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise EnvFault(f"{what}: {picture.width}x{picture.height} pixels are too many")
+            if picture.mode.startswith("I;16"):  # which ``convert`` would cut off at 255
+                return Image.fromarray((np.asarray(picture) // 257).astype(np.uint8)).convert("RGB")
+            return picture.convert("RGB")
+    except EnvFault:
+        raise
+    except UnidentifiedImageError as error:  # whose own words name an address in memory
+        wanted = f", or it is no {file_format}" if file_format else ""
+        raise EnvFault(f"{what}: its header is damaged{wanted}") from error
+    except Exception as error:  # each decoder fails in a way of its own
+        raise EnvFault(f"{what}: {first_line(error)}") from error
 
 
 def images_of(messages: Sequence[Any]) -> list[bytes]:

@@ -38,7 +38,8 @@ class ImageResult(ToolResult):
         text = "\n".join(part.text if part.kind == "text" else mark for part in self.parts)
         images = tuple(part for part in self.parts if part.kind == "image")
         digests = [image_digest(part.image) for part in images]
-        return ToolResult(self.name, self.status, text, data={"images": digests}), images if shown else ()
+        told = ToolResult(self.name, self.status, text, self.error_class, {"images": digests})
+        return told, images if shown else ()
 
 
 def as_result(name: str, value: Any, *, finds: bool = False) -> ToolResult:

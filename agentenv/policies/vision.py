@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentenv.core.images import PlacedImage, picture_errors, rope_positions, substitute
+from agentenv.core.images import PlacedImage, opened_picture, rope_positions, substitute
 from agentenv.core.io.model_files import LOCAL
 from agentenv.errors import CheckpointMismatch, EnvFault, first_line, needs_extra
 from agentenv.policies.forward import CacheShape, RowCache, probe, refusal, require_small, span, step
@@ -151,26 +151,6 @@ class PixelReader:
         ]
         there = torch.from_numpy(np.stack(positions, axis=1)).to(ids.device)
         return fed, {"position_ids": there} | self.inputs(new, ids.device)
-
-
-def opened_picture(image: bytes) -> Any:
-    """A picture of pillow, of three colours.
-
-    Raises:
-        EnvFault: the image cannot be read.
-        MissingExtra: pillow is not installed.
-    """
-    with needs_extra("gui"):
-        from PIL import Image, UnidentifiedImageError
-    try:
-        with Image.open(io.BytesIO(image)) as picture:
-            if picture.mode.startswith("I;16"):  # which ``convert`` would cut off at 255
-                return Image.fromarray((np.asarray(picture) // 257).astype(np.uint8)).convert("RGB")
-            return picture.convert("RGB")
-    except UnidentifiedImageError as error:  # whose own words name an address in memory
-        raise EnvFault(f"an image of {len(image)} bytes cannot be read: its header is damaged") from error
-    except picture_errors() as error:
-        raise EnvFault(f"an image of {len(image)} bytes cannot be read: {error}") from error
 
 
 def reads_images(config: Any) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from agentenv.core.images import PlacedImage, collapsed
+from agentenv.core.images import PlacedImage, collapsed, opened_picture
 from agentenv.core.io.model_files import ADAPTER_CONFIG
 from agentenv.errors import CheckpointMismatch, PolicyFault, first_line, needs_extra
 from agentenv.policies.engine import EngineConfig, EngineRequest, Sampled
@@ -160,8 +160,6 @@ def prompt_of(ids: Sequence[int], images: Sequence[PlacedImage]) -> dict[str, An
     """
     if not images:
         return {"prompt_token_ids": list(ids)}
-    from agentenv.policies.vision import opened_picture
-
     pictures = [opened_picture(image.image) for image in images]
     return {"prompt_token_ids": collapsed(ids, images), "multi_modal_data": {"image": pictures}}
 

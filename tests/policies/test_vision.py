@@ -7,13 +7,11 @@ import asyncio
 import io
 import json
 import shutil
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw
@@ -23,7 +21,6 @@ from agentenv.core.types import Completion, Sampling
 from agentenv.errors import CheckpointMismatch, ConfigurationError, EnvFault
 from agentenv.policies.fake_vision import Kind, vision_policy
 from agentenv.policies.hf import HFPolicy
-from agentenv.policies.vision import opened_picture
 
 NATS = 1e-5
 """Between sampler and model in float32 on a CPU."""
@@ -191,35 +188,6 @@ def test_an_image_takes_as_many_tokens_as_the_processor_makes(policy: HFPolicy) 
     assert len(values) == 24
     with pytest.raises(EnvFault, match="5 bytes"):
         reader.grid(b"12345")
-
-
-def test_16_bits_of_grey_are_read_as_8() -> None:
-    grey = Image.fromarray(np.array([[0, 257 * 7], [257 * 90, 65535]], np.uint16))
-    held = io.BytesIO()
-    grey.save(held, "PNG")
-    assert np.asarray(opened_picture(held.getvalue()))[..., 0].tolist() == [[0, 7], [90, 255]]
-
-
-def damaged(**parts: bytes) -> bytes:
-    """A PNG with another header, whose checksum is right, or other bytes behind its header."""
-    header = b"IHDR" + parts.get("size", LEFT[16:24]) + LEFT[24:29]
-    return LEFT[:12] + header + zlib.crc32(header).to_bytes(4, "big") + parts.get("rest", LEFT[33:])
-
-
-@pytest.mark.parametrize(
-    "image",
-    [
-        b"\x89PNG, and no more",
-        LEFT[:60],
-        damaged(size=(60_000).to_bytes(4, "big") * 2),
-        damaged(rest=LEFT[33:37] + b"\x01\x02\x03\x04" + LEFT[41:]),
-    ],
-    ids=["no header", "cut", "bomb", "no chunk"],
-)
-def test_a_damaged_image_is_named_alike_in_every_process(image: bytes) -> None:
-    with pytest.raises(EnvFault, match=f"{len(image)} bytes") as caught:
-        opened_picture(image)
-    assert "0x" not in str(caught.value)
 
 
 def test_a_folder_without_a_processor_reads_text_alone(folders: dict[Kind, Path], tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentenv.core.images import picture_errors
 from agentenv.core.types import MessagePart
 from agentenv.envs.gui.actions import Action, ActionKind, Point
 from agentenv.errors import ConfigurationError, EnvFault, needs_extra
@@ -182,7 +181,7 @@ def image_part(image: bytes | Path) -> MessagePart:
             ):
                 return MessagePart("image", image=image)
             resized_picture = picture.convert("RGB").resize(size)
-    except picture_errors() as error:  # a size that no model takes is one of them, as a ValueError
+    except Exception as error:  # each decoder fails in a way of its own; or no model takes an image of this size
         raise EnvFault(f"a screenshot cannot be read: {error}") from error
     held = io.BytesIO()
     resized_picture.save(held, "PNG")

@@ -5,7 +5,6 @@ Connections live on an event loop of their own: a session belongs to one loop, w
 
 import asyncio
 import atexit
-import json
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from agentenv.core.concurrency.background import BackgroundLoop
 from agentenv.core.concurrency.forks import in_forked_processes
 from agentenv.core.grammar import encodable, shortened
 from agentenv.core.types import ToolResult, ToolStatus
+from agentenv.envs.mcp.results import read_result
 from agentenv.envs.mcp.server import McpServer
 from agentenv.envs.mcp.stderr import StderrTail
 from agentenv.errors import AgentEnvError, EnvFault, SnapshotError, SnapshotRefused, first_line, needs_extra
@@ -52,15 +52,17 @@ class McpSession:
     Args:
         server: Where it is.
         replays: Whether calls may be made again; otherwise a snapshot is refused after the first call.
+        pixels: Whether images of results are read; otherwise a text stands for each.
     """
 
-    def __init__(self, server: McpServer, *, replays: bool = True) -> None:
+    def __init__(self, server: McpServer, *, replays: bool = True, pixels: bool = False) -> None:
         self.server = server
         self.calls: list[Called] = []
         """Those made so far; of calls that are not made again only the last."""
         self.listed: tuple[Any, ...] = ()
         """The tools, once it is open: ``name``, ``description`` and ``input_schema`` of each."""
         self._replays = replays
+        self._pixels = pixels
         self._client: Any = None
         self._stop: asyncio.Event | None = None
         self._owner: asyncio.Task[None] | None = None
@@ -143,7 +145,7 @@ class McpSession:
             SnapshotRefused: as in ``snapshot``.
             SnapshotError: as in ``restore``.
         """
-        twin = McpSession(self.server, replays=self._replays)
+        twin = McpSession(self.server, replays=self._replays, pixels=self._pixels)
         try:
             twin.restore(self.snapshot())
         except BaseException:
@@ -230,16 +232,18 @@ class McpSession:
         if not self.is_open:
             raise self._fault("has ended its connection")
         try:
-            answer = await self._asked(self._client.call_tool(name, arguments), f"answer a call of {name!r}")
+            result = await self._asked(self._result(name, arguments), f"answer a call of {name!r}")
         except MCPError as error:  # the server refuses what the policy wrote
             result = ToolResult(name, ToolStatus.FORMAT_ERROR, encodable(error.message), "InvalidParams")
-        else:
-            status = ToolStatus.ERROR if answer.is_error else ToolStatus.OK
-            result = ToolResult(name, status, shown(answer), "ToolError" if answer.is_error else "")
         if not self._replays:
             self.calls.clear()
         self.calls.append(Called(name, arguments, result))
         return result
+
+    async def _result(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        answer = await self._client.call_tool(name, arguments)
+        # In a thread, as large images take a second, in which no other connection would be served.
+        return await asyncio.to_thread(read_result, name, answer, pixels=self._pixels)
 
     async def _asked(self, request: Coroutine[Any, Any, T], what: str) -> T:
         """The answer to a request; ``what`` it was to do, for a fault.
@@ -328,28 +332,6 @@ async def _hold(
             ready.cancel()
 
 
-def shown(answer: Any) -> str:
-    """What a policy sees of the result of a call: its texts, and of other content what it is.
-
-    The structured form stands for a result without content.
-    """
-    parts = [_block_text(block) for block in answer.content]
-    if not parts and answer.structured_content is not None:
-        parts = [json.dumps(answer.structured_content, ensure_ascii=False)]
-    return encodable("\n".join(parts))
-
-
-def _block_text(block: Any) -> str:
-    if block.type == "text":
-        return str(block.text)
-    if block.type == "resource" and hasattr(block.resource, "text"):
-        return str(block.resource.text)
-    if block.type == "resource_link":
-        return f"[{block.name}: {block.uri}]"
-    kind = getattr(block, "mime_type", None) or getattr(getattr(block, "resource", None), "mime_type", None)
-    return f"[{block.type} of type {kind}, which is not shown]"
-
-
 def _reason(error: BaseException) -> str:
     """The first cause in an error, which the SDK's task groups wrap in groups of errors."""
     while isinstance(error, BaseExceptionGroup):
@@ -391,13 +373,17 @@ async def _list_tools(server: McpServer) -> tuple[Any, ...]:
         await session._end()
 
 
-_shared: dict[McpServer, McpSession] = {}
+_shared: dict[tuple[McpServer, bool], McpSession] = {}
 _sharing = asyncio.Lock()  # of the loop of connections
 _retiring: set[asyncio.Task[None]] = set()
 
 
-async def shared_session(server: McpServer) -> McpSession:
+async def shared_session(server: McpServer, *, pixels: bool = False) -> McpSession:
     """The connection that all episodes of this process share, opened again where it has ended or a request has failed.
+
+    Args:
+        server: Where it is.
+        pixels: As in `McpSession`.
 
     Raises:
         EnvFault: the server cannot be used.
@@ -405,13 +391,14 @@ async def shared_session(server: McpServer) -> McpSession:
 
     async def ready() -> McpSession:
         async with _sharing:  # the others wait until the first of them has connected
-            session = _shared.get(server)
+            session = _shared.get((server, pixels))
             if session is None or not session.is_sound:
                 if session is not None:  # calls of other episodes may still be answered over it
                     retiring = asyncio.create_task(session.retire())
                     _retiring.add(retiring)
                     retiring.add_done_callback(_retiring.discard)
-                session = _shared[server] = McpSession(server, replays=False)
+                session = McpSession(server, replays=False, pixels=pixels)
+                _shared[server, pixels] = session
                 await session._open()
             return session
 

@@ -8,7 +8,18 @@ from typing import Any, Literal
 from agentenv.core.grammar import shortened
 from agentenv.core.scoring.scorers import load_scorer
 from agentenv.core.tools import Tool, ToolEnv
-from agentenv.core.types import EndReason, Info, Message, Observation, StateCapability, Step, Task, ToolResult
+from agentenv.core.types import (
+    EndReason,
+    Info,
+    Message,
+    MessagePart,
+    Observation,
+    StateCapability,
+    Step,
+    Task,
+    ToolResult,
+)
+from agentenv.envs.mcp.results import require_pillow
 from agentenv.envs.mcp.server import McpServer
 from agentenv.envs.mcp.session import McpSession, listed_tools, shared_session
 from agentenv.errors import ConfigurationError, check_known
@@ -43,6 +54,7 @@ class McpTools(ToolEnv[McpState]):
         max_turns: int = 8,
         timeout_s: float = 30.0,
         result_chars: int = 20_000,
+        pixels: bool = False,
         token_variable: str = "",
         variables: Sequence[str] = (),
         render_mode: str | None = None,
@@ -60,6 +72,8 @@ class McpTools(ToolEnv[McpState]):
             max_turns: Turns of an episode.
             timeout_s: Seconds that a call may take.
             result_chars: Characters of a result that are shown; the middle of a longer one is left out.
+            pixels: Whether images of results are shown, which a policy must be able to see; otherwise a text says that there
+                is one.
             token_variable: Environment variable with the bearer token of a URL.
             variables: Environment variables that a command gets.
             render_mode: As in Gymnasium.
@@ -67,7 +81,7 @@ class McpTools(ToolEnv[McpState]):
         Raises:
             ConfigurationError: an argument, or a tool that cannot be declared.
             EnvFault: the server cannot be used.
-            MissingExtra: the SDK of MCP is not installed.
+            MissingExtra: the SDK of MCP, or with ``pixels`` pillow, is not installed.
         """
         if max_turns < 1 or result_chars < 1:
             raise ConfigurationError(
@@ -78,6 +92,8 @@ class McpTools(ToolEnv[McpState]):
         if server_state == "kept":
             # Strategies that go back would otherwise make the calls once more where a snapshot is refused.
             self.capability = StateCapability.NONE  # type: ignore[misc]
+        if pixels:
+            require_pillow()
         self.scorer = load_scorer(scorer)
         self.max_turns = max_turns  # type: ignore[misc]
         self.result_chars = result_chars
@@ -87,7 +103,7 @@ class McpTools(ToolEnv[McpState]):
         wanted = [listed[name] for name in tools or listed]
         if not wanted:
             raise ConfigurationError(f"{self.server.name} has no tools")
-        super().__init__(tools=[_declared(one) for one in wanted], render_mode=render_mode)
+        super().__init__(tools=[_declared(one) for one in wanted], pixels=pixels, render_mode=render_mode)
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -98,7 +114,7 @@ class McpTools(ToolEnv[McpState]):
         task: Task = (options or {}).get("task") or own
         session = None
         if self.server_state != "none":
-            session = McpSession(self.server, replays=self.server_state == "replayed")
+            session = McpSession(self.server, replays=self.server_state == "replayed", pixels=self.pixels)
         self.state = McpState(task, session)
         if session is not None:
             await session.open()
@@ -112,9 +128,12 @@ class McpTools(ToolEnv[McpState]):
             EnvFault: the server failed.
         """
         self.state.calls += 1
-        session = self.state.session or await shared_session(self.server)
-        result = await session.call(name, arguments)
-        return replace(result, text=shortened(result.text, self.result_chars))
+        session = self.state.session or await shared_session(self.server, pixels=self.pixels)
+        return await session.call(name, arguments)
+
+    def _rendered(self, result: ToolResult) -> tuple[ToolResult, tuple[MessagePart, ...]]:
+        told, images = super()._rendered(result)
+        return replace(told, text=shortened(told.text, self.result_chars)), images
 
     def answer(self, text: str) -> Step:
         """Scores ``text``."""

@@ -1,10 +1,13 @@
 """MCP servers for tests, written with the protocol's SDK: run as a program with the transport's name."""
 
 import asyncio
+import io
 import os
 import sys
 
 from mcp.server import MCPServer
+from mcp.server.mcpserver import Image
+from PIL import Image as Pictures
 
 server = MCPServer("notes")
 notes: list[str] = []
@@ -39,6 +42,22 @@ def variables() -> str:
 def process() -> str:
     """Tells which process this is."""
     return str(os.getpid())
+
+
+@server.tool()  # type: ignore[untyped-decorator]
+def chart(color: str) -> list[str | Image]:
+    """Draws a chart."""
+    held = io.BytesIO()
+    Pictures.new("RGB", (112, 56), color).save(held, "PNG")
+    return [f"In {color}:", Image(data=held.getvalue(), format="png"), "Done."]
+
+
+@server.tool()  # type: ignore[untyped-decorator]
+def half_chart() -> Image:
+    """Draws half a chart."""
+    held = io.BytesIO()
+    Pictures.effect_noise((112, 56), 90).save(held, "PNG")
+    return Image(data=held.getvalue()[:2000], format="png")
 
 
 @server.tool()  # type: ignore[untyped-decorator]

@@ -129,7 +129,7 @@ def test_a_shared_connection_remembers_no_calls_and_is_opened_again_after_a_fail
     env.reset(seed=0)
     first = call(env, "process").text
     assert [call(env, "process").text for _ in range(3)] == [first] * 3
-    assert len(session._shared[env.server].calls) == 1
+    assert len(session._shared[env.server, False].calls) == 1
     with pytest.raises(EnvFault, match="within 1 s"):
         call(env, "sleep")  # the process reads nothing any more
     env.reset(seed=0)

@@ -5,15 +5,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("mcp", reason="needs the mcp extra")
 
+from agentenv.core.images import images_of
 from agentenv.core.types import StateCapability, Step, Task, ToolStatus
-from agentenv.envs.mcp.session import shown
 from agentenv.envs.mcp.tools_env import McpTools
 from agentenv.errors import (
     ConfigurationError,
@@ -228,18 +227,6 @@ def test_without_the_sdk_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         McpTools(server="stdio:no-other-test-names-this")
 
 
-def test_content_that_is_no_text_is_named() -> None:
-    blocks = [
-        SimpleNamespace(type="text", text="a"),
-        SimpleNamespace(type="image", mime_type="image/png", data="..."),
-        SimpleNamespace(type="resource", resource=SimpleNamespace(text="b", uri="file:///b")),
-        SimpleNamespace(type="resource_link", name="c", uri="file:///c"),
-    ]
-    answer = SimpleNamespace(content=blocks, structured_content=None)
-    assert shown(answer) == "a\n[image of type image/png, which is not shown]\nb\n[c: file:///c]"
-    assert shown(SimpleNamespace(content=[], structured_content={"x": 1})) == '{"x": 1}'
-
-
 def test_over_http_a_server_is_used_by_its_url(tmp_path: Path) -> None:
     import socket
     import subprocess
@@ -261,6 +248,10 @@ def test_over_http_a_server_is_used_by_its_url(tmp_path: Path) -> None:
                 time.sleep(0.2)
         env.reset(seed=0)
         assert said(call(env, "divide", a=1, b=8)) == "0.125"
+        env.close()
+        env = McpTools(server=f"http://127.0.0.1:{port}/mcp", pixels=True)
+        env.reset(seed=0)
+        assert len(images_of(call(env, "chart", color="red").observation)) == 1
         env.close()
     finally:
         started.kill()
