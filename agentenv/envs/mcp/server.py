@@ -14,7 +14,6 @@ from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.web.client import bearer
 
 STDIO = "stdio:"
-_HTTP_ERROR = 400  # the lowest status that is one
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,8 @@ class McpServer:
         with needs_extra("mcp"):
             from mcp.client.stdio import StdioServerParameters, stdio_client
             from mcp.client.streamable_http import streamable_http_client
-            from mcp.shared._httpx_utils import create_mcp_http_client
+
+            from agentenv.envs.mcp.http import MOST_BYTES, McpHttpClient
         # The SDK prints tracebacks of what is raised as a fault here.
         logging.getLogger("mcp").setLevel(logging.CRITICAL)
         if self.command:
@@ -94,15 +94,10 @@ class McpServer:
                     yield streams
             return
 
-        async def note(response: Any) -> None:
-            # A server may refuse the others, which carry no request of ours.
-            if response.request.method == "POST":
-                failed = response.status_code >= _HTTP_ERROR
-                stderr.note(f"HTTP {response.status_code} {response.reason_phrase}" if failed else "")
-
         async with (
-            create_mcp_http_client(bearer(self.token_variable)) as client,
-            streamable_http_client(self.address, http_client=client) as streams,
+            McpHttpClient(bearer(self.token_variable), stderr) as client,
+            streamable_http_client(
+                self.address, http_client=client, max_sse_event_size=MOST_BYTES
+            ) as streams,
         ):
-            client.event_hooks = {"response": [note]}
             yield streams

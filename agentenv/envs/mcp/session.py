@@ -334,8 +334,12 @@ async def _hold(
 
 def _reason(error: BaseException) -> str:
     """The first cause in an error, which the SDK's task groups wrap in groups of errors."""
+    from mcp import MCPError
+
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    if isinstance(error, MCPError):  # which says what the server answered
+        return first_line(error)
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"there is no program {Path(error.filename).name!r}"
     return f"{type(error).__name__}: {first_line(error)}" if isinstance(error, Exception) else repr(error)
