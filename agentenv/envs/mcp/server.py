@@ -3,10 +3,12 @@
 import logging
 import os
 import shlex
+import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from agentenv.envs.mcp.stderr import StderrTail
@@ -90,8 +92,16 @@ class McpServer:
             given = {name: os.environ[name] for name in self.variables}
             started = StdioServerParameters(command=self.command[0], args=self.command[1:], env=given)
             with stderr.pipe() as writer:
-                async with stdio_client(started, errlog=writer) as streams:
-                    yield streams
+                group = None
+                try:
+                    async with stdio_client(started, errlog=writer) as streams:
+                        group = _group_of(writer)
+                        yield streams
+                finally:
+                    # The SDK ends what a server leaves behind only where the server does not end by itself.
+                    if group is not None:
+                        with suppress(ProcessLookupError, PermissionError):
+                            os.killpg(group, signal.SIGKILL)
             return
 
         async with (
@@ -101,3 +111,17 @@ class McpServer:
             ) as streams,
         ):
             yield streams
+
+
+def _group_of(stderr: TextIO) -> int | None:
+    """The process group of the server that was given ``stderr``, which it leads; None where the system does not tell.
+
+    The SDK does not say which process it has started; no other child of this one has the same pipe.
+    """
+    pipe = f"pipe:[{os.fstat(stderr.fileno()).st_ino}]"
+    for listing in Path("/proc/self/task").glob("*/children"):
+        for child in listing.read_text().split():
+            with suppress(OSError):
+                if str(Path(f"/proc/{child}/fd/2").readlink()) == pipe:
+                    return int(child)
+    return None

@@ -22,7 +22,7 @@ from agentenv.core.types import (
 from agentenv.envs.mcp.results import require_pillow
 from agentenv.envs.mcp.server import McpServer
 from agentenv.envs.mcp.session import McpSession, listed_tools, shared_session
-from agentenv.errors import ConfigurationError, check_known
+from agentenv.errors import ConfigurationError, EnvFault, check_known
 
 ServerState = Literal["replayed", "kept", "none"]
 
@@ -129,6 +129,8 @@ class McpTools(ToolEnv[McpState]):
         """
         self.state.calls += 1
         session = self.state.session or await shared_session(self.server, pixels=self.pixels)
+        if name not in {listed.name for listed in session.listed}:
+            raise EnvFault(f"{self.server.name} has no tool {name!r} any more, which the policy was told of")
         return await session.call(name, arguments)
 
     def _rendered(self, result: ToolResult) -> tuple[ToolResult, tuple[MessagePart, ...]]:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,13 +23,24 @@ def listed(page: int) -> dict[str, Any]:
         return {"error": {"code": -32602, "message": "no list for you"}}
     if fault in ("new pages", "same page"):
         return {"result": {"tools": [], "nextCursor": "1" if fault == "same page" else str(page)}}
-    names = ("reset",) if fault == "reserved" else ("count", "process", "flood", "sleep", "fail")
+    names = (
+        ("reset",)
+        if fault == "reserved"
+        else ("count", "process", "flood", "sleep", "fail", "garble", "stray")
+    )
     return {"result": {"tools": [tool(name) for name in names]}}
 
 
 def called(name: str) -> dict[str, Any]:
     if name == "sleep":
         time.sleep(600)
+    if name == "garble":
+        print('{"jsonrpc": "2.0", "id": 1, "resu', flush=True)
+        time.sleep(600)
+    if name == "stray":
+        return {
+            "result": {"content": [{"type": "text", "text": str(subprocess.Popen(["sleep", "600"]).pid)}]}
+        }
     if name == "fail":
         return {"error": {"code": -32603, "message": "failed"}}
     if name == "flood":

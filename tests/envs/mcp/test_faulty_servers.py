@@ -82,6 +82,35 @@ def test_a_server_that_lists_its_tools_no_more_is_no_mistake_of_the_policy() -> 
     env.close()
 
 
+def test_a_tool_that_a_server_has_no_more_is_no_mistake_of_the_policy() -> None:
+    env = McpTools(server=server("lists at first"))
+    env.server = McpServer(server("reserved"))
+    env.reset(seed=0)
+    with pytest.raises(EnvFault, match="has no tool 'count' any more"):
+        call(env, "count")
+    env.close()
+
+
+def test_what_is_no_message_is_named_with_the_call_that_it_was_to_answer() -> None:
+    env = McpTools(server=server(""), timeout_s=1)
+    env.reset(seed=0)
+    with pytest.raises(EnvFault, match=r"'garble' within 1 s .*\"resu.*no message of MCP"):
+        call(env, "garble")
+    env.close()
+
+
+def test_what_a_server_has_started_ends_with_it_although_it_ends_by_itself() -> None:
+    env = McpTools(server=server(""))
+    env.reset(seed=0)
+    stray = Path("/proc") / call(env, "stray").text / "cmdline"
+    assert stray.read_bytes()
+    env.close()
+    deadline = time.monotonic() + 10
+    while stray.exists() and stray.read_bytes():  # empty where nobody has taken note of its end yet
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_a_reserved_name_says_how_to_leave_it_out() -> None:
     with pytest.raises(ConfigurationError, match=r"'reset'.*the option 'tools' names"):
         McpTools(server=server("reserved"))
