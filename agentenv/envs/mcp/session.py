@@ -326,7 +326,8 @@ async def _hold(
         async def note(message: Any) -> None:
             # The SDK passes over such a line, and the call that it was to answer is given up in time.
             if isinstance(message, ValidationError):
-                stderr.note(f"{message.errors()[0]['input']!r:.80}, which is no message of MCP")
+                written = str(message.errors()[0]["input"])
+                stderr.note(f"{written[:80]}, which is no message of MCP")
 
         async with Client(server.transport(stderr), cache=None, message_handler=note) as client:
             ready.set_result(client)
