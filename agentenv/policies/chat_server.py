@@ -3,15 +3,20 @@
 import asyncio
 import time
 import uuid
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, Field, ValidationError
 
+from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
 from agentenv.core.chat import InlineFormat
+from agentenv.core.conversation import openai_call
+from agentenv.core.native_format import NativeFormat
 from agentenv.core.protocols import Policy
-from agentenv.core.types import FinishReason, Message, Role, Sampling
+from agentenv.core.types import FinishReason, Sampling
 from agentenv.core.validation import sentence
-from agentenv.errors import ContextTooSmall, needs_extra
+from agentenv.errors import ConfigurationError, ContextTooSmall, needs_extra
+from agentenv.policies.chat_messages import SentMessage, SentTool, read_messages
 from agentenv.web.gate import Gate, Refusal
 from agentenv.web.http import body_within, unless_gone
 
@@ -29,35 +34,14 @@ class ServedPolicy(Policy, Protocol):
     tokenizer: Any
 
 
-class TextPart(BaseModel):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(BaseModel):
-    """One message of a request."""
-
-    role: Role | Literal["developer"]
-    content: str | list[TextPart] | None = None
-
-    @property
-    def message(self) -> Message:
-        """The message as the chat formats take it; newer clients call the system prompt one of the developer."""
-        parts = self.content if isinstance(self.content, list) else []
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in parts)
-        return Message("system" if self.role == "developer" else self.role, text)
-
-
 class ChatRequest(BaseModel):
     """What we know of a request.
 
-    Fields that would change the reply and are not served (several choices, streams, tools, penalties, log-probs) are refused
-    unless they ask for nothing; other fields are ignored.
+    Fields that would change the reply and are not served (several choices, streams, forced calls, penalties, log-probs) are
+    refused unless they ask for nothing; other fields are ignored.
     """
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[SentMessage] = Field(min_length=1)
     model: str = ""
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
@@ -68,10 +52,17 @@ class ChatRequest(BaseModel):
     n: Literal[1] | None = None
     stream: Literal[False] | None = None
     logprobs: Literal[False] | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tools: list[SentTool] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     frequency_penalty: float | None = Field(None, ge=0, le=0)
     presence_penalty: float | None = Field(None, ge=0, le=0)
+
+    @property
+    def declared(self) -> tuple[dict[str, Any], ...]:
+        """The tools that may be called, in OpenAI's form."""
+        return () if self.tool_choice == "none" else tuple(tool.form for tool in self.tools or ())
 
     @property
     def sampling(self) -> Sampling:
@@ -86,27 +77,52 @@ class ChatRequest(BaseModel):
 async def chat_completion(policy: ServedPolicy, name: str, request: ChatRequest) -> dict[str, Any]:
     """The reply of ``policy``, in the shape that OpenAI documents; the stop string that ended it is left out.
 
+    With tools the conversation is shown, and calls are read, in the form in which the model was trained.
+
     Raises:
+        ConfigurationError: there are tools, and the chat template of the model cannot show them or the conversation.
         ContextTooSmall: the messages fill the model's context.
         PolicyFault: the model failed.
     """
-    prompt = InlineFormat(policy.tokenizer).prompt([m.message for m in request.messages])
+    messages, conversation = read_messages(request.messages), None
+    if request.declared:
+        native = NativeFormat(policy.tokenizer, ends=getattr(policy, "ends", ()))
+        conversation, prompt = native.open(messages, request.declared)
+    else:
+        prompt = InlineFormat(policy.tokenizer).prompt(messages)
     sampling = request.sampling
     completion = await policy.generate(prompt, sampling)
     text, reason = completion.text, None
     if completion.finish is FinishReason.STOP:
         reason = next(stop for stop in sampling.stop if text.endswith(stop))
         text = text.removesuffix(reason)
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if conversation is not None:
+        message = _said(conversation.read(text), one_call=request.parallel_tool_calls is False)
+    ended = "tool_calls" if "tool_calls" in message else "stop"
     choice = {
         "index": 0,
-        "message": {"role": "assistant", "content": text},
-        "finish_reason": "length" if completion.finish is FinishReason.LENGTH else "stop",
+        "message": message,
+        "finish_reason": "length" if completion.finish is FinishReason.LENGTH else ended,
         "stop_reason": reason,
     }
     tokens = {"prompt_tokens": len(prompt), "completion_tokens": len(completion.ids)}
     usage = tokens | {"total_tokens": sum(tokens.values())}
     told = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion", "created": int(time.time())}
     return told | {"model": name, "choices": [choice], "usage": usage}
+
+
+def _said(turn: AssistantTurn, *, one_call: bool) -> dict[str, Any]:
+    """The turn as a message; a call that could not be read stands in the content as it was written."""
+    malformed = [call.text for call in turn.calls if isinstance(call, MalformedCall)]
+    content = "\n".join(text for text in (turn.content, *malformed) if text)
+    calls = [call for call in turn.calls if isinstance(call, NativeCall)][: 1 if one_call else None]
+    # Nine letters and digits, which Mistral's templates ask for where the client shows the call again.
+    named = [call if call.id else replace(call, id=uuid.uuid4().hex[:9]) for call in calls]
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if named else "")}
+    if turn.thinking:
+        message["reasoning_content"] = turn.thinking
+    return message | ({"tool_calls": [openai_call(call) for call in named]} if named else {})
 
 
 def make_chat_app(
@@ -150,6 +166,8 @@ def make_chat_app(
             return refused(_BAD_REQUEST, sentence(error), "bad_request")
         except ContextTooSmall as error:
             return refused(_BAD_REQUEST, str(error), "context_length_exceeded")
+        except ConfigurationError as error:
+            return refused(_BAD_REQUEST, str(error), "bad_request")
         except Exception as error:
             return refused(_OVERLOADED, f"{type(error).__name__}: {error}", "model_failed")
         finally:

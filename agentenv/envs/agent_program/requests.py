@@ -9,16 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from agentenv.core.assistant_turns import NativeCall
 from agentenv.core.conversation import openai_call
 from agentenv.core.episodes import replace_surrogates
-from agentenv.core.grammar import encodable
-from agentenv.core.types import Message, Role, TurnTokens
+from agentenv.core.types import Message, TurnTokens
 from agentenv.core.validation import sentence
+from agentenv.policies.chat_messages import SentMessage, SentTool, read_messages
 from agentenv.web.gate import Refusal
 
 _BAD_REQUEST = 400
-_SYSTEM = {"developer": "system"}
 
 
 @dataclass(frozen=True)
@@ -68,60 +66,15 @@ def _said(message: Message) -> tuple[Any, ...]:
     return message.role, message.text.strip(), calls
 
 
-class _Function(BaseModel):
-    name: str
-    arguments: str = "{}"
-
-
-class _Call(BaseModel):
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: _Function
-
-    @property
-    def read(self) -> NativeCall:
-        try:
-            arguments = json.loads(self.function.arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = self.function.arguments
-        return NativeCall(self.function.name, arguments, self.id)
-
-
-class _TextPart(BaseModel):
-    type: Literal["text"]
-    text: str
-
-
-class _ChatMessage(BaseModel):
-    role: Role | Literal["developer"]
-    content: str | list[_TextPart] | None = None
-    tool_calls: list[_Call] | None = None
-    tool_call_id: str = ""
-
-    def message(self, names: Mapping[str, str]) -> Message:
-        """Args: ``names``: of the tools that were called so far, by the ids of the calls."""
-        parts = self.content or ()  # joined as vLLM joins them
-        text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
-        role: Any = _SYSTEM.get(self.role, self.role)
-        calls = tuple(call.read for call in self.tool_calls or ()) if role == "assistant" else ()
-        id_ = self.tool_call_id if role == "tool" else ""
-        return Message(role, encodable(text), names.get(id_, ""), id_, calls)
-
-
-class _Tool(BaseModel):
-    type: Literal["function"]
-    function: dict[str, Any]
-
-
 _Stop = Annotated[str, Field(min_length=1)]
 
 
 class _Body(BaseModel):
     """What changes a reply and is not served is refused; sampling is the trainer's, so that its settings are ignored."""
 
-    messages: list[_ChatMessage] = Field(min_length=1)
+    messages: list[SentMessage] = Field(min_length=1)
     model: str = ""
-    tools: list[_Tool] | None = None
+    tools: list[SentTool] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
@@ -157,14 +110,10 @@ def read_request(body: bytes) -> Asked:
         raise Refusal(_BAD_REQUEST, sentence(error), "bad_request") from None
     if (found.response_format or {}).get("type", "text") != "text":
         raise Refusal(_BAD_REQUEST, "response_format is not served: the policy writes text", "bad_request")
-    names = {call.id: call.function.name for message in found.messages for call in message.tool_calls or ()}
     tools = () if found.tool_choice == "none" else found.tools or ()
-    for tool in tools:
-        if not isinstance(tool.function.get("name"), str):
-            raise Refusal(_BAD_REQUEST, "a tool has no name", "bad_request")
     request = ChatRequest(
-        tuple(message.message(names) for message in found.messages),
-        tuple({"type": "function", "function": tool.function} for tool in tools),
+        read_messages(found.messages),
+        tuple(tool.form for tool in tools),
         (found.stop,) if isinstance(found.stop, str) else tuple(found.stop or ()),
         found.parallel_tool_calls is False,
     )
