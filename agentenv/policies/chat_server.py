@@ -80,14 +80,17 @@ async def chat_completion(policy: ServedPolicy, name: str, request: ChatRequest)
     With tools the conversation is shown, and calls are read, in the form in which the model was trained.
 
     Raises:
-        ConfigurationError: there are tools, and the chat template of the model cannot show them or the conversation.
         ContextTooSmall: the messages fill the model's context.
         PolicyFault: the model failed.
+        Refusal: there are tools, and the chat template of the model cannot show them or the conversation.
     """
     messages, conversation = read_messages(request.messages), None
     if request.declared:
-        native = NativeFormat(policy.tokenizer, ends=getattr(policy, "ends", ()))
-        conversation, prompt = native.open(messages, request.declared)
+        try:
+            native = NativeFormat(policy.tokenizer, ends=getattr(policy, "ends", ()))
+            conversation, prompt = native.open(messages, request.declared)
+        except ConfigurationError as error:
+            raise Refusal(_BAD_REQUEST, str(error), "bad_request") from error
     else:
         prompt = InlineFormat(policy.tokenizer).prompt(messages)
     sampling = request.sampling
@@ -166,8 +169,6 @@ def make_chat_app(
             return refused(_BAD_REQUEST, sentence(error), "bad_request")
         except ContextTooSmall as error:
             return refused(_BAD_REQUEST, str(error), "context_length_exceeded")
-        except ConfigurationError as error:
-            return refused(_BAD_REQUEST, str(error), "bad_request")
         except Exception as error:
             return refused(_OVERLOADED, f"{type(error).__name__}: {error}", "model_failed")
         finally:
