@@ -181,6 +181,16 @@ def set_names(dataset: str) -> list[str]:
     return names
 
 
+def called_sets(dataset: str) -> list[str]:
+    """What each of several sets is called that ``dataset`` names; empty where it names a single one. Reads nothing.
+
+    Raises:
+        ConfigurationError: a set is named twice.
+    """
+    names = set_names(dataset)
+    return [_space(name) for name in names] if len(names) > 1 else []
+
+
 def is_file_name(name: str) -> bool:
     """Whether ``name`` is meant as a file of questions, there or not."""
     return "/" in name or name.removesuffix(".gz").endswith(FORMATS)

@@ -4,8 +4,9 @@ Each conflict is the sentence that refuses such a configuration.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
+from math import isclose
 
 from agentenv.evaluation.task_env import OWN_ENVIRONMENT
 from agentenv.trainers.config.sections import (
@@ -45,12 +46,16 @@ def conflict_of(rollout: RolloutSettings, loss: LossSettings, optimizer: Optimiz
 
 
 def environments_conflict(
-    environments: Mapping[str, EnvironmentSettings], rollout: RolloutSettings, evaluation: EvaluationSettings
+    environments: Mapping[str, EnvironmentSettings],
+    own_sets: Collection[str],
+    rollout: RolloutSettings,
+    evaluation: EvaluationSettings,
 ) -> str:
     """What keeps further environments out of a run; empty where nothing does.
 
     Args:
         environments: By their names.
+        own_sets: What several sets of training or dev questions of the run's own environment are called.
         rollout: Of the run.
         evaluation: Of the run.
     """
@@ -60,7 +65,14 @@ def environments_conflict(
                 f"environments.{name}: the name of a further environment is a word of letters, digits and '_', and neither "
                 f"{OWN_ENVIRONMENT!r} nor the strategy of the evaluation: its figures and folders are named after it"
             )
-    if (total := sum(one.share for one in environments.values())) >= 1:
+    if twice := next((name for name in (OWN_ENVIRONMENT, *environments) if name in own_sets), None):
+        return (
+            f"the environment {twice!r} is called as one of several sets of questions in train.dataset or dev.dataset, and "
+            "figures are called after both: give one of them another name"
+        )
+    total = sum(one.share for one in environments.values())
+    # .7 + .2 + .1 is just below 1 in floating-point numbers.
+    if total > 1 or isclose(total, 1):
         return (
             f"the shares of environments add up to {total:g}, which leaves no question to the run's own environment: lower "
             "them, so that they add up to less than 1"

@@ -298,6 +298,13 @@ class EnvironmentSettings(Frozen):
     scorers: tuple[str, ...] = ()
     """What its evaluations are scored by, the first being its headline; empty takes those of the environment."""
 
+    @field_validator("scorers")
+    @classmethod
+    def _known_scorers(cls, scorers: tuple[str, ...]) -> tuple[str, ...]:
+        for scorer in scorers:
+            load_measure(scorer)
+        return scorers
+
     @model_validator(mode="before")
     @classmethod
     def _held_out(cls, values: Any) -> Any:

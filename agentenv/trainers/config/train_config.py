@@ -10,6 +10,7 @@ from agentenv.data.sources import (
     OWN,
     SourceConfig,
     TrainSourceConfig,
+    called_sets,
     check_draw,
     check_source,
     check_weights,
@@ -129,6 +130,12 @@ class TrainConfig(Frozen):
     @classmethod
     def _held_out(cls, values: Any) -> Any:
         return held_out_worlds(values)
+
+    @field_validator("environments")
+    @classmethod
+    def _sorted(cls, environments: dict[str, EnvironmentSettings]) -> dict[str, EnvironmentSettings]:
+        # The places of the tasks follow this order, and a file may have its tables in another one when a run goes on.
+        return dict(sorted(environments.items()))
 
     @field_validator("train", "dev", "test")
     @classmethod
@@ -293,24 +300,25 @@ class TrainConfig(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if sentence := conflict_of(self.rollout, self.resolved_loss, self.optimizer):
+            raise ValueError(sentence)
+        return self
+
+    @model_validator(mode="after")
     def _environments_fit(self) -> Self:
         if not self.environments:
             return self
-        if sentence := environments_conflict(self.environments, self.rollout, self.evaluation):
+        own_sets = {*called_sets(self.train.dataset), *called_sets(self.dev.dataset)}
+        if sentence := environments_conflict(self.environments, own_sets, self.rollout, self.evaluation):
             raise ValueError(sentence)
-        for name, config in self.by_environment.items():
+        for name in self.environments:
             try:
-                type(self).model_validate(config.model_dump())
+                type(self).model_validate(self.by_environment[name].model_dump())
             except ValidationError as error:
                 first = error.errors()[0]
                 key = ".".join(("environments", name, *map(str, first["loc"])))
                 raise ValueError(f"{key}: {first['msg'].removeprefix('Value error, ')}") from error
-        return self
-
-    @model_validator(mode="after")
-    def _goes_together(self) -> Self:
-        if sentence := conflict_of(self.rollout, self.resolved_loss, self.optimizer):
-            raise ValueError(sentence)
         return self
 
     def _unweighable(self, sampler: TaskSampler) -> str:

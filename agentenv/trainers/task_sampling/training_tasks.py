@@ -38,16 +38,10 @@ class TrainingTasks:
             environments: At least one, the run's own first.
 
         Raises:
-            ConfigurationError: a further environment is called as a set of questions of the run's own one, or a set of a
-                weight above 0 has no task.
+            ConfigurationError: a set of a weight above 0 has no task, or a task says already that it is of an environment.
         """
         self.environments = environments
         own, *further = environments
-        if twice := next((one.name for one in further if one.name in own.task_env.source.parts), None):
-            raise ConfigurationError(
-                f"environments.{twice} is called as a set of questions of train.dataset, and figures are called after both: "
-                "give the environment another name"
-            )
         self.tasks = tuple(task for one in environments for task in self._named(one))
         self._ends = list(accumulate(len(one.task_env.source.tasks) for one in environments))
         self.mixture = set_mixture(own.task_env.source, own.weights) if not further else self._mixture()
@@ -69,6 +63,11 @@ class TrainingTasks:
         tasks = environment.task_env.source.tasks
         if not self.several:
             return tasks
+        if taken := next((task for task in tasks if ENVIRONMENT_KEY in task.data), None):
+            raise ConfigurationError(
+                f"task {taken.id!r} of the environment {environment.name!r} has {ENVIRONMENT_KEY!r} in its data, where a "
+                "run in several environments names that of a task: call this field of the questions otherwise"
+            )
         return [replace(task, data={**task.data, ENVIRONMENT_KEY: environment.name}) for task in tasks]
 
     def _mixture(self) -> SetMixture:

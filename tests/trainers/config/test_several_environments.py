@@ -36,7 +36,7 @@ def test_several_environments_come_back_from_toml_and_the_command_line(tmp_path:
 
 def test_each_environment_has_its_own_sections_and_shares_all_others() -> None:
     config = run(evaluation={"judge": "openai:m@http://127.0.0.1:1/v1", "scorers": ["f1_squad"]})
-    own, sums, other = config.by_environment.values()
+    own, other, sums = config.by_environment.values()
     assert own == config.model_copy(update={"environments": {}})
     assert (sums.env.id, sums.train.dataset) == ("agentenv/Calculator-v0", "env")
     assert (other.train.dataset, other.search.retriever) == ("nq,hotpotqa", "")
@@ -50,6 +50,16 @@ def test_each_environment_has_its_own_sections_and_shares_all_others() -> None:
 def test_a_run_of_one_environment_has_the_configuration_that_it_had_before_there_were_more() -> None:
     assert not any("environments" in key for key in flatten_config(TrainConfig()))
     assert list(TrainConfig().by_environment) == ["env"]
+
+
+def test_the_order_of_the_tables_changes_nothing() -> None:
+    """A resumed run finds its tasks at the places of before, whatever has become of its file."""
+    there, back = (
+        run(environments=tables)
+        for tables in ({"sums": SUMS, "other": OTHER}, {"other": OTHER, "sums": SUMS})
+    )
+    assert list(there.by_environment) == list(back.by_environment) == ["env", "other", "sums"]
+    assert list(there.shares) == list(back.shares)
 
 
 def test_another_environment_of_the_same_name_leaves_the_options_of_the_first_out() -> None:
@@ -69,6 +79,27 @@ def test_another_environment_of_the_same_name_leaves_the_options_of_the_first_ou
             r"environments\.rollback: .* nor the strategy of the evaluation",
         ),
         ({"environments": {"a": SUMS | {"share": 0.6}, "b": SUMS | {"share": 0.4}}}, r"add up to 1\b"),
+        (
+            {"environments": {f"a{i}": SUMS | {"share": share} for i, share in enumerate((0.7, 0.2, 0.1))}},
+            r"add up to 1\b",
+        ),
+        (
+            {"train": {"dataset": "nq,hotpotqa"}, "environments": {"nq": SUMS}},
+            r"the environment 'nq' is called as one of several sets",
+        ),
+        (
+            {"dev": {"dataset": "nq,hotpotqa"}, "environments": {"nq": SUMS}},
+            r"the environment 'nq' is called as one of several sets",
+        ),
+        (
+            {"train": {"dataset": "sets/env.jsonl,sets/b.jsonl"}},
+            r"the environment 'env' is called as one of several sets",
+        ),
+        (
+            {"environments": {"a": SUMS | {"scorers": ["em_squadd"]}}},
+            r"environments\.a\.scorers: .*'em_squad'",
+        ),
+        ({"rollout": {"strategy": "critical_step"}}, r"test: the configuration: rollout\.strategy"),
         (
             {"environments": {"a": SUMS | {"share": 0}}},
             r"environments\.a\.share: Input should be greater than 0",

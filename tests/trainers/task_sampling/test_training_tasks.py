@@ -1,6 +1,7 @@
 """The tasks of several environments together: which is whose, and how many each gives."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,12 @@ def test_without_weights_the_questions_of_an_environment_are_equally_likely() ->
     assert abs(seen["nq"] - 400) < 70
 
 
-def test_an_environment_called_as_a_set_is_refused() -> None:
-    own = environment("env", 0.5, {"nq": 1, "hotpotqa": 1})
-    with pytest.raises(ConfigurationError, match=r"environments\.nq is called as a set of questions"):
-        TrainingTasks([own, environment("nq", 0.5, {"x": 1})])
+def test_a_field_of_the_questions_is_not_overwritten() -> None:
+    own = environment("env", 0.5, {"a": 2})
+    source = replace(own.task_env.source, tasks=(Task("a:0", "?", ("x",), data={"environment": "prod"}),))
+    task_env = replace(own.task_env, source=source)
+    with pytest.raises(
+        ConfigurationError, match="'a:0' of the environment 'code' has 'environment' in its data"
+    ):
+        TrainingTasks([own, replace(own, name="code", task_env=task_env)])
+    assert TrainingTasks([replace(own, task_env=task_env)]).tasks[0].data == {"environment": "prod"}
