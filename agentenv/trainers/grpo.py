@@ -17,6 +17,7 @@ algorithm in these points:
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from agentenv.core.concurrency.signals import Interrupted, Interruptible
@@ -27,7 +28,7 @@ from agentenv.core.registry import env_class
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import AgentEnvError, ConfigurationError, Diverged, Fault, is_shortage
 from agentenv.evaluation.records import RESULTS, read_json, write_results
-from agentenv.evaluation.task_env import OWN_ENVIRONMENT, defaults_of
+from agentenv.evaluation.task_env import defaults_of
 from agentenv.policies.card import EpisodeCard, portable, write_card
 from agentenv.policies.compute import use_compute
 from agentenv.policies.export import write_model_card, write_readers, write_weights
@@ -179,7 +180,7 @@ def _keep_best(run: Run, metrics: dict[str, Any]) -> None:
     scores = [line["dev_score"] for line in lines if line.get("dev_score") is not None]
     last = metrics.get("dev_score")
     if run.config.evaluation.keep_best and last is not None and scores.index(max(scores)) == len(scores) - 1:
-        run.folder.keep_best(metrics["step"], run.policy, episode_card(run.config))
+        run.folder.keep_best(metrics["step"], run.policy, _policy_card(run.config))
 
 
 def play_step(run: Run, step: int, stop: Interruptible) -> Batch:
@@ -257,7 +258,7 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
             write_weights(policy.model, part)
             write_weight_digests(part)
             write_readers(policy, part)
-            write_card(part, episode_card(run.config))
+            write_card(part, _policy_card(run.config))
     scorer = run.config.evaluation.scorers[0]
     history = run.folder.history()
     results = {
@@ -292,7 +293,7 @@ def _finish(run: Run, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def episode_card(config: TrainConfig) -> EpisodeCard:
-    """The form of the episodes of a run, as its policy's card has it."""
+    """The form of the episodes in the run's own environment, as a policy's card has it."""
     stated, own = ("prompt", *_BUDGETS), config.env.options
     options = defaults_of(config.env.id, _BUDGETS)
     options |= {name: value for name, value in own.items() if name in stated}
@@ -313,11 +314,14 @@ def episode_card(config: TrainConfig) -> EpisodeCard:
         strategy=played.strategy if keeps else "",
         strategy_options=played.strategy_options if keeps else {},
         options=portable({name: value for name, value in own.items() if name not in left_out}),
-        environments=tuple(
-            episode_card(one) for name, one in config.by_environment.items() if name != OWN_ENVIRONMENT
-        ),
         **options,
     )
+
+
+def _policy_card(config: TrainConfig) -> EpisodeCard:
+    """The card of a policy that a run has trained in all of its environments."""
+    own, *further = map(episode_card, config.by_environment.values())
+    return replace(own, environments=tuple(further))
 
 
 def _headline(summary: dict[str, Any], scorer: str) -> dict[str, Any]:

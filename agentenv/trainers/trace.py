@@ -33,6 +33,7 @@ from agentenv.evaluation.diagnosis import cause_of
 from agentenv.evaluation.records import Evaluation
 from agentenv.evaluation.results import values_of
 from agentenv.evaluation.runner import valid_episodes
+from agentenv.evaluation.task_env import OWN_ENVIRONMENT
 from agentenv.policies.endpoint import Chat
 from agentenv.policies.policy_spec import check_policy, check_trainable
 from agentenv.policies.router import BASE, Route, RouterCard, write_router
@@ -241,6 +242,8 @@ def variant_of(
 ) -> TrainConfig:
     """The configuration of a run on the environment of one capability; what is not changed stays that of ``target``.
 
+    Further environments of ``target`` are left out: nobody has looked at what is lacking there.
+
     Args:
         target: The run whose policy lacks the capability.
         capability: Its name.
@@ -252,8 +255,9 @@ def variant_of(
         ConfigurationError: a value of it is wrong.
     """
     groups = {"rollout.questions": QUESTIONS, "rollout.group_size": GROUP_SIZE}
+    own = target.by_environment[OWN_ENVIRONMENT]
     return changed(
-        target if keep_method else with_grpo(target), {"name": f"trace-{capability}", **groups, **changes}
+        own if keep_method else with_grpo(own), {"name": f"trace-{capability}", **groups, **changes}
     )
 
 

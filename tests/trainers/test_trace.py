@@ -78,6 +78,12 @@ def test_a_variant_keeps_the_tools_and_budgets_of_the_target() -> None:
         search_capabilities(changed(TARGET, {"env.id": "agentenv/Calculator-v0", "train.dataset": "env"}))
 
 
+def test_a_variant_leaves_further_environments_of_the_target_out() -> None:
+    target = changed(TARGET, {"environments.sums": {"share": 0.5, "env": {"id": "agentenv/Calculator-v0"}}})
+    for keep_method in (False, True):
+        assert variant_of(target, "chain", {}, keep_method=keep_method).environments == {}
+
+
 def test_a_variant_learns_by_grpo_whatever_the_target_does() -> None:
     """The paper trains each adapter by GRPO; the budgets, the optimizer and the schedule are not of the method."""
     target = changed(

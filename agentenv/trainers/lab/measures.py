@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from agentenv.core.scoring.normalize import squad
 from agentenv.errors import ConfigurationError
+from agentenv.evaluation.task_env import OWN_ENVIRONMENT
 
 Json = dict[str, Any]
 Play = Literal["wordings", "samples", "proposals"]
@@ -41,14 +42,18 @@ class Measure:
 
 
 def curve(run: Json) -> list[tuple[int, int, float]]:
-    """Steps, tokens sampled up to there, and dev score, wherever there is one.
+    """Steps, tokens sampled up to there, and dev score in the run's own environment, wherever there is one.
 
     Raises:
         ConfigurationError: nowhere.
     """
     spent = accumulate(int(line["sampled_tokens"]) for line in run["metrics"])
     lines = zip(run["metrics"], spent, strict=True)
-    seen = [(line["step"], used, line["dev_score"]) for line, used in lines if "dev_score" in line]
+    # Of several environments each has a score, and ``dev_score`` is their mean.
+    scores = (
+        (line.get(f"dev_score/{OWN_ENVIRONMENT}", line.get("dev_score")), line, used) for line, used in lines
+    )
+    seen = [(line["step"], used, score) for score, line, used in scores if score is not None]
     if not seen:
         raise ConfigurationError(f"run {run['name']!r} has no dev scores: set evaluation.every")
     return seen

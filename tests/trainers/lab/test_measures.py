@@ -106,6 +106,15 @@ def test_where_a_score_is_reached() -> None:
     assert MEASURES["steps_to"].of(run, 0.8) == 3  # all of them
 
 
+def test_of_several_environments_the_score_in_the_own_one_counts() -> None:
+    mixed = {"step": 1, "sampled_tokens": 10, "dev_score": 0.9, "dev_score/env": 0.4, "dev_score/sums": 1.0}
+    # No episode of the other environment could be played in step 2.
+    alone = {"step": 2, "sampled_tokens": 10, "dev_score/env": 0.6}
+    run = {"name": "r", "metrics": [mixed, alone]}
+    assert reached(run, 0.5) == (2, 20)
+    assert MEASURES["dev_mean"].of(run, 0.0) == 0.5
+
+
 def test_the_score_with_the_strategy_is_the_plain_one_where_no_strategy_is_named() -> None:
     plain = {"before": {"mean": 0.1}, "after": {"mean": 0.4}}
     both = plain | {"before-judge": {"mean": 0.2}, "after-judge": {"mean": 0.6}}

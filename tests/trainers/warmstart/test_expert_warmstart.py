@@ -80,7 +80,7 @@ def test_a_turn_that_leads_back_is_no_lesson_where_that_is_asked_for() -> None:
 
 def test_the_policy_comes_with_the_card_of_its_run(tmp_path: Path) -> None:
     figures = expert_warmstart(
-        [run(), run(seed=1)],
+        [run(environments={"sums": {"share": 0.5}}), run(seed=1)],
         SilentDisplay(),
         tmp_path / "policy",
         learning=LearningSettings(steps=2, batch=2),
@@ -89,6 +89,8 @@ def test_the_policy_comes_with_the_card_of_its_run(tmp_path: Path) -> None:
     assert figures["tokens"] > 0
     card = read_card(tmp_path / "policy")
     assert (card.env, card.prompt, card.turn_tokens) == ("agentenv/JudgedSearch-v0", "{question}", 32)
+    # The expert of the run's own environment has shown everything.
+    assert card.environments == ()
     shipped, made = make_policy("tiny"), make_policy(f"hf:{tmp_path / 'policy'}")
     assert any(
         (a != b).any() for a, b in zip(shipped.model.parameters(), made.model.parameters(), strict=True)
