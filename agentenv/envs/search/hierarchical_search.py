@@ -156,7 +156,7 @@ def _as_trained(policy: object) -> dict[str, Any]:
     """The settings with which an agent was trained in `AgentSearch`, by its card; none of any other policy."""
     if not isinstance(policy, str) or policy == EXTRACTIVE or is_endpoint(policy):
         return {}
-    card = read_card(policy_folder(policy))
+    card = read_card(policy_folder(policy)).of("agentenv/AgentSearch-v0")
     if card.env != "agentenv/AgentSearch-v0":
         return {}
     stated = {name: getattr(card, name) for name in _TRAINED}

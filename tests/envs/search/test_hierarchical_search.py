@@ -297,6 +297,7 @@ def test_an_agent_is_asked_as_it_was_trained(tmp_path: Path) -> None:
         return opening, agent.env.search.k, agent.env.max_turns, agent.config.turn_tokens
 
     assert made(card) == ("ASK Where is Halvik?", 2, 1, 16)
+    assert made(EpisodeCard("agentenv/LocalSearch-v0", environments=(card,))) == made(card)
     opening, *budgets = made(replace(card, env="agentenv/LocalSearch-v0"))
     assert opening.startswith("Find the answer")
     assert budgets == [10, 1, 500]
