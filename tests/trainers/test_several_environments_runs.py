@@ -118,6 +118,14 @@ def test_every_environment_is_trained_and_measured_and_a_resumed_run_repeats_it(
     assert [read_card(best) for best in (folder.path / "best").iterdir()] == [card]
     assert "after, in sums | reward" in (folder.path / "policy" / "README.md").read_text()
     page = write_report(folder.path).read_text()
+    shown = _shown_episodes(page)
+    assert [(entry["question"].split("-")[0], entry["scorer"]) for entry in shown if entry["id"] == "0"] == [
+        ("Who made own", "em_squad"),
+        ("Who made local", "em_squad"),
+    ]
+    assert {entry["scorer"] for entry in shown if "Reply with the number" in json.dumps(entry)} == {"reward"}
+    assert all(sum(one is not None for one in entry["runs"]) == 2 for entry in shown)
+    assert "<span>reward, n = 5</span>" in page
     assert "after-sums (reward)" in page
     assert "score on dev, local" in page
 
@@ -129,6 +137,13 @@ def test_every_environment_is_trained_and_measured_and_a_resumed_run_repeats_it(
     (folder.path / "results.json").unlink()
     train(RunFolder.open(folder.path), SilentDisplay())
     assert contents_of(folder.path, KEPT) == first
+
+
+def _shown_episodes(page: str) -> list[dict[str, Any]]:
+    """The questions of a report, each with an episode of every evaluation in which it was asked."""
+    data = page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
+    episodes: list[dict[str, Any]] = json.loads(data)["episodes"]
+    return episodes
 
 
 def _prompts(run: Path) -> set[tuple[str, str]]:

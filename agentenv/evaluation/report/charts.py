@@ -35,6 +35,7 @@ class Level:
     ci95: tuple[float, float] | None = None
     n: int | None = None
     kind: str = "run"  # "run" or "bound"
+    scorer: str = ""  # where it says so
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,8 @@ def levels_of(scores: Mapping[str, Any], kind: str = "run") -> list[Level]:
         mean, ci95 = score.get("mean", score.get("em")), score.get("ci95")
         if mean is not None:
             interval = (ci95[0], ci95[1]) if ci95 else None
-            levels.append(Level(name.replace("_", " "), float(mean), interval, score.get("n"), kind))
+            label, scorer = name.replace("_", " "), score.get("scorer", "")
+            levels.append(Level(label, float(mean), interval, score.get("n"), kind, scorer))
     return levels
 
 
@@ -237,6 +238,7 @@ def episodes_of(
         entry: Json = {key: first.get(key) for key in ("id", "question", "answers", "family", "hops")}
         entry["supporting"] = first.get("supporting_ids", [])
         entry["set"] = name or first.get("set", "")
+        entry["scorer"] = scorer
         entry["runs"] = [_episode(row, scorer) if row else None for row in rows]
         entries.append(entry)
     return entries

@@ -7,6 +7,7 @@ each episode's score and cause of error under the first scorer.
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def training_page(directory: Path) -> Page:
             *league_tables(results.get("league")),
             *question_tables(read_lines(questions, "question") if questions.is_file() else []),
         ],
-        episodes=episodes_of(list(sides.values()), scorer),
+        episodes=_episodes(list(sides.values())),
         paired=paired,
         curves=curves,
         constants=constants,
@@ -148,6 +149,18 @@ def training_page(directory: Path) -> Page:
         unfinished=not results,
     )
     return with_room(page, list(sides.values()))
+
+
+def _episodes(sides: Sequence[Evaluation]) -> list[Json]:
+    """The questions of all ``sides``; those of two environments are apart, because they may have the same ids."""
+    asked = [side.results.get("settings", {}).get("questions_fingerprint") for side in sides]
+    entries = []
+    for one in dict.fromkeys(asked):
+        mine = [
+            side if its == one else replace(side, records=[]) for side, its in zip(sides, asked, strict=True)
+        ]
+        entries += episodes_of(mine, first_scorer(sides[asked.index(one)].results))
+    return entries
 
 
 def _labelled(name: str, score: Any, scorer: str) -> str:

@@ -31,7 +31,7 @@ const PLAY_MS = 1200; // a turn, while an episode is played by itself
 
 function viewer(data) {
   const by = (id) => document.getElementById(id);
-  const { episodes, labels, scorer, unit, pictures } = data;
+  const { episodes, labels, unit, pictures } = data;
   const screen = screensOf(pictures);
   const paired = labels.length > 1;
   const verdict = (run) => (run ? run.cause : "absent");
@@ -197,9 +197,9 @@ function viewer(data) {
   function side(e, run, label, outcome) {
     const found = new Set(run.retrieved.flat());
     const tokens = run.tokens || {};
-    const asked = scorer !== "reward" || run.prediction !== null;
+    const asked = e.scorer !== "reward" || run.prediction !== null;
     const facts = [run.end.replaceAll("_", " "), ...(asked && run.searches !== null ? [run.searches + (run.searches === 1 ? " search" : " searches")] : []),
-      ...(scorer === "reward" || !run.valid ? [] : [scorer + " " + fixed(run.score)]),
+      ...(e.scorer === "reward" || !run.valid ? [] : [e.scorer + " " + fixed(run.score)]),
       ...(run.valid ? ["reward " + fixed(run.reward)] : [])];
     if (e.supporting.length && run.searches !== null)
       facts.push(e.supporting.filter((id) => found.has(id)).length + " of " + e.supporting.length + " supporting documents found");
