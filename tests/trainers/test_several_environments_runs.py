@@ -16,6 +16,7 @@ from agentenv.policies.policy_spec import make_policy
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import parse_config
 from agentenv.trainers.grpo import train
+from agentenv.trainers.learner.value_training import recorded_episodes
 from agentenv.trainers.loop import evaluate
 from agentenv.trainers.plan import plan_run
 from agentenv.trainers.run_folder.folder import RunFolder
@@ -102,6 +103,7 @@ def test_every_environment_is_trained_and_measured_and_a_resumed_run_repeats_it(
         assert results[moment]["scorer"] == results[f"{moment}-local"]["scorer"] == "em_squad"
         assert (results[moment]["n"], results[f"{moment}-sums"]["n"]) == (3, 5)
         assert results[f"{moment}-sums"]["scorer"] == "reward"
+    assert {one.task.partition("/")[0] for one in recorded_episodes(folder.path)} == set(names)
     asked = _prompts(folder.path)
     assert {name for name, _ in asked} == set(names)
     assert all("Who made own-train" in text for name, text in asked if name == "env")

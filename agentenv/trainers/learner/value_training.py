@@ -115,7 +115,9 @@ def read_groups(run: Path) -> Iterator[list[Trajectory]]:
             with open_text(path) as lines:
                 for record in map(json.loads, lines):
                     without_tokens = record | {"segments": []}  # a value model reads text
-                    task = Task(record["task"]["id"], record["task"]["question"])
+                    # Tasks of several environments may have the same ids.
+                    above = f"{record['environment']}/" if "environment" in record else ""
+                    task = Task(above + record["task"]["id"], record["task"]["question"])
                     groups.setdefault(record["group_id"], []).append(from_record(without_tokens, task))
         except (OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"{path} holds no recorded episodes: {error}") from error

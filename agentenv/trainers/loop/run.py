@@ -252,11 +252,10 @@ def _open_environments(
     strategy = get_strategy(config.rollout.strategy, config.rollout.strategy_options)
     learned: list[Task] = []
     for name, one in configs.items():
-        set_mixture(
-            opened[name]["train"], one.train.weights
-        )  # which refuses weights of sets without questions
+        source = opened[name]["train"]
+        set_mixture(source, one.train.weights)  # which refuses weights of sets without questions
         # Topics are titles, and no questions.
-        learned += () if one.train.topics else opened[name]["train"].tasks
+        learned += () if one.train.topics else source.tasks
     for name, one in configs.items():
         # Before anything is played: scores on questions that were trained on would say nothing.
         refuse_overlap(
