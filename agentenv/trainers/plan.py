@@ -39,6 +39,7 @@ from agentenv.trainers.learner.logprobs import checkpoint_layers, scores_rows
 from agentenv.trainers.learner.settings import MemorySettings
 from agentenv.trainers.loop.parts import (
     make_objective,
+    naming_environment,
     open_second_policy,
     open_trained,
     with_declared_scorers,
@@ -193,22 +194,28 @@ def _refuse_absent(config: TrainConfig) -> None:
     """
     learned: list[Task] = []
     measured: dict[str, dict[str, Sequence[Task]]] = {}
-    rollout = config.rollout
     for name, declared in with_declared_scorers(config).by_environment.items():
-        checked_arguments(env_class(declared.env.id), declared.env.id, declared.env.options)
-        sources = {"train": declared.train, "dev": declared.dev, "test": declared.test}
-        opened = {part: open_tasks(source, declared.search, declared.env) for part, source in sources.items()}
-        set_mixture(opened["train"], declared.train.weights)
-        tasks = {part: one.tasks for part, one in opened.items()}
-        check_tasks(get_strategy(rollout.strategy, rollout.strategy_options), tasks["train"])
+        with naming_environment(name):
+            tasks = _present_tasks(declared)
         learned += () if declared.train.topics else tasks["train"]
         measured[name] = {part: tasks[part] for part in ("dev", "test")}
-        spec = declared.search.retriever
-        if spec not in BUILT and takes(declared.env.id, "retriever"):
-            make_retriever(spec)
-    for questions in measured.values():
-        refuse_overlap(learned, questions, allowed=config.evaluation.on_training_tasks)
+    for name, questions in measured.items():
+        with naming_environment(name):
+            refuse_overlap(learned, questions, allowed=config.evaluation.on_training_tasks)
     refuse_silent(config.cluster.address)
+
+
+def _present_tasks(config: TrainConfig) -> dict[str, Sequence[Task]]:
+    """The tasks of training, dev and test in one environment, where it and its retriever are there too."""
+    checked_arguments(env_class(config.env.id), config.env.id, config.env.options)
+    sources = {"train": config.train, "dev": config.dev, "test": config.test}
+    opened = {part: open_tasks(source, config.search, config.env) for part, source in sources.items()}
+    set_mixture(opened["train"], config.train.weights)
+    rollout, spec = config.rollout, config.search.retriever
+    check_tasks(get_strategy(rollout.strategy, rollout.strategy_options), opened["train"].tasks)
+    if spec not in BUILT and takes(config.env.id, "retriever"):
+        make_retriever(spec)
+    return {part: one.tasks for part, one in opened.items()}
 
 
 def memory_of(

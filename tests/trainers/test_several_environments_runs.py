@@ -161,10 +161,12 @@ def test_a_plan_reads_the_questions_of_every_environment(tmp_path: Path) -> None
     assert plan_run(made)["episodes_per_step"] == QUESTIONS * GROUP
     values = config(tmp_path)
     values["environments"]["local"]["test"] = values["train"]  # what the own environment trains on
-    with pytest.raises(ConfigurationError, match="tasks of test are training tasks too"):
+    with pytest.raises(ConfigurationError, match="tasks of test are training tasks too") as planned:
         plan_run(parse_config(values, "test"))
-    with pytest.raises(ConfigurationError, match="tasks of test are training tasks too"):
+    with pytest.raises(ConfigurationError, match="tasks of test are training tasks too") as trained:
         train(RunFolder.create(tmp_path / "run", parse_config(values, "test")), SilentDisplay())
+    for caught in (planned, trained):
+        assert caught.value.__notes__ == ["this is about environments.local"]
 
 
 def test_without_the_score_of_one_environment_there_is_no_mean(

@@ -32,6 +32,7 @@ from agentenv.trainers.config.sections import EvaluationSettings
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.loop.parts import (
     make_chat_format,
+    naming_environment,
     open_questions,
     rollout_config,
     with_declared_scorers,
@@ -136,7 +137,8 @@ def run_test_evaluation(run: Run, name: str) -> dict[str, Any]:
         strategy = run.config.evaluation.strategy
         _run_test_evaluation(run, run.own, f"{name}-{strategy}", strategy)
     for which in run.config.environments:
-        _run_test_evaluation(run, run.environments[which], f"{name}-{which}", "plain")
+        with naming_environment(which):
+            _run_test_evaluation(run, run.environments[which], f"{name}-{which}", "plain")
     return plain
 
 

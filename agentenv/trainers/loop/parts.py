@@ -1,7 +1,8 @@
 """The parts of a training run, each made from the section of the configuration that is about it."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from agentenv.core.protocols import ChatFormat
 from agentenv.core.registry import env_class
 from agentenv.core.rollout import RolloutConfig
 from agentenv.data.sources import Source, SourceConfig
-from agentenv.errors import ConfigurationError
+from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.evaluation.task_env import (
+    OWN_ENVIRONMENT,
     EnvConfig,
     SearchConfig,
     TaskEnv,
@@ -45,6 +47,17 @@ from agentenv.trainers.learner.losses import get_objective
 from agentenv.trainers.learner.settings import LossSettings, MemorySettings
 from agentenv.trainers.learner.sharded import ShardedLearner, world_size
 from agentenv.trainers.run_folder.folder import TrainedPolicy
+
+
+@contextmanager
+def naming_environment(name: str) -> Iterator[None]:
+    """Within the block every error has a note with the environment that it is about, where ``name`` is a further one."""
+    try:
+        yield
+    except (AgentEnvError, OSError) as error:
+        if name != OWN_ENVIRONMENT:
+            error.add_note(f"this is about environments.{name}")
+        raise
 
 
 def with_declared_scorers(config: TrainConfig) -> TrainConfig:

@@ -12,6 +12,7 @@ from agentenv.core.io.digests import value_digest
 from agentenv.core.protocols import ChatFormat
 from agentenv.core.types import Task
 from agentenv.data.overlap import refuse_overlap
+from agentenv.data.sources import Source
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.contents import environment_digest, part_digest
 from agentenv.evaluation.records import RESULTS
@@ -33,6 +34,7 @@ from agentenv.trainers.loop.parts import (
     make_chat_format,
     make_learner,
     make_objective,
+    naming_environment,
     open_policy,
     open_questions,
     open_second_policy,
@@ -44,7 +46,7 @@ from agentenv.trainers.loop.parts import (
 )
 from agentenv.trainers.run_folder.folder import RunFolder, Stateful, TrainedPolicy
 from agentenv.trainers.strategies.branch_windows import EntropyTemperatures
-from agentenv.trainers.strategies.strategies import check_tasks, get_strategy
+from agentenv.trainers.strategies.strategies import RolloutStrategy, check_tasks, get_strategy
 from agentenv.trainers.strategies.tree import TreeStrategy
 from agentenv.trainers.task_sampling.samplers import GatedSampler, TaskSampler, get_sampler
 from agentenv.trainers.task_sampling.set_mixture import set_mixture
@@ -248,33 +250,47 @@ def _open_environments(
 ) -> dict[str, RunEnvironment]:
     """The questions of all environments, with what is searched; whatever can be refused is refused first."""
     configs = config.by_environment
-    opened = {name: open_sources(one, display) for name, one in configs.items()}
+    opened: dict[str, dict[str, Source]] = {}
     strategy = get_strategy(config.rollout.strategy, config.rollout.strategy_options)
     learned: list[Task] = []
     for name, one in configs.items():
-        source = opened[name]["train"]
-        set_mixture(source, one.train.weights)  # which refuses weights of sets without questions
+        with naming_environment(name):
+            opened[name] = open_sources(one, display)
+            train = opened[name]["train"]
+            set_mixture(train, one.train.weights)  # which refuses weights of sets without questions
         # Topics are titles, and no questions.
-        learned += () if one.train.topics else source.tasks
+        learned += () if one.train.topics else train.tasks
     for name, one in configs.items():
         # Before anything is played: scores on questions that were trained on would say nothing.
-        refuse_overlap(
-            learned,
-            {"dev": opened[name]["dev"].tasks, "test": opened[name]["test"].tasks},
-            allowed=one.evaluation.on_training_tasks,
-            warn=display.warn,
-        )
+        with naming_environment(name):
+            refuse_overlap(
+                learned,
+                {"dev": opened[name]["dev"].tasks, "test": opened[name]["test"].tasks},
+                allowed=one.evaluation.on_training_tasks,
+                warn=display.warn,
+            )
     environments = {}
     for name, one in configs.items():
-        search, env, sources = one.search, one.env, opened[name]
-        train = open_training_questions(
-            one.train, search, one.simulation, env, policy, display, sources["train"]
-        )
-        check_tasks(strategy, train.source.tasks)  # all of which the strategy can play
-        dev = open_questions(one.dev, search, env, policy, display, sources["dev"])
-        test = open_questions(one.test, search, env, policy, display, sources["test"])
-        environments[name] = RunEnvironment(one, train, dev, test)
+        with naming_environment(name):
+            environments[name] = _open_environment(one, opened[name], strategy, policy, display)
     return environments
+
+
+def _open_environment(
+    config: TrainConfig,
+    sources: Mapping[str, Source],
+    strategy: RolloutStrategy,
+    policy: TrainedPolicy,
+    display: Display,
+) -> RunEnvironment:
+    search, env = config.search, config.env
+    train = open_training_questions(
+        config.train, search, config.simulation, env, policy, display, sources["train"]
+    )
+    check_tasks(strategy, train.source.tasks)  # all of which the strategy can play
+    dev = open_questions(config.dev, search, env, policy, display, sources["dev"])
+    test = open_questions(config.test, search, env, policy, display, sources["test"])
+    return RunEnvironment(config, train, dev, test)
 
 
 def _training_tasks(config: TrainConfig, train: Mapping[str, TaskEnv]) -> TrainingTasks:
