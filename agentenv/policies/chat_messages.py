@@ -43,7 +43,7 @@ class SentMessage(BaseModel):
     role: Role | Literal["developer"]
     content: str | list[_TextPart] | None = None
     tool_calls: list[_Call] | None = None
-    tool_call_id: str = ""
+    tool_call_id: str | None = None
 
     def message(self, names: Mapping[str, str]) -> Message:
         """Args: ``names``: of the tools that were called so far, by the ids of the calls."""
@@ -51,7 +51,7 @@ class SentMessage(BaseModel):
         text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
         role: Any = _SYSTEM.get(self.role, self.role)
         calls = tuple(call.read for call in self.tool_calls or ()) if role == "assistant" else ()
-        id_ = self.tool_call_id if role == "tool" else ""
+        id_ = (self.tool_call_id or "") if role == "tool" else ""
         return Message(role, encodable(text), names.get(id_, ""), id_, calls)
 
 

@@ -82,17 +82,18 @@ async def chat_completion(policy: ServedPolicy, name: str, request: ChatRequest)
     Raises:
         ContextTooSmall: the messages fill the model's context.
         PolicyFault: the model failed.
-        Refusal: there are tools, and the chat template of the model cannot show them or the conversation.
+        Refusal: the chat template of the model cannot show the conversation or its tools.
     """
     messages, conversation = read_messages(request.messages), None
-    if request.declared:
-        try:
+    try:
+        # Also to end a conversation in which tools were called: the other format leaves out the calls.
+        if request.declared or any(message.calls or message.role == "tool" for message in messages):
             native = NativeFormat(policy.tokenizer, ends=getattr(policy, "ends", ()))
             conversation, prompt = native.open(messages, request.declared)
-        except ConfigurationError as error:
-            raise Refusal(_BAD_REQUEST, str(error), "bad_request") from error
-    else:
-        prompt = InlineFormat(policy.tokenizer).prompt(messages)
+        else:
+            prompt = InlineFormat(policy.tokenizer).prompt(messages)
+    except ConfigurationError as error:
+        raise Refusal(_BAD_REQUEST, str(error), "bad_request") from error
     sampling = request.sampling
     completion = await policy.generate(prompt, sampling)
     text, reason = completion.text, None
@@ -100,7 +101,7 @@ async def chat_completion(policy: ServedPolicy, name: str, request: ChatRequest)
         reason = next(stop for stop in sampling.stop if text.endswith(stop))
         text = text.removesuffix(reason)
     message: dict[str, Any] = {"role": "assistant", "content": text}
-    if conversation is not None:
+    if conversation is not None and request.declared:
         message = _said(conversation.read(text), one_call=request.parallel_tool_calls is False)
     ended = "tool_calls" if "tool_calls" in message else "stop"
     choice = {

@@ -156,3 +156,26 @@ def test_tools_that_may_not_be_called_are_not_shown() -> None:
     reply = ask(policy, [{"role": "user", "content": "Hi"}], tools=[TOOL], tool_choice="none")
     assert reply.json()["choices"][0]["message"]["content"] == CALL
     assert "calculate" not in policy.prompts[0]
+
+
+def test_the_calls_of_a_conversation_are_shown_where_no_more_may_be_called() -> None:
+    """Clients that want a last answer send the whole conversation without tools, or with tool_choice='none'."""
+    call = {"name": "calculate", "arguments": '{"expression": "2 * 3"}'}
+    asked = {"id": "a2b4c6d8e", "type": "function", "function": call}
+    talk = [
+        {"role": "user", "content": "What is 2 * 3?", "tool_call_id": None},
+        {"role": "assistant", "content": None, "tool_calls": [asked]},
+        {"role": "tool", "tool_call_id": "a2b4c6d8e", "content": "six"},
+    ]
+    for fields in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        policy = Script(CALL)
+        assert ask(policy, talk, **fields).json()["choices"][0]["message"]["content"] == CALL
+        assert CALL in policy.prompts[0]
+
+
+def test_a_conversation_that_the_template_refuses_is_the_fault_of_the_request() -> None:
+    """As a failure of the model it would be asked for again and again."""
+    refusing = "{{ raise_exception('No system, please.') }}<|im_end|>"
+    reply = ask(Script("Hi", template=refusing), [{"role": "system", "content": "Be brief."}])
+    assert reply.status_code == 400
+    assert "No system, please." in reply.json()["error"]["message"]
