@@ -516,6 +516,17 @@ def test_a_page_that_writes_itself_anew_is_shown(driver: Driver, folder: Path) -
     env.close()
 
 
+def test_what_a_page_writes_later_stands_behind_what_it_has_written(driver: Driver, folder: Path) -> None:
+    script = (
+        "document.write('<p>Please wait.</p>'); setTimeout(() => document.write('<button>next</button>'), 50)"
+    )
+    env = local(driver, folder, written(folder, f'<button onclick="{script}">write</button>'))
+    do(env, ActionKind.CLICK, "write")
+    assert [element.text for element in env.screen().elements or ()] == ["Please wait.", "next"]
+    assert only(do(env, ActionKind.CLICK, "next")).status is ToolStatus.OK
+    env.close()
+
+
 def test_a_note_of_a_page_is_one_line(driver: Driver, folder: Path) -> None:
     """It could otherwise write elements that are not there behind a line break."""
     page = written(
@@ -540,6 +551,20 @@ def test_a_form_whose_fields_are_called_like_its_properties_is_shown(
     shown = [(element.role, element.text, element.value) for element in env.screen().elements or ()]
     assert shown[0] == ("text", "Guests", "")
     assert [text for _, text, _ in shown if text in ("children", "Book")] == ["children", "Book"]
+    env.close()
+
+
+@pytest.mark.parametrize("role", ["menu", "textbox", "combobox"])
+def test_a_form_with_a_role_and_fields_called_like_its_properties_is_shown(
+    driver: Driver, folder: Path, role: str
+) -> None:
+    names = ("querySelector", "textContent", "name", "options", "scrollIntoView", "getClientRects", "focus")
+    named = "".join(f"<input type=hidden name={name} value=x>" for name in names)
+    env = local(driver, folder, written(folder, f"<form role={role}>Guests {named}</form>"))
+    (form,) = env.screen().elements or ()
+    assert form.role == role
+    step = env.step(action_text(Action(ActionKind.CLICK, id=form.id), "so"))
+    assert only(step).status is ToolStatus.OK
     env.close()
 
 

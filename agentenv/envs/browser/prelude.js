@@ -122,8 +122,8 @@
     for (let wait = 0; asked && !leaving && wait < MAX_WAITS; wait++) await new Promise(done => realTimeout(done, 10));
   };
   const settle = async (least, most) => {
-    if (loaded && document.readyState === "loading") document.close(); // opened anew by document.write
-    if (document.readyState !== "complete") await new Promise(done => window.addEventListener("load", done, {once: true}));
+    const anew = loaded && document.readyState === "loading"; // by document.write, and open for what the page writes later
+    if (!anew && document.readyState !== "complete") await new Promise(done => window.addEventListener("load", done, {once: true}));
     loaded = true;
     await frame();
     await answers();

@@ -75,9 +75,9 @@
     const labels = its(element, "labels");
     if (labels && labels.length) return tidy([...labels].map(label => label.innerText).join(" "));
     if (role === "textbox" || role === "searchbox" || role === "combobox" || role === "spinbutton")
-      return tidy(element.getAttribute("placeholder") || element.name || element.id);
+      return tidy(ask(element, "getAttribute", "placeholder") || its(element, "name") || its(element, "id"));
     if (role === "graphic" || role === "img") return drawn(element, style);
-    return WHOLE.has(role) ? tidy(its(element, "innerText") || element.textContent) || drawn(element, style) : ownText(element);
+    return WHOLE.has(role) ? tidy(its(element, "innerText") || its(element, "textContent")) || drawn(element, style) : ownText(element);
   };
   const drawn = (element, style) => {
     const svg = element instanceof SVGElement;
@@ -116,9 +116,9 @@
     const role = roleOf(element) || (own ? "text" : "");
     const told = !(role === "label" && element.control) && (NAMED.has(role) || own);
     if (box && role && told) rows.push(row(element, role, style, box));
-    if (role === "combobox" && box && element.options)
+    if (role === "combobox" && box && its(element, "options"))
       for (const option of [...element.options].slice(0, 100)) rows.push([numbered(option), "option", tidy(option.text), box.map(Math.round), "", statesOf(option)]);
-    if (role === "combobox" || (WHOLE.has(role) && !element.querySelector("[role=menuitem], input, button"))) return;
+    if (role === "combobox" || (WHOLE.has(role) && !ask(element, "querySelector", "[role=menuitem], input, button"))) return;
     const before = rows.length;
     for (const child of its(element, "children")) visit(child, rows);
     if (box && !role && rows.length === before && isDrawn(style) && !its(element, "innerText").trim()) rows.push(row(element, "graphic", style, box));
@@ -128,7 +128,7 @@
     const element = known.has(id) ? known.get(id).deref() : undefined;
     return element && element.isConnected ? element : null;
   };
-  const goalOf = selector => { const element = selector && document.querySelector(selector); return element ? tidy(element.textContent, MAX_GOAL) : ""; };
+  const goalOf = selector => { const element = selector && document.querySelector(selector); return element ? tidy(its(element, "textContent"), MAX_GOAL) : ""; };
   const look = goal => {
     const rows = [];
     if (document.body) visit(document.body, rows);
@@ -138,23 +138,23 @@
   const place = id => {
     const element = found(id);
     if (!element) return null;
-    if (!seenBox(element)) element.scrollIntoView({block: "center", inline: "center", behavior: "instant"});
-    const lines = element.getClientRects();
+    if (!seenBox(element)) ask(element, "scrollIntoView", {block: "center", inline: "center", behavior: "instant"});
+    const lines = ask(element, "getClientRects");
     const box = lines.length > 1 ? [lines[0].left, lines[0].top, lines[0].right, lines[0].bottom] : seenBox(element);
     return box && [(box[0] + box[2]) / 2, (box[1] + box[3]) / 2];
   };
   const focus = id => {
     const element = found(id);
     if (!element) return false;
-    element.focus();
-    if (element.isContentEditable) getSelection().selectAllChildren(element), getSelection().collapseToEnd();
-    else if (element.setSelectionRange && /^(text|search|url|tel|password|textarea)$/.test(element.type))
+    ask(element, "focus");
+    if (its(element, "isContentEditable")) getSelection().selectAllChildren(element), getSelection().collapseToEnd();
+    else if (its(element, "setSelectionRange") && /^(text|search|url|tel|password|textarea)$/.test(element.type))
       element.setSelectionRange(element.value.length, element.value.length);
     return true;
   };
   const choose = (id, at, text) => {
     const element = id ? found(id) : document.elementFromPoint(...at);
-    const list = element && element.closest("select");
+    const list = element && ask(element, "closest", "select");
     if (!list) return "This is no drop-down list.";
     const option = [...list.options].find(one => tidy(one.text) === tidy(text));
     if (!option) return `The list has no option ${JSON.stringify(text)}.`;
@@ -165,11 +165,11 @@
   };
   const scroll = (id, at, dx, dy) => {
     let element = id ? found(id) : document.elementFromPoint(...at);
-    const moves = one => dy ? one.scrollHeight > one.clientHeight : one.scrollWidth > one.clientWidth;
+    const moves = one => dy ? its(one, "scrollHeight") > its(one, "clientHeight") : its(one, "scrollWidth") > its(one, "clientWidth");
     const rolls = one => one === document.scrollingElement || one.tagName === "TEXTAREA" || one.tagName === "SELECT" || /auto|scroll/.test(getComputedStyle(one).overflow);
-    while (element && !(moves(element) && rolls(element))) element = element.parentElement;
+    while (element && !(moves(element) && rolls(element))) element = its(element, "parentElement");
     if (!element) return "Nothing scrolls here.";
-    element.scrollBy({left: dx * element.clientWidth, top: dy * element.clientHeight, behavior: "instant"});
+    ask(element, "scrollBy", {left: dx * its(element, "clientWidth"), top: dy * its(element, "clientHeight"), behavior: "instant"});
     return "";
   };
   const stored = () => { try { return {...localStorage}; } catch { return {}; } };  // a document without an origin has none
