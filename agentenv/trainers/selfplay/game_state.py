@@ -118,7 +118,7 @@ def fitting(
         longest = max(written, key=lambda brace: len(texts[brace]), default="")
         if len(texts.get(longest, "")) <= _LEAST_CHARS:
             break
-        texts[longest] = shortened(texts[longest], len(texts[longest]) // 2)
+        texts[longest] = shortened(seen[longest], len(texts[longest]) // 2)
     return text
 
 

@@ -25,6 +25,7 @@ from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.scripted import complete
 from agentenv.retrievers.fakes import InMemoryRetriever
+from agentenv.trainers.selfplay.game_state import fitting
 from agentenv.trainers.selfplay.question_checks import signature
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import check_tasks, get_strategy, play_groups
@@ -522,6 +523,14 @@ def test_nobody_escapes_a_verdict_by_writing_more_than_the_judges_context_holds(
     assert by_role(played)["solver"] == [0.5] * 4  # half for the form, and nothing for the grade
     (cut,) = [text for text in roles.shown["grade"] if "left out" in text]
     assert cut.count("none none") > 50  # its beginning and its end are read
+
+
+def test_a_text_that_is_cut_more_than_once_says_how_much_of_it_is_left_out() -> None:
+    written = "a" * 20_000 + "b" * 20_000
+    shown = fitting("Judge: {it}", {"it": written}, ["it"], InlineFormat(TOKENIZER), 4000)
+    (left_out,) = re.findall(r"\[(\d+) characters left out\]", shown)
+    assert int(left_out) + shown.count("a") + shown.count("b") == 40_000 + "characters left out".count("a")
+    assert len(TOKENIZER.encode(shown)) <= 3500
 
 
 @pytest.mark.parametrize("question", ["Why?", "why " * 300, "Which town is older than any?"])
