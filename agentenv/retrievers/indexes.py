@@ -222,10 +222,8 @@ def read_index(path: Path, *, mapped: bool = True) -> Any:
         # To be read only: an index may name a file with its lists, which FAISS opens to be written otherwise.
         flags = faiss.IO_FLAG_READ_ONLY | (faiss.IO_FLAG_MMAP_IFC if mapped else 0)
         index = faiss.read_index(str(path), flags)
-    except (
-        RuntimeError,
-        MemoryError,
-    ) as error:  # of a file that is damaged, FAISS may take a count for a size
+    except (RuntimeError, MemoryError) as error:
+        # Of a file that is damaged, FAISS may take a count for a size.
         raise ConfigurationError(f"{path} cannot be read; build the retriever again.") from error
     tune(index)
     return index

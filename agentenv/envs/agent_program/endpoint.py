@@ -21,9 +21,8 @@ LOOP = BackgroundLoop("agentenv-agent-programs")
 _BODY_BYTES, _BODY_S = 32 * 2**20, 30.0
 _START_S = 30.0
 _KEEPALIVE_S = 300  # far longer than clients keep an idle connection: one that is closed as they ask breaks off the agent
-_CONNECTIONS = ConnectionLimits(
-    per_address=ConnectionLimits.connections
-)  # all agents have the address of this machine
+# All agents have the address of this machine.
+_CONNECTIONS = ConnectionLimits(per_address=ConnectionLimits.connections)
 _UNAUTHORISED, _NOT_FOUND, _NOT_ALLOWED = 401, 404, 405
 _SERVED = "POST /v1/chat/completions and GET /v1/models"
 

@@ -181,9 +181,8 @@ def image_part(image: bytes | Path) -> MessagePart:
             ):
                 return MessagePart("image", image=image)
             resized_picture = picture.convert("RGB").resize(size)
-    except (
-        Exception
-    ) as error:  # each decoder fails in a way of its own; or no model takes an image of this size
+    except Exception as error:
+        # Each decoder fails in a way of its own; or no model takes an image of this size.
         raise EnvFault(f"a screenshot cannot be read: {error}") from error
     held = io.BytesIO()
     resized_picture.save(held, "PNG")
