@@ -106,7 +106,7 @@ def defused(text: str, control: Sequence[str], normalise: Callable[[str], str] |
     if normalise is None:
         return text
     read = normalise(text)
-    hidden = [token for name in control for token in {name, normalise(name)} if token in read]
+    hidden = [token for name in control for token in (name, normalise(name)) if token in read]
     return defused(read, hidden) if hidden else text
 
 
