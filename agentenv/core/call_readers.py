@@ -259,7 +259,9 @@ def _typed(text: str, schema: Any, words: Mapping[str, bool | None]) -> Any:
     Several types, or none, are read as JSON where they are, because otherwise no number could be given there. Where only
     text and null are allowed, the word for null is null: the templates write it so.
     """
-    parts = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    whole = schema if isinstance(schema, Mapping) else {}  # the schema true allows any value
+    choices = (*whole.get("anyOf", ()), *whole.get("oneOf", ()))
+    parts = [whole, *(part for part in choices if isinstance(part, Mapping))]
     kinds = {kind for part in parts for kind in _kinds(part.get("type"))}
     word = text.strip()
     if kinds == {"string"} or any(text in part.get("enum", ()) for part in parts):

@@ -63,10 +63,14 @@ class SentTool(BaseModel):
 
     @field_validator("function")
     @classmethod
-    def _named(cls, function: dict[str, Any]) -> dict[str, Any]:
+    def _readable(cls, function: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(function.get("name"), str):
             raise ValueError("a tool has no name")
-        return function
+        # Null stands for a tool without arguments.
+        parameters = function.get("parameters") or {}
+        if not isinstance(parameters, dict) or not isinstance(parameters.get("properties", {}), dict):
+            raise ValueError("the parameters of a tool are no JSON schema of an object")
+        return function | ({"parameters": parameters} if "parameters" in function else {})
 
     @property
     def form(self) -> dict[str, Any]:

@@ -32,6 +32,8 @@ SCHEMAS = {
             "one": {"oneOf": [{"type": "number"}, {"type": "null"}]},
             "list": {"type": ["array", "null"]},
             "free": {},
+            "whatever": True,
+            "any": {"anyOf": [True, {"type": "string"}]},
         }
     }
 }
@@ -63,6 +65,8 @@ def called(name: str, id: str = "", **arguments: Any) -> Call:
         (argument_tags, "<tool_call>f<arg_key>list</arg_key><arg_value>[1, 2]</arg_value><arg_key>free</arg_key>"
          "<arg_value>3</arg_value><arg_key>more</arg_key><arg_value>4</arg_value></tool_call>", "",
          [called("f", list=[1, 2], free=3, more=4)]),
+        (argument_tags, "<tool_call>f<arg_key>whatever</arg_key><arg_value>[3]</arg_value><arg_key>any</arg_key>"
+         "<arg_value>x</arg_value></tool_call>", "", [called("f", whatever=[3], any="x")]),
         (argument_tags, "<tool_call>g<arg_key>n</arg_key><arg_value>3</arg_value></tool_call>", "", [called("g", n=3)]),
         (bare_json, '{"name": "f", "parameters": {"n": 1}}', "", [called("f", n=1)]),
         (bare_json, ' <|python_tag|>{"name": "f"}', ' <|python_tag|>{"name": "f"}', []),

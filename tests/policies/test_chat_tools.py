@@ -179,3 +179,19 @@ def test_a_conversation_that_the_template_refuses_is_the_fault_of_the_request() 
     reply = ask(Script("Hi", template=refusing), [{"role": "system", "content": "Be brief."}])
     assert reply.status_code == 400
     assert "No system, please." in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("parameters", [[1], "none", {"properties": 5}, {"properties": None}])
+def test_parameters_that_are_no_schema_are_the_fault_of_the_request(parameters: Any) -> None:
+    tool = {"type": "function", "function": {"name": "now", "parameters": parameters}}
+    reply = ask(Script("Hi"), [{"role": "user", "content": "Hi"}], tools=[tool])
+    assert reply.status_code == 400
+    assert "parameters" in reply.json()["error"]["message"]
+
+
+def test_a_tool_whose_parameters_are_null_has_none() -> None:
+    tool = {"type": "function", "function": {"name": "now", "parameters": None}}
+    policy = Script('<tool_call>{"name": "now", "arguments": {}}</tool_call>')
+    reply = ask(policy, [{"role": "user", "content": "Hi"}], tools=[tool])
+    (called,) = reply.json()["choices"][0]["message"]["tool_calls"]
+    assert called["function"] == {"name": "now", "arguments": "{}"}
