@@ -113,11 +113,17 @@ def fitting(
         chat: How the prompt becomes ids.
         context_tokens: Of the role that reads it.
     """
+
+    def tokens(text: str) -> int:
+        return len(chat.prompt((Message("user", text),)))
+
     texts, most = dict(seen), context_tokens - context_tokens // _ROOM
-    while len(chat.prompt((Message("user", text := filled(prompt, texts)),))) > most:
+    while tokens(text := filled(prompt, texts)) > most:
         longest = max(written, key=lambda brace: len(texts[brace]), default="")
         if len(texts.get(longest, "")) <= _LEAST_CHARS:
-            break
+            # What takes the room is not theirs, such as documents: cutting is of use only where nothing fits otherwise.
+            whole = filled(prompt, seen)
+            return whole if tokens(whole) < context_tokens else text
         texts[longest] = shortened(seen[longest], len(texts[longest]) // 2)
     return text
 

@@ -533,6 +533,19 @@ def test_a_text_that_is_cut_more_than_once_says_how_much_of_it_is_left_out() -> 
     assert len(TOKENIZER.encode(shown)) <= 3500
 
 
+def test_a_question_is_not_cut_where_documents_take_the_room() -> None:
+    """A verifier that is shown seven passages would otherwise verify the beginning and the end of a long question."""
+    seen = {"documents": "d" * 3700, "question": "q" * 250}
+    chat = InlineFormat(TOKENIZER)
+    assert (
+        fitting("{documents}{question}", seen, ["question"], chat, 4000)
+        == seen["documents"] + seen["question"]
+    )
+    shown = fitting("{documents}{question}", seen | {"question": "q" * 400}, ["question"], chat, 4000)
+    assert "characters left out" in shown
+    assert len(shown) < 4000
+
+
 @pytest.mark.parametrize("question", ["Why?", "why " * 300, "Which town is older than any?"])
 def test_multi_agent_evolve_lets_the_judge_alone_say_what_a_question_is_worth(question: str) -> None:
     """One of one word, one of 1,200 characters, and one that is the reference and was accepted before: all are rated.
