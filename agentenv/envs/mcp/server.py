@@ -119,9 +119,11 @@ def _group_of(stderr: TextIO) -> int | None:
     The SDK does not say which process it has started; no other child of this one has the same pipe.
     """
     pipe = f"pipe:[{os.fstat(stderr.fileno()).st_ino}]"
-    with suppress(OSError):
-        for child in Path("/proc/thread-self/children").read_text(encoding="ascii").split():
-            with suppress(OSError):  # it has ended
-                if str(Path(f"/proc/{child}/fd/2").readlink()) == pipe:
-                    return int(child)
+    for listing in Path("/proc/self/task").glob("*/children"):
+        # A thread or a child may end meanwhile.
+        with suppress(OSError):
+            for child in listing.read_text(encoding="ascii").split():
+                with suppress(OSError):
+                    if str(Path(f"/proc/{child}/fd/2").readlink()) == pipe:
+                        return int(child)
     return None
