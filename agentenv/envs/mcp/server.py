@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from agentenv.envs.mcp.stderr import StderrTail
 from agentenv.errors import ConfigurationError, needs_extra
+from agentenv.sandbox.labels import start_time
 from agentenv.web.client import bearer
 
 STDIO = "stdio:"
@@ -92,16 +93,16 @@ class McpServer:
             given = {name: os.environ[name] for name in self.variables}
             started = StdioServerParameters(command=self.command[0], args=self.command[1:], env=given)
             with stderr.pipe() as writer:
-                group = None
+                leader = begun = None
                 try:
                     async with stdio_client(started, errlog=writer) as streams:
-                        group = _group_of(writer)
+                        leader = _server_of(writer)
+                        begun = None if leader is None else start_time(leader)
                         yield streams
                 finally:
                     # The SDK ends what a server leaves behind only where the server does not end by itself.
-                    if group is not None:
-                        with suppress(ProcessLookupError, PermissionError):
-                            os.killpg(group, signal.SIGKILL)
+                    if leader is not None:
+                        _end_group(leader, begun)
             return
 
         async with (
@@ -113,8 +114,8 @@ class McpServer:
             yield streams
 
 
-def _group_of(stderr: TextIO) -> int | None:
-    """The process group of the server that was given ``stderr``, which it leads; None where the system does not tell.
+def _server_of(stderr: TextIO) -> int | None:
+    """The process of the server that was given ``stderr``, which leads a group; None where the system does not tell.
 
     The SDK does not say which process it has started; no other child of this one has the same pipe.
     """
@@ -127,3 +128,15 @@ def _group_of(stderr: TextIO) -> int | None:
                     if str(Path(f"/proc/{child}/fd/2").readlink()) == pipe:
                         return int(child)
     return None
+
+
+def _end_group(leader: int, begun: str | None) -> None:
+    """Ends what is left of the process group of a server.
+
+    Args:
+        leader: The process that led it. Its number is given to no other process while the group has members.
+        begun: When that process had begun; another one of this number is none of ours.
+    """
+    if start_time(leader) in (None, begun):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)

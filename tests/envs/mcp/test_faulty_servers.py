@@ -4,6 +4,8 @@ import gc
 import json
 import os
 import shlex
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -18,9 +20,10 @@ pytest.importorskip("mcp", reason="needs the mcp extra")
 
 from agentenv.core.types import ToolResult
 from agentenv.envs.mcp import session
-from agentenv.envs.mcp.server import McpServer
+from agentenv.envs.mcp.server import McpServer, _end_group
 from agentenv.envs.mcp.tools_env import McpTools
 from agentenv.errors import ConfigurationError, EnvFault
+from agentenv.sandbox.labels import start_time
 
 
 def server(fault: str, *more: str) -> str:
@@ -109,6 +112,19 @@ def test_what_a_server_has_started_ends_with_it_although_it_ends_by_itself() -> 
     while stray.exists() and stray.read_bytes():  # empty where nobody has taken note of its end yet
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_process_that_has_got_the_number_of_a_server_is_left_alone() -> None:
+    other = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        _end_group(other.pid, "when the server had begun")
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.3)
+        _end_group(other.pid, start_time(other.pid))
+        assert other.wait(10) == -signal.SIGKILL
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_a_reserved_name_says_how_to_leave_it_out() -> None:
