@@ -202,7 +202,7 @@ class Held:
 
     def __init__(self, place: Path) -> None:
         sys.modules["torch"] = SimpleNamespace(tensor=lambda value: value)  # type: ignore[assignment]
-        self.settings = RolloutConfig()
+        self.rollout = RolloutConfig()
         self.policy = self
         self.place, self.version, self.broken = place, -1, False
 

@@ -40,7 +40,7 @@ class Scripted:
     """A player whose groups are one empty episode; where it is held it plays until it is cancelled."""
 
     def __init__(self) -> None:
-        self.settings = RolloutConfig()
+        self.rollout = RolloutConfig()
         self.policy = Recorder()
         self.held = self.cancelled = False
         self.began = asyncio.Event()
