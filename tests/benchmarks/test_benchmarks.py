@@ -402,6 +402,6 @@ def test_several_environments(policy: Path, tmp_path: Path, here: Run) -> None:
     words = ["--policy", f"hf:{policy}", "--out", str(path), "--threads", "1", "--json"]
     words += ["--steps", "1", "--seeds", "1", "--questions", "2", "--limit", "2"]
     figures = written(here("several_environments", *words), path)
-    assert set(figures["summary"]) == {"search", "rewrites"}
+    assert set(figures["summary"]) == {"search", "one_hop"}
     assert [len(runs) for runs in figures["runs"].values()] == [1, 1, 1]
-    assert "after-rewrites" in figures["runs"]["both"][0]
+    assert "after-one_hop" in figures["runs"]["both"][0]
