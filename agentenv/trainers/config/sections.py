@@ -7,7 +7,15 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from agentenv.core.episodes import EpisodeBudgets
 from agentenv.core.model_families import get_family
 from agentenv.core.validation import Frozen
-from agentenv.data.sources import SourceConfig, TrainSourceConfig, held_out_worlds
+from agentenv.data.sources import (
+    OWN,
+    SourceConfig,
+    TrainSourceConfig,
+    check_draw,
+    check_source,
+    check_weights,
+    held_out_worlds,
+)
 from agentenv.evaluation.llm_judge import check_judge
 from agentenv.evaluation.results import load_measure
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, known_retriever
@@ -278,23 +286,50 @@ class SimulationSettings(Frozen):
         return real
 
 
-class EnvironmentSettings(Frozen):
+class EnvironmentSections(Frozen):
+    """What every environment of a run has for itself."""
+
+    env: EnvConfig = EnvConfig()
+    """The environment."""
+    search: SearchConfig = SearchConfig()
+    """The retriever of the environment; without effect where the environment searches nothing."""
+    simulation: SimulationSettings = SimulationSettings()
+    """A simulated search for training alone."""
+    train: TrainSourceConfig = TrainSourceConfig()
+    """Questions to learn from; by default of an invented world's split ``train``."""
+    dev: SourceConfig = SourceConfig()
+    """Questions of the evaluations during training; by default of an invented world's split ``dev``."""
+    test: SourceConfig = SourceConfig()
+    """Questions of the evaluations before and after; by default of an invented world's split ``test``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _held_out(cls, values: Any) -> Any:
+        return held_out_worlds(values)
+
+    @field_validator("train", "dev", "test")
+    @classmethod
+    def _known_questions(cls, source: SourceConfig) -> SourceConfig:
+        check_source(source.dataset, None if source.dataset == OWN else source.split, source.data)
+        return check_draw(source)
+
+    @field_validator("train")
+    @classmethod
+    def _known_weights(cls, source: TrainSourceConfig) -> TrainSourceConfig:
+        return check_weights(source)
+
+    @field_validator("search")
+    @classmethod
+    def _known_search(cls, search: SearchConfig) -> SearchConfig:
+        known_retriever(search.retriever)
+        return search
+
+
+class EnvironmentSettings(EnvironmentSections):
     """One more environment that the policy is trained in, beside the run's own."""
 
     share: float = Field(gt=0, lt=1)
     """Share of the questions of a step that this environment poses; the run's own poses what the others leave."""
-    env: EnvConfig = EnvConfig()
-    """The environment."""
-    search: SearchConfig = SearchConfig()
-    """Its retriever; without effect where it searches nothing."""
-    simulation: SimulationSettings = SimulationSettings()
-    """A simulated search for training alone."""
-    train: TrainSourceConfig = TrainSourceConfig()
-    """Its questions to learn from."""
-    dev: SourceConfig = SourceConfig()
-    """Its questions of the evaluations during training."""
-    test: SourceConfig = SourceConfig()
-    """Its questions of the evaluations before and after."""
     scorers: tuple[str, ...] = ()
     """What its evaluations are scored by, the first being its headline; empty takes those of the environment."""
 
@@ -304,11 +339,6 @@ class EnvironmentSettings(Frozen):
         for scorer in scorers:
             load_measure(scorer)
         return scorers
-
-    @model_validator(mode="before")
-    @classmethod
-    def _held_out(cls, values: Any) -> Any:
-        return held_out_worlds(values)
 
 
 class GuardSettings(Frozen):

@@ -1,22 +1,14 @@
 """The configuration of a training run: a TOML preset plus dotted overrides. Importable without torch."""
 
-from typing import Any, Self
+from typing import Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentenv.core.chat_formats import FormatName, check_chat_options
-from agentenv.core.validation import Frozen
 from agentenv.data.sources import (
-    OWN,
-    SourceConfig,
-    TrainSourceConfig,
     called_sets,
-    check_draw,
-    check_source,
-    check_weights,
-    held_out_worlds,
 )
-from agentenv.evaluation.task_env import OWN_ENVIRONMENT, EnvConfig, SearchConfig, known_retriever
+from agentenv.evaluation.task_env import OWN_ENVIRONMENT
 from agentenv.policies.compute import ComputeSettings, multiplies_bfloat16
 from agentenv.policies.engine import COLDEST, HOTTEST, EngineConfig
 from agentenv.tracking import check_tracker
@@ -30,6 +22,7 @@ from agentenv.trainers.config.sections import (
     AsynchronousSettings,
     ChatSettings,
     ClusterSettings,
+    EnvironmentSections,
     EnvironmentSettings,
     EvaluationSettings,
     GuardSettings,
@@ -39,7 +32,6 @@ from agentenv.trainers.config.sections import (
     RewardShapingSettings,
     RolloutSettings,
     SecondSettings,
-    SimulationSettings,
 )
 from agentenv.trainers.learner.settings import LossSettings, MemorySettings
 from agentenv.trainers.selfplay.games import agent_names, get_game
@@ -52,12 +44,9 @@ from agentenv.trainers.task_sampling.samplers import (
     get_sampler,
 )
 
-_OF_AN_ENVIRONMENT = ("env", "search", "simulation", "train", "dev", "test")
-"""Sections that every environment of a run has for itself."""
 
-
-class TrainConfig(Frozen):
-    """A training run."""
+class TrainConfig(EnvironmentSections):
+    """A training run, and the sections of its own environment."""
 
     name: str = "run"
     """What the run is called in its report."""
@@ -75,18 +64,6 @@ class TrainConfig(Frozen):
     declared, called and answered in the form that the model was trained in."""
     chat: ChatSettings = ChatSettings()
     """The form of a model, for the format ``native``."""
-    env: EnvConfig = EnvConfig()
-    """The environment."""
-    search: SearchConfig = SearchConfig()
-    """The retriever of the environment; without effect where the environment searches nothing."""
-    simulation: SimulationSettings = SimulationSettings()
-    """A simulated search for training alone."""
-    train: TrainSourceConfig = TrainSourceConfig()
-    """Questions to learn from; by default of an invented world's split ``train``."""
-    dev: SourceConfig = SourceConfig()
-    """Questions of the evaluations during training; by default of an invented world's split ``dev``."""
-    test: SourceConfig = SourceConfig()
-    """Questions of the evaluations before and after; by default of an invented world's split ``test``."""
     environments: dict[str, EnvironmentSettings] = Field(default_factory=dict)
     """Further environments that the policy is trained in, by a name for their figures."""
     rollout: RolloutSettings = Field(default_factory=RolloutSettings)  # it imports its methods
@@ -126,33 +103,11 @@ class TrainConfig(Frozen):
     tracker: str = ""
     """``tensorboard`` (in the run's folder), ``wandb:PROJECT`` or ``mlflow:EXPERIMENT``; empty uses none."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _held_out(cls, values: Any) -> Any:
-        return held_out_worlds(values)
-
     @field_validator("environments")
     @classmethod
     def _sorted(cls, environments: dict[str, EnvironmentSettings]) -> dict[str, EnvironmentSettings]:
         # The places of the tasks follow this order, and a file may have its tables in another one when a run goes on.
         return dict(sorted(environments.items()))
-
-    @field_validator("train", "dev", "test")
-    @classmethod
-    def _known_questions(cls, source: SourceConfig) -> SourceConfig:
-        check_source(source.dataset, None if source.dataset == OWN else source.split, source.data)
-        return check_draw(source)
-
-    @field_validator("train")
-    @classmethod
-    def _known_weights(cls, source: TrainSourceConfig) -> TrainSourceConfig:
-        return check_weights(source)
-
-    @field_validator("search")
-    @classmethod
-    def _known_search(cls, search: SearchConfig) -> SearchConfig:
-        known_retriever(search.retriever)
-        return search
 
     @field_validator("tracker")
     @classmethod
@@ -312,13 +267,6 @@ class TrainConfig(Frozen):
         own_sets = {*called_sets(self.train.dataset), *called_sets(self.dev.dataset)}
         if sentence := environments_conflict(self.environments, own_sets, self.rollout, self.evaluation):
             raise ValueError(sentence)
-        for name in self.environments:
-            try:
-                type(self).model_validate(self.by_environment[name].model_dump())
-            except ValidationError as error:
-                first = error.errors()[0]
-                key = ".".join(("environments", name, *map(str, first["loc"])))
-                raise ValueError(f"{key}: {first['msg'].removeprefix('Value error, ')}") from error
         return self
 
     def _unweighable(self, sampler: TaskSampler) -> str:
@@ -352,7 +300,7 @@ class TrainConfig(Frozen):
         alone = self.model_copy(update={"environments": {}})
         further = {
             name: alone.model_copy(
-                update={field: getattr(one, field) for field in _OF_AN_ENVIRONMENT}
+                update={field: getattr(one, field) for field in EnvironmentSections.model_fields}
                 | {"evaluation": self.evaluation.of_further_environment(one.scorers)}
             )
             for name, one in self.environments.items()
