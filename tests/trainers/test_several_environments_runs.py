@@ -129,6 +129,7 @@ def test_every_environment_is_trained_and_measured_and_a_resumed_run_repeats_it(
     assert all(sum(one is not None for one in entry["runs"]) == 2 for entry in shown)
     assert "<span>reward, n = 5</span>" in page
     assert "after-sums (reward)" in page
+    assert "em_squad, where no other scorer is named, with 95 % intervals" in page
     assert "score on dev, local" in page
 
     first = contents_of(folder.path, KEPT)

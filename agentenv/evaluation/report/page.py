@@ -176,7 +176,8 @@ def levels_of(scores: Mapping[str, Any], kind: str = "run") -> list[Level]:
         mean, ci95 = score.get("mean", score.get("em")), score.get("ci95")
         if mean is not None:
             interval = (ci95[0], ci95[1]) if ci95 else None
-            label, scorer = name.replace("_", " "), score.get("scorer", "")
+            # The names of runs, sets and environments are the user's, and those of bounds are ours.
+            label, scorer = name.replace("_", " ") if kind == "bound" else name, score.get("scorer", "")
             levels.append(Level(label, float(mean), interval, score.get("n"), kind, scorer))
     return levels
 
