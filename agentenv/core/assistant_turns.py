@@ -44,6 +44,10 @@ def call_text(call: Call) -> str:
     return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
 
 
+def _unnumbered(call: Call) -> Call:
+    return replace(call, id="")
+
+
 @dataclass(frozen=True, slots=True)
 class AssistantTurn:
     """One turn of the policy. Two turns are equal where they say the same, whatever the white space around it."""
@@ -61,6 +65,11 @@ class AssistantTurn:
     def with_thinking(self) -> str:
         """The content behind the thinking in its tags, as a reward reads it that asks for thoughts."""
         return self.content if self.thinking is None else f"<think>{self.thinking}</think>\n{self.content}"
+
+    def does_as(self, other: "AssistantTurn") -> bool:
+        """Whether both write the same content and make the same calls, whatever ids these have and what was thought."""
+        mine, its = ([_unnumbered(call) for call in turn.calls] for turn in (self, other))
+        return (self.content.strip(), mine) == (other.content.strip(), its)
 
     def cut_off(self) -> "AssistantTurn":
         """This turn where a budget of tokens ended it: an unfinished call at its end says so, and not what it lacks."""

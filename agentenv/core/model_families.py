@@ -52,7 +52,7 @@ class Family:
     calls_as_text: Callable[[Sequence[str]], str] | None = None
     """From the calls of a turn, each as JSON, to their text, where some templates show calls in the content alone."""
     call_id: str = ""
-    """The id of a call of ``name``, where the family reads the name from it."""
+    """The id of the ``place``-th call of a conversation, a call of ``name``, where the family reads the name from it."""
     declare: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
     """The text that declares tools, as the family documents it, for templates that show none."""
     declares_for: str = ""
@@ -176,7 +176,7 @@ FAMILIES: Mapping[str, Family] = {
             _tagged(kimi),
             marks=(("<|tool_calls_section_begin|>",),),
             ends=("<|im_end|>",),
-            call_id="functions.{name}:0",
+            call_id="functions.{name}:{place}",
         ),
         Family(
             "glm",

@@ -7,78 +7,25 @@ conversation goes on in a new row with what the template makes of it. Nothing is
 """
 
 import json
-import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import date
 from typing import Any
 
-from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
-from agentenv.core.chat import TEXT_ALONE, content_of, encode_with_images, end_of_turn
+from agentenv.core.assistant_turns import AssistantTurn, NativeCall
+from agentenv.core.chat_template import MARK, ChatTemplate
 from agentenv.core.conversation import Conversation, Unrenderable, as_turns
-from agentenv.core.images import ImageReader, refuse_images
-from agentenv.core.model_families import Family, family_of, get_family
-from agentenv.core.template_dates import TODAY, dated_template, template_of
-from agentenv.core.token_texts import control_tokens, defused, normaliser, template_tags
-from agentenv.core.tool_replies import call_id
+from agentenv.core.grammar import shortened
+from agentenv.core.tool_replies import call_id, replies
 from agentenv.core.types import Message
-from agentenv.errors import ConfigurationError, first_line
+from agentenv.errors import ConfigurationError
 
-_MARK = f"Tuvq{secrets.token_hex(8)}x{{}}z"
-"""Stands for a text while a template is rendered. Nobody can write it into a conversation: marks of results within results
-would otherwise be filled one after the other, and a few of them would make a prompt of any length."""
 _NAME = "tuvq_tool"
 _ASKED = Message("user", "Who?")
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
-class NativeFormat:
+class NativeFormat(ChatTemplate):
     """Renders and reads conversations as one family does."""
-
-    def __init__(
-        self,
-        tokenizer: Any,
-        *,
-        family: str = "",
-        options: Mapping[str, Any] | None = None,
-        ends: Collection[int] = (),
-        image_reader: ImageReader | None = None,
-    ) -> None:
-        """Checks the template.
-
-        Args:
-            tokenizer: With a chat template.
-            family: Name of the model family; empty reads it from the template.
-            options: Arguments of the template, such as ``enable_thinking``; ``date`` is what a template takes for today.
-            ends: Ids with which the policy ends a turn.
-            image_reader: Of the policy; None where it reads text alone.
-
-        Raises:
-            ConfigurationError: no chat template, or one that cannot be rendered or ends no turn.
-            UnknownName: no such family.
-        """
-        if tokenizer.chat_template is None:
-            raise ConfigurationError(
-                "this tokenizer has no chat template, so its model has no native form: use the inline format"
-            )
-        self._tokenizer = tokenizer
-        self._template = template_of(tokenizer)
-        self.family: Family = get_family(family) if family else family_of(self._template)
-        self._options, self._day = _template_options(options or {})
-        self.image_reader = image_reader
-        self._control, self._tags = control_tokens(tokenizer, image_reader), template_tags(tokenizer)
-        self._normalise = normaliser(tokenizer)
-        self._ends = set(ends)
-        self._closers = self._closing_texts(ends)
-        self._thinking_key, self._json_arguments, self._tool_without_call = "", False, False
-        self._calls_in_content, self._declares = False, False
-        self._call_marks: frozenset[str] = frozenset()
-        self._checked: set[str] = set()
-
-    def _closing_texts(self, ends: Collection[int]) -> tuple[str, ...]:
-        ids = {*ends, self._tokenizer.eos_token_id, end_of_turn(self._tokenizer)} - {None}
-        texts = [self._tokenizer.decode([i]) for i in sorted(ids)]
-        return tuple(dict.fromkeys([*texts, *self.family.ends, *self.family.closers]))
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a prompt without tools."""
@@ -132,6 +79,75 @@ class NativeFormat:
         added = self._after_end(ids, self._encode(rest, new)) if rest is not None else None
         return later, self._encode(after, messages) if added is None else [*ids, *added]
 
+    def spelt(self, conversation: Conversation, turn: AssistantTurn) -> list[int]:
+        """The ids by which a model of this family would have written ``turn``, with the token that ends it.
+
+        Thinking is left out where the prompt says that there is none.
+
+        Args:
+            conversation: Up to the place where the turn is written.
+            turn: Its calls need no ids.
+
+        Raises:
+            Unrenderable: the template writes no such turn, or one that would be read as another.
+        """
+        turn = self._with_ids(conversation, turn)
+        for said in (turn, replace(turn, thinking=None)):
+            for text, closer in self._spellings(conversation, said):
+                ids = self._encode_behind(conversation.prompt, text)
+                found = conversation.read(self._tokenizer.decode(ids))
+                thought = (found.thinking or "").strip() == (said.thinking or "").strip()
+                if found.closed and thought and found.does_as(said):
+                    return [*ids, *self._encode(closer, ())]
+        called = ", ".join(call.name for call in turn.calls if isinstance(call, NativeCall))
+        raise Unrenderable(
+            f"the chat template of the family {self.family.name!r} has no way to write the turn "
+            f"{shortened(turn.with_thinking or called, 80)!r} so that it is read as the same again"
+        )
+
+    def _encode_behind(self, prompt: str, text: str) -> list[int]:
+        """The ids of ``text`` as it stands behind ``prompt``: some tokenizers put a space before a text that is alone."""
+        before, both = self._encode(prompt, ()), self._encode(prompt + text, ())
+        return both[len(before) :] if both[: len(before)] == before else self._encode(text, ())
+
+    def _with_ids(self, conversation: Conversation, turn: AssistantTurn) -> AssistantTurn:
+        """``turn`` with the ids that its calls have in this family, which may count all calls of a conversation."""
+        earlier = sum(len(one.calls) for one in conversation.messages if isinstance(one, AssistantTurn))
+        calls = tuple(
+            replace(
+                call, id=self.family.call_id.format(name=call.name, place=earlier + place) or call_id(place)
+            )
+            if isinstance(call, NativeCall)
+            else call
+            for place, call in enumerate(turn.calls)
+        )
+        return replace(turn, calls=calls)
+
+    def _spellings(self, conversation: Conversation, turn: AssistantTurn) -> Iterator[tuple[str, str]]:
+        """What the template writes for ``turn`` behind the prompt as an earlier message and as the last one,with its end."""
+        said, prompt = (*conversation.messages, turn), conversation.prompt
+        unopened = prompt.rstrip().removesuffix(self.family.thinking)
+        mark = MARK.format("next")
+        later = replies(turn, tuple(Message("tool", mark) for _ in turn.calls)) or (Message("user", mark),)
+        for messages, last in (((*said, *later), False), (said, True)):
+            try:
+                shown = self._render(messages, conversation.tools, open_assistant=not last)
+            except ConfigurationError:
+                continue
+            end = len(shown) if last else shown.find(mark)
+            at, closer = max((shown.rfind(closer, len(unopened), end), closer) for closer in self._closers)
+            if at < 0 or closer in self.family.closers:
+                continue
+            if shown.startswith(prompt):
+                yield shown[len(prompt) : at], closer
+            elif shown.startswith(unopened):
+                yield self._thought(turn, shown[len(unopened) : at]), closer
+
+    def _thought(self, turn: AssistantTurn, rest: str) -> str:
+        """A turn whose prompt has opened the thinking, of which the template shows ``rest`` alone in a conversation."""
+        closing = self.family.thinking_as_text.partition("{}")[2]
+        return rest if rest.startswith(closing.strip()) else f"{turn.thinking or ''}{closing}{rest.lstrip()}"
+
     def _after_end(self, ids: Sequence[int], added: list[int]) -> list[int] | None:
         """``added`` without the end of the turn where that was sampled; None where another one was."""
         if ids and added[:1] == [ids[-1]]:
@@ -143,7 +159,7 @@ class NativeFormat:
         if not after.startswith(conversation.prompt):
             return None
         turn = conversation.messages[-1]
-        marked = [replace(message, content=_MARK.format(place)) for place, message in enumerate(new)]
+        marked = [replace(message, content=MARK.format(place)) for place, message in enumerate(new)]
         made_up = self._render((*conversation.messages, *marked), conversation.tools)
         before = len(conversation.prompt)
         first = min(
@@ -155,111 +171,6 @@ class NativeFormat:
             return None
         same = conversation.read(after[before:end]) == turn
         return after[end:] if same and isinstance(turn, AssistantTurn) and turn.closed else None
-
-    def _render(
-        self,
-        messages: Sequence[Message | AssistantTurn],
-        tools: Sequence[Mapping[str, Any]],
-        *,
-        open_assistant: bool = True,
-    ) -> str:
-        if self.image_reader is None:
-            refuse_images(messages, TEXT_ALONE)
-        texts: dict[str, str] = {}
-        form = [self._message(message, texts) for message in messages]
-        declared: list[dict[str, Any]] = [self._defused(tool) for tool in tools]
-        if self._declares and tools and self.family.declare is not None:
-            form = _with_system(form, self.family.declare(declared), self.family.declares_after)
-        rendered = declared or None
-        named: dict[str, Any] = (
-            {"xml_tools": rendered} if "xml_tools" in self._template else {}
-        )  # SmolLM3 calls them so
-        named |= dated_template(template_of(self._tokenizer, rendered), self._day)
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                form,
-                tools=rendered,
-                tokenize=False,
-                add_generation_prompt=open_assistant,
-                **named,
-                **self._options,
-            )
-        except Exception as error:  # a template raises whatever its author wrote
-            raise ConfigurationError(
-                f"the chat template of the family {self.family.name!r} refuses this conversation ({first_line(error)}): use "
-                "the inline format"
-            ) from error
-        for mark, said in texts.items():
-            text = text.replace(json.dumps(mark), said).replace(mark, said)
-        return text
-
-    def _message(self, message: Message | AssistantTurn, texts: dict[str, str]) -> dict[str, Any]:
-        if isinstance(message, AssistantTurn):
-            return self._assistant(message)
-        if message.role != "tool":
-            return {"role": message.role, "content": content_of(message, self._defused_text)}
-        text = defused(message.text, (*self._control, *self._tags), self._normalise)
-        if self._in_users_name(message):
-            return {"role": "user", "content": text}
-        if self.family.plain_results:
-            mark = _MARK.format(f"r{len(texts)}r")
-            texts[mark] = text
-            text = mark
-        name, answered = self._defused(message.name), self._defused(message.call_id)
-        return {"role": "tool", "content": text, "name": name, "tool_call_id": answered}
-
-    def _in_users_name(self, message: Message) -> bool:
-        """Whether ``message`` says what is wrong with a malformed call to a family whose tools answer calls alone."""
-        return message.role == "tool" and not message.name and not self._tool_without_call
-
-    def _assistant(self, turn: AssistantTurn) -> dict[str, Any]:
-        # With the marks of calls as they were written: the row goes on, and what was wrong is seen.
-        others = [token for token in self._control if token not in self._call_marks]
-        raw = [
-            defused(call.text, others, self._normalise)
-            for call in turn.calls
-            if isinstance(call, MalformedCall)
-        ]
-        content = "\n".join(part for part in (self._defused(turn.content), *raw) if part)
-        calls = [
-            self._call(call, place) for place, call in enumerate(turn.calls) if isinstance(call, NativeCall)
-        ]
-        form: dict[str, Any] = {"role": "assistant", "content": content}
-        if turn.thinking:
-            thinking = self._defused(turn.thinking)
-            if self._thinking_key:
-                form[self._thinking_key] = thinking
-            else:
-                form["content"] = self.family.thinking_as_text.format(thinking) + content
-        if calls and self._calls_in_content and self.family.calls_as_text is not None:
-            texts = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
-            form["content"] += self.family.calls_as_text([self._defused(text) for text in texts])
-        elif calls:
-            form["tool_calls"] = calls
-            if self.family.one_text and turn.thinking:
-                form["content"] = ""
-        return form
-
-    def _call(self, call: NativeCall, place: int) -> dict[str, Any]:
-        arguments = self._defused(call.arguments)
-        if self._json_arguments:
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        function = {"name": self._defused(call.name), "arguments": arguments}
-        return {"type": "function", "id": self._defused(call.id) or call_id(place), "function": function}
-
-    def _defused_text(self, text: str) -> str:
-        return defused(text, self._control, self._normalise)
-
-    def _defused(self, value: Any) -> Any:
-        """A value with no control token in any text of it: a turn of the policy is shown again, and may hold any."""
-        if isinstance(value, str):
-            return self._defused_text(value)
-        if isinstance(value, Mapping):
-            return {self._defused(name): self._defused(one) for name, one in value.items()}
-        return [self._defused(one) for one in value] if isinstance(value, list) else value
-
-    def _encode(self, text: str, messages: Sequence[Message | AssistantTurn]) -> list[int]:
-        return encode_with_images(self._tokenizer, text, messages, self.image_reader)
 
     def _check(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """Tries the template on a conversation that is made up.
@@ -292,11 +203,11 @@ class NativeFormat:
                 continue
             probe = (
                 *messages[:place],
-                replace(message, content=_MARK.format("said")),
+                replace(message, content=MARK.format("said")),
                 *messages[place + 1 :],
             )
             if self._defused(message.text).strip() in prompt or self._shows(
-                probe, tools, _MARK.format("said")
+                probe, tools, MARK.format("said")
             ):
                 continue
             raise ConfigurationError(
@@ -322,9 +233,9 @@ class NativeFormat:
             )
         self._check_calls(tools)
         self._tool_without_call = self._shows(
-            (_ASKED, AssistantTurn(None, "Yes."), Message("tool", _MARK.format("out"), name=_NAME)),
+            (_ASKED, AssistantTurn(None, "Yes."), Message("tool", MARK.format("out"), name=_NAME)),
             tools,
-            _MARK.format("out"),
+            MARK.format("out"),
         )
 
     def _missing_texts(self, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -398,7 +309,7 @@ class NativeFormat:
         prompt, shown = self._render(called[:1], tools), self._render(called, tools)
         shown = shown.partition(called[2].text)[0]
         begin = len(prompt) if shown.startswith(prompt) else shown.index(called[0].text) + len(called[0].text)
-        said = max(shown.find(_MARK.format("in"), begin), begin)
+        said = max(shown.find(MARK.format("in"), begin), begin)
         end = min((at for closer in self._closers if (at := shown.find(closer, said)) >= 0), default=None)
         return shown[begin:end]
 
@@ -406,13 +317,13 @@ class NativeFormat:
         self, name: str = _NAME, arguments: Sequence[str] = ("a",)
     ) -> tuple[Message, AssistantTurn, Message]:
         """A call and its result, both made up."""
-        id_ = self.family.call_id.format(name=name) or call_id(0)
-        given = {argument: _MARK.format("in") for argument in arguments}
+        id_ = self.family.call_id.format(name=name, place=0) or call_id(0)
+        given = {argument: MARK.format("in") for argument in arguments}
         turn = AssistantTurn(None, "", (NativeCall(name, given, id_),))
-        return _ASKED, turn, Message("tool", _MARK.format("out"), name=name, call_id=id_)
+        return _ASKED, turn, Message("tool", MARK.format("out"), name=name, call_id=id_)
 
     def _shows_calls(self, tools: Sequence[Mapping[str, Any]]) -> bool:
-        return self._shows(self._called(), tools, _NAME, _MARK.format("in"), _MARK.format("out"))
+        return self._shows(self._called(), tools, _NAME, MARK.format("in"), MARK.format("out"))
 
     def _shows(
         self, messages: Sequence[Message | AssistantTurn], tools: Sequence[Mapping[str, Any]], *texts: str
@@ -425,7 +336,7 @@ class NativeFormat:
 
     def _find_thinking_key(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """The entry of a message that holds its thinking; empty where the template knows none."""
-        thought = _MARK.format("think")
+        thought = MARK.format("think")
         call = (NativeCall(_NAME, {}),) if tools else ()
         answer = (Message("tool", "x", name=_NAME, call_id=call_id(0)),) if tools else ()
         for key in _THINKING_KEYS:
@@ -446,7 +357,7 @@ class NativeFormat:
 
     def _check_going_on(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """Whether the template says where a turn ends, and shows what comes after it."""
-        turn, later = AssistantTurn(None, "Yes."), Message("user", _MARK.format("later"))
+        turn, later = AssistantTurn(None, "Yes."), Message("user", MARK.format("later"))
         prompt = self._render((_ASKED,), tools)
         after = self._render((_ASKED, turn, later), tools)
         at = after.find(later.text)
@@ -455,30 +366,3 @@ class NativeFormat:
             raise ConfigurationError(
                 f"the chat template ends a turn with none of {', '.join(self._closers)}: use the inline format"
             )
-
-
-def _with_system(form: Sequence[dict[str, Any]], text: str, between: str) -> list[dict[str, Any]]:
-    """Messages with ``text`` behind the system prompt, or as one."""
-    if form and form[0]["role"] == "system":
-        return [form[0] | {"content": f"{form[0]['content']}{between}{text}"}, *form[1:]]
-    return [{"role": "system", "content": text}, *form]
-
-
-def _template_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], date]:
-    """What of ``options`` is handed to the template, and the day that it writes, which is the same whenever a run goes on.
-
-    Raises:
-        ConfigurationError: ``date`` is no date, or an option is one that the format fills itself.
-    """
-    filled = {"messages", "conversation", "tools", "tokenize", "add_generation_prompt", "chat_template"}
-    if taken := sorted(filled & options.keys()):
-        raise ConfigurationError(
-            f"the template's argument {taken[0]!r} is filled by the format; leave it out"
-        )
-    day = options.get("date", TODAY.isoformat())
-    try:
-        today = date.fromisoformat(str(day))
-    except ValueError:
-        raise ConfigurationError(f"chat.options.date is {day!r}; write it as 2026-01-31") from None
-    rest = {name: value for name, value in options.items() if name != "date"}
-    return rest, today

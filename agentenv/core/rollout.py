@@ -153,6 +153,11 @@ async def sample(
     except PolicyRefusal as error:  # the policy's own doing: masked, it would choose what it is measured on
         state.cut(EndReason.REFUSED, {}, str(error))
         return None
+    except (
+        Unrenderable
+    ) as error:  # of a script alone: what it says has no form in which the model could say it
+        state.cut(EndReason.PARSE_ERROR, {}, str(error))
+        return None
     except Exception as error:
         state.fail(EndReason.POLICY_FAULT, error)
         return None

@@ -1,10 +1,15 @@
-"""The day that a chat template writes when it asks for today's, so that a prompt is the same whenever a run goes on."""
+"""What a chat template is given: its arguments, and the day that it writes when it asks for today's.
+
+The day is a fixed one, so that a prompt is the same whenever a run goes on.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import cache
 from typing import Any
+
+from agentenv.errors import ConfigurationError
 
 ASKS = "strftime_now"
 """The function by which chat templates ask for the present time."""
@@ -49,4 +54,24 @@ def _written(directive: str, day: date) -> str:
     return text.lstrip("0") or "0" if "-" in directive else text
 
 
-__all__ = ["ASKS", "TODAY", "dated", "dated_template", "template_of"]
+def template_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], date]:
+    """What of ``options`` is handed to the template, and the day that it writes, which is the same whenever a run goes on.
+
+    Raises:
+        ConfigurationError: ``date`` is no date, or an option is one that the format fills itself.
+    """
+    filled = {"messages", "conversation", "tools", "tokenize", "add_generation_prompt", "chat_template"}
+    if taken := sorted(filled & options.keys()):
+        raise ConfigurationError(
+            f"the template's argument {taken[0]!r} is filled by the format; leave it out"
+        )
+    day = options.get("date", TODAY.isoformat())
+    try:
+        today = date.fromisoformat(str(day))
+    except ValueError:
+        raise ConfigurationError(f"chat.options.date is {day!r}; write it as 2026-01-31") from None
+    rest = {name: value for name, value in options.items() if name != "date"}
+    return rest, today
+
+
+__all__ = ["ASKS", "TODAY", "dated", "dated_template", "template_of", "template_options"]

@@ -51,7 +51,6 @@ from agentenv.policies.agent import AGENT
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.openai import OpenAIPolicy
 from agentenv.policies.policy_spec import check_policy, check_reached, is_endpoint, is_engine
-from agentenv.policies.tokenizer_digest import tokenizer_digest
 from agentenv.progress import Display, indexing
 
 SEARCH, CODE, SQL = EnvConfig().id, "agentenv/Code-v0", "agentenv/SQL-v0"
@@ -353,8 +352,7 @@ def _play_episodes(
         settings={"options": dict(benchmark.options)}
         | ({"task_options": dict(benchmark.task_options)} if benchmark.task_options else {})
         | ({"trained_options": trained} if (trained := _trained(benchmark, agent.card)) else {})
-        | _strategy_settings(benchmark, agent.card)
-        | _token_settings(agent),
+        | _strategy_settings(benchmark, agent.card),
         note=display.note,
         retriever=benchmark.retriever,
     )
@@ -373,13 +371,6 @@ def _strategy_settings(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any
     if name in ("", "plain"):
         return {}
     return {"strategy": name} | ({"strategy_options": dict(options)} if options else {})
-
-
-def _token_settings(agent: EvalAgent) -> dict[str, Any]:
-    """What the token ids in the records mean; nothing where there are none."""
-    if not agent.token_ids:
-        return {}
-    return {"token_ids": {"tokenizer": tokenizer_digest(agent.tokenizer), "format": agent.card.format}}
 
 
 def _sources(benchmark: Benchmark) -> tuple[SourceConfig, SearchConfig]:

@@ -13,14 +13,16 @@ from typing import Any
 
 from agentenv.core.chat import InlineFormat
 from agentenv.core.concurrency.tasks import gather_all, run_to_completion
+from agentenv.core.conversation import ConversationFormat
 from agentenv.core.env_lifecycle import reason_of
+from agentenv.core.native_format import NativeFormat
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import RolloutConfig, never_fitted, rollout
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault, Fault, PolicyFault
 from agentenv.evaluation.journal import Journal, log_seconds
-from agentenv.evaluation.records import EpisodeRecord
+from agentenv.evaluation.records import ENDPOINT, NATIVE, EpisodeRecord
 from agentenv.evaluation.runner import Roll, expert_policy, play_batch, to_record, with_byte_budgets
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.agent import AgentPolicy
@@ -40,6 +42,7 @@ from agentenv.policies.policy_spec import (
     policy_folder,
     router_parts,
 )
+from agentenv.policies.tokenizer_digest import tokenizer_digest
 from agentenv.policies.vllm import VLLMPolicy
 
 EXPERT = "scripted"
@@ -83,6 +86,16 @@ class EvalAgent:
         if isinstance(self.policy, OpenAIPolicy):
             return "pieces of text"
         return "bytes" if isinstance(self.tokenizer, ByteTokenizer) else "tokens"
+
+    @property
+    def record_settings(self) -> dict[str, Any]:
+        """What the turns and the token ids in its records mean: the family of native turns, and the tokenizer of the ids."""
+        said: dict[str, Any] = {}
+        if isinstance(self.chat, ConversationFormat):
+            said[NATIVE] = self.chat.family.name if isinstance(self.chat, NativeFormat) else ENDPOINT
+        if self.token_ids:
+            said["token_ids"] = {"tokenizer": tokenizer_digest(self.tokenizer), "format": self.card.format}
+        return said
 
     def count(self, text: str) -> int:
         """Length of an observation: in tokens, or in words where tokens are bytes."""

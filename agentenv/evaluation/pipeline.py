@@ -205,7 +205,7 @@ def summarize_evaluation(
         seed=seed,
         bounds=bounds,
         token_unit=agent.token_unit,
-        settings=searched | decided,
+        settings=searched | decided | agent.record_settings,
     )
     return summary | {
         "index_recall": recall_or_none(task_env, note),

@@ -27,6 +27,10 @@ RESULTS = "results.json"
 USAGE = "usage.json"
 SUITE = "suite.json"
 PAGE = "report.html"
+NATIVE = "native"
+"""Entry of the settings in ``results.json``: the model family in whose form the turns stand, or ``ENDPOINT``."""
+ENDPOINT = "endpoint"
+"""Turns of a model that a service renders and reads, as `agentenv.core.action_turns` writes them."""
 
 
 @with_config(AS_WRITTEN)
@@ -70,6 +74,10 @@ class TurnRecord(TypedDict, total=False):
 
     action: str
     observation: str
+    messages: list[str]
+    """The texts of the messages of the observation, where there are several."""
+    images: int
+    """Images in the observation, where there are any."""
     valid: bool
     reward: float
     tool_results: list[ToolRecord]
@@ -129,6 +137,10 @@ class EpisodeRecord(TypedDict, total=False):
     error: str
     """What an infrastructure failure says."""
     prompt: str
+    opening: list[str]
+    """The texts of the messages of the prompt, where there are several."""
+    images: int
+    """Images in the prompt, where there are any."""
     turns: Annotated[Sequence[TurnRecord], BeforeValidator(lambda turns: [] if turns is None else turns)]
     # The roles of the opening messages, then of those after each turn; only where they are unusual.
     roles: Sequence[Sequence[str]]

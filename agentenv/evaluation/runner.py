@@ -19,14 +19,15 @@ from agentenv.core.env_lifecycle import (
     mask_trajectory,
     open_envs,
 )
+from agentenv.core.images import images_of
 from agentenv.core.options import load_entry
 from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, opening_of, rollout
 from agentenv.core.tool_results import searches_of
-from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
+from agentenv.core.trajectory import Segment, SegmentKind, Trajectory, Turn
 from agentenv.core.types import Task, ToolResult
 from agentenv.errors import ConfigurationError, EnvFault
-from agentenv.evaluation.records import EpisodeRecord, SegmentRecord, ToolRecord
+from agentenv.evaluation.records import EpisodeRecord, SegmentRecord, ToolRecord, TurnRecord
 from agentenv.evaluation.screens import keep_scenes
 from agentenv.policies.scripted import ScriptedPolicy
 
@@ -300,17 +301,12 @@ def to_record(
         "searches": None if retrieved is None else len(retrieved),
         **({} if retrieved is None else {"retrieved_ids": retrieved}),  # type: ignore[typeddict-item]
         "prompt": "\n".join(message.text for message in trajectory.prompt),
-        "turns": [
-            {
-                "action": turn.action,
-                "observation": "".join(message.text for message in turn.observation),
-                "valid": turn.valid,
-                "reward": turn.reward,
-                "tool_results": [_tool_record(result) for result in turn.tool_results],
-            }
-            for turn in trajectory.turns
-        ],
+        "turns": [_turn_record(turn) for turn in trajectory.turns],
     }
+    if len(trajectory.prompt) > 1:
+        record["opening"] = [message.text for message in trajectory.prompt]
+    if images := len(images_of(trajectory.prompt)):
+        record["images"] = images
     if counted:
         _count_tokens(record, trajectory)
     if roles := _unusual_roles(trajectory):
@@ -332,6 +328,21 @@ def to_record(
     if "followed_share" in trajectory.info:
         record["followed_share"] = trajectory.info["followed_share"]
     _describe_task(record, task)
+    return record
+
+
+def _turn_record(turn: Turn) -> TurnRecord:
+    record: TurnRecord = {
+        "action": turn.action,
+        "observation": "".join(message.text for message in turn.observation),
+        "valid": turn.valid,
+        "reward": turn.reward,
+        "tool_results": [_tool_record(result) for result in turn.tool_results],
+    }
+    if len(turn.observation) > 1:
+        record["messages"] = [message.text for message in turn.observation]
+    if images := len(images_of(turn.observation)):
+        record["images"] = images
     return record
 
 

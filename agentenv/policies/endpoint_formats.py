@@ -15,7 +15,8 @@ from itertools import count
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from agentenv.core.assistant_turns import AssistantTurn, call_text
+from agentenv.core.action_turns import action_text
+from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.conversation import Conversation, as_turns
 from agentenv.core.model_families import get_family
 from agentenv.core.tool_replies import NOT_RUN
@@ -240,7 +241,7 @@ class ToolFormat:
         ids: list[int] = []
         for message in messages:
             if isinstance(message, AssistantTurn):
-                text = spoken(replace(message, thinking=None))
+                text = action_text(replace(message, thinking=None))
                 ids += [_mark("assistant"), *self._tokenizer.encode(text), END]
             else:
                 pictures = [_PICTURE] * image_tokens(message, allowed=self._images)
@@ -260,13 +261,6 @@ def _answers(turn: AssistantTurn | None, said: Sequence[Message]) -> list[dict[s
             others.append({"role": role, "content": content_of(message)})
     answers = ({"role": "tool", "tool_call_id": id_, "content": text} for id_, text in ids.items())
     return [*answers, *others]
-
-
-def spoken(turn: AssistantTurn) -> str:
-    """A turn as a person reads it."""
-    calls = "".join(f"<tool_call>{call_text(call)}</tool_call>" for call in turn.calls)
-    thought = f"<think>\n{turn.thinking}\n</think>\n" if turn.thinking else ""
-    return f"{thought}{turn.content}{calls}"
 
 
 def content_of(message: Message) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentenv.core.action_turns import action_text
 from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.env_outputs import TOKEN_CHARS
 from agentenv.core.model_families import without_thinking
@@ -17,7 +18,7 @@ from agentenv.core.types import Completion, FinishReason, Sampling
 from agentenv.errors import ConfigurationError, EndpointFault, EndpointRefusal, PolicyFault, PolicyRefusal
 from agentenv.policies.card import EpisodeCard
 from agentenv.policies.endpoint import ChatClient
-from agentenv.policies.endpoint_formats import END, MessageFormat, PieceTokenizer, ToolFormat, spoken
+from agentenv.policies.endpoint_formats import END, MessageFormat, PieceTokenizer, ToolFormat
 from agentenv.policies.wires import Reply
 
 _FINISHES = {"length": FinishReason.LENGTH}
@@ -96,7 +97,7 @@ class OpenAIPolicy:
         reply, turn = bounded(reply, sampling.max_tokens), None
         if isinstance(self.chat, ToolFormat):
             turn = _turn_of(reply)
-            text, finish = spoken(turn), _FINISHES.get(reply.finish, FinishReason.EOS)
+            text, finish = action_text(turn), _FINISHES.get(reply.finish, FinishReason.EOS)
         else:
             text, finish = restored(reply, sampling.stop)
         ids = self.tokenizer.encode(text)
@@ -146,7 +147,7 @@ def bounded(reply: Reply, max_tokens: int) -> Reply:
     """
     most = TOKEN_CHARS * max_tokens
     reply = replace(reply, reasoning=reply.reasoning[:most])
-    said = spoken(replace(_turn_of(reply), thinking=None))
+    said = action_text(replace(_turn_of(reply), thinking=None))
     if len(said) <= most and len(reply.text) <= 2 * most:
         return reply
     text = reply.text[:most]

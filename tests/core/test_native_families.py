@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.assistant_turns import NativeCall
+from agentenv.core.assistant_turns import AssistantTurn, NativeCall
 from agentenv.core.chat import ends_of_turn
+from agentenv.core.conversation import Unrenderable
 from agentenv.core.native_format import NativeFormat
 from agentenv.core.tool_replies import replies
 from agentenv.core.types import Message
@@ -407,6 +408,51 @@ def played(name: str, case: Case) -> str:
         if ids[: len(held)] != held:
             outcome = "new row"
     return outcome
+
+
+ONE_CALL = ("Llama 3.1 and 3.3", "Llama 3.2", "gpt-oss")
+"""Models whose template has no form for two calls of one turn."""
+
+
+def unwritable(name: str, case: str) -> bool:
+    """Whether the template of a model has no way to write the turns of a case behind their prompt."""
+    return (case == "two calls" and name in ONE_CALL) or (name, case) == ("Mistral (v3)", "system prompt")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("case", [name for name, case in CASES.items() if case.turns[0].ended])
+def test_a_turn_is_spelt_as_the_model_writes_it(name: str, case: str) -> None:
+    model, played = MODELS[name], CASES[case]
+    if (played.off and not model.off) or (any(turn.thinking for turn in played.turns) and not model.think):
+        return
+    tokenizer, options = model.tokenizer(), dict(model.off) if played.off else {}
+    chat = NativeFormat(tokenizer, options=options, ends=ends_of_turn(tokenizer))
+    opening = [Message("system", played.system)] * bool(played.system) + [Message("user", "Who is it?")]
+    try:
+        conversation, ids = chat.open(opening, TOOLS if played.tools else [])
+    except ConfigurationError:
+        return
+    for turn in played.turns:
+        calls = [("search", {"query": query}) for query in turn.queries]
+        wanted = AssistantTurn(
+            turn.thinking or None, turn.content, tuple(NativeCall(*call) for call in calls)
+        )
+        if unwritable(name, case):
+            with pytest.raises(Unrenderable, match="no way to write the turn"):
+                chat.spelt(conversation, wanted)
+            return
+        spelt = chat.spelt(conversation, wanted)
+        found = "".join(tokenizer.decode(spelt).split())
+        written = "".join(model.written(turn.thinking, turn.content, calls, off=played.off).split())
+        if name == "Mistral (v3)" and calls:  # its template writes ids, which the model does not
+            found = re.sub(r',"id":"call\d{5}"', "", found)
+        assert found == written
+        conversation = conversation.said(conversation.read(tokenizer.decode(spelt[:-1])))
+        if turn.shown:
+            said = conversation.messages[-1]
+            assert isinstance(said, AssistantTurn)
+            shown = replies(said, tuple(Message("tool", one) for one in turn.shown))
+            conversation, ids = chat.go_on([*ids, *spelt], conversation, shown)
 
 
 def table() -> dict[str, dict[str, str]]:

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from agentenv.core.action_turns import action_text
 from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.io.cassette import Cassette
 from agentenv.core.io.model_files import check_adapter_files, check_model_files
@@ -32,7 +33,6 @@ from agentenv.errors import AgentEnvError, ConfigurationError, DatasetError, End
 from agentenv.policies.card import read_card as read_episode_card
 from agentenv.policies.chat_server import ChatRequest
 from agentenv.policies.endpoint import ChatClient
-from agentenv.policies.endpoint_formats import spoken
 from agentenv.policies.endpoint_spec import Endpoint
 from agentenv.retrievers.cassette import CassetteRetriever
 from agentenv.retrievers.remote import RemoteRetriever
@@ -385,7 +385,7 @@ def test_answers_of_a_model_behind_an_endpoint(
     try:
         for _ in range(2):
             reply = asyncio.run(client.complete(asked, max_tokens=9))
-            spoken(AssistantTurn(reply.reasoning, reply.text, reply.calls)).encode()
+            action_text(AssistantTurn(reply.reasoning, reply.text, reply.calls)).encode()
             asked += [] if reply.message is None else [reply.message]
     except (EndpointFault, ConfigurationError) as error:
         brief(error)

@@ -43,7 +43,7 @@ from agentenv.trainers.selfplay.game_state import GameState, fitting, masked, pa
 from agentenv.trainers.selfplay.games import Game, GameTurn, agent_names, get_game
 from agentenv.trainers.selfplay.question_checks import AGREED, CHECKS, UNVERIFIED
 from agentenv.trainers.selfplay.role_rewards import ADMISSIONS, CHALLENGES, RATES, REWARDS, Challenge
-from agentenv.trainers.strategies.guided_strategies import spell
+from agentenv.trainers.strategies.demonstrations import spell
 from agentenv.trainers.strategies.reflectors import other_policy
 from agentenv.trainers.strategies.rollout_context import RolloutContext, Round, run_rounds
 

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 
+from agentenv.core.conversation import Unrenderable
 from agentenv.core.images import image_kwargs
 from agentenv.core.rollout import EpisodeSpec, EpisodeState
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.progress import progress_info
+from agentenv.trainers.strategies.demonstrations import spelt_action
 from agentenv.trainers.strategies.hinted_episodes import ask_expert
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
@@ -38,7 +40,9 @@ def _actions(spec: EpisodeSpec) -> Sequence[str]:
 async def expert_progress(
     state: EpisodeState, script: Sequence[str], context: RolloutContext
 ) -> float | None:
-    """Mean log-prob of the expert's next turn in the present state; None where it has none or the context no room.
+    """Mean log-prob of the expert's next turn in the present state.
+
+    None where it has none, the context has no room, or the model has no way to write it in its native form.
 
     Raises:
         PolicyFault: the engine failed.
@@ -46,8 +50,10 @@ async def expert_progress(
     turn = len(state.turns)
     if turn >= len(script):
         return None
-    tokenizer = context.policy.tokenizer  # type: ignore[attr-defined]
-    ids = tokenizer.encode(script[turn], add_special_tokens=False)
+    try:
+        ids = spelt_action(script[turn], state, context.chat, context.policy.tokenizer)  # type: ignore[attr-defined]
+    except Unrenderable:
+        return None
     if not ids or len(state.ids) + len(ids) > context.config.context_tokens:
         return None
     images = image_kwargs(state.images)

@@ -6,20 +6,19 @@ is Guide's, ``guided_clip`` that of Critique-GRPO.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from agentenv.core.concurrency.tasks import gather_all
 from agentenv.core.rollout import (
     EpisodeSpec,
-    play,
 )
-from agentenv.core.trajectory import Origin, SegmentKind, Trajectory
+from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
-from agentenv.policies.scripted import ScriptedPolicy
-from agentenv.trainers.strategies.hinted_episodes import ask_expert, play_hinted
+from agentenv.trainers.strategies.demonstrations import expert_actions, play_demonstration
+from agentenv.trainers.strategies.hinted_episodes import play_hinted
 from agentenv.trainers.strategies.item_response import fitted_response
 from agentenv.trainers.strategies.reflection import episode_log, failed_reflection, validate_report
 from agentenv.trainers.strategies.reflectors import check_reflected_tasks, check_reflector, make_reflector
@@ -192,49 +191,6 @@ def _flat(rounds: Sequence[Sequence[Played]]) -> Played:
     return [trajectory for slots in rounds for played in slots for trajectory in played]
 
 
-async def play_demonstration(spec: EpisodeSpec, context: RolloutContext) -> Played:
-    """What the environment's expert does, spelt in the policy's tokens; none where it does not succeed within the budgets.
-
-    Raises:
-        ConfigurationError: the environment has no expert for the task, or the policy shows no tokenizer.
-    """
-    demonstration = await spell(spec, context, expert_actions)
-    return [] if demonstration.valid and demonstration.reward < spec.env.reward_ceiling else [demonstration]
-
-
-async def spell(
-    spec: EpisodeSpec, context: RolloutContext, actions: Callable[[EpisodeSpec], Sequence[str]]
-) -> Trajectory:
-    """The episode in which ``actions`` are taken, in the policy's tokens, as a demonstration.
-
-    Raises:
-        ConfigurationError: the policy shows no tokenizer.
-    """
-    episode = f"{context.episode(0)}-demonstration"
-    tokenizer = getattr(context.policy, "tokenizer", None)
-    if tokenizer is None:
-        raise ConfigurationError(
-            f"{type(context.policy).__name__} has no tokenizer to spell demonstrations in"
-        )
-    state = await context.open(spec, episode)
-    taken = await ask_expert(state, context.config.deadline_s, partial(actions, spec))
-    script = ScriptedPolicy({} if taken is None else {episode: taken}, tokenizer)
-    demonstration = await play(state, script, context.chat, context.config)
-    segments = [
-        replace(s, context_mismatch=True, version=context.policy.version)
-        if s.kind is SegmentKind.POLICY
-        else s
-        for s in demonstration.segments
-    ]
-    return replace(
-        demonstration,
-        segments=tuple(segments),
-        origin=Origin.DEMONSTRATION,
-        group_id=f"{spec.group_id}/{episode}",
-        info=demonstration.info | {"strategy": {"demonstrations": 1, "sampled_tokens": 0}},
-    )
-
-
 def is_lost(played: Played, spec: EpisodeSpec, fail: float | None = None) -> bool:
     """Whether every episode failed that no infrastructure failure ended, and there is one.
 
@@ -253,20 +209,6 @@ def success_count(played: Played, spec: EpisodeSpec) -> tuple[int, int]:
     """How many of the valid episodes have the full reward, and how many valid ones there are."""
     valid = [trajectory for trajectory in played if trajectory.valid]
     return sum(t.reward >= spec.env.reward_ceiling for t in valid), len(valid)
-
-
-def expert_actions(spec: EpisodeSpec) -> Sequence[str]:
-    """What the expert does in the present episode.
-
-    Raises:
-        ConfigurationError: there is no expert for the task.
-    """
-    actions = spec.env.expert()
-    if actions is None:
-        raise ConfigurationError(
-            f"{type(spec.env).__name__} has no expert for task {spec.task.id!r}: {spec.env.no_expert}"
-        )
-    return actions
 
 
 def hint_of(spec: EpisodeSpec) -> str:

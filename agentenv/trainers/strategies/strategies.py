@@ -96,7 +96,7 @@ IN_CONTEXT = (
 )
 """Strategies whose trained tokens all stand in the context that they were sampled in; of others that is not known."""
 
-NATIVE = ("plain", "tree", "tree_decode", "vm_mcts")
+NATIVE = ("plain", "tree", "tree_decode", "vm_mcts", "demonstrate")
 """Strategies that play in the chat format ``native``: they put nothing between the turns of an episode."""
 
 ONE_EACH = ("plain", "rollback", "judge", "self_search", "paraphrase", "tree_decode", "vm_mcts")

@@ -19,8 +19,8 @@ from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.credit.step_selection import without_turns
+from agentenv.trainers.strategies.demonstrations import expert_actions, spell
 from agentenv.trainers.strategies.guidance import guide, reopened
-from agentenv.trainers.strategies.guided_strategies import expert_actions, spell
 from agentenv.trainers.strategies.retry import play_marked
 from agentenv.trainers.strategies.rewind import Rewinder
 from agentenv.trainers.strategies.rollout_context import RolloutContext

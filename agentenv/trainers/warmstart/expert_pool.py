@@ -21,14 +21,8 @@ from agentenv.trainers.loop.parts import (
     trained_policy,
     with_declared_scorers,
 )
-from agentenv.trainers.strategies.guided_strategies import expert_actions, spell
+from agentenv.trainers.strategies.demonstrations import expert_actions, spell
 from agentenv.trainers.strategies.rollout_context import RolloutContext
-
-_NATIVE_EXPERT = (
-    ". An expert writes its actions as text with tags, which most models do not call tools with where format='native': take "
-    "format='template' or 'inline', or learn from a model with the same tokens (agentenv eval --format native --token-ids, "
-    "then agentenv warmstart --imitate RUN --episodes FOLDER)"
-)
 
 
 class ExpertAttempt(NamedTuple):
@@ -86,18 +80,8 @@ def expert_attempts(config: TrainConfig) -> list[ExpertAttempt]:
     return [run_to_completion(_play(task_env, place, context)) for place in places]
 
 
-def why_none_is_shown(attempts: Sequence[ExpertAttempt], config: TrainConfig) -> str:
-    """In words, what became of ``attempts`` of which none can be shown to a policy.
-
-    Args:
-        attempts: Those of a run.
-        config: The run.
-    """
-    said = _what_became_of(attempts, config.rollout.turn_tokens)
-    return said + _NATIVE_EXPERT * (config.format == "native" and not any(one.solved for one in attempts))
-
-
-def _what_became_of(attempts: Sequence[ExpertAttempt], turn_tokens: int) -> str:
+def why_none_is_shown(attempts: Sequence[ExpertAttempt], turn_tokens: int) -> str:
+    """In words, what became of ``attempts`` of which none can be shown to a policy; a turn had ``turn_tokens``."""
     if solved := sum(one.solved for one in attempts):
         return f"{solved} of {len(attempts)} answered without having found the documents of the answer"
     if not (valid := [one.trajectory for one in attempts if one.trajectory.valid]):
@@ -109,6 +93,10 @@ def _what_became_of(attempts: Sequence[ExpertAttempt], turn_tokens: int) -> str:
     said = f"of {len(attempts)} there ended {words}, and the best earned {best:g} of {attempts[0].ceiling:g}"
     if any(tokens >= turn_tokens for one in valid for tokens in _policy_tokens(one).values()):
         said += f"; rollout.turn_tokens = {turn_tokens} cut some turns"
+    if unwritable := next(
+        (one.error for one in valid if one.end_reason is EndReason.PARSE_ERROR and one.error), ""
+    ):
+        said += f"; {unwritable}"
     if ends[EndReason.TOKEN_LIMIT]:
         said += "; rollout.context_tokens may be too small"
     return said

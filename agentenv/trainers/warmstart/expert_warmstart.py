@@ -90,7 +90,7 @@ def demonstrations(config: TrainConfig) -> list[Trajectory]:
     if not shown:
         raise ConfigurationError(
             f"no episode of the expert of {config.env.id} on the training tasks of {config.name} can be imitated: "
-            f"{why_none_is_shown(attempts, config)}"
+            f"{why_none_is_shown(attempts, config.rollout.turn_tokens)}"
         )
     return shown
 

@@ -3,26 +3,24 @@
 HybridDeepSearcher (Ko et al. 2025, arXiv:2508.19113) is made so: a larger model answers every question several times, and
 the episodes with the right answer are learned. The folders are those of ``agentenv eval``. Where they hold token ids of the
 learner's own tokenizer and chat format, exactly these are learned; otherwise the texts are spelt in the learner's tokens, in
-the chat format of the run.
+the chat format of the run: natively the calls of the teacher become calls in the form of the learner.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 
-from agentenv.core.concurrency.tasks import run_to_completion
-from agentenv.core.env import Env
-from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
-from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
+from agentenv.core.types import EndReason
 from agentenv.data.overlap import refuse_overlap
 from agentenv.errors import ConfigurationError, DatasetError
-from agentenv.evaluation.records import EPISODES, EpisodeRecord, Evaluation, read_evaluation
+from agentenv.evaluation.records import EPISODES, NATIVE, EpisodeRecord, Evaluation, read_evaluation
 from agentenv.evaluation.task_env import open_tasks
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.tokenizer_digest import tokenizer_digest
@@ -31,67 +29,15 @@ from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.grpo import episode_card
 from agentenv.trainers.learner.denormals import flushed_denormals
 from agentenv.trainers.loop.parts import (
-    make_chat_format,
-    rollout_config,
     trained_policy,
     with_declared_scorers,
 )
-from agentenv.trainers.strategies.guided_strategies import spell
-from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.warmstart.expert_warmstart import training_examples
 from agentenv.trainers.warmstart.learning import LearningSettings, learn
+from agentenv.trainers.warmstart.spelt_records import TOO_LONG, Speller, task_of
 from agentenv.trainers.warmstart.supervised import Metrics, write_policy
 
 _SAMPLES = "sample-*"
-
-
-@dataclass
-class _Played:
-    """How far a recorded episode has been played again."""
-
-    turns: int = 0
-
-
-class RecordedEpisode(Env[_Played]):
-    """Shows what a recorded episode showed, whatever is done; so it is spelt in other tokens by the episode loop itself.
-
-    Args:
-        record: The episode.
-    """
-
-    def __init__(self, record: EpisodeRecord) -> None:
-        super().__init__()
-        self.record = record
-        self.roles = record.get("roles") or [["user"]]
-        self.state = _Played()
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, Info]:
-        """The recorded opening."""
-        super().reset(seed=seed, options=options)
-        self.state = _Played()
-        opening = (Message(self.roles[0][0], self.record["prompt"]),)  # type: ignore[arg-type]
-        return opening, {"task_id": self.record["id"]}
-
-    def step(self, action: str) -> Step:
-        """What was shown after the turn; the last one ends the episode."""
-        place = self.state.turns
-        self.state.turns += 1
-        shown = self.record["turns"][place]["observation"]
-        role = self.roles[place + 1][0] if len(self.roles) > place + 1 and self.roles[place + 1] else "tool"
-        last = self.state.turns == len(self.record["turns"])
-        observation = (Message(role, shown),) if shown else ()  # type: ignore[arg-type]
-        return self.result(observation, end=EndReason.ANSWERED if last else None)
-
-    def expert(self) -> Sequence[str]:
-        """The recorded actions."""
-        return [turn["action"] for turn in self.record["turns"]]
-
-    def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
-        """The stop strings that ended the recorded turn; one within it did not."""
-        action = self.record["turns"][self.state.turns]["action"]
-        return tuple(one for one in stop if action.find(one) == len(action) - len(one))
 
 
 @flushed_denormals()
@@ -202,11 +148,6 @@ def refuse_measured(run: TrainConfig, records: Sequence[EpisodeRecord], display:
     refuse_overlap(shown, measured, allowed=run.evaluation.on_training_tasks, warn=display.warn)
 
 
-def task_of(record: EpisodeRecord) -> Task:
-    """The question of a recorded episode, as far as the record says it."""
-    return Task(record["id"], record["question"], tuple(record["answers"]))
-
-
 def in_tokens(
     run: TrainConfig, policy: HFPolicy, solved: Sequence[tuple[Evaluation, Sequence[EpisodeRecord]]]
 ) -> tuple[list[Trajectory], int]:
@@ -218,59 +159,38 @@ def in_tokens(
     """
     own = {"tokenizer": tokenizer_digest(policy.tokenizer), "format": run.format}
     most, shown, exact = min(run.rollout.context_tokens, policy.context_tokens), [], 0
-    unspelt = 0
-    context = _context(run, policy)
+    left_out: Counter[str] = Counter()
+    speller = Speller(run, policy)
     for evaluation, records in solved:
-        same = evaluation.results["settings"].get("token_ids") == own
+        settings = evaluation.results["settings"]
+        same = settings.get("token_ids") == own
         for record in records:
+            found: Trajectory | str
             if same and "segments" in record:
                 found = _recorded(record, evaluation.directory, len(policy.tokenizer))
-                fits = all(part.stop - part.start <= most for part in found.row_slices)
-                exact += fits
-            elif run.format != "native" and is_plain(record):
-                found = run_to_completion(_spelt(record, context))
-                fits = found.valid and [turn.action for turn in found.turns] == list(_actions(record))
+                if any(part.stop - part.start > most for part in found.row_slices):
+                    found = TOO_LONG
+                exact += found is not TOO_LONG
             else:
-                unspelt += 1
-                continue
-            shown += [found] if fits else []
+                found = speller.spelt(record, settings.get(NATIVE, ""))
+            if isinstance(found, str):
+                left_out[found] += 1
+            else:
+                shown.append(found)
     if not shown:
-        raise ConfigurationError(_nothing(sum(len(records) for _, records in solved), unspelt, most))
+        raise ConfigurationError(_nothing(left_out, most))
     return shown, exact
 
 
-def _nothing(episodes: int, unspelt: int, most: int) -> str:
+def _nothing(left_out: Counter[str], most: int) -> str:
     """Why none of the solved episodes can be learned."""
-    if unspelt:
-        return (
-            f"{unspelt} of {episodes} solved episodes cannot be spelt from their texts: they show pictures, open with "
-            "several messages, or are to be learned in the format native; those of a policy with the learner's own tokens "
-            "can be learned where it was evaluated with --token-ids"
-        )
-    return f"none of {episodes} solved episodes fits into rollout.context_tokens={most}: raise it and rollout.turn_tokens"
-
-
-def is_plain(record: EpisodeRecord) -> bool:
-    """Whether texts are all that the episode showed, in one message at a time."""
-    turns = record.get("turns") or []
-    opening, *later = record.get("roles") or [["user"]]
-    alone = len(opening) == 1 and all(len(roles) <= 1 for roles in later)
-    return bool(turns and record.get("prompt")) and alone and not any("scene" in turn for turn in turns)
-
-
-def _actions(record: EpisodeRecord) -> Iterator[str]:
-    return (turn["action"] for turn in record["turns"])
-
-
-def _context(run: TrainConfig, policy: HFPolicy) -> RolloutContext:
-    chat = make_chat_format(run.format, run.chat, policy)
-    config = rollout_config(run.rollout, run.env, temperature=0.0)
-    return RolloutContext(policy, chat, config, policy.tokenizer.decode, name="recorded")
-
-
-async def _spelt(record: EpisodeRecord, context: RolloutContext) -> Trajectory:
-    env = RecordedEpisode(record)
-    return await spell(EpisodeSpec(env, task_of(record), seed=0), context, lambda spec: env.expert())
+    reasons = "; ".join(f"{count} {why}" for why, count in left_out.most_common())
+    said = f"none of {left_out.total()} solved episodes can be learned: {reasons}"
+    if left_out[TOO_LONG]:
+        said += f" (rollout.context_tokens={most}: raise it and rollout.turn_tokens)"
+    if left_out.total() > left_out[TOO_LONG]:
+        said += "; those of a policy with the learner's own tokens can be learned where it was evaluated with --token-ids"
+    return said
 
 
 def _recorded(record: EpisodeRecord, folder: Path, words: int) -> Trajectory:

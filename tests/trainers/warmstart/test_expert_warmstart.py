@@ -114,8 +114,8 @@ def test_an_expert_that_never_succeeds_teaches_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "policy").exists()
 
 
-def test_tags_that_call_no_tool_in_the_native_form_are_explained(tmp_path: Path) -> None:
-    """The expert of a search writes ``<search>``, which no family reads as a call; without tools its text is the action."""
+def test_the_tags_of_an_expert_become_calls_in_the_native_form(tmp_path: Path) -> None:
+    """The expert of a search writes ``<search>``; natively it is seen to call the tools as the model does."""
     tokenizer = tokenizer_of()
     random_model(len(tokenizer), eos=tokenizer.eos_token_id, context=4096).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -125,8 +125,14 @@ def test_tags_that_call_no_tool_in_the_native_form_are_explained(tmp_path: Path)
         policy=f"hf:{tmp_path / 'model'}",
         rollout={"strategy": "plain", "turn_tokens": 100, "context_tokens": 4000},
     )
-    with pytest.raises(ConfigurationError, match=r"native.*--token-ids"):
-        demonstrations(native)
+    shown = demonstrations(native)
+    assert len(shown) == 5  # the documents of the sixth are not found
+    for one in shown:
+        texts = [tokenizer.decode(s.ids) for s in one.segments if s.kind is SegmentKind.POLICY]
+        assert len(texts) == len(one.turns)
+        assert all(text.startswith("<tool_call>") for text in texts)
+        assert all(text.endswith("</tool_call><|im_end|>") for text in texts)
+        assert f'{{"answer": "{one.task.answers[0]}"}}' in texts[-1]
 
 
 def test_an_environment_without_an_expert_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from agentenv.policies.card import read_card
 from agentenv.policies.policy_spec import make_policy
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import load_config
-from agentenv.trainers.warmstart.recorded_episodes import in_tokens, is_plain, read_folder, refuse_measured
+from agentenv.trainers.warmstart.recorded_episodes import in_tokens, read_folder, refuse_measured
+from agentenv.trainers.warmstart.spelt_records import why_not
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 WORLD = WorldConfig(seed=77, documents=200, questions=6, families=("lookup",), split="train")
@@ -163,18 +164,45 @@ def test_all_samples_of_a_folder_are_read(
 
 
 @pytest.mark.parametrize(
-    ("record", "plain"),
+    ("record", "why"),
     [
-        ({"prompt": "q", "turns": [{"action": "a", "observation": ""}]}, True),
-        ({"prompt": "q", "turns": [{"action": "a"}], "roles": [["user"], ["user"]]}, True),
-        ({"prompt": "q", "turns": [{"action": "a"}], "roles": [["system", "user"], []]}, False),
-        ({"prompt": "q", "turns": [{"action": "a", "scene": {}}]}, False),
-        ({"prompt": "q", "turns": []}, False),
-        ({"turns": [{"action": "a"}]}, False),
+        ({"prompt": "q", "turns": [{"action": "a", "observation": ""}]}, ""),
+        ({"prompt": "q", "turns": [{"action": "a", "observation": "x"}], "roles": [["user"], ["user"]]}, ""),
+        (
+            {
+                "prompt": "sq",
+                "opening": ["s", "q"],
+                "turns": [{"action": "a", "observation": "xy", "messages": ["x", "y"]}],
+                "roles": [["system", "user"], ["tool", "tool"]],
+            },
+            "",
+        ),
+        (
+            {"prompt": "q", "turns": [{"action": "a", "observation": ""}], "roles": [["system", "user"], []]},
+            "tell apart",
+        ),
+        (
+            {
+                "prompt": "q",
+                "turns": [{"action": "a", "observation": "xy"}],
+                "roles": [["user"], ["tool"] * 2],
+            },
+            "tell apart",
+        ),
+        ({"prompt": "q", "turns": [{"action": "a", "observation": "", "scene": {}}]}, "pictures"),
+        ({"prompt": "q", "turns": [{"action": "a", "observation": "", "images": 1}]}, "pictures"),
+        ({"prompt": "q", "images": 1, "turns": [{"action": "a", "observation": ""}]}, "pictures"),
+        (
+            {"prompt": "q", "turns": [{"action": "a", "observation": ""}], "roles": [["assistant"], []]},
+            "earlier turns of an assistant",
+        ),
+        ({"prompt": "q", "turns": []}, "no turn"),
+        ({"turns": [{"action": "a", "observation": ""}]}, "no opening"),
     ],
 )
-def test_texts_that_say_all(record: Any, plain: bool) -> None:
-    assert is_plain(record) is plain
+def test_why_texts_do_not_say_all(record: Any, why: str) -> None:
+    assert why in why_not(record)
+    assert bool(why) is bool(why_not(record))
 
 
 def refusal(out: Path, run: str, capsys: pytest.CaptureFixture[str], *more: str) -> str:

@@ -1,0 +1,182 @@
+"""``ChatTemplate``: a model's own chat template, given conversations in the form that its family takes them in."""
+
+import json
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
+from agentenv.core.chat import TEXT_ALONE, content_of, encode_with_images, end_of_turn
+from agentenv.core.images import ImageReader, refuse_images
+from agentenv.core.model_families import Family, family_of, get_family
+from agentenv.core.template_dates import dated_template, template_of, template_options
+from agentenv.core.token_texts import control_tokens, defused, normaliser, template_tags
+from agentenv.core.tool_replies import call_id
+from agentenv.core.types import Message
+from agentenv.errors import ConfigurationError, first_line
+
+MARK = f"Tuvq{secrets.token_hex(8)}x{{}}z"
+"""Stands for a text while a template is rendered. Nobody can write it into a conversation: marks of results within results
+would otherwise be filled one after the other, and a few of them would make a prompt of any length."""
+
+
+class ChatTemplate:
+    """Renders conversations as one family does, with no control token in any text of them."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        family: str = "",
+        options: Mapping[str, Any] | None = None,
+        ends: Collection[int] = (),
+        image_reader: ImageReader | None = None,
+    ) -> None:
+        """Reads the template.
+
+        Args:
+            tokenizer: With a chat template.
+            family: Name of the model family; empty reads it from the template.
+            options: Arguments of the template, such as ``enable_thinking``; ``date`` is what a template takes for today.
+            ends: Ids with which the policy ends a turn.
+            image_reader: Of the policy; None where it reads text alone.
+
+        Raises:
+            ConfigurationError: no chat template, or one that cannot be rendered or ends no turn.
+            UnknownName: no such family.
+        """
+        if tokenizer.chat_template is None:
+            raise ConfigurationError(
+                "this tokenizer has no chat template, so its model has no native form: use the inline format"
+            )
+        self._tokenizer = tokenizer
+        self._template = template_of(tokenizer)
+        self.family: Family = get_family(family) if family else family_of(self._template)
+        self._options, self._day = template_options(options or {})
+        self.image_reader = image_reader
+        self._control, self._tags = control_tokens(tokenizer, image_reader), template_tags(tokenizer)
+        self._normalise = normaliser(tokenizer)
+        self._ends = set(ends)
+        self._closers = self._closing_texts(ends)
+        # What `NativeFormat` finds out by trying the template, and the tools with which it did.
+        self._thinking_key, self._json_arguments, self._tool_without_call = "", False, False
+        self._calls_in_content, self._declares = False, False
+        self._call_marks: frozenset[str] = frozenset()
+        self._checked: set[str] = set()
+
+    def _closing_texts(self, ends: Collection[int]) -> tuple[str, ...]:
+        ids = {*ends, self._tokenizer.eos_token_id, end_of_turn(self._tokenizer)} - {None}
+        texts = [self._tokenizer.decode([i]) for i in sorted(ids)]
+        return tuple(dict.fromkeys([*texts, *self.family.ends, *self.family.closers]))
+
+    def _render(
+        self,
+        messages: Sequence[Message | AssistantTurn],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        open_assistant: bool = True,
+    ) -> str:
+        if self.image_reader is None:
+            refuse_images(messages, TEXT_ALONE)
+        texts: dict[str, str] = {}
+        form = [self._message(message, texts) for message in messages]
+        declared: list[dict[str, Any]] = [self._defused(tool) for tool in tools]
+        if self._declares and tools and self.family.declare is not None:
+            form = _with_system(form, self.family.declare(declared), self.family.declares_after)
+        rendered = declared or None
+        named: dict[str, Any] = (
+            {"xml_tools": rendered} if "xml_tools" in self._template else {}
+        )  # SmolLM3 calls them so
+        named |= dated_template(template_of(self._tokenizer, rendered), self._day)
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                form,
+                tools=rendered,
+                tokenize=False,
+                add_generation_prompt=open_assistant,
+                **named,
+                **self._options,
+            )
+        except Exception as error:  # a template raises whatever its author wrote
+            raise ConfigurationError(
+                f"the chat template of the family {self.family.name!r} refuses this conversation ({first_line(error)}): use "
+                "the inline format"
+            ) from error
+        for mark, said in texts.items():
+            text = text.replace(json.dumps(mark), said).replace(mark, said)
+        return text
+
+    def _message(self, message: Message | AssistantTurn, texts: dict[str, str]) -> dict[str, Any]:
+        if isinstance(message, AssistantTurn):
+            return self._assistant(message)
+        if message.role != "tool":
+            return {"role": message.role, "content": content_of(message, self._defused_text)}
+        text = defused(message.text, (*self._control, *self._tags), self._normalise)
+        if self._in_users_name(message):
+            return {"role": "user", "content": text}
+        if self.family.plain_results:
+            mark = MARK.format(f"r{len(texts)}r")
+            texts[mark] = text
+            text = mark
+        name, answered = self._defused(message.name), self._defused(message.call_id)
+        return {"role": "tool", "content": text, "name": name, "tool_call_id": answered}
+
+    def _in_users_name(self, message: Message) -> bool:
+        """Whether ``message`` says what is wrong with a malformed call to a family whose tools answer calls alone."""
+        return message.role == "tool" and not message.name and not self._tool_without_call
+
+    def _assistant(self, turn: AssistantTurn) -> dict[str, Any]:
+        # With the marks of calls as they were written: the row goes on, and what was wrong is seen.
+        others = [token for token in self._control if token not in self._call_marks]
+        raw = [
+            defused(call.text, others, self._normalise)
+            for call in turn.calls
+            if isinstance(call, MalformedCall)
+        ]
+        content = "\n".join(part for part in (self._defused(turn.content), *raw) if part)
+        calls = [
+            self._call(call, place) for place, call in enumerate(turn.calls) if isinstance(call, NativeCall)
+        ]
+        form: dict[str, Any] = {"role": "assistant", "content": content}
+        if turn.thinking:
+            thinking = self._defused(turn.thinking)
+            if self._thinking_key:
+                form[self._thinking_key] = thinking
+            else:
+                form["content"] = self.family.thinking_as_text.format(thinking) + content
+        if calls and self._calls_in_content and self.family.calls_as_text is not None:
+            texts = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
+            form["content"] += self.family.calls_as_text([self._defused(text) for text in texts])
+        elif calls:
+            form["tool_calls"] = calls
+            if self.family.one_text and turn.thinking:
+                form["content"] = ""
+        return form
+
+    def _call(self, call: NativeCall, place: int) -> dict[str, Any]:
+        arguments = self._defused(call.arguments)
+        if self._json_arguments:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        function = {"name": self._defused(call.name), "arguments": arguments}
+        return {"type": "function", "id": self._defused(call.id) or call_id(place), "function": function}
+
+    def _defused_text(self, text: str) -> str:
+        return defused(text, self._control, self._normalise)
+
+    def _defused(self, value: Any) -> Any:
+        """A value with no control token in any text of it: a turn of the policy is shown again, and may hold any."""
+        if isinstance(value, str):
+            return self._defused_text(value)
+        if isinstance(value, Mapping):
+            return {self._defused(name): self._defused(one) for name, one in value.items()}
+        return [self._defused(one) for one in value] if isinstance(value, list) else value
+
+    def _encode(self, text: str, messages: Sequence[Message | AssistantTurn]) -> list[int]:
+        return encode_with_images(self._tokenizer, text, messages, self.image_reader)
+
+
+def _with_system(form: Sequence[dict[str, Any]], text: str, between: str) -> list[dict[str, Any]]:
+    """Messages with ``text`` behind the system prompt, or as one."""
+    if form and form[0]["role"] == "system":
+        return [form[0] | {"content": f"{form[0]['content']}{between}{text}"}, *form[1:]]
+    return [{"role": "system", "content": text}, *form]

@@ -1,0 +1,194 @@
+"""Recorded episodes in the tokens and the chat format of another policy than the one that played them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentenv.core.action_turns import action_text, turn_of
+from agentenv.core.assistant_turns import AssistantTurn, DeclaredTool, ToolForm
+from agentenv.core.concurrency.tasks import run_to_completion
+from agentenv.core.env import Env
+from agentenv.core.env_lifecycle import open_envs
+from agentenv.core.model_families import get_family
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, opening_of
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
+from agentenv.data.sources import Source
+from agentenv.errors import ConfigurationError, Fault
+from agentenv.evaluation.records import ENDPOINT, EpisodeRecord
+from agentenv.evaluation.task_env import EnvConfig, TaskEnv, open_tasks
+from agentenv.policies.hf import HFPolicy
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.loop.parts import make_chat_format, rollout_config
+from agentenv.trainers.strategies.demonstrations import spell
+from agentenv.trainers.strategies.rollout_context import RolloutContext
+
+TOO_LONG = "are longer than the budgets of the run"
+_PICTURES = "show pictures"
+_OTHER_FORM = (
+    "were played in another chat format, whose opening and calls are others (the teacher of a run with format='native' is "
+    "evaluated with --format native, and any other one without)"
+)
+_JOINED = "show several messages at a time, which records of earlier versions do not tell apart"
+_EARLIER_TURNS = "show earlier turns of an assistant, of which a record holds the text alone"
+_EMPTY = "have no opening or no turn"
+_UNWRITABLE = "have a turn that the chat template of the learner has no way to write"
+
+
+@dataclass
+class _Played:
+    """How far a recorded episode has been played again."""
+
+    turns: int = 0
+
+
+class RecordedEpisode(Env[_Played]):
+    """Shows what a recorded episode showed, whatever is done; so it is spelt in other tokens by the episode loop itself.
+
+    An action that is not the recorded one, because a budget cut it, ends the episode.
+
+    Args:
+        record: The episode.
+        actions: What its policy did, as experts write it.
+        tools: The declared ones, in OpenAI's form.
+    """
+
+    refuses_half_escapes = True
+
+    def __init__(
+        self, record: EpisodeRecord, actions: Sequence[str], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        super().__init__()
+        self.record, self.actions, self.tools = record, actions, tools
+        self.roles = record.get("roles") or [["user"]]
+        self.state = _Played()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """The recorded opening."""
+        super().reset(seed=seed, options=options)
+        self.state = _Played()
+        texts = self.record.get("opening") or [self.record["prompt"]]
+        return _messages(self.roles[0], texts), {"task_id": self.record["id"]}
+
+    def step(self, action: str) -> Step:
+        """What was shown after the turn; the last one ends the episode."""
+        place = self.state.turns
+        self.state.turns += 1
+        if action != self.actions[place]:
+            return self.result((), end=EndReason.PARSE_ERROR)
+        turn = self.record["turns"][place]
+        texts = turn.get("messages") or [text for text in [turn["observation"]] if text]
+        roles = self.roles[place + 1] if len(self.roles) > place + 1 else ["tool"] * len(texts)
+        last = self.state.turns == len(self.record["turns"])
+        return self.result(_messages(roles, texts), end=EndReason.ANSWERED if last else None)
+
+    def expert(self) -> Sequence[str]:
+        """The recorded actions."""
+        return self.actions
+
+    def native_tools(self) -> Sequence[ToolForm]:
+        """The tools of the environment."""
+        return [DeclaredTool(tool) for tool in self.tools]
+
+    def native_action(self, turn: AssistantTurn) -> str:
+        """The recorded action where ``turn`` does as it does, and otherwise its own text."""
+        recorded = self.actions[self.state.turns]
+        return recorded if turn.closed and turn.does_as(turn_of(recorded, self.tools)) else action_text(turn)
+
+    def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
+        """The stop strings that ended the recorded turn; one within it did not."""
+        action = self.actions[self.state.turns]
+        return tuple(one for one in stop if action.find(one) == len(action) - len(one))
+
+
+def _messages(roles: Sequence[str], texts: Sequence[str]) -> Observation:
+    return tuple(Message(role, text) for role, text in zip(roles, texts, strict=True))  # type: ignore[arg-type]
+
+
+class Speller:
+    """Writes recorded episodes in the tokens of the learner of a run, in the run's chat format and within its budgets.
+
+    Args:
+        run: Names the format and the budgets, and the environment whose tools are declared.
+        policy: The learner.
+
+    Raises:
+        ConfigurationError: the format does not serve, or the tools cannot be declared.
+    """
+
+    def __init__(self, run: TrainConfig, policy: HFPolicy) -> None:
+        chat = make_chat_format(run.format, run.chat, policy)
+        config = rollout_config(run.rollout, run.env, temperature=0.0)
+        self._context = RolloutContext(policy, chat, config, policy.tokenizer.decode, name="recorded")
+        self._native = run.format == "native"
+        self._tools = declared_tools(run, config) if self._native else []
+
+    def spelt(self, record: EpisodeRecord, family: str) -> Trajectory | str:
+        """The episode, or why it cannot be learned.
+
+        Args:
+            record: The episode.
+            family: The form in which its turns stand: that of a model family, ``ENDPOINT``, or empty for text alone.
+        """
+        if why := _OTHER_FORM if self._native != bool(family) else why_not(record):
+            return why
+        actions = [self._action(turn["action"], family) for turn in record["turns"]]
+        env = RecordedEpisode(record, actions, self._tools)
+        spec = EpisodeSpec(env, task_of(record), seed=0)
+        found = run_to_completion(spell(spec, self._context, lambda _: actions))
+        if found.valid and found.end_reason is EndReason.ANSWERED:
+            return found
+        return _UNWRITABLE if found.end_reason is EndReason.PARSE_ERROR and found.error else TOO_LONG
+
+    def _action(self, action: str, family: str) -> str:
+        """A recorded action as an expert writes it."""
+        if family in ("", ENDPOINT):
+            return action
+        schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self._tools}
+        return action_text(get_family(family).read(action, False, schemas))
+
+
+def declared_tools(run: TrainConfig, config: RolloutConfig) -> list[dict[str, Any]]:
+    """The tools that the environment of ``run`` declares to a model in its native form when it poses its first task.
+
+    Raises:
+        ConfigurationError: it cannot pose it.
+    """
+    return run_to_completion(_declared(open_tasks(run.train, run.search, run.env), run.env, config))
+
+
+async def _declared(source: Source, env_config: EnvConfig, config: RolloutConfig) -> list[dict[str, Any]]:
+    # Nothing is searched, so that no index has to be opened.
+    async with open_envs([TaskEnv(source, None, env_config, len).make_env], config.deadline_s) as (env,):
+        env.native = True
+        try:
+            await opening_of(EpisodeSpec(env, source.tasks[0], seed=0), config)
+        except Fault as error:
+            raise ConfigurationError(
+                f"{env_config.id} cannot pose its first task, to declare its tools: {error}"
+            ) from error
+        return [tool.to_openai() for tool in env.native_tools()]
+
+
+def why_not(record: EpisodeRecord) -> str:
+    """Why the texts of an episode do not say all that it showed; empty where they do."""
+    turns = record.get("turns") or []
+    if not (turns and record.get("prompt")):
+        return _EMPTY
+    if "images" in record or any("scene" in turn or "images" in turn for turn in turns):
+        return _PICTURES
+    opening, *later = record.get("roles") or [["user"]]
+    if "assistant" in opening or any("assistant" in roles for roles in later):
+        return _EARLIER_TURNS
+    counts = [len(turn.get("messages") or [turn["observation"]]) for turn in turns]
+    apart = len(record.get("opening") or [record["prompt"]]) == len(opening) and all(
+        len(roles) <= count for roles, count in zip(later, counts, strict=False)
+    )
+    return "" if apart else _JOINED
+
+
+def task_of(record: EpisodeRecord) -> Task:
+    """The question of a recorded episode, as far as the record says it."""
+    return Task(record["id"], record["question"], tuple(record["answers"]))

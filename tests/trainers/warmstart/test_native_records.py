@@ -1,0 +1,172 @@
+"""Learning natively from a teacher with other tokens: its calls become calls in the form of the learner."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.api import evaluate
+from agentenv.cli.main import main
+from agentenv.core.trajectory import SegmentKind, Trajectory
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.records import read_evaluation
+from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
+from agentenv.policies.fakes import random_model
+from agentenv.policies.policy_spec import make_policy
+from agentenv.trainers.config.config_files import config_of
+from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.warmstart.recorded_episodes import in_tokens
+from tests.core.test_native_episodes import CHATML, tokenizer_of
+
+
+def answered(body: Mapping[str, Any]) -> Answer:
+    """A teacher that thinks, computes both sides of a product in one turn, and says the result."""
+    results = [message["content"] for message in body["messages"] if message["role"] == "tool"]
+    question = next(message["content"] for message in body["messages"] if message["role"] == "user")
+    if not results:
+        formula = question.split("what is ")[-1].rstrip("?")
+        sides = [json.dumps({"expression": text}) for text in (formula, f"0 + {formula}")]
+        calls = tuple((f"id{place}", "calculate", text) for place, text in enumerate(sides))
+        return Answer("", calls=calls, reasoning="I compute it twice.")
+    return Answer(results[0])
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("teacher") / "out"
+    with FakeEndpoint(answered) as server:
+        evaluate(
+            f"openai:any@{server.url}",
+            env="agentenv/Calculator-v0",
+            split="train",
+            limit=4,
+            format="native",
+            out=out,
+        )
+    return out
+
+
+def learner(folder: Path, template: str = CHATML, **changes: Any) -> TrainConfig:
+    """A run of a random model with another tokenizer than the teacher's."""
+    tokenizer = tokenizer_of(template)
+    random_model(len(tokenizer), eos=tokenizer.eos_token_id, context=4096).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    values = {
+        "base": "own-env",
+        "policy": f"hf:{folder}",
+        "env": {"id": "agentenv/Calculator-v0"},
+        "format": "native",
+        "train": {"limit": 4},
+        "test": {"limit": 2},
+        "rollout": {"strategy": "plain", "turn_tokens": 300, "context_tokens": 4000},
+    }
+    return config_of(values | changes, "small")
+
+
+def texts(one: Trajectory, tokenizer: Any) -> list[str]:
+    return [tokenizer.decode(segment.ids) for segment in one.segments if segment.kind is SegmentKind.POLICY]
+
+
+def test_two_calls_and_a_thought_of_a_teacher_are_spelt_in_the_learners_form(
+    teacher: Path, tmp_path: Path
+) -> None:
+    evaluation = read_evaluation(teacher)
+    assert evaluation.results["settings"]["native"] == "endpoint"
+    assert all(len(record["turns"][0]["messages"]) == 2 for record in evaluation.records)
+    run = learner(tmp_path)
+    policy = make_policy(run.policy)
+    shown, exact = in_tokens(run, policy, [(evaluation, evaluation.records)])
+    assert (len(shown), exact) == (4, 0)
+    for one, record in zip(shown, evaluation.records, strict=True):
+        first, last = texts(one, policy.tokenizer)
+        assert first.startswith("<think>I compute it twice.</think><tool_call>")
+        assert first.count("<tool_call>") == 2
+        assert first.endswith("</tool_call><|im_end|>")
+        assert last == f"{record['prediction']}<|im_end|>"
+        rows = [s for s in one.segments if s.kind is SegmentKind.PROMPT]
+        assert len(rows) == 2  # the template drops the thinking of an earlier turn
+        assert policy.tokenizer.decode(rows[1].ids).count(f"<|im_start|>user\n{record['prediction']}") == 2
+
+
+def test_the_command_learns_them_and_its_policy_is_asked_natively(
+    teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = learner(tmp_path / "model")
+    (tmp_path / "run.toml").write_text(
+        f"""\
+base = "own-env"
+name = "small"
+policy = "{run.policy}"
+format = "native"
+[train]
+limit = 4
+[test]
+limit = 2
+[rollout]
+turn_tokens = 300
+context_tokens = 4000
+"""
+    )
+    out = tmp_path / "policy"
+    words = [
+        "warmstart",
+        "--imitate",
+        str(tmp_path / "run.toml"),
+        "--trust-config",
+        "--episodes",
+        str(teacher),
+    ]
+    assert main([*words, "--steps", "1", "--batch", "2", "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["demonstrations"], found["tasks"], found["exact"]) == (4, 4, 0)
+    assert json.loads((out / "episode.json").read_text())["format"] == "native"
+
+
+def test_turns_of_another_family_are_read_as_it_wrote_them(teacher: Path, tmp_path: Path) -> None:
+    """As where the teacher is a model of this machine with a tokenizer of its own."""
+    evaluation = read_evaluation(teacher)
+    evaluation.results["settings"]["native"] = "llama"
+    records: list[Any] = [json.loads(json.dumps(record)) for record in evaluation.records]
+    for record in records:
+        first = record["turns"][0]
+        first["action"] = json.dumps({"name": "calculate", "parameters": {"expression": record["question"]}})
+        first["observation"] = record["answers"][0]
+        del first["messages"], record["roles"]
+    run = learner(tmp_path)
+    policy = make_policy(run.policy)
+    shown, _ = in_tokens(run, policy, [(evaluation, records)])
+    assert [texts(one, policy.tokenizer)[0] for one in shown] == [
+        f'<tool_call>{{"name": "calculate", "arguments": {{"expression": "{record["question"]}"}}}}</tool_call><|im_end|>'
+        for record in records
+    ]
+
+
+def refused(run: TrainConfig, teacher: Path, **settings: Any) -> str:
+    evaluation = read_evaluation(teacher)
+    evaluation.results["settings"] |= settings
+    with pytest.raises(ConfigurationError) as caught:
+        in_tokens(run, make_policy(run.policy), [(evaluation, evaluation.records)])
+    return str(caught.value)
+
+
+def test_a_teacher_in_another_form_is_refused(teacher: Path, tmp_path: Path) -> None:
+    native = learner(tmp_path / "native")
+    assert "4 were played in another chat format" in refused(native, teacher, native="")
+    plain = learner(tmp_path / "plain", format="template")
+    assert "4 were played in another chat format" in refused(plain, teacher)
+
+
+def test_turns_that_the_learner_cannot_write_are_left_out(teacher: Path, tmp_path: Path) -> None:
+    """A template that shows the first call of a turn alone."""
+    one_call = CHATML.replace("in m.tool_calls or []", "in (m.tool_calls or [])[:1]")
+    said = refused(learner(tmp_path, one_call), teacher)
+    assert said.startswith(
+        "none of 4 solved episodes can be learned: 4 have a turn that the chat template of the learner"
+    )
+
+
+def test_turns_that_a_budget_would_cut_are_left_out(teacher: Path, tmp_path: Path) -> None:
+    short = learner(tmp_path, rollout={"strategy": "plain", "turn_tokens": 60, "context_tokens": 4000})
+    assert "4 are longer than the budgets of the run" in refused(short, teacher)
