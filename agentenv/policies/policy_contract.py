@@ -12,9 +12,12 @@ from agentenv.errors import ConfigurationError
 
 T = TypeVar("T")
 
+_DEADLINE_S = 600
+"""Seconds after which a call has hung; an engine that compiles at its first one takes minutes on a busy machine."""
+
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    return run_to_completion(asyncio.wait_for(work, 60))
+    return run_to_completion(asyncio.wait_for(work, _DEADLINE_S))
 
 
 class PolicyContract:
