@@ -3,9 +3,10 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from agentenv.core.assistant_turns import AssistantTurn, NativeCall
+from agentenv.core.assistant_turns import AssistantTurn, Call, NativeCall
+from agentenv.core.tool_replies import NOT_RUN
 from agentenv.core.types import Task
 from agentenv.envs.search.page_format import QuestionPrompt
 
@@ -14,6 +15,8 @@ Find the answer to the question below. Look up every fact that you lack with the
 the answer, give it with the tool answer, short and without explanation.
 Question: {question}
 """
+
+TOGETHER = "This search was made together with the first one of the turn; what both found stands in the result of that."
 
 NATIVE_CORRECTION = """\
 No tool was called as it is declared. Call a tool to look something up, or the tool answer to give the answer."""
@@ -86,16 +89,60 @@ class NativeActions:
         return cls(tags, QuestionPrompt(native if prompt == usual else prompt))
 
 
-def action_of(turn: AssistantTurn, tags: Sequence[str]) -> str:
-    """The first call of ``turn`` as an action in tags; empty where none was made as it is declared."""
-    call = next((call for call in turn.calls if isinstance(call, NativeCall)), None)
-    if call is None or call.name not in tags or not isinstance(call.arguments, dict):
-        return ""
+class CalledAction(NamedTuple):
+    """The calls of a turn as one action."""
+
+    text: str
+    """The action in tags; empty where nothing was called as it is declared."""
+    shares: tuple[str | None, ...] = ()
+    """What each call is told: None stands for what the environment shows after the action."""
+
+
+def action_of(turn: AssistantTurn, tags: Sequence[str], queries: int | None) -> CalledAction:
+    """The first call of ``turn`` as an action in tags; where that searches, with the further searches of the turn.
+
+    Args:
+        turn: What the model wrote.
+        tags: Those of the actions.
+        queries: Queries that one turn may ask; None is any number.
+    """
+    first = next((place for place, call in enumerate(turn.calls) if isinstance(call, NativeCall)), None)
+    if first is None:
+        return CalledAction("")
+    action, shares = _action(turn.calls[first], tags), [NOT_RUN] * len(turn.calls)
+    if action is None:
+        return CalledAction("", _told(shares, first))
+    for place, call in enumerate(turn.calls[first + 1 :], first + 1):
+        further = _action(call, tags)
+        if further is None or not further.text.strip() or not further.tag == action.tag == "search":
+            continue
+        joined = _Action(action.tag, f"{action.text}\n{further.text}")
+        if queries is None or _lines(joined.text) <= queries:
+            action, shares[place] = joined, TOGETHER
+    return CalledAction(f"<{action.tag}>{action.text}</{action.tag}>", _told(shares, first))
+
+
+class _Action(NamedTuple):
+    tag: str
+    text: str
+
+
+def _told(shares: Sequence[str], acting: int) -> tuple[str | None, ...]:
+    return tuple(None if place == acting else share for place, share in enumerate(shares))
+
+
+def _action(call: Call, tags: Sequence[str]) -> _Action | None:
+    """A call as one of ``tags`` and its text, in which no tag begins another action; None where it is not as declared."""
+    if not isinstance(call, NativeCall) or call.name not in tags or not isinstance(call.arguments, dict):
+        return None
     value = call.arguments.get(SEARCH_TOOLS[call.name].argument)
     if not isinstance(value, str):
-        return ""
-    inner = re.sub(rf"</?(?:{'|'.join(tags)})>", " ", value)  # a tag in it would be another action
-    return f"<{call.name}>{inner}</{call.name}>"
+        return None
+    return _Action(call.name, re.sub(rf"</?(?:{'|'.join(tags)})>", " ", value))
+
+
+def _lines(text: str) -> int:
+    return sum(bool(line.strip()) for line in text.splitlines())
 
 
 def untagged(page: str) -> str:

@@ -146,6 +146,7 @@ class SearchEnv(AsyncEnv[SearchState]):
             UnknownName: no such outcome, option of it, scorer or retriever.
         """
         super().__init__(render_mode=render_mode)
+        self._shares: tuple[str | None, ...] = ()
         if min(k, observation_tokens, 1 if queries is None else queries) < 1 or max_turns < 0:
             raise ConfigurationError(
                 f"k={k}, observation_tokens={observation_tokens} and queries={queries} must be at least 1, "
@@ -196,9 +197,13 @@ class SearchEnv(AsyncEnv[SearchState]):
         return () if self.parts.native is None else self.parts.native.tools
 
     def native_action(self, turn: AssistantTurn) -> str:
-        """The first call of ``turn`` as an action in tags, or its text where the environment has no tools."""
+        """The calls of ``turn`` as an action in tags, or its text where the environment has no tools."""
         native = self.parts.native
-        return super().native_action(turn) if native is None else action_of(turn, native.tags)
+        if native is None:
+            return super().native_action(turn)
+        called = action_of(turn, native.tags, self.search.queries)
+        self._shares = called.shares
+        return called.text
 
     async def astep(self, action: str) -> Step:
         """Runs the call in ``action``, and rewards what came of them.
@@ -223,8 +228,9 @@ class SearchEnv(AsyncEnv[SearchState]):
         if self._names_flaws and reply.end and score_of(state, self.scorer) >= 1:
             reply = replace(reply, info={**reply.info, "flawed": not is_grounded(state)})
         page = reply.page if self._native_actions() is None else untagged(reply.page)
+        shares, self._shares = self._shares or (None,), ()
         return self.result(
-            (Message("tool", page),) if page else (),
+            tuple(Message("tool", page if share is None else share) for share in shares if reply.page),
             reward=reward,
             end=reply.end,
             truncated=reply.end is EndReason.TURN_LIMIT,

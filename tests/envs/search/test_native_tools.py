@@ -1,15 +1,18 @@
 """Search environments whose actions are called as tools: the same rewards as by tags, and observations without tags."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
+from agentenv.core.tool_replies import NOT_RUN, replies
 from agentenv.core.types import EndReason, Step, ToolStatus
 from agentenv.envs.search.judged_search import JudgedSearch
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.search.long_search import LongSearch
+from agentenv.envs.search.native_tools import TOGETHER
 from agentenv.envs.search.planned_search import PlannedSearch
 from agentenv.envs.search.search_env import SearchEnv
 from agentenv.envs.search.self_search import SelfSearch
@@ -98,3 +101,53 @@ def test_tags_in_an_argument_are_no_actions() -> None:
     assert "end_reason" not in step.info
     assert env.state.queries == ["x  y"]
     assert act(env, turn("answer", answer="")).info["end_reason"] is EndReason.ANSWERED
+
+
+def calls(*made: tuple[str, str]) -> AssistantTurn:
+    named = {"search": "query", "read": "title", "answer": "answer"}
+    return AssistantTurn(None, "", tuple(NativeCall(name, {named[name]: text}) for name, text in made))
+
+
+def shown(step: Step) -> list[str]:
+    return [message.text for message in step.observation]
+
+
+def test_the_searches_of_a_turn_are_made_together() -> None:
+    tags, tools = opened(native=False), opened()
+    one, other = tools.state.task.question, "Who founded it?"
+    together = tags.step(f"<search>{one}\n{other}</search>")
+    step = act(tools, calls(("search", one), ("search", other)))
+    assert tools.state.queries == [one, other]
+    assert step.info["tool_results"] == together.info["tool_results"]
+    page = together.observation[0].text.strip()
+    assert shown(step) == [page.removeprefix("<information>").removesuffix("</information>"), TOGETHER]
+
+
+def test_what_stands_beside_the_searches_of_a_turn_is_not_run() -> None:
+    env = opened(queries=2)
+    broken = MalformedCall("{", "bad")
+    asked = calls(("search", "a"), ("answer", "x"), ("search", "b"), ("search", "c"), ("search", " "))
+    step = act(env, replace(asked, calls=(broken, *asked.calls)))
+    assert env.state.queries == ["a", "b"]
+    assert "end_reason" not in step.info
+    texts = shown(step)
+    assert len(texts) == 6
+    assert texts[1].count("Doc ") > 0
+    assert texts[2:] == [NOT_RUN, TOGETHER, NOT_RUN, NOT_RUN]
+    answered = replies(replace(asked, calls=(broken, *asked.calls)), step.observation)
+    assert answered[0].text == "bad"
+    assert [message.name for message in answered][1:] == ["search", "answer", "search", "search", "search"]
+
+
+def test_a_first_call_that_does_not_search_is_alone() -> None:
+    env = opened()
+    assert shown(act(env, calls(("read", "Nothing"), ("search", "a"))))[1:] == [NOT_RUN]
+    assert env.state.queries == []
+    assert act(env, calls(("answer", "x"), ("search", "a"))).observation == ()
+    later = opened()
+    act(later, calls(("search", "a"), ("search", "b")))
+    assert len(shown(act(later, turn("search", query=later.state.task.question)))) == 1
+
+
+def test_searches_that_find_nothing_are_answered_each() -> None:
+    assert shown(act(opened(), calls(("search", "zzz"), ("search", "qqq")))) == ["", TOGETHER]
