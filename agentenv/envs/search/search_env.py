@@ -101,6 +101,8 @@ class SearchEnv(AsyncEnv[SearchState]):
     final_tag: ClassVar[str] = "answer"
     """The tag that ends the episode."""
     parts: SearchParts
+    _shares: tuple[str | None, ...] = ()
+    """What each call of the present turn is told, where it has several; see `CalledAction`."""
 
     def __init__(
         self,
@@ -146,7 +148,6 @@ class SearchEnv(AsyncEnv[SearchState]):
             UnknownName: no such outcome, option of it, scorer or retriever.
         """
         super().__init__(render_mode=render_mode)
-        self._shares: tuple[str | None, ...] = ()
         if min(k, observation_tokens, 1 if queries is None else queries) < 1 or max_turns < 0:
             raise ConfigurationError(
                 f"k={k}, observation_tokens={observation_tokens} and queries={queries} must be at least 1, "
