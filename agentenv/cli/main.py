@@ -68,6 +68,9 @@ COMMANDS = {
     "lab list": Command("agentenv.cli.lab:List", "show the controlled comparisons and their progress"),
     "lab starts": Command("agentenv.cli.lab:Starts", "make the policies that the comparisons start from"),
     "lab run": Command("agentenv.cli.lab:Run", "run or continue a controlled comparison"),
+    "retriever passages": Command(
+        "agentenv.cli.passages:Passages", "make a corpus of documents (text, Markdown, HTML, PDF)"
+    ),
     "retriever build": Command("agentenv.cli.retriever:Build", "build an index of a corpus"),
     "retriever query": Command("agentenv.cli.retriever:Query", "search an index"),
     "retriever plan": Command(
