@@ -240,5 +240,6 @@ def _record_turn(
             env_seconds=env_seconds,
             scene=scene,
             reward_parts=step.info.get("reward_parts", {}),
+            cut=state.finish is FinishReason.LENGTH,
         )
     )

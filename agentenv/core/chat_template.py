@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
@@ -18,6 +19,26 @@ from agentenv.errors import ConfigurationError, first_line
 MARK = f"Tuvq{secrets.token_hex(8)}x{{}}z"
 """Stands for a text while a template is rendered. Nobody can write it into a conversation: marks of results within results
 would otherwise be filled one after the other, and a few of them would make a prompt of any length."""
+
+
+@dataclass
+class TemplateForm:
+    """How a template takes conversations; `agentenv.core.template_trials` finds it out by trying the template."""
+
+    thinking_key: str = ""
+    """The entry of a message that holds its thinking; empty where the template knows none."""
+    thinks_nothing: bool = False
+    """Whether prompts end with thinking that is over, as where it is turned off."""
+    json_arguments: bool = False
+    """Whether arguments of calls are given as JSON in a text, and not as an object."""
+    calls_in_content: bool = False
+    """Whether calls are given as the text of their turn."""
+    call_marks: frozenset[str] = frozenset()
+    """Control tokens by which calls are written."""
+    declares: bool = False
+    """Whether tools are declared in the system prompt, as the family documents it, because the template shows none."""
+    tool_without_call: bool = False
+    """Whether a result is shown that answers no call."""
 
 
 class ChatTemplate:
@@ -58,11 +79,7 @@ class ChatTemplate:
         self._normalise = normaliser(tokenizer)
         self._ends = set(ends)
         self._closers = self._closing_texts(ends)
-        # What `NativeFormat` finds out by trying the template, and the tools with which it did.
-        self._thinking_key, self._json_arguments, self._tool_without_call = "", False, False
-        self._calls_in_content, self._declares = False, False
-        self._call_marks: frozenset[str] = frozenset()
-        self._checked: set[str] = set()
+        self._form = TemplateForm()
 
     def _closing_texts(self, ends: Collection[int]) -> tuple[str, ...]:
         ids = {*ends, self._tokenizer.eos_token_id, end_of_turn(self._tokenizer)} - {None}
@@ -81,7 +98,7 @@ class ChatTemplate:
         texts: dict[str, str] = {}
         form = [self._message(message, texts) for message in messages]
         declared: list[dict[str, Any]] = [self._defused(tool) for tool in tools]
-        if self._declares and tools and self.family.declare is not None:
+        if self._form.declares and tools and self.family.declare is not None:
             form = _with_system(form, self.family.declare(declared), self.family.declares_after)
         rendered = declared or None
         named: dict[str, Any] = (
@@ -123,11 +140,11 @@ class ChatTemplate:
 
     def _in_users_name(self, message: Message) -> bool:
         """Whether ``message`` says what is wrong with a malformed call to a family whose tools answer calls alone."""
-        return message.role == "tool" and not message.name and not self._tool_without_call
+        return message.role == "tool" and not message.name and not self._form.tool_without_call
 
     def _assistant(self, turn: AssistantTurn) -> dict[str, Any]:
         # With the marks of calls as they were written: the row goes on, and what was wrong is seen.
-        others = [token for token in self._control if token not in self._call_marks]
+        others = [token for token in self._control if token not in self._form.call_marks]
         raw = [
             defused(call.text, others, self._normalise)
             for call in turn.calls
@@ -140,11 +157,11 @@ class ChatTemplate:
         form: dict[str, Any] = {"role": "assistant", "content": content}
         if turn.thinking:
             thinking = self._defused(turn.thinking)
-            if self._thinking_key:
-                form[self._thinking_key] = thinking
+            if self._form.thinking_key:
+                form[self._form.thinking_key] = thinking
             else:
                 form["content"] = self.family.thinking_as_text.format(thinking) + content
-        if calls and self._calls_in_content and self.family.calls_as_text is not None:
+        if calls and self._form.calls_in_content and self.family.calls_as_text is not None:
             texts = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
             form["content"] += self.family.calls_as_text([self._defused(text) for text in texts])
         elif calls:
@@ -155,7 +172,7 @@ class ChatTemplate:
 
     def _call(self, call: NativeCall, place: int) -> dict[str, Any]:
         arguments = self._defused(call.arguments)
-        if self._json_arguments:
+        if self._form.json_arguments:
             arguments = json.dumps(arguments, ensure_ascii=False)
         function = {"name": self._defused(call.name), "arguments": arguments}
         return {"type": "function", "id": self._defused(call.id) or call_id(place), "function": function}

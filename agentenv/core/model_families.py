@@ -60,6 +60,19 @@ class Family:
     declares_after: str = "\n\n"
     """What stands between the system prompt and the declaration."""
 
+    @property
+    def thinking_end(self) -> str:
+        """What ends the thinking of a turn that is written as text."""
+        return self.thinking_as_text.partition("{}")[2].strip()
+
+    def read_alone(self, text: str, schemas: Schemas) -> AssistantTurn:
+        """What a turn holds of which the prompt is not known.
+
+        The prompt opened the thinking where the turn ends one that it does not begin.
+        """
+        before, ended, _ = text.partition(self.thinking_end)
+        return self.read(text, bool(ended) and self.thinking not in before, schemas)
+
 
 def _tagged(
     read_calls: CallReader | None, opening: str = "<think>", closing: str = "</think>"

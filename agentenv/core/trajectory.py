@@ -121,6 +121,8 @@ class Turn:
     """The screen on which the action was chosen, where the environment has one."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """What ``reward`` consists of by name, as the environment says in ``info["reward_parts"]``; some may have no name."""
+    cut: bool = False
+    """Whether a budget of tokens ended the action, and not the policy."""
 
 
 @dataclass(frozen=True)

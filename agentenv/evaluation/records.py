@@ -73,6 +73,8 @@ class TurnRecord(TypedDict, total=False):
     """One turn: what the policy wrote, what it saw next, and what that was worth."""
 
     action: str
+    cut: bool
+    """True where a budget of tokens ended the action, and not the policy."""
     observation: str
     messages: list[str]
     """The texts of the messages of the observation, where there are several."""

@@ -339,6 +339,8 @@ def _turn_record(turn: Turn) -> TurnRecord:
         "reward": turn.reward,
         "tool_results": [_tool_record(result) for result in turn.tool_results],
     }
+    if turn.cut:
+        record["cut"] = True
     if len(turn.observation) > 1:
         record["messages"] = [message.text for message in turn.observation]
     if images := len(images_of(turn.observation)):

@@ -16,7 +16,7 @@ import pytest
 
 from agentenv.core.assistant_turns import AssistantTurn, NativeCall
 from agentenv.core.chat import ends_of_turn
-from agentenv.core.conversation import Unrenderable
+from agentenv.core.conversation import Conversation, Unrenderable
 from agentenv.core.native_format import NativeFormat
 from agentenv.core.tool_replies import replies
 from agentenv.core.types import Message
@@ -416,22 +416,47 @@ ONE_CALL = ("Llama 3.1 and 3.3", "Llama 3.2", "gpt-oss")
 
 def unwritable(name: str, case: str) -> bool:
     """Whether the template of a model has no way to write the turns of a case behind their prompt."""
-    return (case == "two calls" and name in ONE_CALL) or (name, case) == ("Mistral (v3)", "system prompt")
+    return case == "two calls" and name in ONE_CALL
+
+
+SPELT: dict[str, Case] = {
+    **{name: case for name, case in CASES.items() if case.turns[0].ended},
+    "thinking before the answer": Case(
+        (
+            Turn(queries=("who",), thinking="Hm.", shown=("Ada",)),
+            Turn(queries=("where",), thinking="And?", shown=("Here",)),
+            Turn("Yes.", thinking="So.", shown=("Why?",)),
+            Turn("No.", thinking="Well."),
+        )
+    ),
+    "text under a system prompt": Case(
+        (Turn("Yes.", shown=("And?",)), CALL, Turn("No.")), system="Be brief."
+    ),
+}
+
+
+def opened(name: str, case: Case) -> tuple[NativeFormat, Conversation, list[int]] | None:
+    """The format of a model and the opening of a case; None where it has no such case or refuses it."""
+    model = MODELS[name]
+    if (case.off and not model.off) or (any(turn.thinking for turn in case.turns) and not model.think):
+        return None
+    tokenizer, options = model.tokenizer(), dict(model.off) if case.off else {}
+    chat = NativeFormat(tokenizer, options=options, ends=ends_of_turn(tokenizer))
+    opening = [Message("system", case.system)] * bool(case.system) + [Message("user", "Who is it?")]
+    try:
+        return chat, *chat.open(opening, TOOLS if case.tools else [])
+    except ConfigurationError:
+        return None
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("case", [name for name, case in CASES.items() if case.turns[0].ended])
+@pytest.mark.parametrize("case", SPELT)
 def test_a_turn_is_spelt_as_the_model_writes_it(name: str, case: str) -> None:
-    model, played = MODELS[name], CASES[case]
-    if (played.off and not model.off) or (any(turn.thinking for turn in played.turns) and not model.think):
+    model, played = MODELS[name], SPELT[case]
+    tokenizer, begun = model.tokenizer(), opened(name, played)
+    if begun is None:
         return
-    tokenizer, options = model.tokenizer(), dict(model.off) if played.off else {}
-    chat = NativeFormat(tokenizer, options=options, ends=ends_of_turn(tokenizer))
-    opening = [Message("system", played.system)] * bool(played.system) + [Message("user", "Who is it?")]
-    try:
-        conversation, ids = chat.open(opening, TOOLS if played.tools else [])
-    except ConfigurationError:
-        return
+    chat, conversation, ids = begun
     for turn in played.turns:
         calls = [("search", {"query": query}) for query in turn.queries]
         wanted = AssistantTurn(
@@ -453,6 +478,73 @@ def test_a_turn_is_spelt_as_the_model_writes_it(name: str, case: str) -> None:
             assert isinstance(said, AssistantTurn)
             shown = replies(said, tuple(Message("tool", one) for one in turn.shown))
             conversation, ids = chat.go_on([*ids, *spelt], conversation, shown)
+
+
+@pytest.mark.parametrize("name", [*(name for name, model in MODELS.items() if model.off), "DeepSeek-V3.1"])
+def test_thinking_is_left_out_where_the_prompt_closes_it(name: str) -> None:
+    """DeepSeek-V3.1 closes it unless it is asked to think, and shows no such tag after a result."""
+    begun = opened(name, Case((CALL, CALL), off=name != "DeepSeek-V3.1"))
+    assert begun is not None
+    chat, conversation, ids = begun
+    for _ in range(2):
+        call = (NativeCall("search", {"query": "who"}),)
+        spelt = chat.spelt(conversation, AssistantTurn("Hm.", "", call))
+        assert spelt == chat.spelt(conversation, AssistantTurn(None, "", call))
+        said = conversation.read(MODELS[name].tokenizer().decode(spelt[:-1]))
+        assert (said.thinking or "", said.content) == ("", "")
+        shown = replies(said, (Message("tool", "Ada"),))
+        conversation, ids = chat.go_on([*ids, *spelt], conversation.said(said), shown)
+
+
+@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.think])
+def test_thinking_may_speak_of_the_marks_of_the_model(name: str) -> None:
+    begun = opened(name, Case((Turn(thinking="Hm."),)))
+    if begun is None:
+        return
+    chat, conversation, _ = begun
+    family = chat.family
+    thought = f"After {family.thinking_end} or {MODELS[name].end} it ends"
+    spelt = chat.spelt(conversation, AssistantTurn(thought, "Yes."))
+    said = conversation.read(MODELS[name].tokenizer().decode(spelt[:-1]))
+    assert said.content == "Yes."
+    assert "".join((said.thinking or "").split()) == "".join(thought.split())
+
+
+@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.off])
+def test_tools_without_arguments_are_called_where_thinking_is_off(name: str) -> None:
+    tokenizer = MODELS[name].tokenizer()
+    chat = NativeFormat(tokenizer, options=MODELS[name].off, ends=ends_of_turn(tokenizer))
+    parameters = {"type": "object", "properties": {}}
+    ping = {"type": "function", "function": {"name": "ping", "description": "", "parameters": parameters}}
+    conversation, _ = chat.open([Message("user", "Is it there?")], [ping])
+    spelt = chat.spelt(conversation, AssistantTurn(None, "", (NativeCall("ping", {}),)))
+    (call,) = conversation.read(tokenizer.decode(spelt[:-1])).calls
+    assert isinstance(call, NativeCall)
+    assert (call.name, call.arguments) == ("ping", {})
+
+
+class Measured:
+    """A tokenizer that keeps the lengths of what it encoded."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self.lengths = tokenizer, list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text: str, **options: Any) -> Any:
+        self.lengths.append(len(text))
+        return self._tokenizer.encode(text, **options)
+
+
+def test_a_turn_is_spelt_without_encoding_the_conversation() -> None:
+    """It would take the square of the length of an episode."""
+    tokenizer = Measured(MODELS["Qwen3"].tokenizer())
+    chat = NativeFormat(tokenizer, ends=ends_of_turn(tokenizer))
+    conversation, _ = chat.open([Message("user", "Who is it? " * 1000)], TOOLS)
+    tokenizer.lengths.clear()
+    chat.spelt(conversation, AssistantTurn(None, "", (NativeCall("search", {"query": "who"}),)))
+    assert 0 < max(tokenizer.lengths) < 1000
 
 
 def table() -> dict[str, dict[str, str]]:

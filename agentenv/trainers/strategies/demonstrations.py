@@ -1,11 +1,12 @@
 """Demonstrations: what the expert of an environment does, or an episode recorded elsewhere, in the tokens of the policy."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from agentenv.core.action_turns import turn_of
+from agentenv.core.action_turns import action_text, expert_turn
+from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.native_format import NativeFormat
 from agentenv.core.protocols import ChatFormat
 from agentenv.core.rollout import EpisodeSpec, EpisodeState, play
@@ -17,6 +18,8 @@ from agentenv.trainers.strategies.hinted_episodes import ask_expert
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 Played = list[Trajectory]
+Action = str | AssistantTurn
+"""What is done in a turn: text as an expert writes it, or what the turn of another policy held."""
 
 
 async def play_demonstration(spec: EpisodeSpec, context: RolloutContext) -> Played:
@@ -30,9 +33,14 @@ async def play_demonstration(spec: EpisodeSpec, context: RolloutContext) -> Play
 
 
 async def spell(
-    spec: EpisodeSpec, context: RolloutContext, actions: Callable[[EpisodeSpec], Sequence[str]]
+    spec: EpisodeSpec, context: RolloutContext, actions: Callable[[EpisodeSpec], Sequence[Action]]
 ) -> Trajectory:
     """The episode in which ``actions`` are taken, in the policy's tokens, as a demonstration.
+
+    Args:
+        spec: Where they are taken.
+        context: With the policy and the chat format.
+        actions: Asked for after the reset.
 
     Raises:
         ConfigurationError: the policy shows no tokenizer.
@@ -45,9 +53,12 @@ async def spell(
         )
     state = await context.open(spec, episode)
     taken = await ask_expert(state, context.config.deadline_s, partial(actions, spec))
-    script = ScriptedPolicy({} if taken is None else {episode: taken}, tokenizer)
+    script: ScriptedPolicy
     if isinstance(context.chat, NativeFormat):
-        script = _NativeScript(script.actions, tokenizer, state, context.chat)
+        script = _NativeScript(taken or (), tokenizer, state, context.chat)
+    else:
+        texts = {} if taken is None else {episode: [_as_text(action) for action in taken]}
+        script = ScriptedPolicy(texts, tokenizer)
     demonstration = await play(state, script, context.chat, context.config)
     segments = [
         replace(s, context_mismatch=True, version=context.policy.version)
@@ -68,10 +79,10 @@ class _NativeScript(ScriptedPolicy):
     """Plays written actions in one episode, each as a model of its family would have written it."""
 
     def __init__(
-        self, actions: Mapping[str, Sequence[str]], tokenizer: Any, state: EpisodeState, chat: NativeFormat
+        self, script: Sequence[Action], tokenizer: Any, state: EpisodeState, chat: NativeFormat
     ) -> None:
-        super().__init__(actions, tokenizer)
-        self._state, self._chat = state, chat
+        super().__init__({}, tokenizer)
+        self._script, self._state, self._chat = script, state, chat
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
@@ -82,10 +93,10 @@ class _NativeScript(ScriptedPolicy):
             PolicyFault: the script is exhausted.
             Unrenderable: the model has no way to write the action.
         """
-        script, turn = self.actions.get(self._state.episode, ()), len(self._state.turns)
-        if turn >= len(script):
-            raise PolicyFault(f"the script has {len(script)} actions, not {turn + 1}")
-        ids = spelt_action(script[turn], self._state, self._chat, self.tokenizer)
+        turn = len(self._state.turns)
+        if turn >= len(self._script):
+            raise PolicyFault(f"the script has {len(self._script)} actions, not {turn + 1}")
+        ids = spelt_action(self._script[turn], self._state, self._chat, self.tokenizer)
         cut = len(ids) > sampling.max_tokens
         said = ids[: sampling.max_tokens] if cut else ids[:-1]
         finish = FinishReason.LENGTH if cut else FinishReason.EOS
@@ -93,16 +104,21 @@ class _NativeScript(ScriptedPolicy):
         return Completion(sampled, self.tokenizer.decode(said), (0.0,) * len(sampled), finish, self.version)
 
 
-def spelt_action(action: str, state: EpisodeState, chat: ChatFormat, tokenizer: Any) -> list[int]:
+def spelt_action(action: Action, state: EpisodeState, chat: ChatFormat, tokenizer: Any) -> list[int]:
     """The ids by which the policy would write ``action`` next; natively with the token that ends its turn.
 
     Raises:
         Unrenderable: the model has no way to write it.
     """
     if isinstance(chat, NativeFormat) and (conversation := state.conversation) is not None:
-        return chat.spelt(conversation, turn_of(action, conversation.tools))
-    ids: list[int] = tokenizer.encode(action, add_special_tokens=False)
+        turn = action if isinstance(action, AssistantTurn) else expert_turn(action, conversation.tools)
+        return chat.spelt(conversation, turn)
+    ids: list[int] = tokenizer.encode(_as_text(action), add_special_tokens=False)
     return ids
+
+
+def _as_text(action: Action) -> str:
+    return action_text(action) if isinstance(action, AssistantTurn) else action
 
 
 def expert_actions(spec: EpisodeSpec) -> Sequence[str]:

@@ -83,7 +83,8 @@ def imitate_recorded(
         )
     refuse_measured(run, [record for records in solved for record in records], display)
     policy = trained_policy(run.policy, run.lora, run.compute.precise(), seed=run.seed)
-    shown, exact = in_tokens(run, policy, list(zip(evaluations, solved, strict=True)))
+    shown, exact, left_out = in_tokens(run, policy, list(zip(evaluations, solved, strict=True)))
+    _warn_of(left_out, len(shown), display)
     examples = training_examples(shown)
     steps = learning.steps_on(len(examples))
     display.phase("imitation", steps)
@@ -150,8 +151,8 @@ def refuse_measured(run: TrainConfig, records: Sequence[EpisodeRecord], display:
 
 def in_tokens(
     run: TrainConfig, policy: HFPolicy, solved: Sequence[tuple[Evaluation, Sequence[EpisodeRecord]]]
-) -> tuple[list[Trajectory], int]:
-    """Episodes in the tokens of ``policy``, those that fit into the budgets of ``run``, and how many by their recorded ids.
+) -> tuple[list[Trajectory], int, Counter[str]]:
+    """Episodes in the tokens of ``policy``, how many of them by their recorded ids, and why others cannot be learned.
 
     Raises:
         ConfigurationError: there is none.
@@ -160,7 +161,7 @@ def in_tokens(
     own = {"tokenizer": tokenizer_digest(policy.tokenizer), "format": run.format}
     most, shown, exact = min(run.rollout.context_tokens, policy.context_tokens), [], 0
     left_out: Counter[str] = Counter()
-    speller = Speller(run, policy)
+    speller = Speller.of(run, policy)
     for evaluation, records in solved:
         settings = evaluation.results["settings"]
         same = settings.get("token_ids") == own
@@ -179,13 +180,21 @@ def in_tokens(
                 shown.append(found)
     if not shown:
         raise ConfigurationError(_nothing(left_out, most))
-    return shown, exact
+    return shown, exact, left_out
+
+
+def _warn_of(left_out: Counter[str], learned: int, display: Display) -> None:
+    if count := left_out.total():
+        display.warn(f"{count} of {count + learned} solved episodes are left out: {_reasons(left_out)}")
+
+
+def _reasons(left_out: Counter[str]) -> str:
+    return "; ".join(f"{count} {why}" for why, count in left_out.most_common())
 
 
 def _nothing(left_out: Counter[str], most: int) -> str:
     """Why none of the solved episodes can be learned."""
-    reasons = "; ".join(f"{count} {why}" for why, count in left_out.most_common())
-    said = f"none of {left_out.total()} solved episodes can be learned: {reasons}"
+    said = f"none of {left_out.total()} solved episodes can be learned: {_reasons(left_out)}"
     if left_out[TOO_LONG]:
         said += f" (rollout.context_tokens={most}: raise it and rollout.turn_tokens)"
     if left_out.total() > left_out[TOO_LONG]:

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentenv.core.action_turns import action_text, turn_of
+from agentenv.core.action_turns import action_text, recorded_turn
 from agentenv.core.assistant_turns import AssistantTurn, DeclaredTool, ToolForm
 from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.env import Env
 from agentenv.core.env_lifecycle import open_envs
 from agentenv.core.model_families import get_family
+from agentenv.core.native_format import NativeFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, opening_of
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
@@ -20,7 +21,7 @@ from agentenv.evaluation.task_env import EnvConfig, TaskEnv, open_tasks
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.loop.parts import make_chat_format, rollout_config
-from agentenv.trainers.strategies.demonstrations import spell
+from agentenv.trainers.strategies.demonstrations import Action, spell
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 TOO_LONG = "are longer than the budgets of the run"
@@ -32,6 +33,7 @@ _OTHER_FORM = (
 _JOINED = "show several messages at a time, which records of earlier versions do not tell apart"
 _EARLIER_TURNS = "show earlier turns of an assistant, of which a record holds the text alone"
 _EMPTY = "have no opening or no turn"
+_CUT = "have a turn that a budget of tokens cut off"
 _UNWRITABLE = "have a turn that the chat template of the learner has no way to write"
 
 
@@ -49,18 +51,17 @@ class RecordedEpisode(Env[_Played]):
 
     Args:
         record: The episode.
-        actions: What its policy did, as experts write it.
+        actions: What its policy did: texts, or natively the turns.
         tools: The declared ones, in OpenAI's form.
     """
 
     refuses_half_escapes = True
 
     def __init__(
-        self, record: EpisodeRecord, actions: Sequence[str], tools: Sequence[Mapping[str, Any]] = ()
+        self, record: EpisodeRecord, actions: Sequence[Action], tools: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         super().__init__()
         self.record, self.actions, self.tools = record, actions, tools
-        self.roles = record.get("roles") or [["user"]]
         self.state = _Played()
 
     def reset(
@@ -69,61 +70,75 @@ class RecordedEpisode(Env[_Played]):
         """The recorded opening."""
         super().reset(seed=seed, options=options)
         self.state = _Played()
-        texts = self.record.get("opening") or [self.record["prompt"]]
-        return _messages(self.roles[0], texts), {"task_id": self.record["id"]}
+        return _opening(self.record), {"task_id": self.record["id"]}
 
     def step(self, action: str) -> Step:
         """What was shown after the turn; the last one ends the episode."""
         place = self.state.turns
         self.state.turns += 1
-        if action != self.actions[place]:
+        if action != self.record["turns"][place]["action"]:
             return self.result((), end=EndReason.PARSE_ERROR)
-        turn = self.record["turns"][place]
-        texts = turn.get("messages") or [text for text in [turn["observation"]] if text]
-        roles = self.roles[place + 1] if len(self.roles) > place + 1 else ["tool"] * len(texts)
         last = self.state.turns == len(self.record["turns"])
-        return self.result(_messages(roles, texts), end=EndReason.ANSWERED if last else None)
-
-    def expert(self) -> Sequence[str]:
-        """The recorded actions."""
-        return self.actions
+        return self.result(_shown(self.record, place), end=EndReason.ANSWERED if last else None)
 
     def native_tools(self) -> Sequence[ToolForm]:
         """The tools of the environment."""
         return [DeclaredTool(tool) for tool in self.tools]
 
     def native_action(self, turn: AssistantTurn) -> str:
-        """The recorded action where ``turn`` does as it does, and otherwise its own text."""
-        recorded = self.actions[self.state.turns]
-        return recorded if turn.closed and turn.does_as(turn_of(recorded, self.tools)) else action_text(turn)
+        """The recorded text where ``turn`` does as it does, and otherwise the text of ``turn``."""
+        place = self.state.turns
+        meant = self.actions[place]
+        same = isinstance(meant, AssistantTurn) and turn.closed and turn.does_as(meant)
+        return self.record["turns"][place]["action"] if same else action_text(turn)
 
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
         """The stop strings that ended the recorded turn; one within it did not."""
-        action = self.actions[self.state.turns]
+        action = self.record["turns"][self.state.turns]["action"]
         return tuple(one for one in stop if action.find(one) == len(action) - len(one))
 
 
+def _opening(record: EpisodeRecord) -> Observation:
+    texts = record.get("opening") or [record["prompt"]]
+    return _messages((record.get("roles") or [["user"]])[0], texts)
+
+
+def _shown(record: EpisodeRecord, place: int) -> Observation:
+    """The observation after the turn at ``place``: where no roles are recorded, the result of a tool or nothing."""
+    turn = record["turns"][place]
+    if len(roles := record.get("roles") or ()) > place + 1:
+        return _messages(roles[place + 1], turn.get("messages") or [turn["observation"]])
+    return (Message("tool", turn["observation"]),) if turn["observation"] else ()
+
+
 def _messages(roles: Sequence[str], texts: Sequence[str]) -> Observation:
-    return tuple(Message(role, text) for role, text in zip(roles, texts, strict=True))  # type: ignore[arg-type]
+    # Where nothing was shown, there are no roles and an empty text.
+    return tuple(Message(role, text) for role, text in zip(roles, texts, strict=bool(roles)))  # type: ignore[arg-type]
 
 
 class Speller:
-    """Writes recorded episodes in the tokens of the learner of a run, in the run's chat format and within its budgets.
+    """Writes recorded episodes in the tokens of a learner, in its chat format and within its budgets.
 
     Args:
-        run: Names the format and the budgets, and the environment whose tools are declared.
-        policy: The learner.
-
-    Raises:
-        ConfigurationError: the format does not serve, or the tools cannot be declared.
+        context: The learner, its chat format and the budgets.
+        tools: Those that the environment declares in the chat format ``native``, in OpenAI's form.
     """
 
-    def __init__(self, run: TrainConfig, policy: HFPolicy) -> None:
+    def __init__(self, context: RolloutContext, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._context, self._tools = context, tools
+        self._native = isinstance(context.chat, NativeFormat)
+
+    @classmethod
+    def of(cls, run: TrainConfig, policy: HFPolicy) -> "Speller":
+        """For the learner ``policy`` of ``run``, which names the format, the budgets and the environment.
+
+        Raises:
+            ConfigurationError: the format does not serve, or the tools cannot be declared.
+        """
         chat = make_chat_format(run.format, run.chat, policy)
         config = rollout_config(run.rollout, run.env, temperature=0.0)
-        self._context = RolloutContext(policy, chat, config, policy.tokenizer.decode, name="recorded")
-        self._native = run.format == "native"
-        self._tools = declared_tools(run, config) if self._native else []
+        context = RolloutContext(policy, chat, config, policy.tokenizer.decode, name="recorded")
+        return cls(context, declared_tools(run, config) if isinstance(chat, NativeFormat) else ())
 
     def spelt(self, record: EpisodeRecord, family: str) -> Trajectory | str:
         """The episode, or why it cannot be learned.
@@ -142,12 +157,14 @@ class Speller:
             return found
         return _UNWRITABLE if found.end_reason is EndReason.PARSE_ERROR and found.error else TOO_LONG
 
-    def _action(self, action: str, family: str) -> str:
-        """A recorded action as an expert writes it."""
-        if family in ("", ENDPOINT):
+    def _action(self, action: str, family: str) -> Action:
+        """A recorded action, natively as the turn that it is."""
+        if not family:
             return action
+        if family == ENDPOINT:
+            return recorded_turn(action, self._tools)
         schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self._tools}
-        return action_text(get_family(family).read(action, False, schemas))
+        return get_family(family).read_alone(action, schemas)
 
 
 def declared_tools(run: TrainConfig, config: RolloutConfig) -> list[dict[str, Any]]:
@@ -173,18 +190,20 @@ async def _declared(source: Source, env_config: EnvConfig, config: RolloutConfig
 
 
 def why_not(record: EpisodeRecord) -> str:
-    """Why the texts of an episode do not say all that it showed; empty where they do."""
+    """Why the texts of an episode do not say all that it was; empty where they do."""
     turns = record.get("turns") or []
     if not (turns and record.get("prompt")):
         return _EMPTY
     if "images" in record or any("scene" in turn or "images" in turn for turn in turns):
         return _PICTURES
+    if any(turn.get("cut") for turn in turns):
+        return _CUT
     opening, *later = record.get("roles") or [["user"]]
     if "assistant" in opening or any("assistant" in roles for roles in later):
         return _EARLIER_TURNS
     counts = [len(turn.get("messages") or [turn["observation"]]) for turn in turns]
     apart = len(record.get("opening") or [record["prompt"]]) == len(opening) and all(
-        len(roles) <= count for roles, count in zip(later, counts, strict=False)
+        len(roles) in (0, count) for roles, count in zip(later, counts, strict=False)
     )
     return "" if apart else _JOINED
 

@@ -1,7 +1,8 @@
 """Learning natively from a teacher with other tokens: its calls become calls in the form of the learner."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,8 @@ def answered(body: Mapping[str, Any]) -> Answer:
     return Answer(results[0])
 
 
-@pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("teacher") / "out"
-    with FakeEndpoint(answered) as server:
+def evaluated(answer: Callable[[Mapping[str, Any]], Answer], out: Path) -> Path:
+    with FakeEndpoint(answer) as server:
         evaluate(
             f"openai:any@{server.url}",
             env="agentenv/Calculator-v0",
@@ -46,6 +45,11 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
             out=out,
         )
     return out
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return evaluated(answered, tmp_path_factory.mktemp("teacher") / "out")
 
 
 def learner(folder: Path, template: str = CHATML, **changes: Any) -> TrainConfig:
@@ -77,7 +81,7 @@ def test_two_calls_and_a_thought_of_a_teacher_are_spelt_in_the_learners_form(
     assert all(len(record["turns"][0]["messages"]) == 2 for record in evaluation.records)
     run = learner(tmp_path)
     policy = make_policy(run.policy)
-    shown, exact = in_tokens(run, policy, [(evaluation, evaluation.records)])
+    shown, exact, _ = in_tokens(run, policy, [(evaluation, evaluation.records)])
     assert (len(shown), exact) == (4, 0)
     for one, record in zip(shown, evaluation.records, strict=True):
         first, last = texts(one, policy.tokenizer)
@@ -90,9 +94,8 @@ def test_two_calls_and_a_thought_of_a_teacher_are_spelt_in_the_learners_form(
         assert policy.tokenizer.decode(rows[1].ids).count(f"<|im_start|>user\n{record['prediction']}") == 2
 
 
-def test_the_command_learns_them_and_its_policy_is_asked_natively(
-    teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def imitated(teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+    """What the command found, and what it said beside that."""
     run = learner(tmp_path / "model")
     (tmp_path / "run.toml").write_text(
         f"""\
@@ -109,7 +112,6 @@ turn_tokens = 300
 context_tokens = 4000
 """
     )
-    out = tmp_path / "policy"
     words = [
         "warmstart",
         "--imitate",
@@ -118,10 +120,36 @@ context_tokens = 4000
         "--episodes",
         str(teacher),
     ]
-    assert main([*words, "--steps", "1", "--batch", "2", "--out", str(out), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    capsys.readouterr()
+    more = ["--steps", "1", "--batch", "2", "--out", str(tmp_path / "policy"), "--json"]
+    assert main([*words, *more]) == 0
+    said = capsys.readouterr()
+    return json.loads(said.out), said.err
+
+
+def test_the_command_learns_them_and_its_policy_is_asked_natively(
+    teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, said = imitated(teacher, tmp_path, capsys)
     assert (found["demonstrations"], found["tasks"], found["exact"]) == (4, 4, 0)
-    assert json.loads((out / "episode.json").read_text())["format"] == "native"
+    assert "left out" not in said
+    assert json.loads((tmp_path / "policy" / "episode.json").read_text())["format"] == "native"
+
+
+def test_the_command_says_how_many_it_left_out_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bounds = iter(["length"])
+
+    def bounded(body: Mapping[str, Any]) -> Answer:
+        """The same teacher, of which a budget cuts the first turn behind its calls."""
+        answer = answered(body)
+        return replace(answer, finish=next(bounds, "")) if answer.calls else answer
+
+    folder = evaluated(bounded, tmp_path / "teacher")
+    found, said = imitated(folder, tmp_path, capsys)
+    assert found["demonstrations"] == 3
+    assert "1 of 4 solved episodes are left out: 1 have a turn that a budget of tokens cut off" in said
 
 
 def test_turns_of_another_family_are_read_as_it_wrote_them(teacher: Path, tmp_path: Path) -> None:
@@ -136,7 +164,7 @@ def test_turns_of_another_family_are_read_as_it_wrote_them(teacher: Path, tmp_pa
         del first["messages"], record["roles"]
     run = learner(tmp_path)
     policy = make_policy(run.policy)
-    shown, _ = in_tokens(run, policy, [(evaluation, records)])
+    shown, *_ = in_tokens(run, policy, [(evaluation, records)])
     assert [texts(one, policy.tokenizer)[0] for one in shown] == [
         f'<tool_call>{{"name": "calculate", "arguments": {{"expression": "{record["question"]}"}}}}</tool_call><|im_end|>'
         for record in records

@@ -96,13 +96,13 @@ def test_recorded_ids_of_the_same_tokens_are_learned_as_they_are(own: Path, run:
     """Spelt from their texts, the same episodes have the same text, so that what is spelt for others is right too."""
     evaluation, config, policy = read_evaluation(own), load_config(run), make_policy("tiny")
     records = [record for record in evaluation.records if record["valid"]]
-    recorded, exact = in_tokens(config, policy, [(evaluation, records)])
+    recorded, exact, _ = in_tokens(config, policy, [(evaluation, records)])
     assert exact == len(recorded) == len(records) > 0
     for trajectory, record in zip(recorded, records, strict=True):
         assert trajectory.ids.tolist() == [i for part in record["segments"] for i in part["ids"]]
         assert trajectory.loss_mask.sum() == record["tokens"]["policy"]
     bare: list[Any] = [{k: v for k, v in record.items() if k != "segments"} for record in records]
-    spelt, none = in_tokens(config, policy, [(evaluation, bare)])
+    spelt, none, _ = in_tokens(config, policy, [(evaluation, bare)])
     assert none == 0
     assert len(spelt) > 0
     texts = {t.task.id: [policy.tokenizer.decode(s.ids) for s in t.segments] for t in recorded}
@@ -115,7 +115,7 @@ def test_recorded_ids_of_other_tokens_are_spelt_again(own: Path, run: str) -> No
     evaluation = read_evaluation(own)
     evaluation.results["settings"]["token_ids"]["tokenizer"] = "another"
     records = [record for record in evaluation.records if record["valid"]]
-    spelt, exact = in_tokens(load_config(run), make_policy("tiny"), [(evaluation, records)])
+    spelt, exact, _ = in_tokens(load_config(run), make_policy("tiny"), [(evaluation, records)])
     assert exact == 0
     assert spelt
 
@@ -191,6 +191,7 @@ def test_all_samples_of_a_folder_are_read(
         ),
         ({"prompt": "q", "turns": [{"action": "a", "observation": "", "scene": {}}]}, "pictures"),
         ({"prompt": "q", "turns": [{"action": "a", "observation": "", "images": 1}]}, "pictures"),
+        ({"prompt": "q", "turns": [{"action": "a", "observation": "", "cut": True}]}, "cut off"),
         ({"prompt": "q", "images": 1, "turns": [{"action": "a", "observation": ""}]}, "pictures"),
         (
             {"prompt": "q", "turns": [{"action": "a", "observation": ""}], "roles": [["assistant"], []]},
