@@ -63,8 +63,11 @@ class AssistantTurn:
 
     @property
     def with_thinking(self) -> str:
-        """The content behind the thinking in its tags, as a reward reads it that asks for thoughts."""
-        return self.content if self.thinking is None else f"<think>{self.thinking}</think>\n{self.content}"
+        """The content behind the thinking in its tags, as a reward reads it that asks for thoughts.
+
+        Where nothing was thought there are no tags: some templates end the thinking in every turn.
+        """
+        return f"<think>{self.thinking}</think>\n{self.content}" if self.thinking else self.content
 
     def does_as(self, other: "AssistantTurn") -> bool:
         """Whether both write the same content and make the same calls, whatever ids these have and what was thought."""

@@ -28,6 +28,8 @@ from agentenv.envs.search.self_search import SelfSearch  # noqa: E402
 from agentenv.errors import ConfigurationError  # noqa: E402
 from agentenv.policies.scripted import ScriptedPolicy  # noqa: E402
 from agentenv.serving.asking import turn_in, turn_out  # noqa: E402
+from agentenv.trainers.strategies.demonstrations import expert_actions, spell  # noqa: E402
+from agentenv.trainers.strategies.rollout_context import RolloutContext  # noqa: E402
 from tests.core.test_native_families import MODELS  # noqa: E402
 
 TOKENIZER = MODELS["Qwen2.5"].tokenizer()
@@ -189,3 +191,23 @@ def test_a_server_that_says_nothing_of_tools_is_refused(
         with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1"):
             played(env, SUM, ["5"], "native")
         env.close()
+
+
+@pytest.mark.parametrize("make", [Calculator, LongSearch])
+def test_an_expert_is_shown_natively_as_here(serving: Any, make: Callable[[], Env[Any]]) -> None:
+    """Its actions come in tags, and are written as calls of the tools that the server names."""
+    here = make()
+    task = next(iter(here.held_tasks() or type(here).make_tasks(1, seed=1)))
+    chat = make_chat_format("native", TOKENIZER, ends_of_turn(TOKENIZER))
+    config = RolloutConfig(turn_tokens=4000, context_tokens=30_000)
+    context = RolloutContext(ScriptedPolicy({}, TOKENIZER), chat, config, TOKENIZER.decode)
+    with serving(make, client_tasks=True, expert=True) as served:
+        there = agentenv.make(f"remote:{served.url}")
+        near, far = (
+            asyncio.run(spell(EpisodeSpec(env, task, 7), context, expert_actions)) for env in (here, there)
+        )
+        there.close()
+    here.close()
+    assert (near.reward, near.end_reason) == (1.0, EndReason.ANSWERED)
+    assert to_record(near) == to_record(far)
+    assert near.turns[0].action.startswith("<tool_call>")
