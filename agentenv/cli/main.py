@@ -58,6 +58,9 @@ COMMANDS = {
     "rescore": Command("agentenv.cli.rescore:Rescore", "score the episodes of an evaluation again"),
     "score": Command("agentenv.cli.score:ScoreFile", "score the answers of another system"),
     "report": Command("agentenv.cli.report:Report", "write one HTML page about a run or an evaluation"),
+    "messages": Command(
+        "agentenv.cli.messages:Messages", "write solved episodes as chat messages, to fine-tune on elsewhere"
+    ),
     "trace": Command(
         "agentenv.cli.trace:Trace",
         "find the capabilities that an agent lacks, and make environments for them",

@@ -147,6 +147,7 @@ class EpisodeState:
             reward=0.0 if end.is_fault else reward,
             end_reason=end,
             prompt=self.prompt,
+            tools=None if self.conversation is None else self.conversation.tools,
             valid=not end.is_fault,
             error=error,
             reports_searches=self.spec.env.reports_searches,

@@ -143,6 +143,8 @@ class EpisodeRecord(TypedDict, total=False):
     """The texts of the messages of the prompt, where there are several."""
     images: int
     """Images in the prompt, where there are any."""
+    tools: list[dict[str, Any]]
+    """The tools that were declared, in OpenAI's form, where the policy spoke in its native form."""
     turns: Annotated[Sequence[TurnRecord], BeforeValidator(lambda turns: [] if turns is None else turns)]
     # The roles of the opening messages, then of those after each turn; only where they are unusual.
     roles: Sequence[Sequence[str]]

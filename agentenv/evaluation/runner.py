@@ -305,6 +305,8 @@ def to_record(
     }
     if len(trajectory.prompt) > 1:
         record["opening"] = [message.text for message in trajectory.prompt]
+    if trajectory.tools is not None:
+        record["tools"] = [dict(tool) for tool in trajectory.tools]
     if images := len(images_of(trajectory.prompt)):
         record["images"] = images
     if counted:

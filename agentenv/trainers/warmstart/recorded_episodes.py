@@ -20,7 +20,8 @@ from agentenv.core.trajectory import Segment, SegmentKind, Trajectory
 from agentenv.core.types import EndReason
 from agentenv.data.overlap import refuse_overlap
 from agentenv.errors import ConfigurationError, DatasetError
-from agentenv.evaluation.records import EPISODES, NATIVE, EpisodeRecord, Evaluation, read_evaluation
+from agentenv.evaluation.recorded_conversations import evaluations_in
+from agentenv.evaluation.records import NATIVE, EpisodeRecord, Evaluation
 from agentenv.evaluation.task_env import open_tasks
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.tokenizer_digest import tokenizer_digest
@@ -36,8 +37,6 @@ from agentenv.trainers.warmstart.expert_warmstart import training_examples
 from agentenv.trainers.warmstart.learning import LearningSettings, learn
 from agentenv.trainers.warmstart.spelt_records import TOO_LONG, Speller, task_of
 from agentenv.trainers.warmstart.supervised import Metrics, write_policy
-
-_SAMPLES = "sample-*"
 
 
 @flushed_denormals()
@@ -74,7 +73,7 @@ def imitate_recorded(
     torch.set_num_threads(run.threads)
     torch.manual_seed(run.seed)
     display.phase("recorded episodes", 0)
-    evaluations = [evaluation for folder in folders for evaluation in read_folder(folder)]
+    evaluations = [evaluation for folder in folders for evaluation in evaluations_in(folder)]
     solved = [solved_episodes(evaluation, run, least) for evaluation in evaluations]
     if not any(solved):
         raise ConfigurationError(
@@ -101,18 +100,6 @@ def imitate_recorded(
     named = {"policy": run.policy, "env": run.env.id, "least": least, "steps": steps, "teachers": teachers}
     write_policy(policy, metrics, episode_card(run), _CARD.format_map(named | metrics), out)
     return metrics
-
-
-def read_folder(folder: Path) -> list[Evaluation]:
-    """The evaluation in ``folder``, or those of its samples.
-
-    Raises:
-        ConfigurationError: there is no finished one.
-        DatasetError: a line of it cannot be read.
-    """
-    samples = sorted(path for path in folder.glob(_SAMPLES) if path.is_dir())
-    alone = (folder / EPISODES).exists() or not samples
-    return [read_evaluation(one) for one in ([folder] if alone else samples)]
 
 
 def solved_episodes(evaluation: Evaluation, run: TrainConfig, least: float) -> list[EpisodeRecord]:

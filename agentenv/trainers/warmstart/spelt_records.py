@@ -4,19 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentenv.core.action_turns import action_text, recorded_turn
+from agentenv.core.action_turns import action_text
 from agentenv.core.assistant_turns import AssistantTurn, DeclaredTool, ToolForm
 from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.env import Env
 from agentenv.core.env_lifecycle import open_envs
-from agentenv.core.model_families import get_family
 from agentenv.core.native_format import NativeFormat
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, opening_of
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
+from agentenv.core.types import EndReason, Info, Observation, Step, Task
 from agentenv.data.sources import Source
 from agentenv.errors import ConfigurationError, Fault
-from agentenv.evaluation.records import ENDPOINT, EpisodeRecord
+from agentenv.evaluation.recorded_conversations import native_turn, recorded_opening, shown_after, why_not
+from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.task_env import EnvConfig, TaskEnv, open_tasks
 from agentenv.policies.hf import HFPolicy
 from agentenv.trainers.config.train_config import TrainConfig
@@ -25,15 +25,10 @@ from agentenv.trainers.strategies.demonstrations import Action, spell
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 TOO_LONG = "are longer than the budgets of the run"
-_PICTURES = "show pictures"
 _OTHER_FORM = (
     "were played in another chat format, whose opening and calls are others (the teacher of a run with format='native' is "
     "evaluated with --format native, and any other one without)"
 )
-_JOINED = "show several messages at a time, which records of earlier versions do not tell apart"
-_EARLIER_TURNS = "show earlier turns of an assistant, of which a record holds the text alone"
-_EMPTY = "have no opening or no turn"
-_CUT = "have a turn that a budget of tokens cut off"
 _UNWRITABLE = "have a turn that the chat template of the learner has no way to write"
 
 
@@ -70,7 +65,7 @@ class RecordedEpisode(Env[_Played]):
         """The recorded opening."""
         super().reset(seed=seed, options=options)
         self.state = _Played()
-        return _opening(self.record), {"task_id": self.record["id"]}
+        return recorded_opening(self.record), {"task_id": self.record["id"]}
 
     def step(self, action: str) -> Step:
         """What was shown after the turn; the last one ends the episode."""
@@ -79,7 +74,7 @@ class RecordedEpisode(Env[_Played]):
         if action != self.record["turns"][place]["action"]:
             return self.result((), end=EndReason.PARSE_ERROR)
         last = self.state.turns == len(self.record["turns"])
-        return self.result(_shown(self.record, place), end=EndReason.ANSWERED if last else None)
+        return self.result(shown_after(self.record, place), end=EndReason.ANSWERED if last else None)
 
     def native_tools(self) -> Sequence[ToolForm]:
         """The tools of the environment."""
@@ -96,24 +91,6 @@ class RecordedEpisode(Env[_Played]):
         """The stop strings that ended the recorded turn; one within it did not."""
         action = self.record["turns"][self.state.turns]["action"]
         return tuple(one for one in stop if action.find(one) == len(action) - len(one))
-
-
-def _opening(record: EpisodeRecord) -> Observation:
-    texts = record.get("opening") or [record["prompt"]]
-    return _messages((record.get("roles") or [["user"]])[0], texts)
-
-
-def _shown(record: EpisodeRecord, place: int) -> Observation:
-    """The observation after the turn at ``place``: where no roles are recorded, the result of a tool or nothing."""
-    turn = record["turns"][place]
-    if len(roles := record.get("roles") or ()) > place + 1:
-        return _messages(roles[place + 1], turn.get("messages") or [turn["observation"]])
-    return (Message("tool", turn["observation"]),) if turn["observation"] else ()
-
-
-def _messages(roles: Sequence[str], texts: Sequence[str]) -> Observation:
-    # Where nothing was shown, there are no roles and an empty text.
-    return tuple(Message(role, text) for role, text in zip(roles, texts, strict=bool(roles)))  # type: ignore[arg-type]
 
 
 class Speller:
@@ -161,10 +138,7 @@ class Speller:
         """A recorded action, natively as the turn that it is."""
         if not family:
             return action
-        if family == ENDPOINT:
-            return recorded_turn(action, self._tools)
-        schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self._tools}
-        return get_family(family).read_alone(action, schemas)
+        return native_turn(action, family, self._tools)
 
 
 def declared_tools(run: TrainConfig, config: RolloutConfig) -> list[dict[str, Any]]:
@@ -187,25 +161,6 @@ async def _declared(source: Source, env_config: EnvConfig, config: RolloutConfig
                 f"{env_config.id} cannot pose its first task, to declare its tools: {error}"
             ) from error
         return [tool.to_openai() for tool in env.native_tools()]
-
-
-def why_not(record: EpisodeRecord) -> str:
-    """Why the texts of an episode do not say all that it was; empty where they do."""
-    turns = record.get("turns") or []
-    if not (turns and record.get("prompt")):
-        return _EMPTY
-    if "images" in record or any("scene" in turn or "images" in turn for turn in turns):
-        return _PICTURES
-    if any(turn.get("cut") for turn in turns):
-        return _CUT
-    opening, *later = record.get("roles") or [["user"]]
-    if "assistant" in opening or any("assistant" in roles for roles in later):
-        return _EARLIER_TURNS
-    counts = [len(turn.get("messages") or [turn["observation"]]) for turn in turns]
-    apart = len(record.get("opening") or [record["prompt"]]) == len(opening) and all(
-        len(roles) in (0, count) for roles, count in zip(later, counts, strict=False)
-    )
-    return "" if apart else _JOINED
 
 
 def task_of(record: EpisodeRecord) -> Task:

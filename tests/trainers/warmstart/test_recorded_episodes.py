@@ -11,14 +11,14 @@ from agentenv.core.trajectory import SegmentKind
 from agentenv.data.sources import SourceConfig
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.errors import ConfigurationError, DatasetError
+from agentenv.evaluation.recorded_conversations import evaluations_in, why_not
 from agentenv.evaluation.records import read_evaluation
 from agentenv.evaluation.task_env import open_tasks
 from agentenv.policies.card import read_card
 from agentenv.policies.policy_spec import make_policy
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import load_config
-from agentenv.trainers.warmstart.recorded_episodes import in_tokens, read_folder, refuse_measured
-from agentenv.trainers.warmstart.spelt_records import why_not
+from agentenv.trainers.warmstart.recorded_episodes import in_tokens, refuse_measured
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 WORLD = WorldConfig(seed=77, documents=200, questions=6, families=("lookup",), split="train")
@@ -157,7 +157,7 @@ def test_all_samples_of_a_folder_are_read(
 ) -> None:
     out = tmp_path / "samples"
     evaluated(world, out, "--policy", "tiny", "--samples", "2", "--temperature", "0.7", "--limit", "3")
-    assert [one.directory.name for one in read_folder(out)] == ["sample-0", "sample-1"]
+    assert [one.directory.name for one in evaluations_in(out)] == ["sample-0", "sample-1"]
     found = learned(tmp_path / "policy", run, capsys, "--episodes", str(out), "--least", "0")
     assert found["episodes"] == 6
     assert found["tasks"] <= 3

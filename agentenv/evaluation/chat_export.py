@@ -1,0 +1,140 @@
+"""Solved episodes as chat messages, in the form in which other libraries fine-tune on conversations."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.assistant_turns import AssistantTurn, NativeCall
+from agentenv.core.tool_replies import call_id, replies
+from agentenv.core.types import Observation
+from agentenv.errors import ConfigurationError
+from agentenv.evaluation.recorded_conversations import (
+    evaluations_in,
+    native_turn,
+    recorded_opening,
+    shown_after,
+    why_not,
+)
+from agentenv.evaluation.records import NATIVE, EpisodeRecord
+
+_SEALED = "are of a benchmark that is sealed so that nothing learns from it"
+_UNDECLARED = "were recorded by an earlier version, which kept no declarations of tools"
+_MALFORMED = "have a call that cannot be read"
+
+
+@dataclass
+class Exported:
+    """What became of the episodes."""
+
+    episodes: int = 0
+    conversations: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Numbers of episodes that earned enough, by the reason why they are left out."""
+
+
+def conversations(folders: Sequence[Path], least: float, done: Exported) -> Iterator[dict[str, Any]]:
+    """The conversations of all episodes that earned ``least``.
+
+    Each has ``id``, ``reward``, ``messages`` as chat templates of transformers take them (the arguments of a call are an
+    object), and ``tools`` in OpenAI's form where the policy called tools natively.
+
+    Args:
+        folders: Of finished evaluations, or of their samples.
+        least: Reward that an episode has to earn.
+        done: Counts the episodes and what was left out.
+
+    Raises:
+        ConfigurationError: a folder holds no finished evaluation.
+        DatasetError: a record is damaged.
+    """
+    for folder in folders:
+        for evaluation in evaluations_in(folder):
+            family = evaluation.results["settings"].get(NATIVE, "")
+            done.episodes += len(evaluation.records)
+            for record in evaluation.records:
+                if not record["valid"] or record.get("reward", 0.0) < least:
+                    continue
+                if why := _why_left_out(record, family):
+                    done.left_out[why] += 1
+                    continue
+                done.conversations += 1
+                yield {
+                    "id": record["id"],
+                    "reward": record.get("reward", 0.0),
+                    **conversation_of(record, family),
+                }
+
+
+def _why_left_out(record: EpisodeRecord, family: str) -> str:
+    if "canary" in record:
+        return _SEALED
+    if why := why_not(record):
+        return why
+    if family and "tools" not in record:
+        return _UNDECLARED
+    turns = (
+        [native_turn(turn["action"], family, record["tools"]) for turn in record["turns"]] if family else []
+    )
+    read = all(isinstance(call, NativeCall) for turn in turns for call in turn.calls)
+    return "" if read else _MALFORMED
+
+
+def conversation_of(record: EpisodeRecord, family: str) -> dict[str, Any]:
+    """The messages of an episode, and natively its tools.
+
+    Args:
+        record: Its texts say all; see `agentenv.evaluation.recorded_conversations.why_not`.
+        family: In whose form its turns stand: that of a model family, ``ENDPOINT``, or empty for tags in a text. Results of
+            tools then stand in the user's name, as no call asked for them.
+    """
+    messages = _shown(recorded_opening(record), native=bool(family))
+    for place, turn in enumerate(record["turns"]):
+        shown = shown_after(record, place)
+        if not family:
+            messages += [{"role": "assistant", "content": turn["action"]}, *_shown(shown, native=False)]
+            continue
+        said = native_turn(turn["action"], family, record["tools"])
+        messages += [_assistant(said), *_shown(replies(said, shown), native=True)]
+    return {"messages": messages} | ({"tools": record["tools"]} if family and record["tools"] else {})
+
+
+def _assistant(turn: AssistantTurn) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": turn.content}
+    if turn.thinking:
+        message["reasoning_content"] = turn.thinking
+    calls = [
+        {
+            "type": "function",
+            "id": call.id or call_id(place),
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for place, call in enumerate(turn.calls)
+        if isinstance(call, NativeCall)
+    ]
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _shown(observation: Observation, *, native: bool) -> list[dict[str, Any]]:
+    return [
+        {"role": "tool", "name": message.name, "tool_call_id": message.call_id, "content": message.text}
+        if native and message.name
+        else {"role": "user" if message.role == "tool" else message.role, "content": message.text}
+        for message in observation
+    ]
+
+
+def require_some(done: Exported, least: float) -> None:
+    """Refuses an export without a conversation.
+
+    Raises:
+        ConfigurationError: there is none; says why.
+    """
+    if done.conversations:
+        return
+    reasons = "; ".join(f"{count} {why}" for why, count in done.left_out.most_common())
+    raise ConfigurationError(
+        f"none of {done.episodes} episodes earns {least:g} and can be written as messages"
+        + (f": {reasons}" if reasons else ": ask for less with --least, or give other folders")
+    )

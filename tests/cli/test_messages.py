@@ -1,0 +1,170 @@
+"""``agentenv messages``: what a conversation holds natively and in tags, what is left out, and TRL trains on the file."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.api import evaluate
+from agentenv.cli.main import main
+from agentenv.evaluation.records import read_evaluation, write_evaluation
+from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
+
+
+def answered(body: Mapping[str, Any]) -> Answer:
+    """A teacher that thinks, computes a formula twice in one turn, and says the result."""
+    results = [message["content"] for message in body["messages"] if message["role"] == "tool"]
+    if results:
+        return Answer(results[0])
+    formula = body["messages"][-1]["content"].split("what is ")[-1].rstrip("?")
+    arguments = [json.dumps({"expression": text}) for text in (formula, f"0 + {formula}")]
+    calls = tuple((f"id{place}", "calculate", text) for place, text in enumerate(arguments))
+    return Answer("Let me see.", calls=calls, reasoning="I compute it twice.")
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("teacher") / "out"
+    with FakeEndpoint(answered) as server:
+        evaluate(f"openai:any@{server.url}", env="agentenv/Calculator-v0", limit=3, format="native", out=out)
+    return out
+
+
+def exported(out: Path, *words: Any) -> list[dict[str, Any]]:
+    assert main(["messages", *map(str, words), "--out", str(out)]) == 0
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+
+
+def test_calls_thinking_and_results_are_messages(teacher: Path, tmp_path: Path) -> None:
+    found = exported(tmp_path / "sft.jsonl", teacher)
+    records = read_evaluation(teacher).records
+    assert len(found) == len(records) == 3
+    for one, record in zip(found, records, strict=True):
+        formula, result = record["question"], record["answers"][0]
+        calls = [
+            {
+                "type": "function",
+                "id": f"call0000{place}",
+                "function": {"name": "calculate", "arguments": {"expression": text}},
+            }
+            for place, text in enumerate((formula, f"0 + {formula}"))
+        ]
+        assert one["messages"] == [
+            {"role": "user", "content": record["prompt"]},
+            {
+                "role": "assistant",
+                "content": "Let me see.",
+                "reasoning_content": "I compute it twice.",
+                "tool_calls": calls,
+            },
+            *(
+                {"role": "tool", "name": "calculate", "tool_call_id": f"call0000{place}", "content": result}
+                for place in range(2)
+            ),
+            {"role": "assistant", "content": result},
+        ]
+        assert (one["id"], one["reward"]) == (record["id"], 1.0)
+        assert one["tools"][0]["function"]["parameters"]["required"] == ["expression"]
+
+
+def test_tags_stay_texts_and_their_results_are_the_user_s(tmp_path: Path) -> None:
+    evaluate("scripted", env="agentenv/Calculator-v0", limit=2, out=tmp_path / "out")
+    for one in exported(tmp_path / "sft.jsonl", tmp_path / "out"):
+        assert [message["role"] for message in one["messages"]] == ["user", "assistant", "user", "assistant"]
+        assert one["messages"][1]["content"].startswith("<tool_call>")
+        assert "tools" not in one
+
+
+def changed(teacher: Path, out: Path, change: Any) -> Path:
+    found = read_evaluation(teacher)
+    records: list[Any] = [json.loads(json.dumps(record)) for record in found.records]
+    for record in records[:1]:
+        change(record)
+    write_evaluation(out, found.results, records)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda record: record.update(canary="canary"), "sealed"),
+        (lambda record: record.pop("tools"), "no declarations of tools"),
+        (lambda record: record["turns"][0].update(cut=True), "a budget of tokens cut off"),
+        (lambda record: record["turns"][0].update(images=1), "pictures"),
+        (lambda record: record["turns"][0].update(action="<tool_call>{</tool_call>"), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_written_is_left_out_and_counted(
+    teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any, why: str
+) -> None:
+    folder = changed(teacher, tmp_path / "changed", change)
+    capsys.readouterr()
+    assert len(exported(tmp_path / "sft.jsonl", folder)) == 2
+    shown = capsys.readouterr().out
+    assert "2 conversations of 3 episodes" in shown
+    assert "Left out: 1" in shown
+    assert why in shown
+
+
+def test_failures_of_the_infrastructure_and_low_rewards_are_no_conversations(
+    teacher: Path, tmp_path: Path
+) -> None:
+    low = changed(teacher, tmp_path / "low", lambda record: record.update(reward=0.5))
+    assert len(exported(tmp_path / "a.jsonl", low)) == 2
+    assert len(exported(tmp_path / "b.jsonl", low, "--least", 0.5)) == 3
+    fault = changed(teacher, tmp_path / "fault", lambda record: record.update(valid=False, reward=1.0))
+    assert len(exported(tmp_path / "c.jsonl", fault)) == 2
+
+
+def test_nothing_to_write_is_one_sentence(
+    teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*words: Any) -> str:
+        capsys.readouterr()
+        assert main(["messages", *map(str, words)]) == 1
+        return capsys.readouterr().err.splitlines()[-1]
+
+    out = tmp_path / "sft.jsonl"
+    assert "none of 3 episodes earns 2 and can be written" in refused(teacher, "--least", 2, "--out", out)
+    assert "no folder is named" in refused("--out", out)
+    assert not out.exists()
+    out.write_text("mine")
+    assert "exists already" in refused(teacher, "--out", out)
+
+
+def test_trl_trains_on_the_file(teacher: Path, tmp_path: Path) -> None:
+    """The loss falls, so that the turns are what is learned."""
+    trl = pytest.importorskip("trl", reason="needs the interop extra")
+    datasets = pytest.importorskip("datasets", reason="needs the eval extra")
+    from agentenv.policies.fakes import random_model
+    from tests.core.test_native_episodes import tokenizer_of
+
+    out = tmp_path / "sft.jsonl"
+    exported(out, teacher)
+    tokenizer = tokenizer_of()
+    model = random_model(
+        len(tokenizer), layers=1, width=16, inner=32, context=4096, eos=tokenizer.eos_token_id
+    )
+    rows = datasets.load_dataset(
+        "json", data_files=str(out), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    settings = trl.SFTConfig(
+        output_dir=str(tmp_path / "trained"),
+        max_steps=4,
+        learning_rate=1e-2,
+        per_device_train_batch_size=1,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        save_strategy="no",
+    )
+    trainer = trl.SFTTrainer(model=model, args=settings, train_dataset=rows, processing_class=tokenizer)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0]
+    shown = tokenizer.decode(trainer.train_dataset[0]["input_ids"])
+    assert shown.count("<tool_call>{") == 2
+    assert '"name": "calculate", "arguments": {"expression": ' in shown
