@@ -16,12 +16,13 @@ WORDS = 100
 _WORD = re.compile(r"[⺀-鿿가-힯豈-﫿]|[^\s⺀-鿿가-힯豈-﫿]{1,40}")
 """A word, a letter of Chinese, Japanese or Korean, or 40 letters of a script that sets no blanks."""
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")  # noqa: RUF001
-_HEADING = re.compile(r"(#{1,6})\s+(.*?)[\s#]*$")
+_HEADING = re.compile(r"(#{1,6})\s+(.*)$")
 _UNDERLINE = re.compile(r"(=+|-{2,})\s*$")
 _FENCE = re.compile(r"\s*(```|~~~)")
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n(?:---|\.\.\.)\n", re.DOTALL)
-_LINK = re.compile(r"!?\[([^\]\n]*)\]\([^)\n]*\)")
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+# Neither reads over its own beginning, so that no text takes them the square of its length.
+_LINK = re.compile(r"!?\[([^\[\]\n]*)\]\([^()\n]*\)")
+_COMMENT = re.compile(r"<!--(?:(?!<!--).)*?-->", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def markdown_sections(text: str, title: str) -> list[Section]:
 def _heading(line: str, before: list[str]) -> tuple[int, str]:
     """Level and text of the heading that ``line`` is, or that it underlines and that leaves ``before``; level 0 of none."""
     if found := _HEADING.match(line):
-        return len(found[1]), _plain(found[2])
+        return len(found[1]), _plain(found[2].rstrip("# \t"))
     if (
         before
         and before[-1].strip()
@@ -168,7 +169,8 @@ def _heading(line: str, before: list[str]) -> tuple[int, str]:
 
 def _plain(text: str) -> str:
     """Markdown without the addresses of its links, without its comments, and without the signs of links to headings."""
-    return _LINK.sub(r"\1", _COMMENT.sub("", text)).replace("¶", "")
+    bare = _LINK.sub(r"\1", _COMMENT.sub("", text))
+    return _LINK.sub(r"\1", bare).replace("¶", "")  # an image may stand in a link
 
 
 def _read_text(path: Path) -> list[Section]:

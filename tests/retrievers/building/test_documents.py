@@ -1,6 +1,7 @@
 """Documents as passages: where they are cut, which headings stand above them, what each file says, what is left out."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,20 @@ def test_the_headings_above_a_section_are_its_title() -> None:
     ]
     (underlined,) = markdown_sections("\nFood\n----\nLunch.\n", "file")
     assert (underlined.headings, underlined.text) == (("file", "Food"), "Lunch.")
+
+
+@pytest.mark.parametrize("part", ["[", "[a](", "<!--", "# ", "#", " ", "(", "---\n", "a.\n", "```\n", "=\n"])
+def test_no_text_takes_the_square_of_its_length(part: str) -> None:
+    text = f"# {part * 100_000}x"
+    began = time.process_time()
+    for section in markdown_sections(text, "file"):
+        cut(section.text, 10)
+    assert time.process_time() - began < 20
+
+
+def test_an_image_in_a_link_is_its_text() -> None:
+    (section,) = markdown_sections("See [![the badge](a.png)](https://b.c) <!-- x --> here", "file")
+    assert section.text == "See the badge  here"
 
 
 def pdf_of(text: str) -> bytes:
