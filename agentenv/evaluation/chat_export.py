@@ -17,7 +17,7 @@ from agentenv.evaluation.recorded_conversations import (
     shown_after,
     why_not,
 )
-from agentenv.evaluation.records import NATIVE, EpisodeRecord
+from agentenv.evaluation.records import TOOL_CALL_FORM, EpisodeRecord
 
 _SEALED = "are of a benchmark that is sealed so that nothing learns from it"
 _UNDECLARED = "were recorded by an earlier version, which kept no declarations of tools"
@@ -51,7 +51,7 @@ def conversations(folders: Sequence[Path], least: float, done: Exported) -> Iter
     """
     for folder in folders:
         for evaluation in evaluations_in(folder):
-            family = evaluation.results["settings"].get(NATIVE, "")
+            family = evaluation.results["settings"].get(TOOL_CALL_FORM, "")
             done.episodes += len(evaluation.records)
             for record in evaluation.records:
                 if not record["valid"] or record.get("reward", 0.0) < least:

@@ -22,7 +22,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Task
 from agentenv.errors import ConfigurationError, ContextTooSmall, EnvFault, Fault, PolicyFault
 from agentenv.evaluation.journal import Journal, log_seconds
-from agentenv.evaluation.records import ENDPOINT, NATIVE, EpisodeRecord
+from agentenv.evaluation.records import ENDPOINT, TOOL_CALL_FORM, EpisodeRecord
 from agentenv.evaluation.runner import Roll, expert_policy, play_batch, to_record, with_byte_budgets
 from agentenv.evaluation.task_env import TaskEnv
 from agentenv.policies.agent import AgentPolicy
@@ -92,7 +92,7 @@ class EvalAgent:
         """What the turns and the token ids in its records mean: the family of native turns, and the tokenizer of the ids."""
         said: dict[str, Any] = {}
         if isinstance(self.chat, ConversationFormat):
-            said[NATIVE] = self.chat.family.name if isinstance(self.chat, NativeFormat) else ENDPOINT
+            said[TOOL_CALL_FORM] = self.chat.family.name if isinstance(self.chat, NativeFormat) else ENDPOINT
         if self.token_ids:
             said["token_ids"] = {"tokenizer": tokenizer_digest(self.tokenizer), "format": self.card.format}
         return said

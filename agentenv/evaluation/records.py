@@ -27,8 +27,8 @@ RESULTS = "results.json"
 USAGE = "usage.json"
 SUITE = "suite.json"
 PAGE = "report.html"
-NATIVE = "native"
-"""Entry of the settings in ``results.json``: the model family in whose form the turns stand, or ``ENDPOINT``."""
+TOOL_CALL_FORM = "tool_call_form"
+"""Setting in ``results.json`` of a native policy: the family in whose form its turns stand, or ``ENDPOINT``."""
 ENDPOINT = "endpoint"
 """Turns of a model that a service renders and reads, as `agentenv.core.action_turns` writes them."""
 
@@ -282,14 +282,29 @@ def _read_checked(kind: str, path: Path) -> dict[str, Any]:
     return value
 
 
-_TEXTS = ("question", "answers", "prediction", "prompt", "turns", "error")
+_OPEN = frozenset(
+    {
+        "id",
+        "valid",
+        "end_reason",
+        "searches",
+        "solved",
+        "reward",
+        "rank",
+        "followed_share",
+        "supporting_ids",
+        "canary",
+    }
+    | {"cluster", "retrieved_ids", "set", "family", "hops", "tokens"}
+)
+"""What of the record of a sealed set is no text of it; everything else is encrypted, whatever is added to records."""
 
 
 def as_line(record: EpisodeRecord) -> str:
     """The line of ``episodes.jsonl`` for one record; the texts of a sealed set are encrypted under its canary."""
     row: dict[str, Any] = dict(record)
     if "canary" in record:
-        texts = {name: row.pop(name) for name in _TEXTS if name in row}
+        texts = {name: row.pop(name) for name in list(row) if name not in _OPEN}
         row["sealed"] = seal(json.dumps(texts, ensure_ascii=False), record["canary"])
     return json.dumps(row, ensure_ascii=False) + "\n"
 
@@ -299,11 +314,12 @@ def redacted(record: EpisodeRecord) -> EpisodeRecord:
     if "canary" not in record:
         return record
     hidden = "(not shown: this set must not be published in plain text)"
-    changes: dict[str, Any] = {"question": hidden, "answers": [hidden], "prompt": hidden, "turns": []}
-    changes["prediction"] = None if record["prediction"] is None else hidden
+    shown: dict[str, Any] = {name: value for name, value in record.items() if name in _OPEN}
+    shown |= {"question": hidden, "answers": [hidden], "prompt": hidden, "turns": []}
+    shown["prediction"] = None if record["prediction"] is None else hidden
     if record.get("error"):  # a service that refuses a request may quote it
-        changes["error"] = hidden
-    return {**record, **changes}  # type: ignore[typeddict-item]
+        shown["error"] = hidden
+    return shown  # type: ignore[return-value]
 
 
 def write_evaluation(directory: Path, results: Mapping[str, Any], records: Iterable[EpisodeRecord]) -> None:

@@ -46,6 +46,17 @@ def test_the_text_of_a_sealed_set_reaches_no_file(
     assert rescore(tmp_path, ["f1_squad"])["scores"]["f1_squad"]["mean"] == 1.0
 
 
+def test_whatever_a_record_holds_beside_numbers_and_ids_is_encrypted(
+    record: Callable[..., EpisodeRecord],
+) -> None:
+    """Also what is added to records later: nobody has to think of it."""
+    held = {"opening": [SECRET], "roles": [["system"]], "tools": [{"name": SECRET}], "later": SECRET}
+    full = EpisodeRecord(**{**sealed(record), **held})  # type: ignore[typeddict-item]
+    assert SECRET not in as_line(full)
+    assert SECRET not in json.dumps(redacted(full))
+    assert {"id", "reward", "canary", "end_reason"} <= set(json.loads(as_line(full)))
+
+
 def test_a_line_that_its_canary_does_not_open_is_refused(
     tmp_path: Path, record: Callable[..., EpisodeRecord]
 ) -> None:

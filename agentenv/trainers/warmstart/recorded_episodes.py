@@ -21,7 +21,7 @@ from agentenv.core.types import EndReason
 from agentenv.data.overlap import refuse_overlap
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.evaluation.recorded_conversations import evaluations_in
-from agentenv.evaluation.records import NATIVE, EpisodeRecord, Evaluation
+from agentenv.evaluation.records import TOOL_CALL_FORM, EpisodeRecord, Evaluation
 from agentenv.evaluation.task_env import open_tasks
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.tokenizer_digest import tokenizer_digest
@@ -160,7 +160,7 @@ def in_tokens(
                     found = TOO_LONG
                 exact += found is not TOO_LONG
             else:
-                found = speller.spelt(record, settings.get(NATIVE, ""))
+                found = speller.spelt(record, settings.get(TOOL_CALL_FORM, ""))
             if isinstance(found, str):
                 left_out[found] += 1
             else:

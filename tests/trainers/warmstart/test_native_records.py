@@ -77,7 +77,7 @@ def test_two_calls_and_a_thought_of_a_teacher_are_spelt_in_the_learners_form(
     teacher: Path, tmp_path: Path
 ) -> None:
     evaluation = read_evaluation(teacher)
-    assert evaluation.results["settings"]["native"] == "endpoint"
+    assert evaluation.results["settings"]["tool_call_form"] == "endpoint"
     assert all(len(record["turns"][0]["messages"]) == 2 for record in evaluation.records)
     run = learner(tmp_path)
     policy = make_policy(run.policy)
@@ -155,7 +155,7 @@ def test_the_command_says_how_many_it_left_out_and_why(
 def test_turns_of_another_family_are_read_as_it_wrote_them(teacher: Path, tmp_path: Path) -> None:
     """As where the teacher is a model of this machine with a tokenizer of its own."""
     evaluation = read_evaluation(teacher)
-    evaluation.results["settings"]["native"] = "llama"
+    evaluation.results["settings"]["tool_call_form"] = "llama"
     records: list[Any] = [json.loads(json.dumps(record)) for record in evaluation.records]
     for record in records:
         first = record["turns"][0]
@@ -181,7 +181,7 @@ def refused(run: TrainConfig, teacher: Path, **settings: Any) -> str:
 
 def test_a_teacher_in_another_form_is_refused(teacher: Path, tmp_path: Path) -> None:
     native = learner(tmp_path / "native")
-    assert "4 were played in another chat format" in refused(native, teacher, native="")
+    assert "4 were played in another chat format" in refused(native, teacher, tool_call_form="")
     plain = learner(tmp_path / "plain", format="template")
     assert "4 were played in another chat format" in refused(plain, teacher)
 

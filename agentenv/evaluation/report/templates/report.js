@@ -226,7 +226,8 @@ function viewer(data) {
   function turnOf(one, i, e, seen) {
     const tools = one.tool_results || [];
     const counted = "policy_tokens" in one ? one.policy_tokens + " " + unit + " written" + ("observation_tokens" in one ? ", " + one.observation_tokens + " shown" : "") : null;
-    const shown = one.observation ? passages(one.observation.trim(), tools, e) : null;
+    const observation = one.messages ? one.messages.join("\n\n") : one.observation;
+    const shown = observation ? passages(observation.trim(), tools, e) : null;
     const said = el("div", "said",
       el("div", "bar", el("span", "", "Turn " + (i + 1)), one.valid === false && el("span", "bad", "invalid action") || null,
         el("span", "", "reward " + fixed(one.reward)), counted && el("span", "", counted),
