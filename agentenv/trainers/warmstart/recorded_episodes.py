@@ -166,7 +166,7 @@ def in_tokens(
             else:
                 shown.append(found)
     if not shown:
-        raise ConfigurationError(_nothing(left_out, most))
+        raise ConfigurationError(_nothing(left_out, run.rollout.turn_tokens, most))
     return shown, exact, left_out
 
 
@@ -179,11 +179,11 @@ def _reasons(left_out: Counter[str]) -> str:
     return "; ".join(f"{count} {why}" for why, count in left_out.most_common())
 
 
-def _nothing(left_out: Counter[str], most: int) -> str:
-    """Why none of the solved episodes can be learned."""
+def _nothing(left_out: Counter[str], turn_tokens: int, most: int) -> str:
+    """Why none of the solved episodes can be learned within so many tokens of a turn and of an episode."""
     said = f"none of {left_out.total()} solved episodes can be learned: {_reasons(left_out)}"
     if left_out[TOO_LONG]:
-        said += f" (rollout.context_tokens={most}: raise it and rollout.turn_tokens)"
+        said += f" (rollout.turn_tokens={turn_tokens} and rollout.context_tokens={most}: raise the one that is too small)"
     if left_out.total() > left_out[TOO_LONG]:
         said += "; those of a policy with the learner's own tokens can be learned where it was evaluated with --token-ids"
     return said
