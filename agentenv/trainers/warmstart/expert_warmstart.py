@@ -59,6 +59,11 @@ def expert_warmstart(
     """
     began = time.perf_counter()
     first = runs[0]
+    if advisor and (native := [run.name for run in runs if run.format == "native"]):
+        raise ConfigurationError(
+            f"advice is put between the turns of an episode, which format='native' of {native[0]} cannot: leave --advisor "
+            "out, or take format='template'"
+        )
     torch.set_num_threads(first.threads)
     torch.manual_seed(first.seed)
     display.phase("demonstrations", 0)

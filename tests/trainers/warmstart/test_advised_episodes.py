@@ -8,12 +8,13 @@ import pytest
 from agentenv.cli.main import main
 from agentenv.core.trajectory import SegmentKind, Turn
 from agentenv.core.types import Task, ToolResult, ToolStatus
-from agentenv.errors import UnknownName
+from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import config_of
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.strategies.guidance import is_guided
 from agentenv.trainers.warmstart.advised_episodes import _done, advised_episodes
-from agentenv.trainers.warmstart.expert_warmstart import training_examples
+from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart, training_examples
 from agentenv.trainers.warmstart.learning import LearningSettings
 
 TASK = Task("t", "Where?", ("x",), data={"supporting_ids": ["a", "b"]})
@@ -66,10 +67,14 @@ def test_advice_goes_with_imitation_alone(
     assert "--advisor goes with --imitate" in capsys.readouterr().err
 
 
-def test_the_advice_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentenv.progress import SilentDisplay
-    from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
+def test_advice_is_refused_in_the_format_native(tmp_path: Path) -> None:
+    """It stands between turns. Nothing is played before that is said, not even a policy loaded."""
+    native = run().model_copy(update={"format": "native", "policy": f"hf:{tmp_path / 'none'}"})
+    with pytest.raises(ConfigurationError, match=r"format='native'.*--advisor"):
+        expert_warmstart([run(), native], SilentDisplay(), tmp_path / "p", advisor="evidence")
 
+
+def test_the_advice_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: Any = expert_warmstart(
         [run()],
         SilentDisplay(),
